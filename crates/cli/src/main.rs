@@ -1,0 +1,2 @@
+//! The `flashcore` command.
+fn main() {}

@@ -1,0 +1,360 @@
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Mask, ProblemError};
+
+/// Distances, in elements, between neighbouring batches, heads and rows of a tensor. The last dimension is
+/// always contiguous, as every attention library asks. A stride of 0 broadcasts; a negative one walks backwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Strides {
+    /// Elements from one batch entry to the next.
+    pub batch: i64,
+    /// Elements from one head to the next.
+    pub head: i64,
+    /// Elements from one sequence position to the next.
+    pub row: i64,
+}
+
+impl Strides {
+    /// Offset in elements of the first element of row (`batch`, `head`, `row`). Call only within the extents
+    /// that [`Problem::check`] accepted; it proves that no offset overflows.
+    pub const fn offset(self, batch: usize, head: usize, row: usize) -> i64 {
+        batch as i64 * self.batch + head as i64 * self.head + row as i64 * self.row
+    }
+}
+
+/// Order of the dimensions in memory of a dense tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// `[batch, head, sequence, dim]`: PyTorch SDPA.
+    Bhsd,
+    /// `[batch, sequence, head, dim]`: FlashAttention.
+    Bshd,
+}
+
+impl Layout {
+    /// Strides of a dense tensor of this layout.
+    pub const fn strides(self, heads: usize, seq: usize, dim: usize) -> Strides {
+        let (h, s, d) = (heads as i64, seq as i64, dim as i64);
+        match self {
+            Layout::Bhsd => {
+                Strides { batch: h.wrapping_mul(s).wrapping_mul(d), head: s.wrapping_mul(d), row: d }
+            }
+            Layout::Bshd => {
+                Strides { batch: h.wrapping_mul(s).wrapping_mul(d), head: d, row: h.wrapping_mul(d) }
+            }
+        }
+    }
+
+    /// The name used on the command line and in launch files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::Bhsd => "bhsd",
+            Layout::Bshd => "bshd",
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Layout {
+    type Err = ProblemError;
+
+    fn from_str(s: &str) -> Result<Self, ProblemError> {
+        [Layout::Bhsd, Layout::Bshd].into_iter().find(|l| l.name() == s).ok_or_else(|| {
+            ProblemError::UnknownName { what: "layout", value: s.to_owned(), accepted: "bhsd, bshd" }
+        })
+    }
+}
+
+/// The four tensors of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tensor {
+    /// Queries, `[batch, heads_q, seq_q, head_dim]`.
+    Q,
+    /// Keys, `[batch, heads_kv, seq_kv, head_dim]`.
+    K,
+    /// Values, `[batch, heads_kv, seq_kv, head_dim_v]`.
+    V,
+    /// Output, `[batch, heads_q, seq_q, head_dim_v]`.
+    Out,
+}
+
+impl Tensor {
+    /// Every tensor, inputs first.
+    pub const ALL: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Out];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tensor::Q => "q",
+            Tensor::K => "k",
+            Tensor::V => "v",
+            Tensor::Out => "out",
+        }
+    }
+}
+
+/// One attention problem. Plain data: build it with [`Problem::new`] and set public fields, then [`Problem::check`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Batch entries.
+    pub batch: usize,
+    /// Query (and output) heads.
+    pub heads_q: usize,
+    /// Key and value heads; divides `heads_q`. Query head `h` reads key head `h / (heads_q / heads_kv)`.
+    pub heads_kv: usize,
+    /// Query positions.
+    pub seq_q: usize,
+    /// Key positions; 0 is legal and gives O = 0, LSE = −∞.
+    pub seq_kv: usize,
+    /// Size of a query or key row.
+    pub head_dim: usize,
+    /// Size of a value or output row.
+    pub head_dim_v: usize,
+    /// Element type of all four tensors.
+    pub dtype: DType,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// Factor on Q Kᵀ; `None` means `1/√head_dim`.
+    pub scale: Option<f32>,
+    /// Strides of Q.
+    pub q: Strides,
+    /// Strides of K.
+    pub k: Strides,
+    /// Strides of V.
+    pub v: Strides,
+    /// Strides of O.
+    pub out: Strides,
+}
+
+impl Problem {
+    /// A dense `[batch, head, sequence, dim]` self-attention problem without mask.
+    pub fn new(batch: usize, heads: usize, seq: usize, head_dim: usize, dtype: DType) -> Problem {
+        let strides = Layout::Bhsd.strides(heads, seq, head_dim);
+        Problem {
+            batch,
+            heads_q: heads,
+            heads_kv: heads,
+            seq_q: seq,
+            seq_kv: seq,
+            head_dim,
+            head_dim_v: head_dim,
+            dtype,
+            mask: Mask::None,
+            scale: None,
+            q: strides,
+            k: strides,
+            v: strides,
+            out: strides,
+        }
+    }
+
+    /// The problem the seeds tried to win: B=1, H=8, S=512, D=64, f16.
+    pub fn mission() -> Problem {
+        Problem::new(1, 8, 512, 64, DType::F16)
+    }
+
+    /// The same problem with another mask.
+    pub fn with_mask(mut self, mask: Mask) -> Problem {
+        self.mask = mask;
+        self
+    }
+
+    /// The same problem with `heads_kv` key/value heads; strides are laid out anew, dense, as `layout`.
+    pub fn with_heads_kv(mut self, heads_kv: usize, layout: Layout) -> Problem {
+        self.heads_kv = heads_kv;
+        self.with_layout(layout)
+    }
+
+    /// The same problem with `seq_kv` keys; strides are laid out anew, dense, as `layout`.
+    pub fn with_seq_kv(mut self, seq_kv: usize, layout: Layout) -> Problem {
+        self.seq_kv = seq_kv;
+        self.with_layout(layout)
+    }
+
+    /// The same problem with all four tensors dense in `layout`.
+    pub fn with_layout(mut self, layout: Layout) -> Problem {
+        self.q = layout.strides(self.heads_q, self.seq_q, self.head_dim);
+        self.k = layout.strides(self.heads_kv, self.seq_kv, self.head_dim);
+        self.v = layout.strides(self.heads_kv, self.seq_kv, self.head_dim_v);
+        self.out = layout.strides(self.heads_q, self.seq_q, self.head_dim_v);
+        self
+    }
+
+    /// The factor on Q Kᵀ.
+    pub fn softmax_scale(&self) -> f32 {
+        self.scale.unwrap_or_else(|| (1.0 / (self.head_dim as f64).sqrt()) as f32)
+    }
+
+    /// Query heads that share one key/value head.
+    pub const fn group_size(&self) -> usize {
+        self.heads_q / self.heads_kv
+    }
+
+    /// Extents `[batch, heads, seq, dim]` of a tensor.
+    pub const fn extents(&self, tensor: Tensor) -> [usize; 4] {
+        match tensor {
+            Tensor::Q => [self.batch, self.heads_q, self.seq_q, self.head_dim],
+            Tensor::K => [self.batch, self.heads_kv, self.seq_kv, self.head_dim],
+            Tensor::V => [self.batch, self.heads_kv, self.seq_kv, self.head_dim_v],
+            Tensor::Out => [self.batch, self.heads_q, self.seq_q, self.head_dim_v],
+        }
+    }
+
+    /// Strides of a tensor.
+    pub const fn strides(&self, tensor: Tensor) -> Strides {
+        match tensor {
+            Tensor::Q => self.q,
+            Tensor::K => self.k,
+            Tensor::V => self.v,
+            Tensor::Out => self.out,
+        }
+    }
+
+    /// Elements of a buffer that holds the tensor, and the index in it of element (0, 0, 0, 0), which is not 0
+    /// when a stride is negative. `None` when that leaves the range of i64.
+    pub fn span(&self, tensor: Tensor) -> Option<(usize, usize)> {
+        let [b, h, s, d] = self.extents(tensor);
+        if b == 0 || h == 0 || s == 0 || d == 0 {
+            return Some((0, 0));
+        }
+        let st = self.strides(tensor);
+        let (mut low, mut high) = (0i128, d as i128 - 1);
+        for (extent, stride) in [(b, st.batch), (h, st.head), (s, st.row)] {
+            let reach = (extent as i128 - 1).checked_mul(stride as i128)?;
+            if reach < 0 { low += reach } else { high += reach }
+        }
+        let elements = high - low + 1;
+        // Byte offsets must stay addressable too.
+        (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
+    }
+
+    /// Floating-point operations of the two matrix products, masked scores not counted (the field's convention:
+    /// a causal square counts half).
+    pub fn flops(&self) -> f64 {
+        let scores: f64 = match self.mask {
+            Mask::None => self.seq_q as f64 * self.seq_kv as f64,
+            Mask::Causal if self.seq_q == self.seq_kv => self.seq_q as f64 * self.seq_kv as f64 / 2.0,
+            mask => (0..self.seq_q).map(|i| mask.keys(i, self.seq_q, self.seq_kv).len() as f64).sum(),
+        };
+        2.0 * (self.head_dim + self.head_dim_v) as f64 * scores * self.batch as f64 * self.heads_q as f64
+    }
+
+    /// The fewest bytes the problem moves: each input read once, the output written once.
+    pub fn bytes(&self) -> f64 {
+        let elements: f64 =
+            Tensor::ALL.into_iter().map(|t| self.extents(t).iter().map(|&n| n as f64).product::<f64>()).sum();
+        elements * self.dtype.bytes() as f64
+    }
+
+    /// Refuses what no implementation could compute.
+    ///
+    /// # Errors
+    /// A [`ProblemError`] that names the argument, its value and what is accepted.
+    pub fn check(&self) -> Result<(), ProblemError> {
+        for (argument, value) in [
+            ("batch", self.batch),
+            ("heads_q", self.heads_q),
+            ("heads_kv", self.heads_kv),
+            ("seq_q", self.seq_q),
+            ("head_dim", self.head_dim),
+            ("head_dim_v", self.head_dim_v),
+        ] {
+            if value == 0 {
+                return Err(ProblemError::Zero { argument });
+            }
+        }
+        if !self.heads_q.is_multiple_of(self.heads_kv) {
+            return Err(ProblemError::HeadsNotGrouped { heads_q: self.heads_q, heads_kv: self.heads_kv });
+        }
+        if !self.softmax_scale().is_finite() {
+            return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
+        }
+        for tensor in Tensor::ALL {
+            let [b, h, s, d] = self.extents(tensor);
+            let dense = [b, h, s, d].iter().try_fold(1i64, |n, &x| n.checked_mul(i64::try_from(x).ok()?));
+            if dense.is_none_or(|n| n > i64::MAX / 8) || self.span(tensor).is_none() {
+                return Err(ProblemError::TooLarge { tensor: tensor.name() });
+            }
+        }
+        self.check_output_rows()
+    }
+
+    /// Sorted by size, each stride of the output must step over everything the smaller ones reach.
+    fn check_output_rows(&self) -> Result<(), ProblemError> {
+        let [b, h, s, d] = self.extents(Tensor::Out);
+        let mut dims = [(b, self.out.batch), (h, self.out.head), (s, self.out.row)];
+        dims.sort_by_key(|&(_, stride)| stride.unsigned_abs());
+        let mut reach = d as u128;
+        for (extent, stride) in dims.into_iter().filter(|&(extent, _)| extent > 1) {
+            if u128::from(stride.unsigned_abs()) < reach {
+                let strides =
+                    format!("batch {}, head {}, row {}", self.out.batch, self.out.head, self.out.row);
+                return Err(ProblemError::OverlappingOutput { strides });
+            }
+            reach += (extent as u128 - 1) * u128::from(stride.unsigned_abs());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causal_is_aligned_to_the_bottom_right() {
+        assert_eq!(Mask::Causal.keys(0, 4, 4).len(), 1);
+        assert_eq!(Mask::Causal.keys(0, 2, 5).len(), 4);
+        assert_eq!(Mask::Causal.keys(1, 2, 5).len(), 5);
+        assert!(Mask::Causal.keys(2, 5, 2).is_empty());
+        assert_eq!(Mask::Causal.keys(4, 5, 2).len(), 2);
+        assert!(Mask::None.keys(0, 5, 0).is_empty());
+    }
+
+    #[test]
+    fn mission_costs() {
+        let p = Problem::mission();
+        p.check().unwrap();
+        assert_eq!(p.flops(), 4.0 * 8.0 * 512.0 * 512.0 * 64.0);
+        assert_eq!(p.bytes(), 4.0 * 8.0 * 512.0 * 64.0 * 2.0);
+        assert_eq!(p.softmax_scale(), 0.125);
+    }
+
+    #[test]
+    fn refusals_name_the_argument() {
+        let mut p = Problem::mission();
+        p.seq_q = 0;
+        assert_eq!(p.check(), Err(ProblemError::Zero { argument: "seq_q" }));
+        let p = Problem::mission().with_heads_kv(3, Layout::Bhsd);
+        assert!(matches!(p.check(), Err(ProblemError::HeadsNotGrouped { heads_q: 8, heads_kv: 3 })));
+        let mut p = Problem::mission();
+        p.out.row = 63;
+        assert!(matches!(p.check(), Err(ProblemError::OverlappingOutput { .. })));
+        let mut p = Problem::mission();
+        p.k.head = i64::MAX;
+        assert_eq!(p.check(), Err(ProblemError::TooLarge { tensor: "k" }));
+        let mut p = Problem::mission();
+        p.scale = Some(f32::NAN);
+        assert!(matches!(p.check(), Err(ProblemError::Scale { .. })));
+    }
+
+    #[test]
+    fn negative_strides_move_the_origin() {
+        let mut p = Problem::mission();
+        p.k.row = -64;
+        assert_eq!(p.span(Tensor::K), Some((8 * 512 * 64, 511 * 64)));
+        p.k = Strides { batch: 0, head: 0, row: 0 };
+        assert_eq!(p.span(Tensor::K), Some((64, 0)));
+        p.check().unwrap();
+    }
+}
