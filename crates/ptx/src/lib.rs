@@ -1,1 +1,24 @@
-//! FlashCore: ptx.
+//! PTX as data: a typed model of NVIDIA's parallel thread execution ISA, with a builder, a printer, a parser, a
+//! verifier and the launch contract. It knows no attention, no GPU and no emulator.
+//!
+//! A [`Module`] holds variables and functions; a function's body is a list of statements; an instruction is a typed
+//! [`Op`] with positional [`Operand`]s. The order of operands is the PTX ISA's and stands in the documentation of
+//! each `Op` variant; [`Op::signature`] states it as data, so printer, parser, verifier and emulator agree on one
+//! description of each instruction.
+
+mod kernel;
+mod machine;
+mod module;
+mod op;
+mod operand;
+mod types;
+
+pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+pub use machine::Machine;
+pub use module::{
+    Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,
+    Register, Statement, Target, TargetSuffix, Variable, Version,
+};
+pub use op::*;
+pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use types::{Space, Type};

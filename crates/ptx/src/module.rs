@@ -1,0 +1,271 @@
+use smallvec::SmallVec;
+
+use crate::operand::{Guard, Name, Operand};
+use crate::{Op, Space, Type};
+
+/// `.version major.minor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "self-evident")]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+}
+
+/// What follows the number of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TargetSuffix {
+    /// `sm_80`: runs on this architecture and later ones.
+    None,
+    /// `sm_90a`: architecture-specific features, runs on this one only.
+    ArchSpecific,
+    /// `sm_100f`: features of the family.
+    Family,
+}
+
+/// `.target sm_NN[a|f]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Target {
+    /// Compute capability times ten: 80 for sm_80.
+    pub sm: u32,
+    /// The suffix.
+    pub suffix: TargetSuffix,
+}
+
+impl Target {
+    /// `sm_NN` without a suffix.
+    pub const fn sm(sm: u32) -> Target {
+        Target { sm, suffix: TargetSuffix::None }
+    }
+}
+
+/// A PTX module. Addresses are always 64 bits; debugging sections are not kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// `.version`.
+    pub version: Version,
+    /// `.target`.
+    pub target: Target,
+    /// Variables and functions in the order of the text.
+    pub items: Vec<Item>,
+}
+
+impl Module {
+    /// The functions, declarations included.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Function(f) => Some(f),
+            Item::Variable(_) => None,
+        })
+    }
+
+    /// The module-scope variables.
+    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Variable(v) => Some(v),
+            Item::Function(_) => None,
+        })
+    }
+
+    /// The kernels that have a body.
+    pub fn entries(&self) -> impl Iterator<Item = &Function> {
+        self.functions().filter(|f| f.kind == FunctionKind::Entry && f.body.is_some())
+    }
+
+    /// The function of that name that has a body.
+    pub fn function(&self, name: &str) -> Option<&Function> {
+        self.functions().find(|f| &*f.name == name && f.body.is_some())
+    }
+}
+
+/// What stands at module scope.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "self-evident")]
+pub enum Item {
+    Variable(Variable),
+    Function(Function),
+}
+
+/// `.visible`, `.extern`, `.weak`, `.common`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the ISA's names")]
+pub enum Linkage {
+    Private,
+    Visible,
+    Extern,
+    Weak,
+    Common,
+}
+
+/// What a variable starts with; what is not covered is zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Initializer {
+    /// Bytes in little-endian order.
+    Bytes(Vec<u8>),
+    /// Addresses of other variables plus offsets, 8 bytes each.
+    Addresses(Vec<(Name, i64)>),
+}
+
+/// A variable in some state space, at module or function scope (`.param` variables of a call included).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Linkage; `Private` inside functions.
+    pub linkage: Linkage,
+    /// State space.
+    pub space: Space,
+    /// Alignment in bytes; the element type's when not written.
+    pub align: u32,
+    /// Element type.
+    pub ty: Type,
+    /// `.v2` or `.v4`: elements per vector; 1 otherwise.
+    pub vector: u32,
+    /// The name.
+    pub name: Name,
+    /// Array dimensions: empty for a scalar; a leading 0 for `[]`, dynamic shared memory when `extern`.
+    pub dims: Vec<u64>,
+    /// Initial value.
+    pub init: Option<Initializer>,
+}
+
+impl Variable {
+    /// Size in bytes; 0 for an array of unknown length.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.ty.bytes()) * u64::from(self.vector) * self.dims.iter().product::<u64>()
+    }
+}
+
+/// Kernel or device function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the ISA's names")]
+pub enum FunctionKind {
+    Entry,
+    Func,
+}
+
+/// A parameter of a kernel or function, or a return value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// `.param` for kernels; functions may also take and return registers (then the name is in [`Body::registers`]).
+    pub space: ParamSpace,
+    /// Alignment in bytes; the type's when not written.
+    pub align: u32,
+    /// Element type.
+    pub ty: Type,
+    /// The name.
+    pub name: Name,
+    /// Elements of an array (a struct passed by value is `.b8 name[N]`); `None` for a scalar.
+    pub elements: Option<u32>,
+    /// `.ptr .space .align N` of a kernel parameter: what the pointer points to.
+    pub pointer: Option<(Space, u32)>,
+}
+
+pub use self::param_space::ParamSpace;
+mod param_space {
+    /// Where a parameter lives.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum ParamSpace {
+        /// `.param`.
+        Param,
+        /// `.reg`, for device functions only.
+        Reg,
+    }
+}
+
+impl Param {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u32 {
+        self.ty.bytes() * self.elements.unwrap_or(1)
+    }
+}
+
+/// Performance directives of a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaunchBounds {
+    /// `.maxntid x, y, z`.
+    pub max_threads: Option<[u32; 3]>,
+    /// `.reqntid x, y, z`.
+    pub required_threads: Option<[u32; 3]>,
+    /// `.minnctapersm n`.
+    pub min_ctas_per_sm: Option<u32>,
+    /// `.maxnreg n`.
+    pub max_registers: Option<u32>,
+    /// `.reqnctapercluster x, y, z`.
+    pub required_cluster: Option<[u32; 3]>,
+    /// `.explicitcluster`.
+    pub explicit_cluster: bool,
+    /// `.maxclusterrank n`.
+    pub max_cluster_rank: Option<u32>,
+    /// `.noreturn`.
+    pub no_return: bool,
+}
+
+/// `.entry` or `.func`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// Kernel or device function.
+    pub kind: FunctionKind,
+    /// Linkage.
+    pub linkage: Linkage,
+    /// The name.
+    pub name: Name,
+    /// Return values; empty for kernels.
+    pub returns: Vec<Param>,
+    /// Parameters in order.
+    pub params: Vec<Param>,
+    /// Performance directives.
+    pub bounds: LaunchBounds,
+    /// The body; `None` for a declaration.
+    pub body: Option<Body>,
+}
+
+/// A declared virtual register.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// The name with its `%`, if it has one.
+    pub name: Name,
+    /// Its type.
+    pub ty: Type,
+}
+
+/// The body of a function. Nested scopes are flattened on parsing: what they declare is renamed where it would clash.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Body {
+    /// Registers, indexed by [`Reg`](crate::Reg).
+    pub registers: Vec<Register>,
+    /// Names of labels, indexed by [`Label`](crate::Label).
+    pub labels: Vec<Name>,
+    /// Variables of the function: shared, local, and the `.param` space of its calls.
+    pub variables: Vec<Variable>,
+    /// The statements in order.
+    pub statements: Vec<Statement>,
+}
+
+/// One statement of a body.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Statement {
+    /// The place a branch goes to.
+    Label(crate::Label),
+    /// An instruction.
+    Inst(Instruction),
+    /// `.pragma "…";`
+    Pragma(Name),
+}
+
+/// An instruction: what it does ([`Op`]), on what (operands, in the order of the ISA), and under which guard.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// `@p` or `@!p`.
+    pub guard: Option<Guard>,
+    /// Operation and modifiers.
+    pub op: Op,
+    /// Operands, results first.
+    pub operands: SmallVec<[Operand; 4]>,
+    /// Line of the PTX text it was read from, from 1; 0 when it was built and never printed.
+    pub line: u32,
+}
+
+/// Two instructions are equal when they do the same; where they stood in a text does not matter.
+impl PartialEq for Instruction {
+    fn eq(&self, other: &Instruction) -> bool {
+        (&self.guard, &self.op, &self.operands) == (&other.guard, &other.op, &other.operands)
+    }
+}
