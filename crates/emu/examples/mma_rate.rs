@@ -1,4 +1,4 @@
-//! Prints the time of one emulated `mma.sync` for every kind, on one core.
+//! Prints the time of one emulated `mma.sync` on one core, for every kind whose name contains the argument.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,6 +8,7 @@ use flashcore_emu::numerics::tensor::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let wanted = std::env::args().nth(1).unwrap_or_default();
     println!("{:<58} {:>9} {:>9}", "mma.sync", "Ada, ns", "Hopper, ns");
     for kind in MmaKind::all() {
         let shape = kind.shape();
@@ -20,6 +21,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kind.b(),
             kind.accumulator()
         );
+        if !name.contains(&wanted) {
+            continue;
+        }
         let [ada, hopper] = [TensorRules::Ada, TensorRules::Hopper].map(|rules| nanoseconds(kind, rules));
         println!("{name:<58} {:>9} {:>9}", show(ada?), show(hopper?));
     }

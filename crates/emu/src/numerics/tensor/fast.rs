@@ -5,28 +5,35 @@
 //! largest exponent, then the aligned and truncated products, summed in i32. Significands have at most 11 bits, so
 //! a product shifted to 25 fraction bits stays below 2^27 and 16 of them below 2^31.
 
+use std::ops::Range;
+
+use pulp::Simd;
+
 use super::super::Lanes32;
-use super::super::round::{Decoded, Format, Rounding};
+use super::super::round::Format;
 use super::recipe::{Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-const MAX_K: usize = 32;
 /// Products whose aligned sum is sure to fit an i32.
 const RUN: usize = 16;
 
-/// A or B in the order of execution: `[k][row or column]`, as signed significand and exponent.
-struct Side<const W: usize> {
-    significand: [[i32; W]; MAX_K],
-    exponent: [[i32; W]; MAX_K],
+/// Above the magnitude of every exponent.
+const EXPONENT_SHIFT: i32 = 512;
+
+/// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
+struct Side<const K: usize, const W: usize> {
+    /// All bits set where negative.
+    sign: [[u32; W]; K],
+    magnitude: [[u32; W]; K],
+    /// That of the leading bit of the format, also for subnormals and zero, shifted to be positive:
+    /// [`EXPONENT_SHIFT`] for a factor, twice that for a product and for C.
+    exponent: [[u32; W]; K],
 }
 
-/// C or a partial sum, by column: `[column][row]`, as signed 24-bit significand and exponent.
-struct Sums {
-    significand: [[i32; ROWS]; COLUMNS],
-    exponent: [[i32; ROWS]; COLUMNS],
-}
+/// C or a partial sum: `[column][row]`, with 24-bit magnitudes.
+type Sums = Side<COLUMNS, ROWS>;
 
 /// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.
 pub fn mma(
@@ -37,125 +44,176 @@ pub fn mma(
     c: &[Lanes32],
     d: &mut [Lanes32],
 ) {
-    let finished = pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || finite(kind, &Recipe::new(kind, rules), a, b, c, d),
-    );
+    let recipe = Recipe::new(kind, rules);
+    let finished = pulp::Arch::new().dispatch(Finite { kind, recipe, a, b, c, d: &mut *d });
     if finished.is_none() {
         reference::mma(kind, rules, a, b, c, d);
     }
 }
 
-/// `None` as soon as an operand or a sum is not finite.
+/// The arguments as a value: unlike a closure, its body is sure to be compiled for the vector set chosen.
+struct Finite<'a> {
+    kind: MmaKind,
+    recipe: Recipe,
+    a: &'a [Lanes32],
+    b: &'a [Lanes32],
+    c: &'a [Lanes32],
+    d: &'a mut [Lanes32],
+}
+
+impl pulp::WithSimd for Finite<'_> {
+    /// `None` as soon as an operand or a sum is not finite.
+    type Output = Option<()>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        match (self.kind.a().per_register(), self.kind.shape().k) {
+            (2, 8) => self.run::<S, 2, 8>(simd),
+            (2, 16) => self.run::<S, 2, 16>(simd),
+            (1, 4) => self.run::<S, 1, 4>(simd),
+            (1, 8) => self.run::<S, 1, 8>(simd),
+            (4, 16) => self.run::<S, 4, 16>(simd),
+            (4, 32) => self.run::<S, 4, 32>(simd),
+            _ => None,
+        }
+    }
+}
+
+impl Finite<'_> {
+    /// With `E` elements to an operand register and `K` products to a dot product.
+    #[inline(always)]
+    fn run<S: Simd, const E: usize, const K: usize>(self, simd: S) -> Option<()> {
+        let Self { kind, recipe, a, b, c, d } = self;
+        let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
+        let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
+        // A carries the shift that gives a product of the largest exponent all the bits kept.
+        let side_a = decode_side(
+            fa,
+            recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits,
+            EXPONENT_SHIFT,
+            &rows,
+        )?;
+        let side_b = decode_side(fb, 0, EXPONENT_SHIFT, &columns)?;
+        let given = gather_sums(kind.accumulator(), c);
+        let mut bits = match recipe.order {
+            Order::Natural => given,
+            Order::SplitPairs => [[0; ROWS]; COLUMNS],
+        };
+        for start in (0..K).step_by(recipe.chunk) {
+            let sums = decode_sums(kind.accumulator(), &bits)?;
+            for (column, bits) in bits.iter_mut().enumerate() {
+                let steps = start..(start + recipe.chunk).min(K);
+                let (total, largest) = column_sum(simd, &recipe, &side_a, &side_b, &sums, column, steps);
+                *bits = match kind.accumulator() {
+                    Accumulator::F16 => to_f16(&total, &largest, &recipe),
+                    _ => to_f32(&total, &largest, &recipe),
+                };
+            }
+        }
+        if recipe.order == Order::SplitPairs {
+            for (sum, given) in bits.as_flattened_mut().iter_mut().zip(given.as_flattened()) {
+                *sum = reference::add_rounded(kind.accumulator(), *given, *sum);
+            }
+        }
+        scatter(kind.accumulator(), &bits, d);
+        Some(())
+    }
+}
+
+/// Element bits of A and B, transposed so that a row of the result holds all rows (columns) of one k.
 #[inline(always)]
-fn finite(
+fn gather<const E: usize, const K: usize>(
     kind: MmaKind,
     recipe: &Recipe,
     a: &[Lanes32],
     b: &[Lanes32],
-    c: &[Lanes32],
-    d: &mut [Lanes32],
-) -> Option<()> {
-    let (rows, columns) = gather(kind, recipe, a, b);
-    let side_a = decode_side(decode::format(recipe.operand(kind.a())), kind.shape().k, &rows)?;
-    let side_b = decode_side(decode::format(recipe.operand(kind.b())), kind.shape().k, &columns)?;
-    let given = gather_sums(kind.accumulator(), c);
-    let mut bits = match recipe.order {
-        Order::Natural => given,
-        Order::SplitPairs => [[0; ROWS]; COLUMNS],
-    };
-    for start in (0..kind.shape().k).step_by(recipe.chunk) {
-        let sums = decode_sums(kind.accumulator(), &bits)?;
-        let steps = start..start + recipe.chunk;
-        let fraction = product_fraction(kind, recipe);
-        for (column, bits) in bits.iter_mut().enumerate() {
-            let (total, largest) =
-                column_sum(recipe, fraction, &side_a, &side_b, &sums, column, steps.clone());
-            match kind.accumulator() {
-                Accumulator::F16 => *bits = to_f16(&total, &largest, recipe),
-                _ => *bits = to_f32(&total, &largest, recipe),
-            }
-        }
-    }
-    if recipe.order == Order::SplitPairs {
-        for (sum, given) in bits.as_flattened_mut().iter_mut().zip(given.as_flattened()) {
-            *sum = reference::add_rounded(kind.accumulator(), *given, *sum);
-        }
-    }
-    scatter(kind.accumulator(), &bits, d);
-    Some(())
-}
-
-/// Fraction bits of a product's significand.
-fn product_fraction(kind: MmaKind, recipe: &Recipe) -> u32 {
-    [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)).fraction_bits).iter().sum()
-}
-
-type Rows = [[u32; ROWS]; MAX_K];
-type Columns = [[u32; COLUMNS]; MAX_K];
-
-/// Element bits of A and B, transposed so that a row of the result holds all rows (columns) of one k.
-#[inline(always)]
-fn gather(kind: MmaKind, recipe: &Recipe, a: &[Lanes32], b: &[Lanes32]) -> (Rows, Columns) {
-    let mut rows = [[0; ROWS]; MAX_K];
-    let mut columns = [[0; COLUMNS]; MAX_K];
-    let (ea, eb) = (kind.a().per_register(), kind.b().per_register());
-    for i in 0..kind.shape().k {
-        let k = recipe.k_at(i);
-        let place = k / ea % 4;
-        for half in 0..2 {
-            let register = &a[k / (4 * ea) * 2 + half];
+) -> ([[u32; ROWS]; K], [[u32; COLUMNS]; K]) {
+    let mut rows = [[0; ROWS]; K];
+    let mut columns = [[0; COLUMNS]; K];
+    // A register holds elements of 4·E neighbours in k.
+    for run in 0..K / (4 * E) {
+        let (upper, lower, right) = (transpose(&a[2 * run]), transpose(&a[2 * run + 1]), transpose(&b[run]));
+        for offset in 0..4 * E {
+            let k = 4 * E * run + offset;
+            let (place, shift) = (offset / E, 32 / E * (offset % E));
+            let at = match recipe.order {
+                Order::Natural => k,
+                Order::SplitPairs => k % 4 / 2 * (K / 2) + k / 4 * 2 + k % 2,
+            };
             for group in 0..8 {
-                let bits = decode::element(kind.a(), register[4 * group + place], k);
-                rows[i][8 * half + group] = decode::widen(recipe, kind.a(), bits);
+                rows[at][group] = upper[place][group] >> shift;
+                rows[at][8 + group] = lower[place][group] >> shift;
+                columns[at][group] = right[place][group] >> shift;
             }
         }
-        let register = &b[k / (4 * eb)];
-        for group in 0..8 {
-            let bits = decode::element(kind.b(), register[4 * group + k / eb % 4], k);
-            columns[i][group] = decode::widen(recipe, kind.b(), bits);
-        }
     }
+    finish_elements(kind.a(), recipe, &mut rows);
+    finish_elements(kind.b(), recipe, &mut columns);
     (rows, columns)
 }
 
-/// Splits bits into signed significand and exponent; `None` if one of the first `k` rows holds NaN or infinity.
+/// A register by place in the group, then by group.
 #[inline(always)]
-fn decode_side<const W: usize>(format: Format, k: usize, bits: &[[u32; W]; MAX_K]) -> Option<Side<W>> {
-    let mut side = Side { significand: [[0; W]; MAX_K], exponent: [[0; W]; MAX_K] };
-    let mut special = false;
-    for i in 0..k {
-        for j in 0..W {
-            let x = bits[i][j];
-            let part = split(format, x);
-            side.significand[i][j] = part.significand;
-            side.exponent[i][j] = part.exponent;
-            special |= x & format.canonical_nan() as u32 >= format.infinity() as u32;
+fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
+    let mut by_place = [[0; 8]; 4];
+    for (group, places) in register.as_chunks::<4>().0.iter().enumerate() {
+        for place in 0..4 {
+            by_place[place][group] = places[place];
         }
     }
-    (!special).then_some(side)
+    by_place
 }
 
-struct Part {
-    significand: i32,
-    exponent: i32,
-}
-
+/// Clears what stands beside the element in its register and brings it to the multiplier's format.
 #[inline(always)]
-fn split(format: Format, bits: u32) -> Part {
-    let fraction_bits = format.fraction_bits;
-    let field = bits >> fraction_bits & ((1 << format.exponent_bits) - 1);
-    let magnitude = bits & ((1 << fraction_bits) - 1) | u32::from(field != 0) << fraction_bits;
-    let sign = -((bits >> format.sign_bit() & 1) as i32);
-    Part { significand: (magnitude as i32 ^ sign) - sign, exponent: field.max(1) as i32 - format.bias() }
+fn finish_elements<const K: usize, const W: usize>(input: Input, recipe: &Recipe, bits: &mut [[u32; W]; K]) {
+    for bits in bits.as_flattened_mut() {
+        *bits = decode::widen(recipe, input, decode::element(input, *bits, 0));
+    }
+}
+
+/// Splits bits into sign, magnitude · 2^`up` and exponent; `None` if there is a NaN or infinity.
+#[inline(always)]
+fn decode_side<const K: usize, const W: usize>(
+    format: Format,
+    up: u32,
+    exponent_shift: i32,
+    bits: &[[u32; W]; K],
+) -> Option<Side<K, W>> {
+    let mut side = Side { sign: [[0; W]; K], magnitude: [[0; W]; K], exponent: [[0; W]; K] };
+    let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
+    let hidden = 1 << format.fraction_bits;
+    let mut largest = 0;
+    for i in 0..K {
+        for j in 0..W {
+            let x = bits[i][j];
+            let field = (x & all) >> format.fraction_bits;
+            let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
+            side.magnitude[i][j] = magnitude << up;
+            side.exponent[i][j] = field.max(1).wrapping_add((exponent_shift - format.bias()) as u32);
+            side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
+            largest = largest.max(x & all);
+        }
+    }
+    (largest < infinity).then_some(side)
 }
 
 #[inline(always)]
 fn gather_sums(accumulator: Accumulator, c: &[Lanes32]) -> [[u32; ROWS]; COLUMNS] {
     let mut bits = [[0; ROWS]; COLUMNS];
-    for (column, bits) in bits.iter_mut().enumerate() {
-        for (row, bits) in bits.iter_mut().enumerate() {
-            *bits = reference::read_accumulator(accumulator, c, row, column);
+    for (index, register) in c.iter().enumerate() {
+        let by_place = transpose(register);
+        for place in 0..4 {
+            for group in 0..8 {
+                let word = by_place[place][group];
+                match accumulator {
+                    Accumulator::F16 => {
+                        bits[2 * place][8 * (index & 1) + group] = word & 0xFFFF;
+                        bits[2 * place + 1][8 * (index & 1) + group] = word >> 16;
+                    }
+                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group] = word,
+                }
+            }
         }
     }
     bits
@@ -163,9 +221,17 @@ fn gather_sums(accumulator: Accumulator, c: &[Lanes32]) -> [[u32; ROWS]; COLUMNS
 
 #[inline(always)]
 fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lanes32]) {
-    for (column, bits) in bits.iter().enumerate() {
-        for (row, &bits) in bits.iter().enumerate() {
-            reference::write_accumulator(accumulator, d, row, column, bits);
+    for (index, register) in d.iter_mut().enumerate() {
+        for (group, places) in register.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            for (place, word) in places.iter_mut().enumerate() {
+                *word = match accumulator {
+                    Accumulator::F16 => {
+                        let row = 8 * (index & 1) + group;
+                        bits[2 * place][row] | bits[2 * place + 1][row] << 16
+                    }
+                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group],
+                };
+            }
         }
     }
 }
@@ -173,73 +239,84 @@ fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lan
 /// Partial sums as 24-bit significands, whatever their format.
 #[inline(always)]
 fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Option<Sums> {
-    let format = match accumulator {
-        Accumulator::F16 => Format::F16,
-        _ => Format::F32,
-    };
-    let widen = Format::F32.fraction_bits - format.fraction_bits;
-    let mut sums = Sums { significand: [[0; ROWS]; COLUMNS], exponent: [[0; ROWS]; COLUMNS] };
-    let mut special = false;
-    for column in 0..COLUMNS {
-        for row in 0..ROWS {
-            let x = bits[column][row];
-            let part = split(format, x);
-            sums.significand[column][row] = part.significand << widen;
-            sums.exponent[column][row] = part.exponent;
-            special |= x & format.canonical_nan() as u32 >= format.infinity() as u32;
-        }
+    match accumulator {
+        Accumulator::F16 => decode_side(
+            Format::F16,
+            Format::F32.fraction_bits - Format::F16.fraction_bits,
+            2 * EXPONENT_SHIFT,
+            bits,
+        ),
+        _ => decode_side(Format::F32, 0, 2 * EXPONENT_SHIFT, bits),
     }
-    (!special).then_some(sums)
 }
 
 /// The exact sum of the aligned terms of one column, in units of 2^(largest exponent − kept bits).
 #[inline(always)]
-fn column_sum(
+fn column_sum<S: Simd, const K: usize>(
+    simd: S,
     recipe: &Recipe,
-    fraction: u32,
-    a: &Side<ROWS>,
-    b: &Side<COLUMNS>,
+    a: &Side<K, ROWS>,
+    b: &Side<K, COLUMNS>,
     c: &Sums,
     column: usize,
-    steps: std::ops::Range<usize>,
-) -> ([f64; ROWS], [i32; ROWS]) {
+    steps: Range<usize>,
+) -> ([f64; ROWS], [u32; ROWS]) {
     let mut largest = c.exponent[column];
-    for k in steps.clone() {
-        let eb = b.exponent[k][column];
-        for row in 0..ROWS {
-            largest[row] = largest[row].max(a.exponent[k][row] + eb);
+    for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
+        for k in steps.clone() {
+            let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
+            let exponent = simd.add_u32s(exponent, simd.splat_u32s(b.exponent[k][column]));
+            *largest = simd.max_u32s(*largest, exponent);
         }
     }
     // C has 23 fraction bits: 2 more, and recipes with fewer than 25 shift further.
-    let extra = 25 - recipe.fraction_bits as i32;
+    let extra = 25 - recipe.fraction_bits;
     let mut total = [0f64; ROWS];
     for row in 0..ROWS {
-        let shift = largest[row] - c.exponent[column][row] + extra;
-        total[row] = f64::from(truncate(c.significand[column][row], 2, shift));
+        let down = (largest[row] - c.exponent[column][row] + extra).min(31);
+        let magnitude = c.magnitude[column][row] << 2 >> down;
+        total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
     }
-    let up = recipe.fraction_bits - fraction;
     for run in steps.clone().step_by(RUN) {
-        let mut sum = [0i32; ROWS];
-        for k in run..(run + RUN).min(steps.end) {
-            let (sb, eb) = (b.significand[k][column], b.exponent[k][column]);
-            for row in 0..ROWS {
-                let shift = largest[row] - (a.exponent[k][row] + eb);
-                sum[row] = sum[row].wrapping_add(truncate(a.significand[k][row] * sb, up, shift));
-            }
-        }
+        let sum = products(simd, a, b, &largest, column, run..(run + RUN).min(steps.end));
         for row in 0..ROWS {
-            total[row] += f64::from(sum[row]);
+            total[row] += f64::from(sum[row] as i32);
         }
     }
     (total, largest)
 }
 
-/// `value · 2^(up − down)` toward zero; the widened value must fit 31 bits.
+/// The sum of at most [`RUN`] products, each shifted to the largest exponent and truncated toward zero.
 #[inline(always)]
-fn truncate(value: i32, up: u32, down: i32) -> i32 {
-    let sign = value >> 31;
-    let magnitude = (value.unsigned_abs() << up) >> (down.min(31) as u32 & 31);
-    (magnitude as i32 ^ sign) - sign
+fn products<S: Simd, const K: usize>(
+    simd: S,
+    a: &Side<K, ROWS>,
+    b: &Side<K, COLUMNS>,
+    largest: &[u32; ROWS],
+    column: usize,
+    steps: Range<usize>,
+) -> [u32; ROWS] {
+    let mut sum = [0; ROWS];
+    let largest = S::as_simd_u32s(largest).0;
+    for (block, sum) in S::as_mut_simd_u32s(&mut sum).0.iter_mut().enumerate() {
+        for k in steps.clone() {
+            let [magnitude, exponent, sign] =
+                [&a.magnitude[k], &a.exponent[k], &a.sign[k]].map(|rows| S::as_simd_u32s(rows).0[block]);
+            let room = simd.sub_u32s(largest[block], simd.splat_u32s(b.exponent[k][column]));
+            let down = simd.min_u32s(simd.sub_u32s(room, exponent), simd.splat_u32s(31));
+            let product = simd.mul_u32s(magnitude, simd.splat_u32s(b.magnitude[k][column]));
+            let aligned = simd.wrapping_dyn_shr_u32s(product, down);
+            let sign = simd.xor_u32s(sign, simd.splat_u32s(b.sign[k][column]));
+            *sum = simd.add_u32s(*sum, simd.sub_u32s(simd.xor_u32s(aligned, sign), sign));
+        }
+    }
+    sum
+}
+
+/// Exponent of the unit in which a sum with this largest (shifted) exponent is counted.
+#[inline(always)]
+fn unit_exponent(largest: u32, recipe: &Recipe) -> i32 {
+    largest as i32 - 2 * EXPONENT_SHIFT - recipe.fraction_bits as i32
 }
 
 /// 2^`exponent` for a normal f64.
@@ -250,13 +327,13 @@ fn power_of_two(exponent: i32) -> f64 {
 
 /// Rounds `total · 2^(largest − kept)` toward zero to f32 (or to the shorter fraction of Ada's fp8).
 #[inline(always)]
-fn to_f32(total: &[f64; ROWS], largest: &[i32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
+fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     // The unit of subnormals is dealt with by an integer truncation, that of normals by clearing low bits.
     let unit = Format::F32.min_exponent() - recipe.output_fraction as i32;
     let mask = !((1u64 << (52 - recipe.output_fraction)) - 1);
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let units = (total[row] * power_of_two(largest[row] - recipe.fraction_bits as i32 - unit)).trunc();
+        let units = (total[row] * power_of_two(unit_exponent(largest[row], recipe) - unit)).trunc();
         let kept = f64::from_bits(units.to_bits() & mask) * power_of_two(unit);
         // Adding zero turns −0, left by a truncated negative, into the +0 of an integer sum.
         bits[row] = ((kept + 0.0) as f32).to_bits();
@@ -264,15 +341,21 @@ fn to_f32(total: &[f64; ROWS], largest: &[i32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16.
+/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
 #[inline(always)]
-fn to_f16(total: &[f64; ROWS], largest: &[i32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
+fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let value = total[row] * power_of_two(largest[row] - recipe.fraction_bits as i32);
-        if let Decoded::Finite(exact) = Format::F64.decode(value.to_bits()) {
-            bits[row] = exact.round_to(Format::F16, Rounding::NearestEven) as u32;
-        }
+        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
+        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
+        let magic = power_of_two(exponent - 10 + 52) * 1.5;
+        let rounded = ((value + magic) - magic) as f32;
+        let magnitude = rounded.abs();
+        let sign = value.to_bits() >> 63 << 15;
+        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
+        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
+        let subnormal = (magnitude * 2f32.powi(24)) as u32;
+        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
     }
     bits
 }

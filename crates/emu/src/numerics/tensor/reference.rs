@@ -148,6 +148,7 @@ fn accumulator_format(accumulator: Accumulator) -> Format {
 }
 
 /// FADD or HADD2: one ordinary addition, to nearest even.
+#[inline(always)]
 pub(super) fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
     match accumulator {
         Accumulator::F16 => {
@@ -163,6 +164,7 @@ pub(super) fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
     }
 }
 
+#[inline(always)]
 pub(super) fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usize, column: usize) -> u32 {
     match accumulator {
         Accumulator::F16 => {
@@ -176,6 +178,7 @@ pub(super) fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usi
     }
 }
 
+#[inline(always)]
 pub(super) fn write_accumulator(
     accumulator: Accumulator,
     d: &mut [Lanes32],
