@@ -103,11 +103,11 @@ impl<F: Fn([f32; 3]) -> f32 + Copy> WithSimd for Lanewise<'_, F> {
 }
 
 /// Bits of the smallest normal f32.
-const MIN_NORMAL: u32 = 0x0080_0000;
+pub(in crate::numerics) const MIN_NORMAL: u32 = 0x0080_0000;
 
 /// Magnitudes below `kept` become zero.
 #[inline(always)]
-fn flush(bits: u32, kept: u32) -> u32 {
+pub(in crate::numerics) fn flush(bits: u32, kept: u32) -> u32 {
     if bits & 0x7FFF_FFFF < kept { bits & 0x8000_0000 } else { bits }
 }
 
@@ -219,7 +219,7 @@ fn sum_to_odd(x: f64, y: f64) -> f64 {
 
 /// A 16-bit float as f64.
 #[inline(always)]
-fn widen<const FRACTION: u32>(bits: u32) -> f64 {
+pub(in crate::numerics) fn widen<const FRACTION: u32>(bits: u32) -> f64 {
     let sign = (bits & 0x8000) << 16;
     let magnitude = bits & 0x7FFF;
     let value = if FRACTION == 7 {

@@ -10,6 +10,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::super::Lanes32;
+use super::super::float::lanes::narrow;
 use super::super::round::Format;
 use super::recipe::{Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
@@ -351,21 +352,12 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+/// Rounds to nearest even f16.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
-        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
-        let magic = power_of_two(exponent - 10 + 52) * 1.5;
-        let rounded = ((value + magic) - magic) as f32;
-        let magnitude = rounded.abs();
-        let sign = value.to_bits() >> 63 << 15;
-        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
-        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
-        let subnormal = (magnitude * 2f32.powi(24)) as u32;
-        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
+        bits[row] = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
     }
     bits
 }
