@@ -10,6 +10,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::super::Lanes32;
+use super::super::float::lanes::narrow;
 use super::super::round::Format;
 use super::recipe::{Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
@@ -67,22 +68,26 @@ impl pulp::WithSimd for Finite<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
-        match (self.kind.a().per_register(), self.kind.shape().k) {
-            (2, 8) => self.run::<S, 2, 8>(simd),
-            (2, 16) => self.run::<S, 2, 16>(simd),
-            (1, 4) => self.run::<S, 1, 4>(simd),
-            (1, 8) => self.run::<S, 1, 8>(simd),
-            (4, 16) => self.run::<S, 4, 16>(simd),
-            (4, 32) => self.run::<S, 4, 32>(simd),
+        match (self.kind.a().per_register(), self.kind.shape().k, self.recipe.chunk) {
+            (2, 8, 8) => self.run::<S, 2, 8, 8>(simd),
+            (2, 16, 8) => self.run::<S, 2, 16, 8>(simd),
+            (2, 16, 16) => self.run::<S, 2, 16, 16>(simd),
+            (1, 4, 4) => self.run::<S, 1, 4, 4>(simd),
+            (1, 8, 4) => self.run::<S, 1, 8, 4>(simd),
+            (1, 8, 8) => self.run::<S, 1, 8, 8>(simd),
+            (4, 16, 8) => self.run::<S, 4, 16, 8>(simd),
+            (4, 16, 16) => self.run::<S, 4, 16, 16>(simd),
+            (4, 32, 16) => self.run::<S, 4, 32, 16>(simd),
+            (4, 32, 32) => self.run::<S, 4, 32, 32>(simd),
             _ => None,
         }
     }
 }
 
 impl Finite<'_> {
-    /// With `E` elements to an operand register and `K` products to a dot product.
+    /// With `E` elements to an operand register, `K` products to a dot product and `CHUNK` to a fused sum.
     #[inline(always)]
-    fn run<S: Simd, const E: usize, const K: usize>(self, simd: S) -> Option<()> {
+    fn run<S: Simd, const E: usize, const K: usize, const CHUNK: usize>(self, simd: S) -> Option<()> {
         let Self { kind, recipe, a, b, c, d } = self;
         let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
         let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
@@ -99,11 +104,11 @@ impl Finite<'_> {
             Order::Natural => given,
             Order::SplitPairs => [[0; ROWS]; COLUMNS],
         };
-        for start in (0..K).step_by(recipe.chunk) {
+        for start in (0..K).step_by(CHUNK) {
             let sums = decode_sums(kind.accumulator(), &bits)?;
             for (column, bits) in bits.iter_mut().enumerate() {
-                let steps = start..(start + recipe.chunk).min(K);
-                let (total, largest) = column_sum(simd, &recipe, &side_a, &side_b, &sums, column, steps);
+                let (total, largest) =
+                    column_sum::<S, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
                 *bits = match kind.accumulator() {
                     Accumulator::F16 => to_f16(&total, &largest, &recipe),
                     _ => to_f32(&total, &largest, &recipe),
@@ -147,8 +152,8 @@ fn gather<const E: usize, const K: usize>(
             }
         }
     }
-    finish_elements(kind.a(), recipe, &mut rows);
-    finish_elements(kind.b(), recipe, &mut columns);
+    finish_elements::<E, _, _>(kind.a(), recipe, &mut rows);
+    finish_elements::<E, _, _>(kind.b(), recipe, &mut columns);
     (rows, columns)
 }
 
@@ -166,9 +171,15 @@ fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
 
 /// Clears what stands beside the element in its register and brings it to the multiplier's format.
 #[inline(always)]
-fn finish_elements<const K: usize, const W: usize>(input: Input, recipe: &Recipe, bits: &mut [[u32; W]; K]) {
-    for bits in bits.as_flattened_mut() {
-        *bits = decode::widen(recipe, input, decode::element(input, *bits, 0));
+fn finish_elements<const E: usize, const K: usize, const W: usize>(
+    input: Input,
+    recipe: &Recipe,
+    bits: &mut [[u32; W]; K],
+) {
+    let (shift, mask) = if E == 1 { (13, u32::MAX) } else { (0, (1 << (32 / E)) - 1) };
+    bits.as_flattened_mut().iter_mut().for_each(|x| *x = *x >> shift & mask);
+    if recipe.order == Order::SplitPairs {
+        bits.as_flattened_mut().iter_mut().for_each(|x| *x = decode::widen(recipe, input, *x));
     }
 }
 
@@ -183,7 +194,7 @@ fn decode_side<const K: usize, const W: usize>(
     let mut side = Side { sign: [[0; W]; K], magnitude: [[0; W]; K], exponent: [[0; W]; K] };
     let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
     let hidden = 1 << format.fraction_bits;
-    let mut largest = 0;
+    let mut largest = [0; W];
     for i in 0..K {
         for j in 0..W {
             let x = bits[i][j];
@@ -192,10 +203,10 @@ fn decode_side<const K: usize, const W: usize>(
             side.magnitude[i][j] = magnitude << up;
             side.exponent[i][j] = field.max(1).wrapping_add((exponent_shift - format.bias()) as u32);
             side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
-            largest = largest.max(x & all);
+            largest[j] = largest[j].max(x & all);
         }
     }
-    (largest < infinity).then_some(side)
+    largest.iter().all(|&x| x < infinity).then_some(side)
 }
 
 #[inline(always)]
@@ -252,18 +263,18 @@ fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Optio
 
 /// The exact sum of the aligned terms of one column, in units of 2^(largest exponent − kept bits).
 #[inline(always)]
-fn column_sum<S: Simd, const K: usize>(
+fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
     simd: S,
     recipe: &Recipe,
     a: &Side<K, ROWS>,
     b: &Side<K, COLUMNS>,
     c: &Sums,
     column: usize,
-    steps: Range<usize>,
+    start: usize,
 ) -> ([f64; ROWS], [u32; ROWS]) {
     let mut largest = c.exponent[column];
     for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
-        for k in steps.clone() {
+        for k in start..start + CHUNK {
             let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
             let exponent = simd.add_u32s(exponent, simd.splat_u32s(b.exponent[k][column]));
             *largest = simd.max_u32s(*largest, exponent);
@@ -277,8 +288,8 @@ fn column_sum<S: Simd, const K: usize>(
         let magnitude = c.magnitude[column][row] << 2 >> down;
         total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
     }
-    for run in steps.clone().step_by(RUN) {
-        let sum = products(simd, a, b, &largest, column, run..(run + RUN).min(steps.end));
+    for run in (start..start + CHUNK).step_by(RUN) {
+        let sum = products(simd, a, b, &largest, column, run..run + CHUNK.min(RUN));
         for row in 0..ROWS {
             total[row] += f64::from(sum[row] as i32);
         }
@@ -341,21 +352,12 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+/// Rounds to nearest even f16.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
-        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
-        let magic = power_of_two(exponent - 10 + 52) * 1.5;
-        let rounded = ((value + magic) - magic) as f32;
-        let magnitude = rounded.abs();
-        let sign = value.to_bits() >> 63 << 15;
-        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
-        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
-        let subnormal = (magnitude * 2f32.powi(24)) as u32;
-        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
+        bits[row] = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
     }
     bits
 }
