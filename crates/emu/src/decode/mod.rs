@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 use ptx::{Function, Kernel, Module, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
 
-pub(crate) use layout::{Layout, VariableRegion};
+pub(crate) use layout::Layout;
+pub(crate) use operands::{scope_strength, strength};
 
 use crate::EmuError;
 

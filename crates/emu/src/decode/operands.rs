@@ -27,6 +27,9 @@ impl Decoder<'_> {
         }
         let o = Operands { list: &inst.operands, line: inst.line };
         self.computation(&mut out, &o)?;
+        if is_arithmetic(&out.op) && crate::exec::evaluate(&out.op, [0; 4]).is_none() {
+            return self.unsupported(format!("{:?}", inst.op));
+        }
         Ok(out)
     }
 
@@ -339,6 +342,9 @@ impl Decoder<'_> {
                 if a.vector > 1 || matches!(a.ty, Type::B128) {
                     return self.unsupported("vector and 128-bit atomics");
                 }
+                if !crate::exec::atomic_supported(a.op, a.ty) {
+                    return self.unsupported(format!("atomic {:?} of {}", a.op, a.ty));
+                }
                 self.communicates |= matches!(a.space, Space::Global | Space::Generic);
                 (a.space, a.ty, a.vector)
             }
@@ -578,6 +584,26 @@ impl Operands<'_> {
             what: format!("operand {} is missing", index + 1),
         })
     }
+}
+
+/// Operations that are evaluated lane by lane.
+fn is_arithmetic(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(..)
+            | Op::Binary(..)
+            | Op::Ternary(..)
+            | Op::Setp { .. }
+            | Op::Set { .. }
+            | Op::Slct { .. }
+            | Op::Testp(..)
+            | Op::Bfe(_)
+            | Op::Bfi(_)
+            | Op::Szext(..)
+            | Op::Dp4a(..)
+            | Op::Dp2a(..)
+            | Op::Cvt(_)
+    )
 }
 
 fn carry_sources(op: ptx::CarryOp) -> usize {

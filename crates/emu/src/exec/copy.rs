@@ -31,23 +31,12 @@ struct Flight {
     data: Option<Box<[Chunk; 32]>>,
 }
 
-/// An arrival on an mbarrier that waits for copies.
-#[derive(Debug)]
-pub(super) struct PendingArrival {
-    pub lanes: u32,
-    pub address: [u64; 32],
-    pub noinc: bool,
-    pub clock: crate::order::Clock,
-    pub epoch: u32,
-}
-
 /// The copies of a warp.
 #[derive(Debug, Default)]
 pub(crate) struct CopyQueue {
     flights: Vec<Flight>,
     /// Groups committed per lane.
     committed: [u32; 32],
-    pub(super) arrivals: Vec<PendingArrival>,
 }
 
 impl CopyQueue {
@@ -179,10 +168,10 @@ impl Env<'_> {
     /// Copies of the lanes of `mask` that `due` chooses are complete now.
     fn land(&mut self, warp: &mut Warp, mask: u32, due: impl Fn(&Flight, usize) -> bool) {
         let epoch = warp.view.now();
-        self.land_at(warp, mask, epoch, due);
+        self.land_at(warp, mask, epoch, Touch::Copy, due);
     }
 
-    fn land_at(&mut self, warp: &mut Warp, mask: u32, epoch: u32, due: impl Fn(&Flight, usize) -> bool) {
+    fn land_at(&mut self, warp: &mut Warp, mask: u32, epoch: u32, touch: Touch, due: impl Fn(&Flight, usize) -> bool) {
         let mut flights = std::mem::take(&mut warp.copies.flights);
         for flight in &mut flights {
             let mut landing = 0;
@@ -194,7 +183,7 @@ impl Env<'_> {
                     store_bytes(&mut self.shared, offset, flight.bytes as usize, &data);
                 }
                 if self.context.options.checks.races {
-                    self.shadow.land(offset, flight.bytes as usize, warp.view.agent(), lane, epoch);
+                    self.shadow.land(offset, flight.bytes as usize, warp.view.agent(), lane, epoch, touch);
                 }
             });
             flight.lanes &= !landing;
@@ -203,21 +192,19 @@ impl Env<'_> {
         warp.copies.flights = flights;
     }
 
-    /// `cp.async.mbarrier.arrive`: the arrival comes once all earlier copies of the thread have landed, which is as late
-    /// as somebody asks for it.
+    /// `cp.async.mbarrier.arrive`. The earlier copies of the thread land now, which is legal; but nobody may rely on it, the
+    /// thread itself included, before it has seen the mbarrier's phase complete.
     pub(super) fn copy_arrive(&mut self, warp: &mut Warp, inst: &Inst, noinc: bool, mask: u32) {
-        let mut address = super::access::addresses(&warp.registers, inst);
+        let mut places = super::access::addresses(&warp.registers, inst);
         if inst.space == Space::Generic {
-            address = address.map(|a| resolve(a).1);
+            places = places.map(|a| resolve(a).1);
+        }
+        if !noinc {
+            for_lanes(mask, |lane| self.mbarriers.expect_more(places[lane]));
         }
         let epoch = warp.view.now();
-        if !noinc {
-            for_lanes(mask, |lane| self.mbarriers.expect_more(address[lane]));
-        }
         let clock = warp.view.release(mask);
-        self.land_at(warp, mask, epoch, |_, _| true);
-        let arrival = PendingArrival { lanes: mask, address, noinc, clock, epoch };
-        self.arrive_for_copies(warp, &arrival);
-        warp.copies.arrivals.clear();
+        self.land_at(warp, mask, epoch, Touch::CopyArrive, |_, _| true);
+        self.arrive_for_copies(warp, inst, &places, mask, &clock);
     }
 }

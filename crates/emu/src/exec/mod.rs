@@ -12,6 +12,7 @@ mod matrix;
 mod mbarrier;
 mod registers;
 mod run;
+mod scalar;
 mod warp;
 
 use std::collections::HashMap;
@@ -35,7 +36,9 @@ use barrier::Barrier;
 use mbarrier::Mbarriers;
 use warp::Warp;
 
+pub(crate) use atomic::atomic_supported;
 pub(crate) use matrix::mma_supported;
+pub(crate) use scalar::evaluate;
 
 /// What is the same for all CTAs of a launch.
 pub(crate) struct Context<'a> {
@@ -295,7 +298,7 @@ impl Env<'_> {
         conflict: &Conflict,
         place: (Space, u64),
     ) {
-        let copied = conflict.wrote && conflict.touch == Touch::Copy;
+        let copied = conflict.wrote && matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
         let kind = if copied && (conflict.in_flight || !writes) {
             HazardKind::AsyncNotWaited
         } else {

@@ -37,6 +37,13 @@ impl Bitmap {
         }
     }
 
+    /// Sets the bits that are set in another map.
+    pub fn union(&mut self, other: &Bitmap) {
+        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
+            *mine.get_mut() |= theirs.load(Relaxed);
+        }
+    }
+
     /// First byte of the range that is not set, and how many are not.
     pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
         let is_clear = |o: &usize| self.words[o / 64].load(Relaxed) >> (o % 64) & 1 == 0;

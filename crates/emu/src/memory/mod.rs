@@ -8,7 +8,7 @@ mod local;
 
 pub(crate) use bitmap::Bitmap;
 pub use buffer::Buffer;
-pub(crate) use global::{GlobalMemory, Region, RegionAccess};
+pub(crate) use global::{ForeignAccess, GlobalMemory, Region, RegionAccess};
 pub(crate) use local::LocalMemory;
 
 use ptx::Space;

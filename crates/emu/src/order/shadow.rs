@@ -24,6 +24,8 @@ pub(crate) enum Touch {
     Atomic,
     /// The write of a cp.async.
     Copy,
+    /// The same, complete with the phase of an mbarrier: its own thread must have seen that, too.
+    CopyArrive,
 }
 
 /// One access, by the lanes of one instruction that take part in it.
@@ -156,6 +158,9 @@ fn write_ordered(w: &Write, a: &Access, local: usize, local_warps: usize) -> boo
     if w.epoch == 0 {
         return true;
     }
+    if w.touch == Touch::CopyArrive {
+        return each_lane(a.lanes).all(|lane| a.view.was_told(lane, w.agent, 1 << w.lane, w.epoch));
+    }
     if local < local_warps && a.lanes.is_power_of_two() {
         if a.view.knows(a.lanes.trailing_zeros() as usize, local, 1 << w.lane, w.epoch) {
             return true;
@@ -216,11 +221,6 @@ impl DenseShadow {
     #[inline(always)]
     fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
         offset >> self.shift..(offset + bytes - 1 >> self.shift) + 1
-    }
-
-    /// Bytes of a granule.
-    pub fn granule(&self) -> usize {
-        1 << self.shift
     }
 
     #[inline(always)]
@@ -297,22 +297,18 @@ impl DenseShadow {
     }
 
     /// The asynchronous write of a thread is complete as of `epoch`.
-    pub fn land(&mut self, offset: usize, bytes: usize, agent: Agent, lane: usize, epoch: Epoch) {
+    pub fn land(&mut self, offset: usize, bytes: usize, agent: Agent, lane: usize, epoch: Epoch, touch: Touch) {
         for g in self.granules(offset, bytes) {
             let w = &mut self.writes[g];
             if w.epoch == FLIGHT && w.agent == agent && usize::from(w.lane) == lane {
-                w.epoch = epoch;
+                (w.epoch, w.touch) = (epoch, touch);
             }
         }
     }
 
-    /// Forgets that a range was written or read (an mbarrier object that was invalidated or set up).
-    pub fn forget(&mut self, offset: usize, bytes: usize) {
-        for g in self.granules(offset, bytes) {
-            self.writes[g] = Write::NEVER;
-            self.reads[g * self.warps..][..self.warps].fill(Read::NEVER);
-            self.extra.remove(&g);
-        }
+    /// Whether all of a range was written by somebody.
+    pub fn is_written(&self, offset: usize, bytes: usize) -> bool {
+        self.granules(offset, bytes).all(|g| self.writes[g].epoch != 0)
     }
 }
 

@@ -54,8 +54,13 @@ impl WarpView {
             return false;
         }
         let own = if agent == self.agent() { 1 << lane } else { 0 };
-        let mut left = self.base.unknown(self.home, agent, lanes & !own, epoch);
-        for (members, clock) in self.groups.iter().filter(|_| left != 0) {
+        self.was_told(lane, agent, lanes & !own, epoch)
+    }
+
+    /// Whether `lane` knows it from a synchronisation, rather than because it did it itself.
+    pub fn was_told(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
+        let mut left = self.base.unknown(self.home, agent, lanes, epoch);
+        for (members, clock) in &self.groups {
             if members >> lane & 1 == 1 {
                 left &= clock.unknown(self.home, agent, left, epoch);
             }
