@@ -1,1 +1,3 @@
 //! FlashCore: emu.
+
+pub mod numerics;
