@@ -8,6 +8,9 @@ use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
 use flashcore_lab::differential::{compare_mma, kinds};
 
+/// Differences kept per kind.
+const KEPT: usize = 30_000;
+
 fn main() -> ExitCode {
     let fragments = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
     match run(fragments) {
@@ -32,8 +35,12 @@ fn run(fragments: u64) -> Result<bool, String> {
     for kind in kinds(rules) {
         let target = gpu.target();
         let mut lines = String::new();
+        let mut kept = 0;
         let report = |difference| {
-            if let Ok(line) = serde_json::to_string(&difference) {
+            kept += 1;
+            if kept <= KEPT
+                && let Ok(line) = serde_json::to_string(&difference)
+            {
                 lines.push_str(&format!("{kind:?}\t{line}\n"));
             }
         };
