@@ -10,6 +10,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::super::Lanes32;
+use super::super::float::lanes::{narrow, widen};
 use super::super::round::Format;
 use super::recipe::{Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
@@ -115,9 +116,7 @@ impl Finite<'_> {
             }
         }
         if recipe.order == Order::SplitPairs {
-            for (sum, given) in bits.as_flattened_mut().iter_mut().zip(given.as_flattened()) {
-                *sum = reference::add_rounded(kind.accumulator(), *given, *sum);
-            }
+            add_rounded(kind.accumulator(), bits.as_flattened_mut(), given.as_flattened());
         }
         scatter(kind.accumulator(), &bits, d);
         Some(())
@@ -194,9 +193,8 @@ fn decode_side<const K: usize, const W: usize>(
     let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
     let hidden = 1 << format.fraction_bits;
     let mut largest = [0; W];
-    for i in 0..K {
-        for j in 0..W {
-            let x = bits[i][j];
+    for (i, bits) in bits.iter().enumerate() {
+        for (j, &x) in bits.iter().enumerate() {
             let field = (x & all) >> format.fraction_bits;
             let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
             side.magnitude[i][j] = magnitude << up;
@@ -221,7 +219,7 @@ fn gather_sums(accumulator: Accumulator, c: &[Lanes32]) -> [[u32; ROWS]; COLUMNS
                         bits[2 * place][8 * (index & 1) + group] = word & 0xFFFF;
                         bits[2 * place + 1][8 * (index & 1) + group] = word >> 16;
                     }
-                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group] = word,
+                    _ => bits[2 * place + index % 2][8 * (index / 2 % 2) + group] = word,
                 }
             }
         }
@@ -239,10 +237,25 @@ fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lan
                         let row = 8 * (index & 1) + group;
                         bits[2 * place][row] | bits[2 * place + 1][row] << 16
                     }
-                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group],
+                    _ => bits[2 * place + index % 2][8 * (index / 2 % 2) + group],
                 };
             }
         }
+    }
+}
+
+/// FADD or HADD2: adds `given` to `sums`, to nearest even.
+#[inline(always)]
+fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
+    for (sum, &given) in sums.iter_mut().zip(given) {
+        *sum = match accumulator {
+            // Two f16 have at most 51 bits between them: their f64 sum is exact.
+            Accumulator::F16 => narrow::<10, 5>(widen::<10>(given) + widen::<10>(*sum)),
+            _ => {
+                let sum = f32::from_bits(given) + f32::from_bits(*sum);
+                if sum.is_nan() { 0x7FFF_FFFF } else { sum.to_bits() }
+            }
+        };
     }
 }
 
@@ -351,21 +364,12 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+/// Rounds to nearest even f16.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
-        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
-        let magic = power_of_two(exponent - 10 + 52) * 1.5;
-        let rounded = ((value + magic) - magic) as f32;
-        let magnitude = rounded.abs();
-        let sign = value.to_bits() >> 63 << 15;
-        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
-        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
-        let subnormal = (magnitude * 2f32.powi(24)) as u32;
-        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
+        bits[row] = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
     }
     bits
 }

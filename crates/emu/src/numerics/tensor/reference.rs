@@ -148,8 +148,7 @@ fn accumulator_format(accumulator: Accumulator) -> Format {
 }
 
 /// FADD or HADD2: one ordinary addition, to nearest even.
-#[inline(always)]
-pub(super) fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
+fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
     match accumulator {
         Accumulator::F16 => {
             // The sum of two f16 is exact in f32, so rounding it once more rounds once.
@@ -164,8 +163,7 @@ pub(super) fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
     }
 }
 
-#[inline(always)]
-pub(super) fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usize, column: usize) -> u32 {
+fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usize, column: usize) -> u32 {
     match accumulator {
         Accumulator::F16 => {
             let (register, lane) = layout::locate_c_half(row, column);
@@ -178,14 +176,7 @@ pub(super) fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usi
     }
 }
 
-#[inline(always)]
-pub(super) fn write_accumulator(
-    accumulator: Accumulator,
-    d: &mut [Lanes32],
-    row: usize,
-    column: usize,
-    bits: u32,
-) {
+fn write_accumulator(accumulator: Accumulator, d: &mut [Lanes32], row: usize, column: usize, bits: u32) {
     match accumulator {
         Accumulator::F16 => {
             let (register, lane) = layout::locate_c_half(row, column);
