@@ -23,13 +23,17 @@ const RUN: usize = 16;
 /// Above the magnitude of every exponent.
 const EXPONENT_SHIFT: i32 = 512;
 
+/// Below the (shifted) exponent of every product and C that is not zero, above that of every product that is: where
+/// all terms are zero the sum is zero in any unit.
+const SMALLEST: u32 = (2 * EXPONENT_SHIFT - 260) as u32;
+
 /// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
 struct Side<const K: usize, const W: usize> {
     /// All bits set where negative.
     sign: [[u32; W]; K],
     magnitude: [[u32; W]; K],
-    /// That of the leading bit of the format, also for subnormals and zero, shifted to be positive:
-    /// [`EXPONENT_SHIFT`] for a factor, twice that for a product and for C.
+    /// That of the leading bit of the format, also for subnormals, shifted to be positive by [`EXPONENT_SHIFT`] for a
+    /// factor, twice that for a product and for C; 0 for zero.
     exponent: [[u32; W]; K],
 }
 
@@ -198,7 +202,12 @@ fn decode_side<const K: usize, const W: usize>(
             let field = (x & all) >> format.fraction_bits;
             let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
             side.magnitude[i][j] = magnitude << up;
-            side.exponent[i][j] = field.max(1).wrapping_add((exponent_shift - format.bias()) as u32);
+            // Zero does not take part in the choice of the largest exponent.
+            side.exponent[i][j] = if x & all == 0 {
+                0
+            } else {
+                field.max(1).wrapping_add((exponent_shift - format.bias()) as u32)
+            };
             side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
             largest[j] = largest[j].max(x & all);
         }
@@ -284,7 +293,7 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
     column: usize,
     start: usize,
 ) -> ([f64; ROWS], [u32; ROWS]) {
-    let mut largest = c.exponent[column];
+    let mut largest = c.exponent[column].map(|exponent| exponent.max(SMALLEST));
     for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
         for k in start..start + CHUNK {
             let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
@@ -369,7 +378,9 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        bits[row] = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
+        let rounded = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
+        // A negative sum that rounds to zero gives +0.
+        bits[row] = if rounded == 0x8000 { 0 } else { rounded };
     }
     bits
 }
