@@ -12,6 +12,8 @@ mod machine;
 mod module;
 mod op;
 mod operand;
+mod print;
+mod signature;
 mod types;
 
 pub use builder::{
@@ -22,8 +24,9 @@ pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 pub use machine::Machine;
 pub use module::{
     Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,
-    Register, Statement, Target, TargetSuffix, Variable, Version,
+    ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};
