@@ -1,7 +1,7 @@
 //! Keys and values in a ring of `cp.async` stages, visited from the last block to the first: the masked blocks come
 //! first, and only the first block visited can be ragged.
 
-use ptx::{Builder, CmpOp, Global, R32, Shared, Src};
+use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 
 use crate::{Bound, Coverage, KeyTile, MatrixReader, OpenTile, TileCopy, TileLayout};
 
@@ -39,13 +39,9 @@ pub struct KvPipeline {
     bound: Bound,
     key: Stream,
     value: Stream,
-    /// The block to visit now.
+    /// The block to visit now, and the offset of its stage.
     current: R32,
-    /// The next block to request; below 0 when all are.
-    next: R32,
-    /// Offsets of the stages to read now and to fill next.
-    read: R32,
-    fill: R32,
+    stage: R32,
 }
 
 /// A block of keys and values being visited.
@@ -71,34 +67,37 @@ impl KvPipeline {
         ragged: Option<R32>,
     ) -> KvPipeline {
         let current: R32 = k.sub(bound.end, 1);
-        let (next, read, fill) = (k.mov(current), k.mov(0), k.mov(0));
+        let stage = k.mov(0);
         let stage_bytes = key.layout.bytes() + value.layout.bytes();
-        KvPipeline { stages, stage_bytes, block_n, ragged, bound, key, value, current, next, read, fill }
+        KvPipeline { stages, stage_bytes, block_n, ragged, bound, key, value, current, stage }
     }
 
     /// Requests the first blocks. What the CTA requested before belongs to the first group.
     pub fn start(&self, k: &mut Builder) {
-        let some = k.setp_s(CmpOp::Ge, self.next, 0);
-        k.if_(some, |k| {
-            let limit = self.ragged.map(|keys| {
-                let before: R32 = k.mul(self.next, self.block_n);
-                k.sub(keys, before)
+        for ahead in 0..self.ahead().max(1) {
+            self.if_block(k, ahead, |k| {
+                let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
+                    let before: R32 = k.mul(self.current, self.block_n);
+                    k.sub(keys, before)
+                });
+                let stage = i64::from(ahead * self.stage_bytes);
+                self.request(k, &self.key, self.key.tile.at(stage), limit);
+                if self.stages > 1 {
+                    self.request(k, &self.value, self.value.tile.at(stage), limit);
+                }
             });
-            self.request_key(k, limit);
-            if self.stages > 1 {
-                self.request_value(k, limit);
-                self.step_fill(k);
-            }
-        });
-        k.cp_async_commit();
-        for _ in 2..self.stages {
-            self.request_both(k);
+            k.cp_async_commit();
         }
+    }
+
+    /// Blocks by which requests are ahead of visits.
+    fn ahead(&self) -> u32 {
+        self.stages - 1
     }
 
     /// Groups of this thread that may be incomplete when those requested before [`KvPipeline::start`] are needed.
     pub fn groups_ahead(&self) -> u32 {
-        self.stages.max(2) - 2
+        self.ahead().max(1) - 1
     }
 
     /// Visits every block of the bound, partial ones first.
@@ -122,61 +121,58 @@ impl KvPipeline {
                 let origin = k.mul(self.current, self.block_n);
                 let block = Block { origin, coverage, pipeline: self };
                 visit(k, &block);
-                self.step_read(k);
+                self.next_stage(k);
                 k.sub_to(self.current, self.current, 1);
                 k.setp_s(CmpOp::Ge, self.current, last)
             });
         });
     }
 
-    /// Requests the next block's keys and values, if there is one, as one group.
-    fn request_both(&self, k: &mut Builder) {
-        let some = k.setp_s(CmpOp::Ge, self.next, 0);
-        k.if_(some, |k| {
-            self.request_key(k, None);
-            self.request_value(k, None);
-            self.step_fill(k);
-        });
-        k.cp_async_commit();
+    /// Runs `request` if the block `ahead` of the current one exists.
+    fn if_block(&self, k: &mut Builder, ahead: u32, request: impl FnOnce(&mut Builder)) {
+        let some = k.setp_s(CmpOp::Ge, self.current, ahead);
+        k.if_(some, request);
     }
 
-    /// Requests the keys of block `next` and moves on.
-    fn request_key(&self, k: &mut Builder, limit: Option<R32>) {
-        self.request(k, &self.key, limit);
-        k.sub_to(self.next, self.next, 1);
-    }
-
-    fn request_value(&self, k: &mut Builder, limit: Option<R32>) {
-        self.request(k, &self.value, limit);
-    }
-
-    fn request(&self, k: &mut Builder, stream: &Stream, limit: Option<R32>) {
-        let to = self.stage(k, stream.tile, self.fill);
+    /// Requests the stream's next tile, and steps down.
+    fn request(&self, k: &mut Builder, stream: &Stream, to: Shared, limit: Option<R32>) {
         stream.copy.load(k, to, stream.from, limit);
         k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
     }
 
-    fn stage(&self, k: &mut Builder, tile: Shared, offset: R32) -> Shared {
-        if self.stages == 1 { tile } else { k.shared_advance(tile, offset) }
+    /// Requests the block whose turn it is, as one group, into the stage that the last visit left.
+    fn request_ahead(&self, k: &mut Builder) {
+        self.if_block(k, self.ahead(), |k| {
+            let last_stage = self.ahead() * self.stage_bytes;
+            let free = if self.stages == 2 {
+                k.xor(self.stage, self.stage_bytes)
+            } else {
+                let before: R32 = k.sub(self.stage, self.stage_bytes);
+                let wraps = k.setp_u(CmpOp::Eq, self.stage, 0);
+                k.selp(last_stage, before, wraps)
+            };
+            for stream in [&self.key, &self.value] {
+                let to = k.shared_advance(stream.tile, free);
+                self.request(k, stream, to, None);
+            }
+        });
+        k.cp_async_commit();
     }
 
-    fn step_fill(&self, k: &mut Builder) {
-        self.step(k, self.fill);
-    }
-
-    fn step_read(&self, k: &mut Builder) {
-        self.step(k, self.read);
+    /// The current stage of a tile.
+    fn tile(&self, k: &mut Builder, stream: &Stream) -> Shared {
+        if self.stages == 1 { stream.tile } else { k.shared_advance(stream.tile, self.stage) }
     }
 
     /// On to the next stage of the ring.
-    fn step(&self, k: &mut Builder, offset: R32) {
+    fn next_stage(&self, k: &mut Builder) {
         match self.stages {
             1 => {}
-            2 => k.xor_to(offset, offset, self.stage_bytes),
+            2 => k.xor_to(self.stage, self.stage, self.stage_bytes),
             _ => {
-                let next: R32 = k.add(offset, self.stage_bytes);
+                let next: R32 = k.add(self.stage, self.stage_bytes);
                 let wraps = k.setp_u(CmpOp::Eq, next, self.stages * self.stage_bytes);
-                k.selp_to(offset, 0, next, wraps);
+                k.selp_to(self.stage, 0, next, wraps);
             }
         }
     }
@@ -190,12 +186,12 @@ impl Block<'_> {
         k.bar_sync();
         if p.stages == 1 {
             let limit = self.limit(k);
-            p.request_value(k, limit);
+            p.request(k, &p.value, p.value.tile, limit);
             k.cp_async_commit();
         } else {
-            p.request_both(k);
+            p.request_ahead(k);
         }
-        let tile = p.stage(k, p.key.tile, p.read);
+        let tile = p.tile(k, &p.key);
         KeyTile { tile: p.key.reader.open(k, tile), tail: p.key.tail.map(|tail| tail.open(k, tile)) }
     }
 
@@ -205,11 +201,10 @@ impl Block<'_> {
         if p.stages == 1 {
             k.cp_async_wait(0);
             k.bar_sync();
-            let some = k.setp_s(CmpOp::Ge, p.next, 0);
-            k.if_(some, |k| p.request_key(k, None));
+            p.if_block(k, 1, |k| p.request(k, &p.key, p.key.tile, None));
             k.cp_async_commit();
         }
-        let tile = p.stage(k, p.value.tile, p.read);
+        let tile = p.tile(k, &p.value);
         p.value.reader.open(k, tile)
     }
 

@@ -45,64 +45,51 @@ impl MmaPlan {
     }
 }
 
-/// A tensor as the kernel meets it: the head of this CTA, and the distance of rows.
-#[derive(Clone, Copy)]
-struct HeadOf {
-    head: Global,
-    row_bytes: i64,
-}
-
 /// What the CTA works on, in registers, and what is known of it when the kernel is made.
 struct Forward<'a> {
     plan: &'a MmaPlan,
     problem: &'a Problem,
     half: Half,
     rule: MaskRule,
+    params: Params,
     threads: Threads,
     rows: RowRange,
-    /// `|scale| · log2 e`.
-    factor: F32,
-    q: HeadOf,
-    key: HeadOf,
-    value: HeadOf,
-    out: HeadOf,
-    /// LSE of the head's first row.
-    lse: Option<Global>,
     shared: Shared,
 }
 
-impl<'a> Forward<'a> {
-    /// Declares the parameters, in the order of [`args`], and finds the CTA's place.
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
-        let pointers = ["q", "k", "v", "out"].map(|name| k.param_pointer(name));
-        let lse = plan.lse.then(|| k.param_pointer("lse"));
-        let strides = ["q", "k", "v", "out"].map(|name| {
-            (k.param_u64(&format!("{name}_batch_bytes")), k.param_u64(&format!("{name}_head_bytes")))
+/// The kernel's parameters, in the order of [`args`].
+struct Params {
+    /// Of q, k, v and out: the start, and the bytes between batch entries and between heads.
+    tensors: [(Global, R64, R64); 4],
+    lse: Option<Global>,
+    seq_q: R32,
+    seq_kv: R32,
+    /// `|scale| · log2 e`.
+    factor: F32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, lse: bool) -> Params {
+        let pointers = Tensor::ALL.map(|tensor| k.param_pointer(tensor.name()));
+        let lse = lse.then(|| k.param_pointer("lse"));
+        let tensors = [0, 1, 2, 3].map(|i| {
+            let name = Tensor::ALL[i].name();
+            let batch_bytes = k.param_u64(&format!("{name}_batch_bytes"));
+            (pointers[i], batch_bytes, k.param_u64(&format!("{name}_head_bytes")))
         });
         let (seq_q, seq_kv) = (k.param_u32("seq_q"), k.param_u32("seq_kv"));
-        let factor = k.param_f32("scale_log2e");
+        Params { tensors, lse, seq_q, seq_kv, factor: k.param_f32("scale_log2e") }
+    }
+}
 
+impl<'a> Forward<'a> {
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
+        let params = Params::declare(k, plan.lse);
         let rule = match problem.mask {
             Mask::Causal => MaskRule::Causal,
             _ => MaskRule::All,
         };
-        let (row_block, head, batch) = place(k, plan.grid, rule);
-        let kv_head = k.div_u(head, problem.group_size() as u32);
-        let head_of = |k: &mut Builder, i: usize, head: R32| {
-            let (batch_bytes, head_bytes) = strides[i];
-            let [batch, head] = [batch, head].map(|n| k.zext(n));
-            let of_batch: R64 = k.mad(batch, batch_bytes, pointers[i].base);
-            let tensor = Tensor::ALL[i];
-            let row_bytes = used(problem.extents(tensor)[2], problem.strides(tensor).row);
-            HeadOf { head: Global::from(k.mad(head, head_bytes, of_batch)), row_bytes }
-        };
-        let (q, key) = (head_of(k, 0, head), head_of(k, 1, kv_head));
-        let (value, out) = (head_of(k, 2, kv_head), head_of(k, 3, head));
-        let lse = lse.map(|lse| {
-            let of_batch: R32 = k.mad(batch, problem.heads_q as u32, head);
-            let row = k.mul_wide_u(of_batch, seq_q);
-            Global::from(k.mad(row, 4, lse.base))
-        });
+        let row_block = row_block(k, plan.grid, rule);
         let first = k.mul(row_block, plan.block_m);
         Forward {
             plan,
@@ -110,13 +97,8 @@ impl<'a> Forward<'a> {
             half: if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 },
             rule,
             threads: Threads::new(k, plan.threads()),
-            rows: RowRange { first, rows: plan.block_m, seq_q, seq_kv },
-            factor,
-            q,
-            key,
-            value,
-            out,
-            lse,
+            rows: RowRange { first, rows: plan.block_m, seq_q: params.seq_q, seq_kv: params.seq_kv },
+            params,
             shared: k.dynamic_shared(128),
         }
     }
@@ -133,7 +115,7 @@ impl<'a> Forward<'a> {
 
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
         let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows());
-        let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.factor, plan.warp_rows());
+        let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
         blocks.for_each_block(k, |k, block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
@@ -156,17 +138,19 @@ impl<'a> Forward<'a> {
         let ring = self.shared.at(i64::from(q.bytes().max(o.bytes())));
         let before_end: R32 = k.sub(bound.end, 1);
         let first = k.mul(before_end, self.plan.block_n);
-        let stream = |k: &mut Builder, tensor: HeadOf, layout: TileLayout, reader, tail, tile| {
-            let copy = TileCopy::new(k, &self.threads, layout, tensor.row_bytes, self.plan.copy);
-            let from = copy.start(k, tensor.head, first);
-            let block_bytes = i64::from(self.plan.block_n).wrapping_mul(tensor.row_bytes);
+        let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
+            let row_bytes = self.row_bytes(tensor);
+            let copy = TileCopy::new(k, &self.threads, layout, row_bytes, self.plan.copy);
+            let head = self.head(k, tensor);
+            let from = copy.start(k, head, first);
+            let block_bytes = i64::from(self.plan.block_n).wrapping_mul(row_bytes);
             Stream { copy, reader, tail, from, block_bytes, tile, layout }
         };
         let reader = MatrixReader::chunks_first(k, &self.threads, key);
         let tail = (key.chunks % 2 == 1).then(|| MatrixReader::one_chunk(k, &self.threads, key));
-        let keys = stream(k, self.key, key, reader, tail, ring);
+        let keys = stream(k, Tensor::K, key, reader, tail, ring);
         let reader = MatrixReader::rows_first(k, &self.threads, value);
-        let values = stream(k, self.value, value, reader, None, ring.at(i64::from(key.bytes())));
+        let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
         let ragged = (!divides).then_some(self.rows.seq_kv);
         KvPipeline::new(k, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
     }
@@ -174,8 +158,9 @@ impl<'a> Forward<'a> {
     /// Requests the CTA's queries.
     fn load_queries(&self, k: &mut Builder) {
         let [layout, ..] = self.layouts();
-        let copy = TileCopy::new(k, &self.threads, layout, self.q.row_bytes, self.plan.copy);
-        let from = copy.start(k, self.q.head, self.rows.first);
+        let copy = TileCopy::new(k, &self.threads, layout, self.row_bytes(Tensor::Q), self.plan.copy);
+        let head = self.head(k, Tensor::Q);
+        let from = copy.start(k, head, self.rows.first);
         let limit = self.rows_left(k, self.rows.first);
         copy.load(k, self.shared, from, Some(limit));
     }
@@ -209,13 +194,38 @@ impl<'a> Forward<'a> {
         // A CTA without keys has not waited for its queries, which lie where O will.
         k.cp_async_wait(0);
         k.bar_sync();
-        let copy = TileCopy::by_warp(k, &self.threads, layout, self.out.row_bytes, self.plan.copy);
-        let to = copy.start(k, self.out.head, first);
+        let copy = TileCopy::by_warp(k, &self.threads, layout, self.row_bytes(Tensor::Out), self.plan.copy);
+        let head = self.head(k, Tensor::Out);
+        let to = copy.start(k, head, first);
         store_rows(k, &self.threads, self.half, o, layout, self.shared, &copy, to, Some(limit));
-        if let Some(head) = self.lse {
-            let to = k.index(head, first, 4);
+        if let Some(start) = self.params.lse {
+            let [head, batch] = head_and_batch(k, self.plan.grid);
+            let rows_before: R32 = k.mad(batch, self.problem.heads_q as u32, head);
+            let first = k.zext(first);
+            let seq_q = k.zext(self.rows.seq_q);
+            let heads = k.zext(rows_before);
+            let row: R64 = k.mad(heads, seq_q, first);
+            let to = Global::from(k.mad(row, 4, start.base));
             store_lse(k, &self.threads, lse, to, limit);
         }
+    }
+
+    /// Start of the head of a tensor that the CTA works on. Read anew where it is needed, so that nothing of it stays
+    /// in registers meanwhile.
+    fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
+        let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
+        let [head, batch] = head_and_batch(k, self.plan.grid);
+        let head = match tensor {
+            Tensor::K | Tensor::V => k.div_u(head, self.problem.group_size() as u32),
+            Tensor::Q | Tensor::Out => head,
+        };
+        let [batch, head] = [batch, head].map(|n| k.zext(n));
+        let of_batch: R64 = k.mad(batch, batch_bytes, start.base);
+        Global::from(k.mad(head, head_bytes, of_batch))
+    }
+
+    fn row_bytes(&self, tensor: Tensor) -> i64 {
+        used(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
     fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
@@ -223,23 +233,30 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The CTA's block of rows, head and batch entry.
-fn place(k: &mut Builder, grid: Grid, rule: MaskRule) -> (R32, R32, R32) {
-    use SpecialReg::{CtaidX, CtaidY, CtaidZ, NctaidX, NctaidZ};
-    let (rows, row_blocks, head, batch) = match grid {
-        Grid::RowsFirst => (CtaidX, NctaidX, CtaidY, CtaidZ),
-        Grid::HeadsFirst => (CtaidZ, NctaidZ, CtaidX, CtaidY),
+/// The CTA's block of rows. Of a causal head the last rows, which see most, come first.
+fn row_block(k: &mut Builder, grid: Grid, rule: MaskRule) -> R32 {
+    let (index, count) = match grid {
+        Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
+        Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
-    let [rows, head, batch] = [rows, head, batch].map(|r| k.special(r));
-    let rows = match rule {
-        MaskRule::All => rows,
+    let index = k.special(index);
+    match rule {
+        MaskRule::All => index,
         MaskRule::Causal => {
-            let blocks = k.special(row_blocks);
-            let last: R32 = k.sub(blocks, 1);
-            k.sub(last, rows)
+            let count = k.special(count);
+            let last: R32 = k.sub(count, 1);
+            k.sub(last, index)
         }
-    };
-    (rows, head, batch)
+    }
+}
+
+/// The CTA's query head and batch entry.
+fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
+    match grid {
+        Grid::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
+        Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
+    }
+    .map(|register| k.special(register))
 }
 
 /// A stride in bytes; 0 where it is never stepped over.
