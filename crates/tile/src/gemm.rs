@@ -28,8 +28,13 @@ pub enum Sign {
 
 #[derive(Clone, Debug)]
 enum Source {
-    Shared(OpenTile),
+    Shared(MatrixReader, Shared),
     Registers(Vec<Fragment>),
+}
+
+enum Opened<'a> {
+    Shared(OpenTile),
+    Registers(&'a [Fragment]),
 }
 
 impl Queries {
@@ -46,14 +51,15 @@ impl Queries {
     ) -> Queries {
         let reader = MatrixReader::rows_first(k, threads, layout);
         let start: R32 = k.mad(threads.warp, rows * layout.pitch(), tile.base);
-        let open = reader.open(k, Shared { base: start, offset: tile.offset });
-        Queries { m_tiles: rows / 16, chunks: layout.chunks, half, sign, source: Source::Shared(open) }
+        let source = Source::Shared(reader, Shared { base: start, offset: tile.offset });
+        Queries { m_tiles: rows / 16, chunks: layout.chunks, half, sign, source }
     }
 
     /// The same queries, read once and kept in registers. The tile must be complete and visible.
     pub fn into_registers(self, k: &mut Builder) -> Queries {
+        let open = self.open(k);
         let all = (0..self.steps()).flat_map(|j| (0..self.m_tiles).map(move |m| (m, j)));
-        let fragments = all.map(|(m, j)| self.fragment(k, m, j)).collect();
+        let fragments = all.map(|(m, j)| self.fragment(k, &open, m, j)).collect();
         Queries { source: Source::Registers(fragments), ..self }
     }
 
@@ -62,10 +68,18 @@ impl Queries {
         self.chunks.div_ceil(2)
     }
 
-    fn fragment(&self, k: &mut Builder, m: u32, step: u32) -> Fragment {
+    /// Addresses for one product: made anew each time, since keeping them costs registers all the while.
+    fn open(&self, k: &mut Builder) -> Opened<'_> {
         match &self.source {
-            Source::Registers(fragments) => fragments[(step * self.m_tiles + m) as usize],
-            Source::Shared(tile) => {
+            Source::Shared(reader, tile) => Opened::Shared(reader.open(k, *tile)),
+            Source::Registers(fragments) => Opened::Registers(fragments),
+        }
+    }
+
+    fn fragment(&self, k: &mut Builder, open: &Opened, m: u32, step: u32) -> Fragment {
+        match open {
+            Opened::Registers(fragments) => fragments[(step * self.m_tiles + m) as usize],
+            Opened::Shared(tile) => {
                 let from = tile.address(16 * m, 2 * step);
                 if 2 * step + 1 == self.chunks {
                     Fragment::K8(self.adjust(k, |k| k.ldmatrix(from)))
@@ -103,8 +117,9 @@ pub struct KeyTile {
 pub fn mma_qk(k: &mut Builder, q: &Queries, key: &KeyTile) -> AccTile {
     let keys = key.tile.layout().rows;
     let s = AccTile::zero(k, 16 * q.m_tiles, keys);
+    let open = q.open(k);
     for step in 0..q.steps() {
-        let a: Vec<Fragment> = (0..q.m_tiles).map(|m| q.fragment(k, m, step)).collect();
+        let a: Vec<Fragment> = (0..q.m_tiles).map(|m| q.fragment(k, &open, m, step)).collect();
         for pair in 0..keys / 16 {
             let n = 2 * pair;
             match &key.tail {
