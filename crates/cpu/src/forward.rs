@@ -7,9 +7,9 @@ use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
 use crate::output::OutputRows;
-use crate::simd::{Isa, Portable, Simd};
+use crate::simd::{Isa, Portable, Simd, widen};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step};
-use crate::{CpuError, CpuPlan, Element};
+use crate::{CpuError, CpuPlan, Element, Elements};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
 /// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes.
@@ -173,9 +173,9 @@ impl<T: Element> Call<'_, T> {
         let p = self.problem;
         let Scratch { panels, keys, values, weights, rows } = scratch;
         let panels = self.fill_panels(simd, task, panels, rows);
-        let seen: Vec<KeyRange> = panels.iter().map(Panel::seen_by_any).collect();
-        let start = seen.iter().filter(|r| !r.is_empty()).map(|r| r.start).min().unwrap_or(0);
-        let end = seen.iter().map(|r| r.end).max().unwrap_or(0);
+        let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
+        let end = seen.map(|r| r.end).max().unwrap_or(0);
         let block_kv = self.plan.block_kv;
         weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
@@ -184,13 +184,13 @@ impl<T: Element> Call<'_, T> {
             let range = KeyRange { start: first, end: (first + block_kv).min(end) };
             let block = Block {
                 keys: range,
-                k: self.widened(Tensor::K, task.batch, kv_head, range, keys),
-                v: self.widened(Tensor::V, task.batch, kv_head, range, values),
+                k: self.widened(simd, Tensor::K, task.batch, kv_head, range, keys),
+                v: self.widened(simd, Tensor::V, task.batch, kv_head, range, values),
                 dim: p.head_dim,
                 dim_v: p.head_dim_v,
             };
-            for (panel, seen) in panels.iter_mut().zip(&seen) {
-                if seen.start < range.end && range.start < seen.end {
+            for panel in panels.iter_mut() {
+                if panel.by_any.start < range.end && range.start < panel.by_any.end {
                     run_step(simd, Step { panel, block, scale, weights });
                 }
             }
@@ -215,20 +215,19 @@ impl<T: Element> Call<'_, T> {
         let needed = (task.last - task.first).div_ceil(widest);
         panels.resize_with(panels.len().max(needed), Panel::new);
         rows.resize(MAX_WIDTH * p.head_dim.max(p.head_dim_v));
-        let sign = if p.softmax_scale() < 0.0 { -1.0 } else { 1.0 };
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
             let count = widest.min(task.last - first);
             panel.reset(count, count.next_multiple_of(S::LANES), p.head_dim, p.head_dim_v);
-            for lane in 0..panel.width {
-                let (head, row) = self.place(task, first + lane.min(count - 1));
-                panel.seen[lane] = p.mask.keys(row, p.seq_q, p.seq_kv);
-                if lane < count {
-                    let q = row_of(p, Tensor::Q, self.q, task.batch, head, row);
-                    let wide = &mut rows[lane * p.head_dim..][..p.head_dim];
-                    T::widen(q, wide);
-                    if sign < 0.0 {
-                        wide.iter_mut().for_each(|x| *x = -*x);
-                    }
+            panel.set_seen(|lane| {
+                let (_, row) = self.place(task, first + lane.min(count - 1));
+                p.mask.keys(row, p.seq_q, p.seq_kv)
+            });
+            for (lane, wide) in rows.chunks_exact_mut(p.head_dim).take(count).enumerate() {
+                let (head, row) = self.place(task, first + lane);
+                let q = row_of(p, Tensor::Q, self.q, task.batch, head, row);
+                widen(simd, T::elements(q), wide);
+                if p.softmax_scale() < 0.0 {
+                    wide.iter_mut().for_each(|x| *x = -*x);
                 }
             }
             simd.transpose(rows, p.head_dim, &mut panel.q, panel.width, count, p.head_dim);
@@ -237,8 +236,9 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Keys `range` of a head as dense f32: in place where they already are, otherwise widened into `room`.
-    fn widened<'s>(
+    fn widened<'s, S: Simd>(
         &'s self,
+        simd: S,
         tensor: Tensor,
         batch: usize,
         head: usize,
@@ -253,15 +253,15 @@ impl<T: Element> Call<'_, T> {
             // The rows follow each other: find the block as one slice.
             let start = (first.as_ptr() as usize - data.as_ptr() as usize) / size_of::<T>();
             let rows = &data[start..][..range.len() * dim];
-            if let Some(rows) = T::as_f32(rows) {
+            if let Elements::F32(rows) = T::elements(rows) {
                 return rows;
             }
-            T::widen(rows, room.resize(rows.len()));
+            widen(simd, T::elements(rows), room.resize(rows.len()));
             return room;
         }
         room.resize(range.len() * dim);
         for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(dim)) {
-            T::widen(row_of(p, tensor, data, batch, head, row), wide);
+            widen(simd, T::elements(row_of(p, tensor, data, batch, head, row)), wide);
         }
         room
     }
@@ -276,7 +276,8 @@ impl<T: Element> Call<'_, T> {
             if sum == 0.0 {
                 wide.fill(0.0);
             } else {
-                wide.iter_mut().for_each(|x| *x /= sum);
+                let share = 1.0 / sum;
+                wide.iter_mut().for_each(|x| *x *= share);
             }
             let (head, row) = self.place(task, index + lane);
             self.write(task.batch, head, row, wide, panel.shift[lane], sum);

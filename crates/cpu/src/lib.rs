@@ -19,7 +19,7 @@ mod plan;
 mod simd;
 mod tile;
 
-pub use element::Element;
+pub use element::{Element, Elements};
 pub use error::CpuError;
 pub use forward::attention;
 pub use oracle::{Reference, oracle, reference_in_precision};

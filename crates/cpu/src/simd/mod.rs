@@ -12,6 +12,8 @@ mod neon;
 
 use std::fmt;
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gemm::{Columns, Init, Rows, gemm};
@@ -22,6 +24,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
 
+use crate::element::Elements;
 use crate::tile::Step;
 
 /// Instruction sets that the kernels are compiled for.
@@ -131,6 +134,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
     fn step<const VECTORS: usize>(self, step: Step<'_>);
 
+    /// Widens `from` into `to`, which has the same length.
+    fn widen_f16(self, from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    /// Widens `from` into `to`, which has the same length.
+    fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {
+        widen_bf16_plain(from, to);
+    }
+
     /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
@@ -166,6 +179,24 @@ fn exp2_by_shift<S: Simd>(s: S, t: S::V, exponent: impl FnOnce(S::V) -> S::V) ->
     // A product, not a sum of exponents, so that a NaN stays one. Below −126 the shifted bits mean nothing.
     let power = s.mul(p, exponent(shifted));
     s.select_lt(t, s.splat(-126.0), s.splat(0.0), power)
+}
+
+/// Widens `from` into `to`, which has the same length.
+pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
+    match from {
+        Elements::F32(from) => to.copy_from_slice(from),
+        Elements::F16(from) => s.widen_f16(from, to),
+        Elements::Bf16(from) => s.widen_bf16(from, to),
+    }
+}
+
+/// A bfloat16 is the upper half of an f32. Written out because this loop vectorises and `bf16::to_f32`, which
+/// quiets signalling NaNs, does not; arithmetic quiets them anyway.
+#[inline(always)]
+fn widen_bf16_plain(from: &[bf16], to: &mut [f32]) {
+    for (wide, narrow) in to.iter_mut().zip(from) {
+        *wide = f32::from_bits(u32::from(narrow.to_bits()) << 16);
+    }
 }
 
 /// Transposition element by element.
