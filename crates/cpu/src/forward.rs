@@ -9,6 +9,7 @@ use crate::aligned::Aligned;
 use crate::output::OutputRows;
 use crate::simd::{Isa, Portable, Simd, widen};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step};
+use crate::view::{Inputs, View, origin};
 use crate::{CpuError, CpuPlan, Element, Elements};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
@@ -26,8 +27,8 @@ pub fn attention<T: Element>(
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
-    check_inputs(problem, q, k, v)?;
-    let origin = check_buffer(problem, Tensor::Out, out.len())?;
+    let inputs = Inputs::check(problem, q, k, v)?;
+    let origin = origin(problem, Tensor::Out, out.len())?;
     let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
         return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
@@ -36,7 +37,7 @@ pub fn attention<T: Element>(
     let (heads, rows) = (problem.heads_q as i64, problem.seq_q as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let call = Call { problem, q, k, v, out, lse, plan };
+    let call = Call { problem, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
@@ -52,48 +53,10 @@ pub fn attention<T: Element>(
     Ok(())
 }
 
-/// Refuses inputs of another type or too short for their tensors.
-pub(crate) fn check_inputs<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<(), CpuError> {
-    problem.check()?;
-    if T::DTYPE != problem.dtype {
-        return Err(CpuError::DType { slices: T::DTYPE, problem: problem.dtype });
-    }
-    for (tensor, len) in [(Tensor::Q, q.len()), (Tensor::K, k.len()), (Tensor::V, v.len())] {
-        check_buffer(problem, tensor, len)?;
-    }
-    Ok(())
-}
-
-/// Index of element (0, 0, 0, 0) in a buffer of `len` elements.
-fn check_buffer(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
-    let (needed, origin) =
-        problem.span(tensor).ok_or(problem::ProblemError::TooLarge { tensor: tensor.name() })?;
-    if len < needed {
-        return Err(CpuError::BufferTooShort { tensor: tensor.name(), len, needed });
-    }
-    Ok(origin)
-}
-
-/// Row (`batch`, `head`, `row`) of an input that [`check_inputs`] accepted.
-pub(crate) fn row_of<'a, T>(
-    problem: &Problem,
-    tensor: Tensor,
-    data: &'a [T],
-    batch: usize,
-    head: usize,
-    row: usize,
-) -> &'a [T] {
-    let origin = problem.span(tensor).map_or(0, |(_, origin)| origin);
-    let start = origin as i64 + problem.strides(tensor).offset(batch, head, row);
-    &data[start as usize..][..problem.extents(tensor)[3]]
-}
-
 /// One call of [`attention`], checked.
 struct Call<'a, T> {
     problem: &'a Problem,
-    q: &'a [T],
-    k: &'a [T],
-    v: &'a [T],
+    inputs: Inputs<'a, T>,
     out: OutputRows<'a, T>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -166,7 +129,10 @@ impl<T: Element> Call<'_, T> {
 
     /// Query head and row of the `index`-th row of a task's heads.
     fn place(&self, task: Task, index: usize) -> (usize, usize) {
-        (task.head + index / self.problem.seq_q, index % self.problem.seq_q)
+        match index.checked_sub(self.problem.seq_q) {
+            None => (task.head, index), // nearly always, and without a division
+            Some(_) => (task.head + index / self.problem.seq_q, index % self.problem.seq_q),
+        }
     }
 
     fn run_task<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
@@ -184,8 +150,8 @@ impl<T: Element> Call<'_, T> {
             let range = KeyRange { start: first, end: (first + block_kv).min(end) };
             let block = Block {
                 keys: range,
-                k: self.widened(simd, Tensor::K, task.batch, kv_head, range, keys),
-                v: self.widened(simd, Tensor::V, task.batch, kv_head, range, values),
+                k: widen_rows(simd, self.inputs.k, task.batch, kv_head, range, keys),
+                v: widen_rows(simd, self.inputs.v, task.batch, kv_head, range, values),
                 dim: p.head_dim,
                 dim_v: p.head_dim_v,
             };
@@ -224,8 +190,7 @@ impl<T: Element> Call<'_, T> {
             });
             for (lane, wide) in rows.chunks_exact_mut(p.head_dim).take(count).enumerate() {
                 let (head, row) = self.place(task, first + lane);
-                let q = row_of(p, Tensor::Q, self.q, task.batch, head, row);
-                widen(simd, T::elements(q), wide);
+                widen(simd, T::elements(self.inputs.q.row(task.batch, head, row)), wide);
                 if p.softmax_scale() < 0.0 {
                     wide.iter_mut().for_each(|x| *x = -*x);
                 }
@@ -233,37 +198,6 @@ impl<T: Element> Call<'_, T> {
             simd.transpose(rows, p.head_dim, &mut panel.q, panel.width, count, p.head_dim);
         }
         &mut panels[..needed]
-    }
-
-    /// Keys `range` of a head as dense f32: in place where they already are, otherwise widened into `room`.
-    fn widened<'s, S: Simd>(
-        &'s self,
-        simd: S,
-        tensor: Tensor,
-        batch: usize,
-        head: usize,
-        range: KeyRange,
-        room: &'s mut Aligned,
-    ) -> &'s [f32] {
-        let p = self.problem;
-        let data = if tensor == Tensor::K { self.k } else { self.v };
-        let (dim, stride) = (p.extents(tensor)[3], p.strides(tensor));
-        let first = row_of(p, tensor, data, batch, head, range.start);
-        if stride.row == dim as i64 {
-            // The rows follow each other: find the block as one slice.
-            let start = (first.as_ptr() as usize - data.as_ptr() as usize) / size_of::<T>();
-            let rows = &data[start..][..range.len() * dim];
-            if let Elements::F32(rows) = T::elements(rows) {
-                return rows;
-            }
-            widen(simd, T::elements(rows), room.resize(rows.len()));
-            return room;
-        }
-        room.resize(range.len() * dim);
-        for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(dim)) {
-            widen(simd, T::elements(row_of(p, tensor, data, batch, head, row)), wide);
-        }
-        room
     }
 
     /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
@@ -305,4 +239,29 @@ fn run_step<S: Simd>(simd: S, step: Step<'_>) {
         2 => simd.step::<2>(step),
         _ => simd.step::<1>(step),
     }
+}
+
+/// Rows `range` of a head of K or V as dense f32: in place where they already are, otherwise widened into `room`.
+fn widen_rows<'a, S: Simd, T: Element>(
+    simd: S,
+    view: View<'a, T>,
+    batch: usize,
+    head: usize,
+    range: KeyRange,
+    room: &'a mut Aligned,
+) -> &'a [f32] {
+    let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
+    if let Some(Elements::F32(rows)) = dense {
+        return rows;
+    }
+    room.resize(range.len() * view.dim);
+    match dense {
+        Some(rows) => widen(simd, rows, room),
+        None => {
+            for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(view.dim)) {
+                widen(simd, T::elements(view.row(batch, head, row)), wide);
+            }
+        }
+    }
+    room
 }

@@ -18,6 +18,7 @@ mod output;
 mod plan;
 mod simd;
 mod tile;
+mod view;
 
 pub use element::{Element, Elements};
 pub use error::CpuError;

@@ -57,10 +57,13 @@ impl Panel {
         }
     }
 
-    /// Makes ready for `rows` new rows in `width` lanes. Q is zero and to be filled.
+    /// Makes ready for `rows` new rows in `width` lanes. Q is to be filled; its padding is zero.
     pub(crate) fn reset(&mut self, rows: usize, width: usize, dim: usize, dim_v: usize) {
         (self.rows, self.width) = (rows, width);
-        self.q.resize(dim * width).fill(0.0);
+        let q = self.q.resize(dim * width);
+        if rows < width {
+            q.fill(0.0);
+        }
         self.out.resize(dim_v * width).fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.shift.fill(0.0);
