@@ -31,8 +31,8 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// Rounds `from` into `to`, which has the same length.
-    fn narrow(from: &[f32], to: &mut [Self]);
+    /// Rounds `factor · from` into `to`, which has the same length.
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [Self]);
 
     /// The elements with their type as data.
     fn elements(from: &[Self]) -> Elements<'_>;
@@ -49,8 +49,10 @@ impl Element for f32 {
         value
     }
 
-    fn narrow(from: &[f32], to: &mut [f32]) {
-        to.copy_from_slice(from);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from * factor;
+        }
     }
 
     fn elements(from: &[f32]) -> Elements<'_> {
@@ -69,8 +71,8 @@ impl Element for f16 {
         f16::from_f32(value)
     }
 
-    fn narrow(from: &[f32], to: &mut [f16]) {
-        to.convert_from_f32_slice(from);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f16]) {
+        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
     }
 
     fn elements(from: &[f16]) -> Elements<'_> {
@@ -89,11 +91,23 @@ impl Element for bf16 {
         bf16::from_f32(value)
     }
 
-    fn narrow(from: &[f32], to: &mut [bf16]) {
-        to.convert_from_f32_slice(from);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [bf16]) {
+        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
     }
 
     fn elements(from: &[bf16]) -> Elements<'_> {
         Elements::Bf16(from)
+    }
+}
+
+/// Hands `factor · from` to `convert` in pieces that stay on the stack.
+fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T], convert: impl Fn(&mut [T], &[f32])) {
+    const PIECE: usize = 64;
+    let mut scaled = [0.0; PIECE];
+    for (from, to) in from.chunks(PIECE).zip(to.chunks_mut(PIECE)) {
+        for (scaled, from) in scaled.iter_mut().zip(from) {
+            *scaled = from * factor;
+        }
+        convert(to, &scaled[..from.len()]);
     }
 }

@@ -201,27 +201,25 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
-    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &mut Panel, rows: &mut [f32]) {
+    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &Panel, rows: &mut [f32]) {
         let dim_v = self.problem.head_dim_v;
         simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
         for lane in 0..panel.rows {
-            let wide = &mut rows[lane * dim_v..][..dim_v];
-            let sum = panel.sum[lane];
-            if sum == 0.0 {
-                wide.fill(0.0);
-            } else {
-                let share = 1.0 / sum;
-                wide.iter_mut().for_each(|x| *x *= share);
-            }
+            let wide = &rows[lane * dim_v..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write(task.batch, head, row, wide, panel.shift[lane], sum);
+            self.write([task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
         }
     }
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
-    fn write(&self, batch: usize, head: usize, row: usize, wide: &[f32], shift: f32, sum: f32) {
+    fn write(&self, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
         // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
-        T::narrow(wide, unsafe { self.out.row(batch, head, row) });
+        let out = unsafe { self.out.row(batch, head, row) };
+        if sum == 0.0 {
+            out.fill(T::from_f32(0.0));
+        } else {
+            T::narrow_scaled(wide, 1.0 / sum, out);
+        }
         if let Some(lse) = &self.lse {
             let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;
             // SAFETY: as above; the LSE is dense.

@@ -148,14 +148,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
 
-/// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
+/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴
 /// (Lawson iteration in f64; coefficients rounded to f32).
-pub(crate) const EXP2_FLOOR: [f32; 5] =
-    [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_03, 0.001_867_130_2];
-/// The same for r in [−1/2, 1/2]: error below 1.6·2⁻²⁴.
 #[allow(clippy::approx_constant)] // fitted: it is near ln 2 and need not be it
-pub(crate) const EXP2_NEAREST: [f32; 5] =
-    [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+const EXP2_NEAREST: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 
 /// Horner's rule for `1 + r·q(r)`.
 #[inline(always)]
@@ -243,6 +239,22 @@ mod tests {
         #[cfg(target_arch = "aarch64")]
         errors.extend(Neon::detect().map(exp2_error));
         assert!(errors.iter().all(|&e| e < 2.0), "{errors:?} units of 2^-23");
+    }
+
+    #[test]
+    fn panels_are_as_wide_as_their_register_tile() {
+        fn width<S: Simd>(_: S) -> usize {
+            S::LANES * S::MAX_VECTORS
+        }
+        assert_eq!(width(Portable), Isa::Portable.panel_rows());
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert!(Avx2::detect().is_none_or(|s| width(s) == Isa::Avx2.panel_rows()));
+            assert!(Avx512::detect().is_none_or(|s| width(s) == Isa::Avx512.panel_rows()));
+        }
+        #[cfg(target_arch = "aarch64")]
+        assert!(Neon::detect().is_none_or(|s| width(s) == Isa::Neon.panel_rows()));
+        assert!(Isa::ALL.into_iter().all(|isa| isa.panel_rows() <= crate::tile::MAX_WIDTH));
     }
 
     #[test]
