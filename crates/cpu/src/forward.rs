@@ -157,6 +157,7 @@ impl<T: Element> Call<'_, T> {
             };
             for panel in panels.iter_mut() {
                 if panel.by_any.start < range.end && range.start < panel.by_any.end {
+                    let block = block.up_to(panel.by_any.end);
                     run_step(simd, Step { panel, block, scale, weights });
                 }
             }

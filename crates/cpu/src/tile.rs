@@ -101,6 +101,15 @@ pub(crate) struct Block<'a> {
     pub dim_v: usize,
 }
 
+impl Block<'_> {
+    /// The block without its keys from `end` on.
+    pub(crate) fn up_to(self, end: usize) -> Self {
+        let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
+        let (k, v) = (&self.k[..keys.len() * self.dim], &self.v[..keys.len() * self.dim_v]);
+        Block { keys, k, v, ..self }
+    }
+}
+
 /// One step of the online softmax.
 pub(crate) struct Step<'a> {
     pub panel: &'a mut Panel,
