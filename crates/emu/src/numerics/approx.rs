@@ -141,16 +141,17 @@ impl<F: Fn(f32) -> f32> WithSimd for Lanes<'_, F> {
     }
 }
 
-/// ln 2 to the power k over k!, for k = 7 … 1: the series of 2^f. Cut after f^7 it errs by 2^-27 for |f| ≤ ½.
-const EXP2_SERIES: [f32; 7] = [
-    1.525_273_4e-5,
-    1.540_353e-4,
-    1.333_355_8e-3,
-    9.618_129e-3,
-    5.550_410_8e-2,
-    0.240_226_51,
-    std::f32::consts::LN_2,
-];
+/// (ln 2)^k / k! for k = 7 … 1: the series of 2^f. Cut after f^7 it errs by 2^-27 for |f| ≤ ½.
+const EXP2_SERIES: [f32; 7] = {
+    let mut series = [0.0; 7];
+    let (mut term, mut k) = (1.0, 1);
+    while k <= 7 {
+        term *= std::f64::consts::LN_2 / k as f64;
+        series[7 - k] = term as f32;
+        k += 1;
+    }
+    series
+};
 
 /// 2^x to about one unit in the last place.
 #[inline(always)]

@@ -48,7 +48,7 @@ pub fn mul(a: Exact, b: Exact) -> Exact {
 pub fn div(a: Exact, b: Exact) -> Exact {
     let a = normalise(a);
     let quotient = a.magnitude / b.magnitude;
-    let sticky = u128::from(a.magnitude % b.magnitude != 0);
+    let sticky = u128::from(!a.magnitude.is_multiple_of(b.magnitude));
     // One more place keeps the sticky bit apart from the quotient.
     Exact {
         negative: a.negative != b.negative,
@@ -60,7 +60,7 @@ pub fn div(a: Exact, b: Exact) -> Exact {
 /// √a for a ≥ 0, to at least 60 bits and a sticky one.
 pub fn sqrt(a: Exact) -> Exact {
     let mut a = normalise(a);
-    if a.exponent % 2 != 0 {
+    if a.exponent & 1 == 1 {
         a = Exact { magnitude: a.magnitude << 1, exponent: a.exponent - 1, ..a };
     }
     let root = a.magnitude.isqrt();

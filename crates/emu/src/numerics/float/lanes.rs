@@ -141,52 +141,94 @@ pub enum PackedOp {
 
 /// `d = op(a, b, c)` on both halves of the lanes of `active`.
 pub fn packed_op(format: Packed, op: PackedOp, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 3]) {
-    let arch = pulp::Arch::new();
     match format {
-        Packed::F16x2 => arch.dispatch(PackedLanes::<10, 5> { op, active, d, inputs }),
-        Packed::Bf16x2 => arch.dispatch(PackedLanes::<7, 8> { op, active, d, inputs }),
+        Packed::F16x2 => packed_in::<10, 5>(op, active, d, inputs),
+        Packed::Bf16x2 => packed_in::<7, 8>(op, active, d, inputs),
     }
 }
 
-struct PackedLanes<'a, const FRACTION: u32, const EXPONENT: u32> {
-    op: PackedOp,
+/// Each operation gives the value before its one rounding, or one that rounds as it does.
+fn packed_in<const F: u32, const E: u32>(op: PackedOp, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 3]) {
+    match op {
+        PackedOp::Add => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, b)),
+        PackedOp::Sub => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, -b)),
+        // At most 22 bits: exact.
+        PackedOp::Mul => packed::<F, E>(active, d, inputs, |[a, b, _]| a * b),
+        PackedOp::Fma => packed::<F, E>(active, d, inputs, |[a, b, c]| sum_to_odd(a * b, c)),
+        PackedOp::FmaRelu => packed::<F, E>(active, d, inputs, |[a, b, c]| {
+            let sum = sum_to_odd(a * b, c);
+            if sum <= 0.0 { 0.0 } else { sum }
+        }),
+        PackedOp::Min => packed::<F, E>(active, d, inputs, |[a, b, _]| smaller64(a, b)),
+        PackedOp::Max => packed::<F, E>(active, d, inputs, |[a, b, _]| -smaller64(-a, -b)),
+    }
+}
+
+fn packed<const FRACTION: u32, const EXPONENT: u32>(
+    active: u32,
+    d: &mut Lanes32,
+    inputs: [&Lanes32; 3],
+    f: impl Fn([f64; 3]) -> f64,
+) {
+    pulp::Arch::new().dispatch(PackedLanes::<_, FRACTION, EXPONENT> { f, active, d, inputs });
+}
+
+/// `cvt.rn.{f16x2,bf16x2}.f32 d, a, b` in the lanes of `active`: a to the upper half, b to the lower.
+pub fn pack(format: Packed, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2]) {
+    let arch = pulp::Arch::new();
+    match format {
+        Packed::F16x2 => arch.dispatch(PackLanes::<10, 5> { active, d, inputs }),
+        Packed::Bf16x2 => arch.dispatch(PackLanes::<7, 8> { active, d, inputs }),
+    }
+}
+
+struct PackLanes<'a, const FRACTION: u32, const EXPONENT: u32> {
+    active: u32,
+    d: &'a mut Lanes32,
+    inputs: [&'a Lanes32; 2],
+}
+
+impl<const FRACTION: u32, const EXPONENT: u32> WithSimd for PackLanes<'_, FRACTION, EXPONENT> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { active, d, inputs: [a, b] } = self;
+        for lane in 0..32 {
+            let [high, low] =
+                [a[lane], b[lane]].map(|bits| narrow::<FRACTION, EXPONENT>(f64::from(f32::from_bits(bits))));
+            d[lane] = if active >> lane & 1 == 1 { high << 16 | low } else { d[lane] };
+        }
+    }
+}
+
+struct PackedLanes<'a, F, const FRACTION: u32, const EXPONENT: u32> {
+    f: F,
     active: u32,
     d: &'a mut Lanes32,
     inputs: [&'a Lanes32; 3],
 }
 
-impl<const FRACTION: u32, const EXPONENT: u32> WithSimd for PackedLanes<'_, FRACTION, EXPONENT> {
+impl<F, const FRACTION: u32, const EXPONENT: u32> WithSimd for PackedLanes<'_, F, FRACTION, EXPONENT>
+where
+    F: Fn([f64; 3]) -> f64,
+{
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self { op, active, d, inputs: [a, b, c] } = self;
+        let Self { f, active, d, inputs: [a, b, c] } = self;
+        let mut halves = [[0; 32]; 2];
+        for (half, shift) in halves.iter_mut().zip([0, 16]) {
+            for lane in 0..32 {
+                let operands = [a[lane], b[lane], c[lane]].map(|x| widen::<FRACTION>(x >> shift & 0xFFFF));
+                half[lane] = narrow::<FRACTION, EXPONENT>(f(operands));
+            }
+        }
         for lane in 0..32 {
-            let half = |shift: u32| {
-                let [a, b, c] = [a[lane], b[lane], c[lane]].map(|x| widen::<FRACTION>(x >> shift & 0xFFFF));
-                narrow::<FRACTION, EXPONENT>(evaluate(op, a, b, c))
-            };
-            let bits = half(0) | half(16) << 16;
+            let bits = halves[0][lane] | halves[1][lane] << 16;
             d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
         }
-    }
-}
-
-/// The value before its one rounding, or a value that rounds as it does.
-#[inline(always)]
-fn evaluate(op: PackedOp, a: f64, b: f64, c: f64) -> f64 {
-    match op {
-        PackedOp::Add => sum_to_odd(a, b),
-        PackedOp::Sub => sum_to_odd(a, -b),
-        // At most 22 bits: exact.
-        PackedOp::Mul => a * b,
-        PackedOp::Fma => sum_to_odd(a * b, c),
-        PackedOp::FmaRelu => {
-            let sum = sum_to_odd(a * b, c);
-            if sum <= 0.0 { 0.0 } else { sum }
-        }
-        PackedOp::Min => smaller64(a, b),
-        PackedOp::Max => -smaller64(-a, -b),
     }
 }
 
@@ -244,9 +286,11 @@ pub(in crate::numerics) fn narrow<const FRACTION: u32, const EXPONENT: u32>(valu
     let bits = if FRACTION == 7 {
         magnitude.to_bits() >> 16
     } else {
-        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
+        // An f16 is an f32 with another bias and 13 bits fewer. Below 2^-14 it counts units of 2^-24, which are
+        // the units in the last place of a f32 just above one half.
         let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(infinity);
-        if magnitude < 6.103_515_6e-5 { (magnitude * 16_777_216.0) as u32 } else { normal }
+        let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        if magnitude < 6.103_515_6e-5 { subnormal } else { normal }
     };
     if value.is_nan() { 0x7FFF } else { sign | if value.is_infinite() { infinity } else { bits } }
 }

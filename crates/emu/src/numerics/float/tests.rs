@@ -1,8 +1,9 @@
 //! Rounding against the CPU, directed modes against exact brackets, and the special cases by hand.
 
 use super::compare::{Comparison, Property, compare, test};
-use super::lanes::{F32Op, Packed, PackedOp, f32_op, packed_op};
+use super::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op};
 use super::*;
+use crate::numerics::Lanes32;
 
 /// Bit patterns with all exponents, and every fourth one special.
 struct Patterns(u64);
@@ -170,19 +171,19 @@ fn whole_registers_agree_with_scalars() {
         for (op, scalar) in ops {
             let mut d = [7; 32];
             f32_op(op, ftz, active, &mut d, [&a, &b, &c]);
-            for lane in 0..32 {
+            for (lane, &found) in d.iter().enumerate() {
                 let m = Modifiers { ftz, ..Modifiers::NONE };
                 let on = arithmetic(scalar, Format::F32, RN, m, word(lane)) as u32;
-                assert_eq!(d[lane], if active >> lane & 1 == 1 { on } else { 7 }, "{op:?} {:x?}", word(lane));
+                assert_eq!(found, if active >> lane & 1 == 1 { on } else { 7 }, "{op:?} {:x?}", word(lane));
             }
         }
         for (op, which) in [(F32Op::Min, Extremum::Min), (F32Op::Max, Extremum::Max)] {
             let mut d = [0; 32];
             f32_op(op, ftz, u32::MAX, &mut d, [&a, &b, &c]);
-            for lane in 0..32 {
+            for (lane, &found) in d.iter().enumerate() {
                 let m = ExtremumModifiers { ftz, ..ExtremumModifiers::default() };
                 let [x, y, _] = word(lane);
-                assert_eq!(d[lane], extremum(which, Format::F32, m, x, y) as u32, "{op:?} {x:x} {y:x}");
+                assert_eq!(found, extremum(which, Format::F32, m, x, y) as u32, "{op:?} {x:x} {y:x}");
             }
         }
     }
@@ -225,4 +226,25 @@ fn packed_halves_round_once() {
     }
 }
 
-use crate::numerics::Lanes32;
+#[test]
+fn packing_a_register_is_cvt_on_each_lane() {
+    use crate::numerics::convert::{Conversion, FloatType, NumberType, pack_pair};
+    let mut p = Patterns(17);
+    for (packed, to) in [(Packed::F16x2, FloatType::F16), (Packed::Bf16x2, FloatType::Bf16)] {
+        let scalar = Conversion::new(NumberType::Float(to), NumberType::Float(FloatType::F32));
+        for _ in 0..2_000 {
+            let [a, b]: [Lanes32; 2] = [0; 2].map(|_| std::array::from_fn(|_| p.next(Format::F32) as u32));
+            let mut d = [0; 32];
+            pack(packed, u32::MAX, &mut d, [&a, &b]);
+            for lane in 0..32 {
+                assert_eq!(
+                    d[lane],
+                    pack_pair(&scalar, a[lane], b[lane]),
+                    "{packed:?} {:x} {:x}",
+                    a[lane],
+                    b[lane]
+                );
+            }
+        }
+    }
+}

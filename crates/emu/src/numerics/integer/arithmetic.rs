@@ -27,7 +27,7 @@ pub fn mul_wide(ty: IntType, a: u64, b: u64) -> u64 {
 /// `mad.hi.sat.s32`, the only saturating form of `mad`.
 pub fn mad_hi_sat_s32(a: u64, b: u64, c: u64) -> u64 {
     let ty = IntType::S32;
-    ty.saturate((ty.read(a) * ty.read(b) >> 32) + ty.read(c))
+    ty.saturate(((ty.read(a) * ty.read(b)) >> 32) + ty.read(c))
 }
 
 /// Exact product of the low 24 bits of two 32-bit operands: 48 bits.
