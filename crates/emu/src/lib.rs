@@ -1,3 +1,5 @@
 //! FlashCore: emu.
 
+pub mod model;
+pub mod resources;
 pub mod trace;
