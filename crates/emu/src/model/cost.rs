@@ -2,9 +2,7 @@
 //! long until the result is there. Counts of expanded operations (division, square root, ex2 without `.ftz`, 64-bit
 //! integers) are those of the code that ptxas 13 emits for sm_80 to sm_90.
 
-use ptx::{
-    BinaryOp, Cvt, Imm, Instruction, Mma, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp,
-};
+use ptx::{BinaryOp, Cvt, Imm, Instruction, Mma, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp};
 
 use super::machine::Gpu;
 
@@ -47,8 +45,7 @@ pub(super) struct Cost {
 
 impl Cost {
     /// Of something that vanishes.
-    pub(super) const FREE: Cost =
-        Cost { slots: 0, pipe: Pipe::None, busy: 0, mufu: 0, latency: 0, flops: 0 };
+    pub(super) const FREE: Cost = Cost { slots: 0, pipe: Pipe::None, busy: 0, mufu: 0, latency: 0, flops: 0 };
 }
 
 /// Composes costs on one GPU.
@@ -115,9 +112,13 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Setp { ty, .. } if half(ty) => Cost { latency: gpu.latency.predicate, ..c.of(Pipe::Half, 1) },
         Op::Setp { ty, .. } => c.predicate(ty.bits().div_ceil(32)),
         Op::Selp(ty) => c.alu(ty.bits().div_ceil(32)),
-        Op::Set { .. } | Op::Slct { .. } | Op::Testp(..) | Op::Bfe(_) | Op::Bfi(_) | Op::Bmsk(_) | Op::Szext(..) => {
-            c.alu(2)
-        }
+        Op::Set { .. }
+        | Op::Slct { .. }
+        | Op::Testp(..)
+        | Op::Bfe(_)
+        | Op::Bfi(_)
+        | Op::Bmsk(_)
+        | Op::Szext(..) => c.alu(2),
         Op::Fns => c.alu(20),
         Op::Mov(_) => mov(&c, operands),
         Op::Cvt(cvt) => convert(&c, &cvt),
@@ -126,9 +127,11 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Ld(m) if matches!(m.space, Space::Param | Space::Const) => Cost::FREE,
         Op::St(m) if m.space == Space::Param => Cost::FREE,
         Op::Ld(_) | Op::St(_) | Op::Atom(_) | Op::Red(_) | Op::Prefetch(..) | Op::Discard(_) => c.lsu(0),
-        Op::CpAsync(_) | Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => {
-            c.lsu(0)
-        }
+        Op::CpAsync(_)
+        | Op::Ldmatrix(_)
+        | Op::Stmatrix(_)
+        | Op::Mbarrier(_)
+        | Op::CpAsyncMbarrierArrive { .. } => c.lsu(0),
         Op::CreatePolicy(_) => c.alu(1),
         Op::CpAsyncCommitGroup | Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll => c.of(Pipe::None, 1),
         Op::Mma(mma) => tensor(gpu, &mma),
@@ -137,7 +140,9 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Vote(_) | Op::Activemask | Op::Elect => c.predicate(1),
         Op::Bar { .. } | Op::BarWarpSync | Op::BarrierCluster(_) => c.of(Pipe::None, 1),
         Op::Membar(_) | Op::Fence(..) | Op::FenceProxy(_) | Op::FenceMbarrierInit => c.of(Pipe::None, 1),
-        Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit => c.of(Pipe::None, 1),
+        Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit => {
+            c.of(Pipe::None, 1)
+        }
         Op::Trap | Op::Brkpt | Op::Nanosleep | Op::Pmevent | Op::Setmaxnreg(_) | Op::Griddepcontrol(_) => {
             c.of(Pipe::None, 1)
         }
@@ -233,7 +238,9 @@ fn mov(c: &Costs, operands: &[Operand]) -> Cost {
         // S2R.
         (_, Some(Operand::Special(_))) => Cost { latency: c.0.latency.shuffle, ..c.alu(1) },
         // Packing halves is a PRMT; packing words, and unpacking, names registers only.
-        (Some(Operand::Reg(_)), Some(Operand::Vector(parts))) if parts.len() > 2 => c.alu(parts.len() as u32 - 1),
+        (Some(Operand::Reg(_)), Some(Operand::Vector(parts))) if parts.len() > 2 => {
+            c.alu(parts.len() as u32 - 1)
+        }
         _ => Cost::FREE,
     }
 }

@@ -22,7 +22,9 @@ fn collect(operand: &Operand, into: &mut Regs) {
 fn has_result(op: &Op) -> bool {
     use ptx::{BarKind, Mbarrier as M};
     match op {
-        Op::St(_) | Op::Red(_) | Op::Prefetch(..) | Op::Discard(_) | Op::CpAsync(_) | Op::Stmatrix(_) => false,
+        Op::St(_) | Op::Red(_) | Op::Prefetch(..) | Op::Discard(_) | Op::CpAsync(_) | Op::Stmatrix(_) => {
+            false
+        }
         Op::Bar { kind, .. } => !matches!(kind, BarKind::Sync | BarKind::Arrive),
         Op::Mbarrier(m) => !matches!(m, M::Init | M::Inval),
         Op::BarWarpSync | Op::BrxIdx { .. } | Op::Nanosleep | Op::CpAsyncMbarrierArrive { .. } => false,

@@ -6,7 +6,8 @@
 //! - `mul` and `shl` read by one `add` of the same block become FFMA, IMAD, IMAD.WIDE or LEA.
 
 use ptx::{
-    BarKind, Base, BinaryOp, Body, CacheOp, Instruction, Module, Op, Operand, Precision, Space, Statement, Type,
+    BarKind, Base, BinaryOp, Body, CacheOp, Instruction, Module, Op, Operand, Precision, Space, Statement,
+    Type,
 };
 use smallvec::SmallVec;
 
@@ -149,7 +150,9 @@ impl Program {
             let end = leaders.get(i + 1).copied().unwrap_or(pc);
             let last = instructions[(end - 1 - first) as usize];
             let target = match (&last.op, last.operands.first()) {
-                (Op::Bra { .. }, Some(Operand::Label(label))) => labels.get(label.0 as usize).copied().flatten(),
+                (Op::Bra { .. }, Some(Operand::Label(label))) => {
+                    labels.get(label.0 as usize).copied().flatten()
+                }
                 _ => None,
             };
             let is_loop = target == Some(start);
@@ -185,7 +188,14 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
     let induction = affine
         && matches!(instruction.op, Op::Binary(BinaryOp::Add | BinaryOp::Sub, ..))
         && sources.as_slice() == results.as_slice();
-    Lowered { cost: cost(instruction, gpu), action: action(instruction), reads: sources, writes: results, affine, induction }
+    Lowered {
+        cost: cost(instruction, gpu),
+        action: action(instruction),
+        reads: sources,
+        writes: results,
+        affine,
+        induction,
+    }
 }
 
 fn is_affine(instruction: &Instruction) -> bool {
@@ -223,7 +233,9 @@ fn action(instruction: &Instruction) -> Action {
         Op::Bar { kind, .. } => Action::Barrier(*kind),
         Op::Membar(_) | Op::Fence(..) | Op::FenceProxy(_) | Op::FenceMbarrierInit => Action::Fence,
         Op::BarWarpSync | Op::BarrierCluster(_) | Op::Griddepcontrol(_) => Action::Fence,
-        Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit | Op::Trap => Action::Branch,
+        Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit | Op::Trap => {
+            Action::Branch
+        }
         _ => Action::Arithmetic,
     }
 }
@@ -264,7 +276,9 @@ fn foldable(instructions: &[&Instruction], block_of: &[u32], registers: usize) -
         if instruction.guard.is_some() || readers.is_empty() || definitions[result.0 as usize] != 1 {
             continue;
         }
-        if adds_constant(instruction) && readers.iter().all(|u| only_as_address(instructions[*u as usize], *result)) {
+        if adds_constant(instruction)
+            && readers.iter().all(|u| only_as_address(instructions[*u as usize], *result))
+        {
             folded.push(i);
         } else if let [reader] = readers.as_slice() {
             let j = *reader as usize;
@@ -307,7 +321,9 @@ fn merges(producer: &Instruction, consumer: &Instruction) -> bool {
                 && ty.is_float()
                 && (first.precision, modifiers.precision) == (Precision::Unspecified, Precision::Unspecified)
         }
-        Op::Binary(B::MulLo | B::Shl, ty, _) => second == B::Add && ty.bits() == sum.bits() && ty.bits() == 32,
+        Op::Binary(B::MulLo | B::Shl, ty, _) => {
+            second == B::Add && ty.bits() == sum.bits() && ty.bits() == 32
+        }
         Op::Binary(B::MulWide, ty, _) => second == B::Add && ty.bits() == 32 && sum.bits() == 64,
         Op::Cvt(c) => c.from.bits() == 32 && !c.from.is_float() && matches!(sum, Type::S64 | Type::U64),
         _ => false,

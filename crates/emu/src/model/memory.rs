@@ -125,6 +125,11 @@ impl<'a> MemorySystem<'a> {
         start
     }
 
+    /// When everything asked for is through.
+    pub(super) fn drained(&self) -> u64 {
+        self.unit_free.max(self.l2.free).max(self.dram.free)
+    }
+
     /// Fractions of the time up to `end` that L2's and DRAM's share was in use.
     pub(super) fn bandwidth_use(&self, end: u64) -> (f64, f64) {
         let end = end.max(1) as f64;
@@ -150,7 +155,13 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// An access through the caches.
-    pub(super) fn cached(&mut self, at: u64, f: &CacheFootprint, direction: Direction, how: Cached) -> Answer {
+    pub(super) fn cached(
+        &mut self,
+        at: u64,
+        f: &CacheFootprint,
+        direction: Direction,
+        how: Cached,
+    ) -> Answer {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
         let start = self.occupy(at, lines.max(sectors.div_ceil(4)), 1);
@@ -163,7 +174,8 @@ impl<'a> MemorySystem<'a> {
         self.l2_traffic += missing.l2;
         let through = self.l2.serve(start, missing.l2 * SECTOR);
         let mut done = through.max(start + tags) + u64::from(latency.l2) * TICK;
-        let mut cause = if through - start > u64::from(latency.l2) * TICK { Cause::L2Bandwidth } else { Cause::L2 };
+        let mut cause =
+            if through - start > u64::from(latency.l2) * TICK { Cause::L2Bandwidth } else { Cause::L2 };
         if missing.dram > 0 {
             self.dram_traffic += missing.dram;
             let through = self.dram.serve(start, missing.dram * SECTOR);
@@ -189,8 +201,8 @@ impl<'a> MemorySystem<'a> {
         match (how, direction) {
             // Local memory is written before it is read, and written back only when it is evicted.
             (Cached::Local, _) => Missing { l2: far(self.l1_sectors), dram: again },
-            // Stores go through to L2 and reach DRAM later, at its bandwidth.
-            (_, Direction::Store) => Missing { l2: sectors, dram: again },
+            // Stores go through to L2; what is new to it pushes as much out to DRAM.
+            (_, Direction::Store) => Missing { l2: sectors, dram: again + self.from_dram(fresh) },
             (_, Direction::Atomic) => Missing { l2: sectors, dram: self.from_dram(fresh) },
             (Cached::L2, Direction::Load) => Missing { l2: sectors, dram: again + self.from_dram(fresh) },
             (Cached::L1, Direction::Load) => {

@@ -71,8 +71,7 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     }
     let program = Program::new(subject.module, gpu);
     let mut layouts = Layouts::new(&program, gpu);
-    let planned: Vec<Planned> =
-        traces.iter().map(|trace| Planned { trace, runs: layouts.cut(trace) }).collect();
+    let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
     let queue = busiest_sm(grid, gpu, &occupancy, traces);
     let residency = Residency {
         active_sms: grid.min(u64::from(gpu.sms)) as u32,
@@ -92,7 +91,8 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
 /// the middle stands for all.
 fn busiest_sm(grid: u64, gpu: &Gpu, occupancy: &Occupancy, traces: &[CtaTrace]) -> Vec<usize> {
     let sms = u64::from(gpu.sms);
-    let nearest = |cta: u64| (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(cta), *t)).unwrap_or(0);
+    let nearest =
+        |cta: u64| (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(cta), *t)).unwrap_or(0);
     let of_sm = |sm: u64| (sm..grid).step_by(sms as usize).map(nearest).collect::<Vec<usize>>();
     let rounds = grid.div_ceil(sms);
     if rounds <= u64::from(occupancy.ctas) {
@@ -255,13 +255,22 @@ impl Scene<'_> {
         };
         let intensity = flops / bytes.max(1.0);
         let roof_tflops = peak.min(intensity * gbps * 1e-3);
-        Roofline { flops, tensor_flops, l2_bytes, dram_bytes, intensity, tflops: flops / us * 1e-6, roof_tflops }
+        Roofline {
+            flops,
+            tensor_flops,
+            l2_bytes,
+            dram_bytes,
+            intensity,
+            tflops: flops / us * 1e-6,
+            roof_tflops,
+        }
     }
 }
 
 /// The unit that is busy nearly all the time, or else what warps wait for most.
 fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
-    let share = |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
+    let share =
+        |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
     if share(&[Cause::Launch]) > 0.5 {
         return Bound::Launch;
     }
@@ -294,7 +303,21 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
         (share(&[C::NotSelected, C::Issue]), Bound::Issue),
         (share(&[C::L2Bandwidth]), Bound::L2),
         (share(&[C::DramBandwidth]), Bound::Dram),
-        (share(&[C::L1, C::L2, C::Dram, C::Arithmetic, C::Mufu, C::TensorLatency, C::SharedLatency, C::Exchange, C::AsyncCopy, C::Branch]), Bound::Latency),
+        (
+            share(&[
+                C::L1,
+                C::L2,
+                C::Dram,
+                C::Arithmetic,
+                C::Mufu,
+                C::TensorLatency,
+                C::SharedLatency,
+                C::Exchange,
+                C::AsyncCopy,
+                C::Branch,
+            ]),
+            Bound::Latency,
+        ),
     ];
     waits.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bound::Latency, |(_, bound)| bound)
 }

@@ -14,7 +14,7 @@ use super::cost::{PIPES, Pipe, TICK};
 use super::lower::Action;
 use super::machine::Gpu;
 use super::memory::{MemorySystem, Residency};
-use super::plan::Run;
+use super::plan::{Layouts, Run};
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
 use crate::trace::{CacheFootprint, CtaTrace, Detail, Event};
@@ -23,6 +23,15 @@ use crate::trace::{CacheFootprint, CtaTrace, Detail, Event};
 pub(super) struct Planned<'a> {
     pub trace: &'a CtaTrace,
     pub runs: Vec<Vec<Run>>,
+    /// Threads of each warp: lanes that ever took part.
+    pub threads: Vec<u32>,
+}
+
+impl<'a> Planned<'a> {
+    pub(super) fn new(trace: &'a CtaTrace, layouts: &mut Layouts) -> Planned<'a> {
+        let lanes = |events: &Vec<Event>| events.iter().fold(0, |all, e| all | e.lanes).count_ones();
+        Planned { trace, runs: layouts.cut(trace), threads: trace.warps.iter().map(lanes).collect() }
+    }
 }
 
 /// What the replay found.
@@ -162,8 +171,7 @@ impl<'a> Sm<'a> {
         let mut cta = Cta { live_warps: 0, live_threads: 0, barriers: Vec::new(), warps: Vec::new() };
         cta.barriers.resize_with(16, BarrierState::default);
         for index in 0..count {
-            let events = &self.planned[planned].trace.warps[index];
-            let threads = events.iter().take(8).map(|e| e.lanes.count_ones()).max().unwrap_or(0);
+            let threads = self.planned[planned].threads[index];
             let mut registers = self.spare.pop().unwrap_or_default();
             registers.clear();
             registers.resize(self.register_count, NOW);
@@ -422,6 +430,8 @@ impl<'a> Sm<'a> {
     }
 
     fn exit(&mut self, id: usize, now: u64) {
+        let last = self.warps[id].from;
+        self.charge(id, last.at.min(now), [last, NOW]);
         let warp = &mut self.warps[id];
         let (slot, threads) = (warp.slot, warp.threads);
         let done = now.max(warp.since);
@@ -437,13 +447,14 @@ impl<'a> Sm<'a> {
         }
         // An exited warp is not waited for.
         let live = cta.live_threads;
-        let complete: Vec<usize> =
-            (0..16).filter(|n| !cta.barriers[*n].waiting.is_empty() && cta.barriers[*n].arrived >= live).collect();
+        let complete: Vec<usize> = (0..16)
+            .filter(|n| !cta.barriers[*n].waiting.is_empty() && cta.barriers[*n].arrived >= live)
+            .collect();
         complete.into_iter().for_each(|number| self.release(slot, number, done));
     }
 
     fn finish(mut self) -> Outcome {
-        self.outcome.end = self.outcome.end.max(self.memory.unit_free);
+        self.outcome.end = self.outcome.end.max(self.memory.drained());
         self.outcome.unit = self.memory.unit_busy;
         self.outcome.bandwidth = self.memory.bandwidth_use(self.outcome.end);
         self.outcome.l2_sectors = self.memory.l2_traffic;

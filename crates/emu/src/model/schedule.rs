@@ -120,7 +120,8 @@ fn invariants(body: &[Lowered]) -> Vec<bool> {
 fn affine_in_the_counter(body: &[Lowered], invariant: &[bool]) -> Vec<bool> {
     let written: Registers = body.iter().flat_map(|n| n.writes.iter().copied()).collect();
     let mut steady: Registers = body.iter().filter(|n| n.induction).flat_map(|n| n.writes.clone()).collect();
-    steady.extend(body.iter().zip(invariant).filter(|(_, fixed)| **fixed).flat_map(|(n, _)| n.writes.clone()));
+    steady
+        .extend(body.iter().zip(invariant).filter(|(_, fixed)| **fixed).flat_map(|(n, _)| n.writes.clone()));
     let mut affine = vec![false; body.len()];
     for (i, node) in body.iter().enumerate() {
         affine[i] = node.affine && node.reads.iter().all(|r| !written.contains(r) || steady.contains(r));
@@ -142,7 +143,8 @@ fn loop_control(body: &[Lowered], affine: &[bool]) -> Vec<bool> {
         let [predicate] = node.writes.as_slice() else { continue };
         let others = rest.iter().any(|n| n.reads.contains(predicate));
         let counts = node.reads.iter().any(|r| steady.contains(r));
-        control[i] = node.action == Action::Arithmetic && branch.reads.contains(predicate) && !others && counts;
+        control[i] =
+            node.action == Action::Arithmetic && branch.reads.contains(predicate) && !others && counts;
     }
     control
 }
@@ -173,33 +175,43 @@ fn rename(nodes: &mut [Lowered], base: u32) -> u32 {
     next - base
 }
 
-/// For each node, the nodes that must come before it.
-fn dependencies(nodes: &[Lowered]) -> Vec<Vec<u32>> {
+/// A node that must come before another, and whether the other needs its result.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Edge {
+    from: u32,
+    data: bool,
+}
+
+/// For each node, those that must come before it.
+fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
     let mut writer = std::collections::HashMap::new();
     let mut readers_of_old: std::collections::HashMap<u32, Vec<u32>> = std::collections::HashMap::new();
     let mut memory = MemoryOrder::default();
-    let mut before: Vec<Vec<u32>> = Vec::with_capacity(nodes.len());
+    let mut before: Vec<Vec<Edge>> = Vec::with_capacity(nodes.len());
     for (i, node) in nodes.iter().enumerate() {
         let i = i as u32;
-        let mut edges = Vec::new();
+        let (mut data, mut order) = (Vec::new(), Vec::new());
         for r in &node.reads {
             match writer.get(r) {
-                Some(w) => edges.push(*w),
+                Some(w) => data.push(*w),
                 None => readers_of_old.entry(*r).or_default().push(i),
             }
         }
         for r in &node.writes {
             // The last value keeps the register's name, so readers of the value from before the run go first.
-            edges.extend(readers_of_old.remove(r).unwrap_or_default());
+            order.extend(readers_of_old.remove(r).unwrap_or_default());
             writer.insert(*r, i);
         }
-        memory.order(i, node.action, &mut edges);
+        memory.order(i, node.action, &mut order);
         if i as usize + 1 == nodes.len() && matches!(node.action, Action::Branch | Action::Barrier(_)) {
-            edges.extend(0..i);
+            order.extend(0..i);
         }
-        edges.retain(|e| *e != i);
-        edges.sort_unstable();
-        edges.dedup();
+        let edge = |data: bool| move |from: u32| Edge { from, data };
+        let mut edges: Vec<Edge> =
+            data.into_iter().map(edge(true)).chain(order.into_iter().map(edge(false))).collect();
+        edges.retain(|e| e.from != i);
+        edges.sort_unstable_by_key(|e| (e.from, !e.data));
+        edges.dedup_by_key(|e| e.from);
         before.push(edges);
     }
     before
@@ -254,20 +266,20 @@ fn assumed_latency(node: &Lowered, gpu: &Gpu) -> u64 {
     }
 }
 
-fn list_schedule(nodes: &[Lowered], before: &[Vec<u32>], gpu: &Gpu) -> Vec<usize> {
+fn list_schedule(nodes: &[Lowered], before: &[Vec<Edge>], gpu: &Gpu) -> Vec<usize> {
     let n = nodes.len();
     let mut height = vec![0u64; n];
     for i in (0..n).rev() {
-        let own = height[i] + assumed_latency(&nodes[i], gpu);
-        height[i] = own;
-        for p in &before[i] {
-            height[*p as usize] = height[*p as usize].max(own);
+        for edge in &before[i] {
+            let from = edge.from as usize;
+            let latency = if edge.data { assumed_latency(&nodes[from], gpu) } else { 0 };
+            height[from] = height[from].max(height[i] + latency);
         }
     }
     let mut waiting: Vec<usize> = before.iter().map(Vec::len).collect();
-    let mut after: Vec<Vec<u32>> = vec![Vec::new(); n];
+    let mut after: Vec<Vec<Edge>> = vec![Vec::new(); n];
     for (i, edges) in before.iter().enumerate() {
-        edges.iter().for_each(|p| after[*p as usize].push(i as u32));
+        edges.iter().for_each(|e| after[e.from as usize].push(Edge { from: i as u32, data: e.data }));
     }
     let mut ready_at = vec![0u64; n];
     let mut pending: Vec<usize> = (0..n).collect();
@@ -281,12 +293,13 @@ fn list_schedule(nodes: &[Lowered], before: &[Vec<u32>], gpu: &Gpu) -> Vec<usize
         });
         let Some((position, i)) = best.map(|(position, i)| (position, *i)) else { break };
         pending.remove(position);
-        now = now.max(ready_at[i]) + u64::from(nodes[i].cost.slots);
-        let done = now + assumed_latency(&nodes[i], gpu).saturating_sub(u64::from(nodes[i].cost.slots.min(1)));
+        let start = now.max(ready_at[i]);
+        now = start + u64::from(nodes[i].cost.slots);
         for successor in &after[i] {
-            let s = *successor as usize;
+            let s = successor.from as usize;
             waiting[s] -= 1;
-            ready_at[s] = ready_at[s].max(done);
+            let ready = if successor.data { start + assumed_latency(&nodes[i], gpu) } else { start };
+            ready_at[s] = ready_at[s].max(ready);
         }
         order.push(i);
     }

@@ -55,7 +55,11 @@ impl Code {
             bounds: LaunchBounds::default(),
             body: Some(self.body.clone()),
         };
-        Module { version: Version { major: 7, minor: 8 }, target: Target::sm(80), items: vec![Item::Function(entry)] }
+        Module {
+            version: Version { major: 7, minor: 8 },
+            target: Target::sm(80),
+            items: vec![Item::Function(entry)],
+        }
     }
 
     fn len(&self) -> u32 {
@@ -63,13 +67,7 @@ impl Code {
     }
 
     /// The prediction for a grid of like CTAs, each warp recorded by `record`.
-    fn run(
-        &self,
-        gpu: &Gpu,
-        grid: u32,
-        warps: u32,
-        record: impl Fn(&mut Recorder, usize),
-    ) -> Prediction {
+    fn run(&self, gpu: &Gpu, grid: u32, warps: u32, record: impl Fn(&mut Recorder, usize)) -> Prediction {
         let mut recorder = Recorder::new(0, warps as usize, Recorder::DEFAULT_LIMIT);
         (0..warps as usize).for_each(|warp| record(&mut recorder, warp));
         self.predict(gpu, grid, warps, &[recorder.finish()], 0)
@@ -104,8 +102,13 @@ impl Code {
 
 /// Every instruction once, without memory.
 fn straight(code: &Code) -> impl Fn(&mut Recorder, usize) {
+    repeated(code, 1)
+}
+
+/// All instructions so many times, as if called in a row.
+fn repeated(code: &Code, times: u32) -> impl Fn(&mut Recorder, usize) {
     let len = code.len();
-    move |recorder, warp| (0..len).for_each(|pc| recorder.issue(warp, pc, !0))
+    move |recorder, warp| (0..times * len).for_each(|i| recorder.issue(warp, i % len, !0))
 }
 
 fn strided(bytes: u64) -> LaneAddresses {
@@ -122,8 +125,8 @@ fn a_chain_of_fma_takes_four_clocks_each() {
     let mut code = Code::new();
     let (d, a) = (code.reg(Type::F32), code.reg(Type::F32));
     (0..1000).for_each(|_| code.fma(d, a));
-    let p = code.run(&L4, 1, 1, straight(&code));
-    near(p.cycles, 4000.0, 0.01);
+    let p = code.run(&L4, 1, 1, repeated(&code, 5));
+    near(p.cycles, 20000.0, 0.01);
     assert_eq!(p.bound, Bound::Latency);
     assert!(p.share(Cause::Arithmetic) > 0.2);
 }
@@ -135,8 +138,8 @@ fn independent_fma_fill_the_issue_slots() {
     let d: Vec<Reg> = (0..16).map(|_| code.reg(Type::F32)).collect();
     (0..100).for_each(|_| d.iter().for_each(|d| code.fma(*d, a)));
     // Eight warps on four schedulers: two each. 128 lanes issue one warp instruction a clock and sub-partition ...
-    let p = code.run(&L4, 1, 8, straight(&code));
-    near(p.cycles, 3200.0, 0.02);
+    let p = code.run(&L4, 1, 8, repeated(&code, 5));
+    near(p.cycles, 16000.0, 0.02);
     near(p.utilisation.issue, 1.0, 0.02);
     assert_eq!(p.bound, Bound::Fma);
     // ... and 64 lanes one in two.
@@ -152,13 +155,13 @@ fn bank_conflicts_take_a_wavefront_each() {
     let cycles = |stride: u64| {
         let len = code.len();
         let p = code.run(&L4, 1, 8, move |r, warp| {
-            (0..len).for_each(|pc| r.shared(warp, pc, !0, &strided(stride), 4));
+            (0..4 * len).for_each(|i| r.shared(warp, i % len, !0, &strided(stride), 4));
         });
         assert_eq!(p.bound, Bound::Shared);
         p.cycles
     };
-    near(cycles(4), 400.0 * 8.0, 0.05);
-    near(cycles(128), 400.0 * 8.0 * 32.0, 0.05);
+    near(cycles(4), 1600.0 * 8.0, 0.05);
+    near(cycles(128), 1600.0 * 8.0 * 32.0, 0.05);
 }
 
 #[test]
@@ -240,7 +243,7 @@ fn warps_that_wait_for_one_make_it_serial() {
         r.barrier(warp, 5, !0, 0, BarKind::Sync, 128);
     });
     assert_eq!(p.bound, Bound::Serial);
-    assert!(p.share(Cause::Barrier) > 0.6);
+    assert!(p.share(Cause::Barrier) > 0.5);
     near(p.active_sms, 16.0 / 58.0, 0.01);
 }
 
@@ -266,7 +269,8 @@ fn mma_reaches_the_tensor_peak() {
     let mut chain = Code::new();
     chain.body.registers = code.body.registers.clone();
     (0..100).for_each(|_| {
-        chain.push(mma, [tiles[0].clone(), a.clone(), a[..2].to_vec(), tiles[0].clone()].map(Operand::Vector));
+        chain
+            .push(mma, [tiles[0].clone(), a.clone(), a[..2].to_vec(), tiles[0].clone()].map(Operand::Vector));
     });
     near(chain.run(&A100, 1, 1, straight(&chain)).cycles, 2500.0, 0.02);
 }
@@ -288,11 +292,11 @@ fn a_copy_reaches_the_bandwidth_of_dram() {
                 recorder.global(warp, pc as u32, !0, &lane, 16);
             }
         }
-        code.predict(&H200, grid, 8, &[recorder.finish()], u64::from(grid) * 8 * 8 * 512)
+        code.predict(&H200, grid, 8, &[recorder.finish()], u64::from(grid) * 8 * 16 * 512)
     };
-    // Reads only are waited for: 8 warps × 8 loads × 512 bytes a CTA.
-    let gbps = f64::from(grid) * 8.0 * 8.0 * 512.0 / (p.us - H200.launch_us) * 1e-3;
-    near(gbps, 4800.0, 0.15);
+    // 8 warps × 8 loads and 8 stores × 512 bytes a CTA.
+    let gbps = f64::from(grid) * 8.0 * 16.0 * 512.0 / (p.us - H200.launch_us) * 1e-3;
+    near(gbps, 0.9 * 4800.0, 0.05);
     assert_eq!(p.bound, Bound::Dram);
 }
 
@@ -317,7 +321,7 @@ fn waves_and_tails() {
     near(of(58).cycles, one, 0.01);
     near(of(58 * 12).cycles, one.max(12.0 * 500.0), 0.05);
     let p = of(58 * 12 + 1);
-    near(p.cycles, of(58 * 12).cycles + one, 0.05);
+    near(p.cycles, 13.0 * 500.0, 0.03);
     assert!(p.tail > 0.05 && p.waves > 1.0, "{p:?}");
 }
 
@@ -354,8 +358,14 @@ fn the_split_sums_to_one_and_repeats() {
 #[test]
 fn nothing_traced_is_an_error() {
     let code = Code::new();
-    let resources =
-        Resources { registers: 32, spill_stores: 0, spill_loads: 0, stack: 0, shared: 0, source: Source::Estimate };
+    let resources = Resources {
+        registers: 32,
+        spill_stores: 0,
+        spill_loads: 0,
+        stack: 0,
+        shared: 0,
+        source: Source::Estimate,
+    };
     let dim = Dim3(1, 1, 1);
     let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0 };
     let module = code.module();

@@ -23,7 +23,8 @@ pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
     };
     let allowed = bound.min(per_launch.clamp(16, MOST));
     let spilled = wanted.saturating_sub(allowed) * 4;
-    let local = body.variables.iter().filter(|v| v.space == ptx::Space::Local).map(|v| v.bytes()).sum::<u64>();
+    let local =
+        body.variables.iter().filter(|v| v.space == ptx::Space::Local).map(|v| v.bytes()).sum::<u64>();
     Some(Resources {
         registers: wanted.min(allowed).next_multiple_of(2),
         spill_stores: spilled,
@@ -164,7 +165,9 @@ fn blocks(body: &Body) -> Vec<Block<'_>> {
                 Operand::Labels(labels) => labels.as_slice(),
                 _ => &[],
             };
-            block.next.extend(targets.iter().filter_map(|l| label_block.get(l.0 as usize)).filter(|b| **b < count));
+            block
+                .next
+                .extend(targets.iter().filter_map(|l| label_block.get(l.0 as usize)).filter(|b| **b < count));
         }
     }
     blocks

@@ -38,7 +38,9 @@ impl Ptxas {
         let text = String::from_utf8_lossy(&output.stdout);
         let version = text.split_whitespace().find(|w| w.starts_with('V') && w.contains('.'));
         match version {
-            Some(v) if text.contains("ptx") => Ok(Ptxas { path: path.to_owned(), version: v[1..].to_owned() }),
+            Some(v) if text.contains("ptx") => {
+                Ok(Ptxas { path: path.to_owned(), version: v[1..].to_owned() })
+            }
             _ => Err(unusable("not ptxas".to_owned())),
         }
     }
@@ -73,7 +75,8 @@ impl Ptxas {
     /// # Errors
     /// When ptxas refuses the text, or does not know the entry.
     pub fn resources(&self, ptx: &str, arch: &str, entry: &str) -> Result<Resources, PtxasError> {
-        let unusable = |e: std::io::Error| PtxasError::NotUsable { path: self.path.clone(), reason: e.to_string() };
+        let unusable =
+            |e: std::io::Error| PtxasError::NotUsable { path: self.path.clone(), reason: e.to_string() };
         let mut child = Command::new(&self.path)
             .args(["-v", "-arch", arch, "-o", "/dev/null", "-"])
             .stdin(Stdio::piped())
@@ -86,7 +89,8 @@ impl Ptxas {
             let _ = stdin.write_all(ptx.as_bytes());
         }
         let output = child.wait_with_output().map_err(unusable)?;
-        let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        let text =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             return Err(PtxasError::Rejected { arch: arch.to_owned(), message: text.trim().to_owned() });
         }
@@ -128,7 +132,8 @@ mod tests {
 
     #[test]
     fn reads_the_report_of_the_entry_asked_for() {
-        let found = parse(TEXT, "attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
+        let found =
+            parse(TEXT, "attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
         assert_eq!(found, Some((255, 24, 16, 8192, 28672)));
         let found = parse(TEXT, "other").map(|r| (r.registers, r.shared));
         assert_eq!(found, Some((9, 0)));
