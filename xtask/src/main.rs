@@ -1,2 +1,70 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3 and fetches the rest.
+
+mod test;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "FlashCore's developer commands")]
+struct Args {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Format check, lints, documentation, tests, and the README's commands: what has to hold before a change lands
+    Test,
+    /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
+    Tools,
+}
+
+/// Why a developer command stopped.
+#[derive(Debug, thiserror::Error)]
+enum XtaskError {
+    #[error("cannot start `{command}`: {source}; is it installed and on PATH?")]
+    Start { command: String, source: std::io::Error },
+    #[error("`{command}` failed with {status}")]
+    Failed { command: String, status: std::process::ExitStatus },
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Check(String),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Args::parse().command {
+        Task::Test => test::all(&root()),
+        Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace root: the parent of this crate's folder.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Runs a command to its end with its output shown, and turns a failure into an error that quotes it.
+fn run(command: &mut Command) -> Result<(), XtaskError> {
+    let text = quoted(command);
+    eprintln!("$ {text}");
+    let status = command.status().map_err(|source| XtaskError::Start { command: text.clone(), source })?;
+    if status.success() { Ok(()) } else { Err(XtaskError::Failed { command: text, status }) }
+}
+
+fn quoted(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}

@@ -6,19 +6,27 @@
 //! each `Op` variant; [`Op::signature`] states it as data, so printer, parser, verifier and emulator agree on one
 //! description of each instruction.
 
+mod builder;
 mod kernel;
 mod machine;
 mod module;
 mod op;
 mod operand;
+mod print;
+mod signature;
 mod types;
 
+pub use builder::{
+    Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
+    Value, Word,
+};
 pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 pub use machine::Machine;
 pub use module::{
     Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,
-    Register, Statement, Target, TargetSuffix, Variable, Version,
+    ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};

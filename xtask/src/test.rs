@@ -1,0 +1,28 @@
+//! `cargo xtask test`: everything that has to hold before a change lands.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{XtaskError, run, tools};
+
+/// Runs every check, stopping at the first that fails.
+///
+/// # Errors
+/// The failing command.
+pub fn all(root: &Path) -> Result<(), XtaskError> {
+    let start = Instant::now();
+    let tools = tools::fetch(root)?;
+    let cargo = || {
+        let mut command = Command::new(env!("CARGO"));
+        command.current_dir(root).env("FLASHCORE_PTXAS", &tools.ptxas);
+        command.env("FLASHCORE_NVDISASM", &tools.nvdisasm).env("FLASHCORE_NVRTC", &tools.nvrtc);
+        command
+    };
+    run(cargo().args(["fmt", "--all", "--check"]))?;
+    run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
+    run(cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    run(cargo().args(["test", "--workspace", "--quiet"]))?;
+    eprintln!("xtask: all checks passed in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}

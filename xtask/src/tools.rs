@@ -1,0 +1,76 @@
+//! NVIDIA's assembler, disassembler and run-time compiler, as the wheels that PyPI distributes. They run without a
+//! GPU; their licence does not allow us to ship them, so they are fetched, pinned, into a git-ignored folder.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{XtaskError, run};
+
+/// What is fetched. ptxas decides registers and spills, so its version is pinned and recorded with every result.
+const WHEELS: [&str; 3] =
+    ["nvidia-cuda-nvcc==13.5.37", "nvidia-cuda-nvdisasm==13.5.37", "nvidia-cuda-nvrtc==13.5.37"];
+
+/// Where the tools are.
+pub struct Tools {
+    pub ptxas: PathBuf,
+    pub nvdisasm: PathBuf,
+    pub nvrtc: PathBuf,
+}
+
+impl fmt::Display for Tools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ptxas    {}\nnvdisasm {}\nnvrtc    {}",
+            self.ptxas.display(),
+            self.nvdisasm.display(),
+            self.nvrtc.display()
+        )
+    }
+}
+
+/// Finds the tools under `.tools/`, fetching them first where they are missing or of another version.
+///
+/// # Errors
+/// When python3 is missing, the packages cannot be had, or they do not hold what they should.
+pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
+    let folder = root.join(".tools");
+    let venv = folder.join("venv");
+    let stamp = folder.join("versions");
+    let wanted = WHEELS.join("\n");
+    if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
+        fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
+        run(Command::new(venv.join("bin/python")).args(pip).args(WHEELS))?;
+        fs::write(&stamp, &wanted).map_err(|source| XtaskError::Io { path: stamp, source })?;
+    }
+    let tools = Tools {
+        ptxas: find(&venv, |name| name == "ptxas")?,
+        nvdisasm: find(&venv, |name| name == "nvdisasm")?,
+        nvrtc: find(&venv, |name| name.starts_with("libnvrtc.so"))?,
+    };
+    Ok(tools)
+}
+
+/// The file under `folder` whose name fits.
+fn find(folder: &Path, fits: fn(&str) -> bool) -> Result<PathBuf, XtaskError> {
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(dir) = open.pop() {
+        let entries = fs::read_dir(&dir).map_err(|source| XtaskError::Io { path: dir.clone(), source })?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.is_symlink() {
+                open.push(path);
+            } else if path.file_name().is_some_and(|n| fits(&n.to_string_lossy())) && path.is_file() {
+                return Ok(path);
+            }
+        }
+    }
+    Err(XtaskError::Check(format!(
+        "{} lacks a tool that its packages should hold; delete it and run again",
+        folder.display()
+    )))
+}
