@@ -6,11 +6,12 @@
 //! - `mul` and `shl` read by one `add` of the same block become FFMA, IMAD, IMAD.WIDE or LEA.
 
 use ptx::{
-    BarKind, Base, BinaryOp, Body, CacheOp, Instruction, Module, Op, Operand, Precision, Space, Statement,
-    Type,
+    Address, BarKind, Base, BinaryOp, Body, CacheOp, Imm, Instruction, MemSem, Module, Op, Operand,
+    Precision, Space, Statement, Type,
 };
 use smallvec::SmallVec;
 
+use super::address::{Linear, alignments, linear};
 use super::cost::{Cost, cost};
 use super::dataflow::{reads, writes};
 use super::machine::Gpu;
@@ -69,10 +70,31 @@ pub(super) struct Lowered {
     pub action: Action,
     pub reads: Registers,
     pub writes: Registers,
-    /// Integer arithmetic that stays affine in its operands, so that unrolling folds it into offsets.
-    pub affine: bool,
-    /// The whole instruction is `r = r ± constant`.
-    pub induction: bool,
+    /// Its result as a sum of its sources, so that unrolling folds it into offsets.
+    pub linear: Option<Linear>,
+    /// Where a scalar load reads.
+    pub load: Option<ScalarLoad>,
+}
+
+impl Lowered {
+    /// Whether it is `r = r + constant`: a loop's counter.
+    pub(super) fn is_induction(&self) -> bool {
+        match (&self.linear, self.writes.as_slice()) {
+            (Some(sum), [result]) => sum.terms.as_slice() == [(*result, 1)] && sum.constant != 0,
+            _ => false,
+        }
+    }
+}
+
+/// The address of a load of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScalarLoad {
+    /// Base register.
+    pub base: u32,
+    /// Bytes added.
+    pub offset: i64,
+    /// Bytes read.
+    pub element: u32,
 }
 
 /// A run of instructions with one way in and one way out.
@@ -84,6 +106,8 @@ pub(super) struct Block {
     pub is_loop: bool,
     /// How many iterations may be merged into one straight run.
     pub unroll: u32,
+    /// The compiler knows the counter at every iteration, and it starts from 0.
+    pub counted: bool,
 }
 
 /// All functions of a module.
@@ -94,6 +118,8 @@ pub(super) struct Program {
     pub blocks: Vec<Block>,
     /// The block of each `pc`.
     pub block_of: Vec<u32>,
+    /// Low bits known to be zero, by register.
+    pub alignment: Vec<u8>,
     /// Registers of all functions together.
     pub registers: u32,
 }
@@ -103,12 +129,12 @@ impl Program {
     pub(super) fn new(module: &Module, gpu: &Gpu) -> Program {
         let mut program = Program::default();
         for body in module.functions().filter_map(|f| f.body.as_ref()) {
-            program.add(body, gpu);
+            program.add(module, body, gpu);
         }
         program
     }
 
-    fn add(&mut self, body: &Body, gpu: &Gpu) {
+    fn add(&mut self, module: &Module, body: &Body, gpu: &Gpu) {
         let instructions: Vec<&Instruction> = body
             .statements
             .iter()
@@ -119,6 +145,7 @@ impl Program {
         self.find_blocks(body, &instructions, first);
         let folded = foldable(&instructions, &self.block_of[first as usize..], body.registers.len());
         folded.into_iter().for_each(|i| self.code[first as usize + i].cost = Cost::FREE);
+        self.alignment.extend(alignments(module, body));
         self.registers += body.registers.len() as u32;
     }
 
@@ -156,21 +183,61 @@ impl Program {
                 _ => None,
             };
             let is_loop = target == Some(start);
-            let unroll = if is_loop && !rolled.contains(&start) { unroll_factor(end - start) } else { 1 };
+            let range = (start - first) as usize..(end - first) as usize;
+            let trips = if is_loop { constant_trips(instructions, range) } else { None };
+            let (unroll, counted) = match is_loop && !rolled.contains(&start) {
+                true => unroll_factor(end - start, trips),
+                false => (1, false),
+            };
             self.block_of.extend((start..end).map(|_| self.blocks.len() as u32));
-            self.blocks.push(Block { start, len: end - start, is_loop, unroll });
+            self.blocks.push(Block { start, len: end - start, is_loop, unroll, counted });
         }
     }
 }
 
-/// Iterations that ptxas lays out as one straight run. It unrolls by 4 where it does not know the trip count and fully
-/// where it does and the loop is small; beyond a few iterations in flight the difference is a branch in sixteen.
-fn unroll_factor(len: u32) -> u32 {
-    match len {
-        0..=16 => 8,
-        17..=64 => 4,
-        _ => 1,
+/// Iterations that ptxas 13 lays out as one straight run, as seen in its code: all of them where it knows how many and
+/// they come to a few hundred instructions; otherwise four where the body is short.
+fn unroll_factor(len: u32, trips: Option<Trips>) -> (u32, bool) {
+    let most = if len <= 16 { 1024 } else { 640 };
+    match trips {
+        // What matters is that loads of later iterations are in flight: a few hundred instructions show it.
+        Some(t) if t.count.saturating_mul(len) <= most => {
+            let shown = t.count.min((320 / len).max(1));
+            (if shown < t.count { 1 << shown.ilog2() } else { shown }, t.from_zero)
+        }
+        _ if len <= 64 => (4, false),
+        _ => (1, false),
     }
+}
+
+/// What is known of a counted loop.
+#[derive(Clone, Copy)]
+struct Trips {
+    count: u32,
+    from_zero: bool,
+}
+
+/// How often a loop runs, where start, step and end of its counter are constants.
+fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -> Option<Trips> {
+    let predicate = instructions[body.end - 1].guard?.reg;
+    let compare = instructions[body.clone()].iter().find(|i| writes(i).contains(&predicate))?;
+    let (Op::Setp { .. }, Some(Operand::Reg(counter)), Some(Operand::Imm(Imm::Int(end)))) =
+        (compare.op, compare.operands.get(1), compare.operands.get(2))
+    else {
+        return None;
+    };
+    let (mut start, mut step) = (None, None);
+    for (i, instruction) in instructions.iter().enumerate().filter(|(_, i)| writes(i).contains(counter)) {
+        let sum = linear(instruction, 0)?;
+        match (sum.terms.as_slice(), body.contains(&i)) {
+            ([], false) if start.is_none() => start = Some(sum.constant),
+            ([(r, 1)], true) if *r == counter.0 && step.is_none() => step = Some(sum.constant),
+            _ => return None,
+        }
+    }
+    let (start, step) = (start?, step?);
+    let count = u32::try_from(end.checked_sub(start)?.checked_div(step)?).ok()?;
+    Some(Trips { count: count.max(1), from_zero: start == 0 })
 }
 
 fn ends_block(action: Action) -> bool {
@@ -184,31 +251,25 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
         // Where the guard is false the old value stays, so it is a source too.
         sources.extend(results.iter().copied());
     }
-    let affine = is_affine(instruction);
-    let induction = affine
-        && matches!(instruction.op, Op::Binary(BinaryOp::Add | BinaryOp::Sub, ..))
-        && sources.as_slice() == results.as_slice();
     Lowered {
         cost: cost(instruction, gpu),
         action: action(instruction),
         reads: sources,
         writes: results,
-        affine,
-        induction,
+        linear: linear(instruction, base),
+        load: scalar_load(instruction, base),
     }
 }
 
-fn is_affine(instruction: &Instruction) -> bool {
-    use BinaryOp as B;
-    use ptx::TernaryOp as T;
-    instruction.guard.is_none()
-        && match instruction.op {
-            Op::Binary(B::Add | B::Sub | B::MulLo | B::MulWide | B::Shl, ty, _) => !ty.is_float(),
-            Op::Ternary(T::MadLo | T::MadWide, ..) => true,
-            Op::Cvt(c) => !c.to.is_float() && !c.from.is_float(),
-            Op::Mov(_) | Op::Cvta { .. } => true,
-            _ => false,
+fn scalar_load(instruction: &Instruction, base: u32) -> Option<ScalarLoad> {
+    match (instruction.op, instruction.operands.get(1), instruction.guard) {
+        (Op::Ld(m), Some(Operand::Address(Address { base: Base::Reg(r), offset })), None)
+            if m.vector == 1 && matches!(m.sem, MemSem::Default | MemSem::Weak) =>
+        {
+            Some(ScalarLoad { base: base + r.0, offset: *offset, element: m.bytes() })
         }
+        _ => None,
+    }
 }
 
 fn action(instruction: &Instruction) -> Action {
@@ -226,7 +287,7 @@ fn action(instruction: &Instruction) -> Action {
         Op::CpAsyncCommitGroup => Action::Commit,
         Op::CpAsyncWaitAll => Action::WaitGroups(0),
         Op::CpAsyncWaitGroup => match instruction.operands.first() {
-            Some(Operand::Imm(ptx::Imm::Int(n))) => Action::WaitGroups(*n as u32),
+            Some(Operand::Imm(Imm::Int(n))) => Action::WaitGroups(*n as u32),
             _ => Action::WaitGroups(0),
         },
         Op::Shfl(_) | Op::Match(..) | Op::Movmatrix => Action::Exchange,

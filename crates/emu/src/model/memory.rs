@@ -202,17 +202,17 @@ impl<'a> MemorySystem<'a> {
             // Local memory is written before it is read, and written back only when it is evicted.
             (Cached::Local, _) => Missing { l2: far(self.l1_sectors), dram: again },
             // Stores go through to L2; what is new to it pushes as much out to DRAM.
-            (_, Direction::Store) => Missing { l2: sectors, dram: again + self.from_dram(fresh) },
-            (_, Direction::Atomic) => Missing { l2: sectors, dram: self.from_dram(fresh) },
-            (Cached::L2, Direction::Load) => Missing { l2: sectors, dram: again + self.from_dram(fresh) },
+            (_, Direction::Store) => Missing { l2: sectors, dram: again + self.cold_sectors(fresh) },
+            (_, Direction::Atomic) => Missing { l2: sectors, dram: self.cold_sectors(fresh) },
+            (Cached::L2, Direction::Load) => Missing { l2: sectors, dram: again + self.cold_sectors(fresh) },
             (Cached::L1, Direction::Load) => {
-                Missing { l2: fresh + far(self.l1_sectors), dram: again + self.from_dram(fresh) }
+                Missing { l2: fresh + far(self.l1_sectors), dram: again + self.cold_sectors(fresh) }
             }
         }
     }
 
     /// How many of these sectors, new to the CTA, no other CTA has brought to L2 yet: the part `cold`, carried over.
-    fn from_dram(&mut self, fresh: u64) -> u64 {
+    fn cold_sectors(&mut self, fresh: u64) -> u64 {
         self.owed += fresh as f64 * self.cold;
         let whole = self.owed.floor();
         self.owed -= whole;

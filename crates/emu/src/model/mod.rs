@@ -12,6 +12,7 @@
 //! Constants are public ones ([`machine`]); none is fitted to a measurement of this project. Not modelled: instruction
 //! cache misses, TLB misses, register-bank conflicts, DRAM refresh and page conflicts, and clusters.
 
+mod address;
 mod cost;
 pub(crate) mod dataflow;
 mod lower;

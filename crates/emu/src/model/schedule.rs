@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::address::joined_loads;
 use super::cost::Cost;
 use super::lower::{Action, Block, Direction, Lowered, Program, Registers};
 use super::machine::Gpu;
@@ -40,10 +41,34 @@ pub(super) struct Layout {
 /// Schedules `copies` iterations of a block.
 pub(super) fn layout(program: &Program, block: &Block, copies: u32, gpu: &Gpu) -> Layout {
     let mut nodes = unrolled(program, block, copies);
+    let joined = joined_loads(&nodes, &known_alignment(program, block, copies));
     let temporaries = rename(&mut nodes, program.registers);
+    for (i, leader) in joined.into_iter().enumerate() {
+        if let Some(leader) = leader {
+            nodes[i].reads = nodes[leader].writes.clone();
+            nodes[i].action = Action::Arithmetic;
+            nodes[i].cost = Cost::FREE;
+        }
+    }
     let edges = dependencies(&nodes);
     let order = list_schedule(&nodes, &edges, gpu);
     emit(&nodes, &order, temporaries)
+}
+
+/// Low zero bits of registers at the start of the run. A counter that the compiler knows is a multiple of what a whole
+/// run adds to it.
+fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
+    let mut known = program.alignment.clone();
+    if block.counted {
+        for node in program.code[block.start as usize..(block.start + block.len) as usize].iter() {
+            if let (true, Some(sum), [counter]) = (node.is_induction(), &node.linear, node.writes.as_slice())
+            {
+                let zeros = copies.trailing_zeros() + sum.constant.trailing_zeros();
+                known[*counter as usize] = zeros.min(63) as u8;
+            }
+        }
+    }
+    known
 }
 
 /// A single instruction, for runs that do not cover a block (divergence, a trace cut short).
@@ -86,7 +111,7 @@ fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
             let last = copy + 1 == copies;
             let mut node = instruction.clone();
             // Loop control is needed once; so are the counters' steps, at the end; addresses once, at the start.
-            let folded = if control[i] || node.induction { !last } else { affine[i] && copy > 0 };
+            let folded = if control[i] || node.is_induction() { !last } else { affine[i] && copy > 0 };
             if invariant[i] || folded {
                 node.cost = Cost::FREE;
             }
@@ -119,12 +144,14 @@ fn invariants(body: &[Lowered]) -> Vec<bool> {
 /// Integer arithmetic on the loop's counters and invariants: a constant apart from one iteration to the next.
 fn affine_in_the_counter(body: &[Lowered], invariant: &[bool]) -> Vec<bool> {
     let written: Registers = body.iter().flat_map(|n| n.writes.iter().copied()).collect();
-    let mut steady: Registers = body.iter().filter(|n| n.induction).flat_map(|n| n.writes.clone()).collect();
+    let mut steady: Registers =
+        body.iter().filter(|n| n.is_induction()).flat_map(|n| n.writes.clone()).collect();
     steady
         .extend(body.iter().zip(invariant).filter(|(_, fixed)| **fixed).flat_map(|(n, _)| n.writes.clone()));
     let mut affine = vec![false; body.len()];
     for (i, node) in body.iter().enumerate() {
-        affine[i] = node.affine && node.reads.iter().all(|r| !written.contains(r) || steady.contains(r));
+        affine[i] =
+            node.linear.is_some() && node.reads.iter().all(|r| !written.contains(r) || steady.contains(r));
         if affine[i] {
             steady.extend(node.writes.iter().copied());
         }

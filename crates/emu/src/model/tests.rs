@@ -221,6 +221,54 @@ fn a_serial_loop_waits_for_shared_memory() {
     assert!((23.0..45.0).contains(&rolled), "{rolled} clocks an iteration");
 }
 
+/// The dot product of two rows of halves in shared memory, 64 terms; the second row `apart` bytes further.
+fn half_dot(row_bytes: u32) -> Module {
+    let mut k = Builder::kernel("k");
+    let rows = k.shared_array("rows", 16, 32768);
+    let tid = k.special(SpecialReg::TidX);
+    let row = k.shared_index(rows, tid, row_bytes);
+    let sum: F32 = k.mov(0.0);
+    k.for_range(0, 64, 1, |k, i| {
+        let at = k.shared_index(row, i, 2);
+        let (x, y) = (k.ld::<R16>(at), k.ld::<R16>(at.at(16384)));
+        let (x, y) = (k.to_f32(Half::F16, x), k.to_f32(Half::F16, y));
+        k.mad_to(sum, x, y, sum);
+    });
+    let out = k.param_pointer("out");
+    let to = k.index(out, tid, 4);
+    k.st(to, sum);
+    k.into_module(Target::sm(80))
+}
+
+/// Shared loads, FMA-pipe and all instructions of the layout of the module's loop, for one pass of all its iterations.
+fn loop_counts(module: &Module) -> (u32, u32, u32, u32) {
+    let program = lower::Program::new(module, &L4);
+    let block = program.blocks.iter().find(|b| b.is_loop).unwrap_or_else(|| panic!("no loop"));
+    let layout = schedule::layout(&program, block, block.unroll, &L4);
+    let count = |wanted: &dyn Fn(&schedule::Step) -> bool| {
+        layout.steps.iter().filter(|s| wanted(s)).map(|s| s.cost.slots).sum::<u32>()
+    };
+    (
+        block.unroll,
+        count(&|s| matches!(s.action, lower::Action::Shared(_))),
+        count(&|s| s.cost.pipe == cost::Pipe::Fma),
+        count(&|_| true),
+    )
+}
+
+#[test]
+fn loops_come_out_as_ptxas_makes_them() {
+    // ptxas 13, sm_89: 64 iterations laid out, 32 LDS.64, 64 FFMA, 128 HADD2.F32, nothing else.
+    let (unroll, loads, fma, all) = loop_counts(&half_dot(128));
+    let iterations = |n: u32| n * unroll;
+    assert!(unroll == 32, "{unroll}");
+    assert_eq!(loads, iterations(2) / 4);
+    assert_eq!(fma, iterations(1) + 1, "and the address of the first");
+    assert!(all <= iterations(3) + iterations(2) / 4 + 4, "{all} of {unroll}");
+    // Rows of 130 bytes: their alignment is 2, and nothing can be joined.
+    assert_eq!(loop_counts(&half_dot(130)).1, iterations(2));
+}
+
 #[test]
 fn a_dependent_load_chain_takes_the_latency() {
     let mut code = Code::new();
@@ -353,6 +401,22 @@ fn the_split_sums_to_one_and_repeats() {
     near(p.split.iter().map(|(_, s)| s).sum(), 1.0, 1e-9);
     assert_eq!(p, run());
     assert!(p.us_low < p.us && p.us < p.us_high);
+}
+
+#[test]
+fn resources_are_estimated_without_ptxas_and_read_with_it() {
+    let module = half_dot(128);
+    let Some(guess) = crate::resources::estimate(&module, "k") else { panic!("no entry") };
+    assert_eq!((guess.shared, guess.spill_loads, guess.stack), (32768, 0, 0));
+    assert!((12..40).contains(&guess.registers), "{guess:?}");
+    assert_eq!(crate::resources::estimate(&module, "absent"), None);
+    // Where there is a ptxas, it has the last word.
+    let Ok(ptxas) = crate::resources::Ptxas::find() else { return };
+    let found = ptxas.resources(&module.to_string(), "sm_89", "k").unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((found.shared, found.spill_loads), (32768, 0));
+    assert_eq!(found.source, Source::Ptxas(ptxas.version().to_owned()));
+    assert!(ptxas.resources("not ptx", "sm_89", "k").is_err());
+    assert!(ptxas.resources(&module.to_string(), "sm_89", "absent").is_err());
 }
 
 #[test]

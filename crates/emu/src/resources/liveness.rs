@@ -5,6 +5,8 @@ use crate::model::dataflow::{reads, writes};
 
 /// Registers that every kernel has beside its values: the stack pointer, and temporaries of expanded instructions.
 const OVERHEAD: u32 = 6;
+/// Registers of an SM, on every architecture since sm_50.
+const REGISTER_FILE: u64 = 65536;
 /// The most a thread can have.
 const MOST: u32 = 255;
 
@@ -17,10 +19,11 @@ pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
     let wanted = peak(body) + OVERHEAD;
     let bound = function.bounds.max_registers.unwrap_or(MOST).clamp(16, MOST);
     let threads = function.bounds.required_threads.or(function.bounds.max_threads);
-    let per_launch = match (threads, function.bounds.min_ctas_per_sm) {
-        (Some([x, y, z]), n) => 65536 / (x * y * z * n.unwrap_or(1)).max(1) & !7,
-        _ => MOST,
-    };
+    let per_launch = threads.map_or(MOST, |[x, y, z]| {
+        let ctas = u64::from(function.bounds.min_ctas_per_sm.unwrap_or(1));
+        let threads = [x, y, z].into_iter().fold(ctas, |all, n| all.saturating_mul(u64::from(n)));
+        (REGISTER_FILE / threads.max(1)).min(u64::from(MOST)) as u32 / 8 * 8
+    });
     let allowed = bound.min(per_launch.clamp(16, MOST));
     let spilled = wanted.saturating_sub(allowed) * 4;
     let local =

@@ -94,13 +94,13 @@ impl Ptxas {
         if !output.status.success() {
             return Err(PtxasError::Rejected { arch: arch.to_owned(), message: text.trim().to_owned() });
         }
-        let found = parse(&text, entry).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))?;
-        Ok(Resources { source: Source::Ptxas(self.version.clone()), ..found })
+        let source = Source::Ptxas(self.version.clone());
+        parse(&text, entry, source).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))
     }
 }
 
 /// Reads what `ptxas -v` says of one entry.
-fn parse(text: &str, entry: &str) -> Option<Resources> {
+fn parse(text: &str, entry: &str, source: Source) -> Option<Resources> {
     let mut lines = text.lines().skip_while(|l| !l.contains(&format!("Compiling entry function '{entry}'")));
     lines.next()?;
     let of_entry: Vec<&str> = lines.take_while(|l| !l.contains("Compiling entry function")).collect();
@@ -114,7 +114,7 @@ fn parse(text: &str, entry: &str) -> Option<Resources> {
         spill_loads: before(" bytes spill loads").unwrap_or(0),
         stack: before(" bytes stack frame").unwrap_or(0),
         shared: before(" bytes smem").unwrap_or(0),
-        source: Source::Estimate,
+        source,
     })
 }
 
@@ -135,9 +135,9 @@ mod tests {
         let found =
             parse(TEXT, "attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
         assert_eq!(found, Some((255, 24, 16, 8192, 28672)));
-        let found = parse(TEXT, "other").map(|r| (r.registers, r.shared));
+        let found = parse("other").map(|r| (r.registers, r.shared));
         assert_eq!(found, Some((9, 0)));
-        assert_eq!(parse(TEXT, "absent"), None);
+        assert_eq!(parse("absent"), None);
     }
 
     #[test]
