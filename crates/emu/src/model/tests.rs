@@ -420,6 +420,16 @@ fn resources_are_estimated_without_ptxas_and_read_with_it() {
 }
 
 #[test]
+fn a_long_kernel_is_replayed_in_part() {
+    let (code, _) = serial_loop();
+    let of = |grid: u32| code.run(&L4, grid, 8, |r, warp| record_serial(r, warp, 2000, !0));
+    let (few, many) = (of(58 * 6), of(58 * 600));
+    assert_eq!(few.replayed, 1.0);
+    assert!(many.replayed < 0.2);
+    near(many.cycles, 100.0 * few.cycles, 0.05);
+}
+
+#[test]
 fn nothing_traced_is_an_error() {
     let code = Code::new();
     let resources = Resources {

@@ -132,12 +132,11 @@ mod tests {
 
     #[test]
     fn reads_the_report_of_the_entry_asked_for() {
-        let found =
-            parse(TEXT, "attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
+        let of = |entry| parse(TEXT, entry, Source::Ptxas("13.0".into()));
+        let found = of("attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
         assert_eq!(found, Some((255, 24, 16, 8192, 28672)));
-        let found = parse("other").map(|r| (r.registers, r.shared));
-        assert_eq!(found, Some((9, 0)));
-        assert_eq!(parse("absent"), None);
+        assert_eq!(of("other").map(|r| (r.registers, r.shared)), Some((9, 0)));
+        assert_eq!(of("absent"), None);
     }
 
     #[test]
