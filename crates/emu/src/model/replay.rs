@@ -1,12 +1,9 @@
 //! The replay: one SM issues the scheduled runs of its CTAs.
 //!
 //! Each warp issues in order. An instruction issues when its registers are ready (scoreboard), its scheduler has a free
-//! slot, its pipe is free and the load-store unit's queue has room. Warps are taken in the order of the time at which
-//! they can issue, then of their last issue. What a warp waited for before each issue is charged to the cause of the
-//! latest of those conditions.
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! slot and its pipe is free; a full queue of the load-store unit holds the warp that filled it. Of the warps of a
+//! scheduler the one that can issue first does, of several the one that has waited longest. What a warp waited for
+//! before each issue is charged to the latest of those conditions.
 
 use ptx::BarKind;
 
@@ -100,12 +97,27 @@ struct Warp {
     from: Ready,
     /// End of the last issue: waits are counted from here.
     since: u64,
+    /// What its next instruction needs.
+    next: Next,
+    /// Number of its last issue: the least has waited longest.
+    turn: u64,
     registers: Vec<Ready>,
     /// Completion of the open group of cp.async and of the closed ones, oldest first.
     open_group: u64,
     groups: Vec<u64>,
     threads: u32,
 }
+
+/// What the next instruction of a warp waits for.
+#[derive(Clone, Copy)]
+struct Next {
+    /// Registers and everything else that the warp itself decides.
+    alone: Ready,
+    pipe: Pipe,
+    special: bool,
+}
+
+const NEXT: Next = Next { alone: NOW, pipe: Pipe::None, special: false };
 
 #[derive(Default)]
 struct BarrierState {
@@ -120,6 +132,17 @@ struct Cta {
     warps: Vec<usize>,
 }
 
+/// A sub-partition.
+#[derive(Clone, Default)]
+struct Scheduler {
+    /// Warps that wait for no other warp.
+    runnable: Vec<usize>,
+    /// The warp that issues next, and when; `None` when that must be found again.
+    choice: Option<(u64, usize)>,
+    free: u64,
+    pipes: [u64; PIPES],
+}
+
 struct Sm<'a> {
     gpu: &'a Gpu,
     layouts: &'a [Layout],
@@ -129,10 +152,10 @@ struct Sm<'a> {
     queue: Vec<usize>,
     warps: Vec<Warp>,
     ctas: Vec<Option<Cta>>,
-    heap: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    sequence: u64,
-    scheduler_free: Vec<u64>,
-    pipe_free: Vec<[u64; PIPES]>,
+    schedulers: Vec<Scheduler>,
+    turns: u64,
+    /// Slots whose CTA is done, and when.
+    vacant: Vec<(usize, u64)>,
     /// Register files of warps that are done, for reuse.
     spare: Vec<Vec<Ready>>,
     outcome: Outcome,
@@ -146,7 +169,6 @@ impl<'a> Sm<'a> {
         planned: &'a [Planned<'a>],
         residency: Residency,
     ) -> Sm<'a> {
-        let schedulers = gpu.schedulers as usize;
         Sm {
             gpu,
             layouts,
@@ -156,10 +178,9 @@ impl<'a> Sm<'a> {
             queue: Vec::new(),
             warps: Vec::new(),
             ctas: Vec::new(),
-            heap: BinaryHeap::new(),
-            sequence: 0,
-            scheduler_free: vec![0; schedulers],
-            pipe_free: vec![[0; PIPES]; schedulers],
+            schedulers: vec![Scheduler::default(); gpu.schedulers as usize],
+            turns: 0,
+            vacant: Vec::new(),
             spare: Vec::new(),
             outcome: Outcome::default(),
         }
@@ -183,50 +204,78 @@ impl<'a> Sm<'a> {
                 slot,
                 planned,
                 index,
-                scheduler: (slot * count + index) % self.scheduler_free.len(),
+                scheduler: (slot * count + index) % self.schedulers.len(),
                 run: 0,
                 step: 0,
                 from: Ready { at, cause: Cause::Branch },
                 since: at,
+                next: NEXT,
+                turn: 0,
                 registers,
                 open_group: 0,
                 groups: Vec::new(),
                 threads,
             });
-            self.push(id, at);
         }
         if self.ctas.len() <= slot {
             self.ctas.resize_with(slot + 1, || None);
         }
+        let started = cta.warps.clone();
         self.ctas[slot] = Some(cta);
-    }
-
-    fn push(&mut self, warp: usize, at: u64) {
-        self.sequence += 1;
-        self.heap.push(Reverse((at, self.sequence, warp)));
+        started.into_iter().for_each(|id| self.resume(id));
     }
 
     fn run(&mut self, budget: u64) {
         while self.outcome.events < budget {
-            match self.heap.pop() {
-                Some(Reverse((now, _, warp))) => self.advance(warp, now),
+            while let Some((slot, at)) = self.vacant.pop() {
+                self.start_cta(slot, at);
+            }
+            let choices = (0..self.schedulers.len()).filter_map(|s| Some((self.choose(s)?, s)));
+            match choices.min() {
+                Some(((at, warp), scheduler)) => self.issue(scheduler, warp, at),
                 // Only warps at barriers are left: the trace was cut before the others arrived.
-                None if !self.release_stranded() => break,
+                None if !self.release_stranded() && self.vacant.is_empty() => break,
                 None => {}
             }
         }
     }
 
-    /// Issues from one warp until it must wait for a time at which another may go first.
-    fn advance(&mut self, id: usize, now: u64) {
-        let mut now = now;
+    /// The warp of a scheduler that can issue first, and when.
+    fn choose(&mut self, scheduler: usize) -> Option<(u64, usize)> {
+        let s = &mut self.schedulers[scheduler];
+        if s.choice.is_none() {
+            let first = s.runnable.iter().map(|id| {
+                let warp = &self.warps[*id];
+                (s.earliest(&warp.next).at, warp.turn, *id)
+            });
+            s.choice = first.min().map(|(at, _, id)| (at, id));
+        }
+        s.choice
+    }
+
+    /// Puts a warp among those of its scheduler that can issue; one that has nothing left to issue exits.
+    fn resume(&mut self, id: usize) {
+        if self.prepare(id) {
+            let scheduler = &mut self.schedulers[self.warps[id].scheduler];
+            scheduler.runnable.push(id);
+            scheduler.choice = None;
+        } else {
+            self.exit(id);
+        }
+    }
+
+    /// Takes a warp away from its scheduler.
+    fn suspend(&mut self, id: usize) {
+        let scheduler = &mut self.schedulers[self.warps[id].scheduler];
+        scheduler.runnable.retain(|other| *other != id);
+        scheduler.choice = None;
+    }
+
+    /// Finds the next instruction of a warp that needs a slot, and what it waits for. False when there is none.
+    fn prepare(&mut self, id: usize) -> bool {
         loop {
             let warp = &self.warps[id];
-            let planned = &self.planned[warp.planned];
-            let Some(run) = planned.runs[warp.index].get(warp.run) else {
-                self.exit(id, now);
-                return;
-            };
+            let Some(run) = self.planned[warp.planned].runs[warp.index].get(warp.run) else { return false };
             let layout = &self.layouts[run.layout as usize];
             let Some(step) = layout.steps.get(warp.step) else {
                 let warp = &mut self.warps[id];
@@ -234,21 +283,14 @@ impl<'a> Sm<'a> {
                 warp.step = 0;
                 continue;
             };
-            let event = &planned.trace.warps[warp.index][(run.event + step.event) as usize];
             if step.cost.slots == 0 {
                 self.pass_through(id, layout, step);
                 continue;
             }
-            let (at, wait) = self.earliest(id, layout, step, now);
-            if self.heap.peek().is_some_and(|Reverse((next, _, _))| *next < at) {
-                self.push(id, at);
-                return;
-            }
-            self.charge(id, at, wait);
-            now = at;
-            if !self.issue(id, layout, step, event, at) {
-                return;
-            }
+            let operands = latest(&warp.registers, &layout.registers, step);
+            let alone = if operands.at > warp.from.at { operands } else { warp.from };
+            self.warps[id].next = Next { alone, pipe: step.cost.pipe, special: step.cost.mufu > 0 };
+            return true;
         }
     }
 
@@ -263,31 +305,6 @@ impl<'a> Sm<'a> {
         self.outcome.events += 1;
     }
 
-    /// When a step can issue, with what it waits for: first by itself, then for the units.
-    fn earliest(&self, id: usize, layout: &Layout, step: &Step, now: u64) -> (u64, [Ready; 2]) {
-        let warp = &self.warps[id];
-        let operands = latest(&warp.registers, &layout.registers, step);
-        let alone = if operands.at > warp.from.at { operands } else { warp.from };
-        let mut units = Ready { at: alone.at.max(now), cause: Cause::NotSelected };
-        let mut wait_for = |free: u64, cause: Cause| {
-            if free > units.at {
-                units = Ready { at: free, cause };
-            }
-        };
-        wait_for(self.scheduler_free[warp.scheduler], Cause::NotSelected);
-        let pipes = &self.pipe_free[warp.scheduler];
-        wait_for(pipes[step.cost.pipe as usize], pipe_cause(step.cost.pipe));
-        if step.cost.mufu > 0 {
-            wait_for(pipes[Pipe::Mufu as usize], Cause::Mufu);
-        }
-        match step.action {
-            Action::Shared(_) | Action::Exchange => wait_for(self.memory.admits(), Cause::SharedBandwidth),
-            Action::Cached(..) | Action::Copy => wait_for(self.memory.admits(), Cause::L1),
-            _ => {}
-        }
-        (units.at, [alone, units])
-    }
-
     /// Charges the time since the last issue: up to when the warp itself was ready, and from there.
     fn charge(&mut self, id: usize, at: u64, [alone, units]: [Ready; 2]) {
         let since = self.warps[id].since;
@@ -296,40 +313,63 @@ impl<'a> Sm<'a> {
         self.outcome.waits[units.cause as usize] += at.max(since) - ready;
     }
 
-    /// Issues a step. Returns whether the warp goes on by itself.
-    fn issue(&mut self, id: usize, layout: &Layout, step: &Step, event: &Event, at: u64) -> bool {
-        let scheduler = self.warps[id].scheduler;
-        let cost = &step.cost;
-        let issued = at + u64::from(cost.slots) * TICK;
-        self.scheduler_free[scheduler] = issued;
-        if cost.pipe != Pipe::None {
-            self.pipe_free[scheduler][cost.pipe as usize] = at + u64::from(cost.busy);
-            self.outcome.pipes[cost.pipe as usize] += u64::from(cost.busy);
-        }
-        if cost.mufu > 0 {
-            self.pipe_free[scheduler][Pipe::Mufu as usize] = at + u64::from(cost.mufu);
-            self.outcome.pipes[Pipe::Mufu as usize] += u64::from(cost.mufu);
-        }
+    /// Issues the next instruction of a warp.
+    fn issue(&mut self, scheduler: usize, id: usize, at: u64) {
+        let warp = &self.warps[id];
+        let planned = &self.planned[warp.planned];
+        let run = planned.runs[warp.index][warp.run];
+        let layout = &self.layouts[run.layout as usize];
+        let step = &layout.steps[warp.step];
+        let event = &planned.trace.warps[warp.index][(run.event + step.event) as usize];
+        let next = warp.next;
+        let units = self.schedulers[scheduler].earliest(&next);
+        self.charge(id, at, [next.alone, units]);
+        self.take_units(scheduler, step, at);
         self.count(step, event);
+        let issued = at + u64::from(step.cost.slots) * TICK;
         self.outcome.waits[Cause::Issue as usize] += issued - at;
+        self.outcome.end = self.outcome.end.max(issued);
+        self.turns += 1;
         let warp = &mut self.warps[id];
         warp.step += 1;
         warp.since = issued;
+        warp.turn = self.turns;
         warp.from = Ready { at: issued, cause: Cause::NotSelected };
         match self.perform(id, step, event, at) {
             Effect::Result(ready) => {
-                self.outcome.end = self.outcome.end.max(issued);
+                let queue = self.memory.admits();
                 let warp = &mut self.warps[id];
                 for r in &layout.registers[step.writes.start as usize..step.writes.end as usize] {
                     warp.registers[*r as usize] = ready;
                 }
-                true
+                if queue > issued && uses_unit(step.action) {
+                    let shared = matches!(step.action, Action::Shared(_) | Action::Exchange);
+                    let cause = if shared { Cause::SharedBandwidth } else { Cause::L1 };
+                    warp.from = Ready { at: queue, cause };
+                }
             }
-            Effect::Wait(from) => {
-                self.warps[id].from = from;
-                true
-            }
-            Effect::Blocked => false,
+            Effect::Wait(from) => self.warps[id].from = from,
+            // Barriers decide themselves who goes on.
+            Effect::Barrier => return,
+        }
+        if !self.prepare(id) {
+            self.suspend(id);
+            self.exit(id);
+        }
+    }
+
+    /// Takes the slot and the pipes of a step.
+    fn take_units(&mut self, scheduler: usize, step: &Step, at: u64) {
+        let (cost, s) = (&step.cost, &mut self.schedulers[scheduler]);
+        s.choice = None;
+        s.free = at + u64::from(cost.slots) * TICK;
+        if cost.pipe != Pipe::None {
+            s.pipes[cost.pipe as usize] = at + u64::from(cost.busy);
+            self.outcome.pipes[cost.pipe as usize] += u64::from(cost.busy);
+        }
+        if cost.mufu > 0 {
+            s.pipes[Pipe::Mufu as usize] = at + u64::from(cost.mufu);
+            self.outcome.pipes[Pipe::Mufu as usize] += u64::from(cost.mufu);
         }
     }
 
@@ -396,11 +436,12 @@ impl<'a> Sm<'a> {
         let waits = kind != BarKind::Arrive;
         if waits {
             barrier.waiting.push(id);
+            self.suspend(id);
         }
         if full {
             self.release(slot, number, at);
         }
-        if waits { Effect::Blocked } else { Effect::Result(NOW) }
+        if waits { Effect::Barrier } else { Effect::Result(NOW) }
     }
 
     /// Lets the warps that wait at a barrier go on.
@@ -410,7 +451,7 @@ impl<'a> Sm<'a> {
         for id in state.waiting {
             let from = Ready { at: at + u64::from(self.gpu.latency.barrier) * TICK, cause: Cause::Barrier };
             self.warps[id].from = from;
-            self.push(id, from.at);
+            self.resume(id);
         }
     }
 
@@ -429,12 +470,12 @@ impl<'a> Sm<'a> {
         found
     }
 
-    fn exit(&mut self, id: usize, now: u64) {
+    fn exit(&mut self, id: usize) {
         let last = self.warps[id].from;
-        self.charge(id, last.at.min(now), [last, NOW]);
+        self.charge(id, last.at, [last, NOW]);
         let warp = &mut self.warps[id];
         let (slot, threads) = (warp.slot, warp.threads);
-        let done = now.max(warp.since);
+        let done = last.at.max(warp.since);
         self.spare.push(std::mem::take(&mut warp.registers));
         self.outcome.end = self.outcome.end.max(done);
         let Some(cta) = self.ctas[slot].as_mut() else { return };
@@ -442,7 +483,7 @@ impl<'a> Sm<'a> {
         cta.live_threads -= threads.min(cta.live_threads);
         if cta.live_warps == 0 {
             self.ctas[slot] = None;
-            self.start_cta(slot, done);
+            self.vacant.push((slot, done));
             return;
         }
         // An exited warp is not waited for.
@@ -463,13 +504,36 @@ impl<'a> Sm<'a> {
     }
 }
 
+impl Scheduler {
+    /// When an instruction can issue here, and which unit decides.
+    fn earliest(&self, next: &Next) -> Ready {
+        let mut ready = Ready { at: next.alone.at, cause: Cause::NotSelected };
+        let mut wait_for = |free: u64, cause: Cause| {
+            if free > ready.at {
+                ready = Ready { at: free, cause };
+            }
+        };
+        wait_for(self.free, Cause::NotSelected);
+        wait_for(self.pipes[next.pipe as usize], pipe_cause(next.pipe));
+        if next.special {
+            wait_for(self.pipes[Pipe::Mufu as usize], Cause::Mufu);
+        }
+        ready
+    }
+}
+
+/// Whether an action goes through the load-store unit.
+fn uses_unit(action: Action) -> bool {
+    matches!(action, Action::Shared(_) | Action::Exchange | Action::Cached(..) | Action::Copy)
+}
+
 enum Effect {
     /// The warp goes on; its result is ready then.
     Result(Ready),
     /// The warp cannot issue before.
     Wait(Ready),
-    /// The warp waits for others.
-    Blocked,
+    /// The warp waited for others, and may go on already.
+    Barrier,
 }
 
 fn latest(registers: &[Ready], names: &[u32], step: &Step) -> Ready {

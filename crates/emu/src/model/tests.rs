@@ -369,7 +369,7 @@ fn waves_and_tails() {
     near(of(58).cycles, one, 0.01);
     near(of(58 * 12).cycles, one.max(12.0 * 500.0), 0.05);
     let p = of(58 * 12 + 1);
-    near(p.cycles, 13.0 * 500.0, 0.03);
+    assert!((6500.0..6300.0 + one).contains(&p.cycles), "one CTA more, when another is done: {}", p.cycles);
     assert!(p.tail > 0.05 && p.waves > 1.0, "{p:?}");
 }
 
