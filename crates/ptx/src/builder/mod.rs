@@ -31,6 +31,8 @@ mod arith;
 mod control;
 mod memory;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod value;
 mod warp;
 
@@ -106,7 +108,9 @@ impl Builder {
         };
         let mut items: Vec<Item> = self.globals.into_iter().map(Item::Variable).collect();
         items.push(Item::Function(function));
-        Module { version, target, items }
+        let mut module = Module { version, target, items };
+        module.number_lines();
+        module
     }
 
     /// A fresh register, not yet written.
