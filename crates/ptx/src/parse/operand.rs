@@ -106,7 +106,7 @@ impl<'t> Parser<'t> {
     }
 
     /// `+16-4`, or nothing, which is 0.
-    fn displacement(&mut self) -> Result<i64, Failure> {
+    pub(super) fn displacement(&mut self) -> Result<i64, Failure> {
         let mut sum = 0i64;
         loop {
             let start = self.here();
