@@ -3,11 +3,11 @@
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
-use super::recipe::{Order, Recipe};
+use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, MmaKind, TensorRules, decode, layout};
 
 /// A dot product's number: value = significand · 2^(exponent − fraction bits of its format), where the exponent
-/// is that of the format's leading bit, also for subnormals and zero.
+/// is that of the format's leading bit, also for subnormals.
 #[derive(Clone, Copy)]
 enum Term {
     Nan,
@@ -61,11 +61,13 @@ fn output(accumulator: Accumulator, recipe: &Recipe) -> (Format, Rounding, u32) 
 fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
     let (format, rounding, dropped) = output(accumulator, recipe);
     let (mut nan, mut infinities) = (false, [false; 2]);
-    let mut largest = i32::MIN;
+    let mut largest = LEAST_ALIGNMENT;
     for term in terms {
         match *term {
             Term::Nan => nan = true,
             Term::Infinity { negative } => infinities[usize::from(negative)] = true,
+            // Zeros take no part in the alignment, whatever exponent the other factor has (seen on an H200).
+            Term::Finite { significand: 0, .. } => {}
             Term::Finite { exponent, .. } => largest = largest.max(exponent),
         }
     }
@@ -80,7 +82,9 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
     let kept = recipe.fraction_bits as i32;
     let mut sum = 0i64;
     for term in terms {
-        if let Term::Finite { significand, fraction_bits, exponent } = *term {
+        if let Term::Finite { significand, fraction_bits, exponent } = *term
+            && significand != 0
+        {
             // Toward zero, to units of 2^(largest − kept).
             let shift = (largest - kept) - (exponent - fraction_bits as i32);
             let magnitude = significand.abs();
@@ -96,6 +100,8 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
         && exact.magnitude != 0;
     let bits =
         if overflowed { format.infinity() | u64::from(exact.negative) << format.sign_bit() } else { bits };
+    // A negative sum that rounds to nothing is +0.
+    let bits = if bits == 1 << format.sign_bit() { 0 } else { bits };
     (bits << dropped) as u32
 }
 
