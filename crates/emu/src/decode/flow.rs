@@ -25,8 +25,7 @@ pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end:
     let ipdom = post_dominators(&successors, exit);
     for (b, parent) in ipdom.iter().enumerate().take(exit) {
         let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
-        code[last as usize].reconverge =
-            parent.filter(|p| *p != exit).map_or(NOWHERE, |p| leaders[p]);
+        code[last as usize].reconverge = parent.filter(|p| *p != exit).map_or(NOWHERE, |p| leaders[p]);
     }
 }
 

@@ -71,13 +71,22 @@ impl Env<'_> {
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
-                let message = format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                let message =
+                    format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
                 (vec![thread], None, message)
             });
         }
     }
 
-    fn arrive(&mut self, warp: &mut Warp, split: &Split, inst: &Inst, kind: BarKind, id: usize, count: Option<u32>) {
+    fn arrive(
+        &mut self,
+        warp: &mut Warp,
+        split: &Split,
+        inst: &Inst,
+        kind: BarKind,
+        id: usize,
+        count: Option<u32>,
+    ) {
         let clock = warp.view.release(split.mask);
         let home = warp.view.home();
         let barrier = &mut self.barriers[id];
@@ -121,13 +130,15 @@ impl Env<'_> {
 
     /// Threads that have exited are not waited for by barriers that all threads of the CTA take part in.
     pub(super) fn complete_barriers_after_exit(&mut self) {
-        (0..self.barriers.len()).filter(|id| self.barriers[*id].expected.is_none()).collect::<Vec<_>>().into_iter().for_each(
-            |id| {
+        (0..self.barriers.len())
+            .filter(|id| self.barriers[*id].expected.is_none())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|id| {
                 if !self.barriers[id].arrived.is_empty() {
                     self.complete(id);
                 }
-            },
-        );
+            });
     }
 
     /// A waiting split goes on behind its barrier.
@@ -146,7 +157,9 @@ impl Env<'_> {
         match kind {
             BarKind::Sync | BarKind::Arrive => {}
             BarKind::RedPopc => warp.registers.set32(inst.d[0], mask, &[tally.count; 32]),
-            BarKind::RedAnd => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads)),
+            BarKind::RedAnd => {
+                warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads))
+            }
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
     }

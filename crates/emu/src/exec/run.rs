@@ -2,9 +2,9 @@
 
 use ptx::Op;
 
+use super::Env;
 use super::control::parts;
 use super::warp::{Split, State, Warp};
-use super::Env;
 use crate::EmuError;
 use crate::decode::Inst;
 
