@@ -1,6 +1,7 @@
 //! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
 //! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
 
+mod defined;
 mod flow;
 mod layout;
 mod operands;
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 
 use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
 
+pub(crate) use defined::{Uses, defines, operand_list, uses};
 pub(crate) use layout::Layout;
 pub(crate) use operands::{scope_strength, strength};
 
@@ -85,6 +87,8 @@ pub(crate) struct Inst {
     pub list: (u32, u16),
     /// Start of the source address of cp.async.
     pub source: (Slot, i64),
+    /// It reads or writes a register that may be undefined.
+    pub watched: bool,
 }
 
 /// `target` of a `mov` from a clock.
@@ -105,6 +109,16 @@ pub(crate) struct Call {
     pub callee: usize,
     pub arguments: Vec<Transfer>,
     pub results: Vec<Transfer>,
+}
+
+impl Call {
+    /// Registers that the call itself writes: they are defined.
+    fn passed_slots(&self) -> impl Iterator<Item = Slot> {
+        self.arguments.iter().chain(&self.results).filter_map(|t| match t {
+            Transfer::Register { to, .. } => Some(*to),
+            Transfer::Bytes { .. } => None,
+        })
+    }
 }
 
 /// What execution needs to know of a function.
@@ -142,6 +156,8 @@ pub(crate) struct Program {
     pub params: Vec<u8>,
     /// Narrowest access to shared and to global memory.
     pub granules: [u32; 2],
+    /// Registers that may be undefined where they are read.
+    pub suspects: Vec<Slot>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
 }
@@ -211,11 +227,13 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         layout,
         params: Vec::new(),
         granules,
+        suspects: Vec::new(),
         communicates,
     };
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
+    defined::watch(&mut program);
     Ok(program)
 }
 
@@ -425,6 +443,7 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
+            watched: false,
         }
     }
 }

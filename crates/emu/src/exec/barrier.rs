@@ -167,12 +167,12 @@ impl Env<'_> {
     /// Nobody can go on: says who waits for what.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let mut lines = Vec::new();
-        let mut first = None;
+        let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
         for warp in warps {
             for split in &warp.splits {
                 let line = self.line(split.pc);
                 let State::Barrier(id) = split.state else { continue };
-                first = first.or(Some((line, warp.index, split.mask.trailing_zeros() as usize)));
+                waiters.push((line, self.thread(warp.index, split.mask.trailing_zeros() as usize)));
                 let barrier = &self.barriers[usize::from(id)];
                 let arrived = 32 * barrier.arrived.len();
                 let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
@@ -182,9 +182,11 @@ impl Env<'_> {
                 ));
             }
         }
-        let (line, warp, lane) = first.unwrap_or((0, 0, 0));
-        let thread = self.thread(warp, lane);
-        self.findings.report(HazardKind::Deadlock, line, None, || (vec![thread], None, lines.join("; ")));
+        let line = waiters.first().map_or(0, |(line, _)| *line);
+        let other = waiters.iter().find(|(other, _)| *other != line);
+        let threads = waiters.first().into_iter().chain(other).map(|(_, thread)| *thread).collect();
+        let other_line = other.map(|(line, _)| *line);
+        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, lines.join("; ")));
     }
 }
 

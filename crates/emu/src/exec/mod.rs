@@ -13,6 +13,7 @@ mod mbarrier;
 mod registers;
 mod run;
 mod scalar;
+mod undefined;
 mod warp;
 
 use std::collections::HashMap;
