@@ -3,7 +3,7 @@
 use emu::numerics::tensor::{Accumulator, Input, MmaKind};
 use ptx::{
     Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand, Pointer, R32,
-    R64, Reg, SpecialReg, Target, Type, Value,
+    R64, SpecialReg, Target, Type, Value,
 };
 
 /// Warps per CTA; a batch is a multiple of it.
@@ -19,9 +19,14 @@ pub fn mma_kernel(kind: MmaKind, target: Target) -> (Module, Op) {
     (module, op)
 }
 
+/// Bytes of a fragment's register.
+pub fn register_bytes(kind: MmaKind) -> usize {
+    if kind.accumulator() == Accumulator::F64 { 8 } else { 4 }
+}
+
 /// The launch of that module over `batch` fragments.
 pub fn launch(kind: MmaKind, module: Module, batch: u64) -> Kernel {
-    let width = if kind.accumulator() == Accumulator::F64 { 8 } else { 4 };
+    let width = register_bytes(kind);
     let [a, b, c] = kind.registers();
     let buffer = |name: &str, registers: usize, access| BufferSpec {
         name: name.to_owned(),

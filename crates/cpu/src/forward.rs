@@ -1,0 +1,266 @@
+//! Attention on slices: checks, tasks, threads, and the walk of one task over its keys.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use problem::{KeyRange, Problem, Strides, Tensor};
+
+use crate::aligned::Aligned;
+use crate::output::OutputRows;
+use crate::simd::{Isa, Portable, Simd, widen};
+use crate::tile::{Block, MAX_WIDTH, Panel, Step};
+use crate::view::{Inputs, View, origin};
+use crate::{CpuError, CpuPlan, Element, Elements};
+
+/// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
+/// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes.
+///
+/// # Errors
+/// A [`CpuError`] if the problem, a buffer or the plan is refused; nothing has been written then.
+pub fn attention<T: Element>(
+    problem: &Problem,
+    q: &[T],
+    k: &[T],
+    v: &[T],
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
+    plan.check(problem)?;
+    let inputs = Inputs::check(problem, q, k, v)?;
+    let origin = origin(problem, Tensor::Out, out.len())?;
+    let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
+    if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
+        return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
+    }
+    let out = OutputRows::new(out, origin, problem.out, problem.head_dim_v);
+    let (heads, rows) = (problem.heads_q as i64, problem.seq_q as i64);
+    let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
+    let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
+    let call = Call { problem, inputs, out, lse, plan };
+    // `plan.check` has found the instruction set, so `detect` does not fail.
+    match plan.isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => crate::simd::Avx512::detect().into_iter().for_each(|simd| call.run(simd)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => crate::simd::Avx2::detect().into_iter().for_each(|simd| call.run(simd)),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => crate::simd::Neon::detect().into_iter().for_each(|simd| call.run(simd)),
+        Isa::Portable => call.run(Portable),
+        #[allow(unreachable_patterns)] // the sets of the other architecture
+        _ => {}
+    }
+    Ok(())
+}
+
+/// One call of [`attention`], checked.
+struct Call<'a, T> {
+    problem: &'a Problem,
+    inputs: Inputs<'a, T>,
+    out: OutputRows<'a, T>,
+    lse: Option<OutputRows<'a, f32>>,
+    plan: &'a CpuPlan,
+}
+
+/// Query rows that go through the keys of one head together: rows `first..last` of `heads` query heads' rows laid end
+/// to end, the first of them `head`.
+#[derive(Clone, Copy)]
+struct Task {
+    batch: usize,
+    head: usize,
+    first: usize,
+    last: usize,
+}
+
+/// What a thread works in. Kept from call to call; bounded by the plan and the head dimensions.
+#[derive(Default)]
+struct Scratch {
+    panels: Vec<Panel>,
+    keys: Aligned,
+    values: Aligned,
+    weights: Aligned,
+    rows: Aligned,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl<T: Element> Call<'_, T> {
+    fn run<S: Simd>(&self, simd: S) {
+        let tasks = self.tasks();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            SCRATCH.with_borrow_mut(|scratch| {
+                while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    self.run_task(simd, task, scratch);
+                }
+            });
+        };
+        let threads = self.plan.threads.min(tasks.len());
+        if threads <= 1 {
+            return work();
+        }
+        rayon::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
+    }
+
+    /// The tasks, those with most keys first. Short sequences of the query heads that share a key head are laid end
+    /// to end, so that decoding fills lanes with heads.
+    fn tasks(&self) -> Vec<Task> {
+        let p = self.problem;
+        let together = if p.seq_q < self.plan.isa.panel_rows() { p.group_size() } else { 1 };
+        let rows = p.seq_q * together;
+        let mut tasks = Vec::new();
+        for first in (0..rows).step_by(self.plan.block_q).rev() {
+            let last = (first + self.plan.block_q).min(rows);
+            for batch in 0..p.batch {
+                for head in (0..p.heads_q).step_by(together) {
+                    tasks.push(Task { batch, head, first, last });
+                }
+            }
+        }
+        tasks
+    }
+
+    /// Query head and row of the `index`-th row of a task's heads.
+    fn place(&self, task: Task, index: usize) -> (usize, usize) {
+        match index.checked_sub(self.problem.seq_q) {
+            None => (task.head, index), // nearly always, and without a division
+            Some(_) => (task.head + index / self.problem.seq_q, index % self.problem.seq_q),
+        }
+    }
+
+    fn run_task<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
+        let p = self.problem;
+        let Scratch { panels, keys, values, weights, rows } = scratch;
+        let panels = self.fill_panels(simd, task, panels, rows);
+        let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
+        let end = seen.map(|r| r.end).max().unwrap_or(0);
+        let block_kv = self.plan.block_kv;
+        weights.resize(block_kv * MAX_WIDTH);
+        let kv_head = task.head / p.group_size();
+        let scale = (f64::from(p.softmax_scale().abs()) * std::f64::consts::LOG2_E) as f32;
+        for first in (start..end).step_by(block_kv) {
+            let range = KeyRange { start: first, end: (first + block_kv).min(end) };
+            let block = Block {
+                keys: range,
+                k: widen_rows(simd, self.inputs.k, task.batch, kv_head, range, keys),
+                v: widen_rows(simd, self.inputs.v, task.batch, kv_head, range, values),
+                dim: p.head_dim,
+                dim_v: p.head_dim_v,
+            };
+            for panel in panels.iter_mut() {
+                if panel.by_any.start < range.end && range.start < panel.by_any.end {
+                    let block = block.up_to(panel.by_any.end);
+                    run_step(simd, Step { panel, block, scale, weights });
+                }
+            }
+        }
+        let mut index = task.first;
+        for panel in panels {
+            self.finish(simd, task, index, panel, rows);
+            index += panel.rows;
+        }
+    }
+
+    /// Cuts the task's rows into panels and fills each with Qᵀ.
+    fn fill_panels<'s, S: Simd>(
+        &self,
+        simd: S,
+        task: Task,
+        panels: &'s mut Vec<Panel>,
+        rows: &mut Aligned,
+    ) -> &'s mut [Panel] {
+        let p = self.problem;
+        let widest = S::LANES * S::MAX_VECTORS;
+        let needed = (task.last - task.first).div_ceil(widest);
+        panels.resize_with(panels.len().max(needed), Panel::new);
+        rows.resize(MAX_WIDTH * p.head_dim.max(p.head_dim_v));
+        for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
+            let count = widest.min(task.last - first);
+            panel.reset(count, count.next_multiple_of(S::LANES), p.head_dim, p.head_dim_v);
+            panel.set_seen(|lane| {
+                let (_, row) = self.place(task, first + lane.min(count - 1));
+                p.mask.keys(row, p.seq_q, p.seq_kv)
+            });
+            for (lane, wide) in rows.chunks_exact_mut(p.head_dim).take(count).enumerate() {
+                let (head, row) = self.place(task, first + lane);
+                widen(simd, T::elements(self.inputs.q.row(task.batch, head, row)), wide);
+                if p.softmax_scale() < 0.0 {
+                    wide.iter_mut().for_each(|x| *x = -*x);
+                }
+            }
+            simd.transpose(rows, p.head_dim, &mut panel.q, panel.width, count, p.head_dim);
+        }
+        &mut panels[..needed]
+    }
+
+    /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
+    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &Panel, rows: &mut [f32]) {
+        let dim_v = self.problem.head_dim_v;
+        simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
+        for lane in 0..panel.rows {
+            let wide = &rows[lane * dim_v..][..dim_v];
+            let (head, row) = self.place(task, index + lane);
+            self.write([task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
+        }
+    }
+
+    #[allow(unsafe_code)] // each row is written by the one task that computes it
+    fn write(&self, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
+        // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
+        let out = unsafe { self.out.row(batch, head, row) };
+        if sum == 0.0 {
+            out.fill(T::from_f32(0.0));
+        } else {
+            T::narrow_scaled(wide, 1.0 / sum, out);
+        }
+        if let Some(lse) = &self.lse {
+            let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;
+            // SAFETY: as above; the LSE is dense.
+            let row = unsafe { lse.row(batch, head, row) };
+            row[0] = value as f32;
+        }
+    }
+}
+
+/// Chooses the step compiled for the panel's width.
+fn run_step<S: Simd>(simd: S, step: Step<'_>) {
+    match step.panel.width / S::LANES {
+        4 if S::MAX_VECTORS >= 4 => simd.step::<4>(step),
+        3 if S::MAX_VECTORS >= 3 => simd.step::<3>(step),
+        2 => simd.step::<2>(step),
+        _ => simd.step::<1>(step),
+    }
+}
+
+/// Rows `range` of a head of K or V as dense f32: in place where they already are, otherwise widened into `room`.
+fn widen_rows<'a, S: Simd, T: Element>(
+    simd: S,
+    view: View<'a, T>,
+    batch: usize,
+    head: usize,
+    range: KeyRange,
+    room: &'a mut Aligned,
+) -> &'a [f32] {
+    let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
+    if let Some(Elements::F32(rows)) = dense {
+        return rows;
+    }
+    room.resize(range.len() * view.dim);
+    match dense {
+        Some(rows) => widen(simd, rows, room),
+        None => {
+            for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(view.dim)) {
+                widen(simd, T::elements(view.row(batch, head, row)), wide);
+            }
+        }
+    }
+    room
+}

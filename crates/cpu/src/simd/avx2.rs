@@ -1,0 +1,173 @@
+//! AVX2, FMA and F16C: 8 lanes, 16 registers.
+#![allow(unsafe_code)] // intrinsics; an `Avx2` exists only where `detect` found the instructions
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use crate::tile::{self, Step};
+
+/// Proof that the processor has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn detect() -> Option<Avx2> {
+        let arithmetic = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        (arithmetic && is_x86_feature_detected!("f16c")).then_some(Avx2(()))
+    }
+}
+
+// SAFETY of every block below: `self` is proof of the instructions; loads and stores are bounds-checked slices.
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const MAX_VECTORS: usize = 2;
+    const WIDE_ROWS: usize = 6;
+    type V = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> __m256 {
+        unsafe { _mm256_loadu_ps(from[..8].as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, v: __m256, to: &mut [f32]) {
+        unsafe { _mm256_storeu_ps(to[..8].as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn any_lt(self, a: __m256, b: __m256) -> bool {
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) != 0 }
+    }
+    #[inline(always)]
+    fn exp2(self, t: __m256) -> __m256 {
+        exp2_by_shift(self, t, |v| unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)))
+        })
+    }
+
+    fn step<const VECTORS: usize>(self, step: Step<'_>) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled<const VECTORS: usize>(s: Avx2, step: Step<'_>) {
+            tile::run_step::<Avx2, VECTORS>(s, step);
+        }
+        unsafe { compiled::<VECTORS>(self, step) }
+    }
+
+    fn widen_f16(self, from: &[f16], to: &mut [f32]) {
+        unsafe { widen_f16(from, to) }
+    }
+
+    fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {
+        unsafe { widen_bf16(from, to) }
+    }
+
+    fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
+        unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
+    }
+}
+
+/// Widens 8 at a time, and what is left one by one.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
+    let whole = from.len() - from.len() % 8;
+    for (from, to) in from.chunks_exact(8).zip(to.chunks_exact_mut(8)) {
+        unsafe {
+            // An f16 is its 16 bits (`repr(transparent)`).
+            let narrow = _mm_loadu_si128(from.as_ptr().cast());
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(narrow));
+        }
+    }
+    for (from, to) in from[whole..].iter().zip(&mut to[whole..]) {
+        *to = from.to_f32();
+    }
+}
+
+/// The plain loop, compiled for AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) fn widen_bf16(from: &[bf16], to: &mut [f32]) {
+    widen_bf16_plain(from, to);
+}
+
+/// Transposes by blocks of 8 × 8, and what is left element by element.
+#[target_feature(enable = "avx2")]
+pub(super) fn transpose(
+    from: &[f32],
+    from_ld: usize,
+    to: &mut [f32],
+    to_ld: usize,
+    rows: usize,
+    cols: usize,
+) {
+    let (whole_rows, whole_cols) = (rows - rows % 8, cols - cols % 8);
+    for row in (0..whole_rows).step_by(8) {
+        for col in (0..whole_cols).step_by(8) {
+            transpose_8x8(&from[row * from_ld + col..], from_ld, &mut to[col * to_ld + row..], to_ld);
+        }
+    }
+    if whole_cols < cols {
+        let (from, to) = (&from[whole_cols..], &mut to[whole_cols * to_ld..]);
+        transpose_plain(from, from_ld, to, to_ld, whole_rows, cols - whole_cols);
+    }
+    if whole_rows < rows {
+        let (from, to) = (&from[whole_rows * from_ld..], &mut to[whole_rows..]);
+        transpose_plain(from, from_ld, to, to_ld, rows - whole_rows, cols);
+    }
+}
+
+/// Pairs of 32, then of 64, then of 128 bits change places.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize) {
+    let row = |i: usize| unsafe { _mm256_loadu_ps(from[i * from_ld..][..8].as_ptr()) };
+    let mut pairs = [_mm256_setzero_ps(); 8];
+    for i in 0..4 {
+        let (a, b) = (row(2 * i), row(2 * i + 1));
+        pairs[2 * i] = _mm256_unpacklo_ps(a, b);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(a, b);
+    }
+    // quads[i] holds columns i and i + 4 of rows 0 to 3, quads[i + 4] those of rows 4 to 7.
+    let mut quads = [_mm256_setzero_ps(); 8];
+    for half in 0..2 {
+        for i in 0..2 {
+            let (a, b) = (pairs[4 * half + i], pairs[4 * half + 2 + i]);
+            quads[4 * half + 2 * i] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+            quads[4 * half + 2 * i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+        }
+    }
+    for i in 0..4 {
+        let low = _mm256_permute2f128_ps::<0x20>(quads[i], quads[i + 4]);
+        let high = _mm256_permute2f128_ps::<0x31>(quads[i], quads[i + 4]);
+        unsafe {
+            _mm256_storeu_ps(to[i * to_ld..][..8].as_mut_ptr(), low);
+            _mm256_storeu_ps(to[(i + 4) * to_ld..][..8].as_mut_ptr(), high);
+        }
+    }
+}
