@@ -8,7 +8,13 @@ mod operands;
 
 use std::collections::HashMap;
 
+<<<<<<< HEAD
 use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
+=======
+use ptx::{
+    Function, Kernel, Module, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type,
+};
+>>>>>>> model
 
 pub(crate) use defined::{Uses, defines, operand_list, uses};
 pub(crate) use layout::Layout;
