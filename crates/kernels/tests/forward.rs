@@ -122,3 +122,24 @@ fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
     }
     mutant
 }
+
+/// Matrix loads and the stores and loads of the epilogue meet every bank once, whatever the width of a row.
+#[test]
+fn no_head_dim_has_bank_conflicts() {
+    for dim in (8..=256).step_by(8) {
+        let problem = Problem::new(1, 1, 64, dim, DType::F16).with_seq_kv(64, Layout::Bhsd);
+        let plan = default_plan(&problem, &Arch::SM_90);
+        let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_90).unwrap();
+        let mut machine = Emulator::new(Options::default());
+        common::run_kernel(&mut machine, &problem, &kernel, dim as u64).unwrap().check();
+        let report = machine.last_report().unwrap();
+        let text = kernel.module.to_string();
+        for counter in &report.counters.instructions {
+            let line = text.lines().nth(counter.line as usize - 1).unwrap_or_default();
+            // Accesses of 16 bytes go by quarter warps, lanes that idle in a row of odd width or not.
+            let wide = line.contains("cp.async") || line.contains(".v4.");
+            let least = if wide { 4 * counter.shared_accesses } else { counter.shared_ideal };
+            assert!(counter.shared_passes <= least, "head_dim {dim}: {counter:?}\n{line}");
+        }
+    }
+}
