@@ -6,13 +6,8 @@
 //! - `order`: happens-before by vector clocks, and the last accesses of every place.
 //! - `exec`: warps of 32 lanes that part and meet, barriers, asynchronous copies, atomics.
 //! - [`trace`]: what a CTA issued, for the time model to replay.
-<<<<<<< HEAD
 //! - [`model`]: predicted time on a described machine, and what bounds it.
 //! - [`resources`]: registers, spills and occupancy.
-=======
-//! - [`model`]: predicts the time on a described machine from traces, and says what bounds it.
-//! - [`resources`]: registers, spills, shared memory and occupancy, from ptxas or estimated.
->>>>>>> model
 //!
 //! [`run`] runs a kernel and says everything it found; [`Emulator`] is the same as a [`ptx::Machine`].
 

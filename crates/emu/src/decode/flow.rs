@@ -32,23 +32,6 @@ pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Ve
     }
     let leaders = leaders(code, targets, start, end);
     let block_of = |pc: u32| leaders.partition_point(|l| *l <= pc) - 1;
-<<<<<<< HEAD
-    let exit = leaders.len();
-    let mut successors: Vec<Vec<usize>> = Vec::with_capacity(exit);
-    for (b, _) in leaders.iter().enumerate() {
-        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
-        let next = successors_of(&code[last as usize], last, targets)
-            .into_iter()
-            .map(|pc| if (start..end).contains(&pc) { block_of(pc) } else { exit })
-            .collect();
-        successors.push(next);
-    }
-    let ipdom = post_dominators(&successors, exit);
-    for (b, parent) in ipdom.iter().enumerate().take(exit) {
-        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
-        code[last as usize].reconverge = parent.filter(|p| *p != exit).map_or(NOWHERE, |p| leaders[p]);
-    }
-=======
     let ends = leaders[1..].iter().copied().chain([end]);
     let block = |(&start, block_end): (&u32, u32)| {
         let last = block_end - 1;
@@ -57,7 +40,6 @@ pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Ve
         Block { start, end: block_end, successors: next.map(target).collect() }
     };
     leaders.iter().zip(ends).map(block).collect()
->>>>>>> emu
 }
 
 fn is_end(inst: &Inst) -> bool {
