@@ -44,7 +44,8 @@ fn word(kind: &str, text: &str) -> u32 {
 fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let entry = module.entries().next().expect("an entry").name.to_string();
-    let launch = Launch { grid: Dim3(1, 1, 1), cluster: Dim3(1, 1, 1), block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let launch =
+        Launch { grid: Dim3(1, 1, 1), cluster: Dim3(1, 1, 1), block: Dim3(32, 1, 1), dynamic_shared: 0 };
     let kernel = Kernel { module, entry, launch, buffers: Vec::new(), args: Vec::new() };
     let mut case = Case {
         kernel,
@@ -93,7 +94,11 @@ impl Case {
     }
 
     fn index(&self, name: &str) -> usize {
-        self.kernel.buffers.iter().position(|b| b.name == name).unwrap_or_else(|| panic!("no buffer `{name}`"))
+        self.kernel
+            .buffers
+            .iter()
+            .position(|b| b.name == name)
+            .unwrap_or_else(|| panic!("no buffer `{name}`"))
     }
 
     fn launch(&mut self, setting: &str) {
@@ -142,9 +147,13 @@ impl Case {
     /// Runs every schedule. What is wrong, in words.
     fn judge(&self) -> Result<(), String> {
         let mut missing = self.hazards.clone();
-        for (schedule, seed) in
-            [(Schedule::Late, 0), (Schedule::Late, 1), (Schedule::Early, 2), (Schedule::Random, 3), (Schedule::Random, 4)]
-        {
+        for (schedule, seed) in [
+            (Schedule::Late, 0),
+            (Schedule::Late, 1),
+            (Schedule::Early, 2),
+            (Schedule::Random, 3),
+            (Schedule::Random, 4),
+        ] {
             let (report, buffers) = match (self.run(schedule, seed), &self.error) {
                 (Err(error), Some(expected)) if error.to_string().contains(expected) => continue,
                 (Err(error), _) => return Err(error.to_string()),
@@ -185,7 +194,8 @@ impl Case {
 
 fn folder(name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests").join(name);
-    let mut files: Vec<_> = std::fs::read_dir(&path).expect("the folder").map(|f| f.expect("a file").path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(&path).expect("the folder").map(|f| f.expect("a file").path()).collect();
     files.sort();
     let failures: Vec<String> = files
         .iter()
@@ -193,7 +203,8 @@ fn folder(name: &str) {
         .filter_map(|file| {
             let text = std::fs::read_to_string(file).expect("readable");
             let case = read(&text);
-            let wrong = (name == "run" && !case.hazards.is_empty()).then(|| "hazards belong to the other folder".into());
+            let wrong = (name == "run" && !case.hazards.is_empty())
+                .then(|| "hazards belong to the other folder".into());
             let error = wrong.or_else(|| case.judge().err())?;
             Some(format!("{}: {error}", file.file_name()?.to_string_lossy()))
         })

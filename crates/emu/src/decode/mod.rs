@@ -313,8 +313,10 @@ impl Decoder<'_> {
 
     fn new_slot(&mut self, class: Class) -> Result<Slot, EmuError> {
         let next = &mut self.next[class as usize];
-        let index = u16::try_from(*next)
-            .map_err(|_| EmuError::Unsupported { line: 0, what: "more than 65536 registers of a width".into() })?;
+        let index = u16::try_from(*next).map_err(|_| EmuError::Unsupported {
+            line: 0,
+            what: "more than 65536 registers of a width".into(),
+        })?;
         *next += 1;
         Ok(Slot { class, index })
     }
@@ -345,7 +347,8 @@ impl Decoder<'_> {
             for statement in &body.statements {
                 let Statement::Inst(inst) = statement else { continue };
                 self.line = inst.line;
-                let mut decoded = if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
+                let mut decoded =
+                    if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
                 decoded.number = self.number;
                 self.number += 1;
                 self.code.push(decoded);
@@ -372,7 +375,8 @@ impl Decoder<'_> {
         };
         let function = self.functions[index];
         if function.params.len() != arguments.len() || function.returns.len() != results.len() {
-            return self.malformed(format!("`{callee}` is called with the wrong number of arguments or results"));
+            return self
+                .malformed(format!("`{callee}` is called with the wrong number of arguments or results"));
         }
         let mut call = Call { callee: index, arguments: Vec::new(), results: Vec::new() };
         for (param, given) in function.params.iter().zip(arguments) {
@@ -408,15 +412,16 @@ impl Decoder<'_> {
             }
             (ParamSpace::Reg, operand) => {
                 let body = self.functions[callee].body.as_ref();
-                let position =
-                    body.and_then(|b| b.registers.iter().position(|r| r.name == param.name));
+                let position = body.and_then(|b| b.registers.iter().position(|r| r.name == param.name));
                 let Some(to) = position.and_then(|p| self.registers[callee].get(p).copied()) else {
                     return self.malformed(format!("`{}` is not a register of the callee", param.name));
                 };
                 let from = self.source(operand, param.ty)?;
                 Ok(Transfer::Register { from, to })
             }
-            (ParamSpace::Param, _) => self.unsupported("a register or constant passed to a .param of a function"),
+            (ParamSpace::Param, _) => {
+                self.unsupported("a register or constant passed to a .param of a function")
+            }
         }
     }
 }

@@ -68,7 +68,8 @@ impl Env<'_> {
             }
             _ => (data.iter().fold(0, |set, s| set | undefined.of(*s)), inst.line),
         };
-        let first = data.iter().filter(|s| undefined.of(**s) & mask != 0).find_map(|s| undefined.origin.get(s));
+        let first =
+            data.iter().filter(|s| undefined.of(**s) & mask != 0).find_map(|s| undefined.origin.get(s));
         let origin = first.copied().unwrap_or(origin);
         for slot in defines(inst, list) {
             undefined.set(slot, mask, lanes, origin);
