@@ -31,6 +31,8 @@ mod arith;
 mod control;
 mod memory;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod value;
 mod warp;
 
