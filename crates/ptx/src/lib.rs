@@ -15,6 +15,7 @@ mod operand;
 mod print;
 mod signature;
 mod types;
+mod verify;
 
 pub use builder::{
     Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
@@ -30,3 +31,4 @@ pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
 pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};
+pub use verify::{Requirement, Rule, Verified, Violation, Violations};

@@ -49,14 +49,24 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     ensure(m.ty.bits() >= 8 && MEMORY_TYPES.contains(&m.ty), || format!("{name} has no type .{}", m.ty))?;
     ensure(matches!(m.vector, 1 | 2 | 4 | 8), || format!("{name} has no .v{}", m.vector))?;
     ensure(m.bytes() <= 32 && (m.vector < 8 || m.ty.bits() == 32), || {
-        format!("{name}.v{}.{} moves {} bytes; 16 are the most (32 from and to .global)", m.vector, m.ty, m.bytes())
+        format!(
+            "{name}.v{}.{} moves {} bytes; 16 are the most (32 from and to .global)",
+            m.vector,
+            m.ty,
+            m.bytes()
+        )
     })?;
     ensure(m.bytes() <= 16 || matches!(m.space, Space::Global | Space::Generic), || {
         format!("{name} of 32 bytes accesses .global only")
     })?;
     let scoped = matches!(m.sem, MemSem::Relaxed | MemSem::Acquire | MemSem::Release | MemSem::Mmio);
     ensure(scoped == m.scope.is_some(), || {
-        if scoped { "an ordered access must say its scope" } else { "a scope needs .relaxed, .acquire or .release" }.into()
+        if scoped {
+            "an ordered access must say its scope"
+        } else {
+            "a scope needs .relaxed, .acquire or .release"
+        }
+        .into()
     })?;
     let weak = matches!(m.sem, MemSem::Default | MemSem::Weak);
     ensure(weak || m.cache.is_none(), || "a cache operator is for weak accesses".into())?;
@@ -66,7 +76,9 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
     ensure(global || !(evicts || m.cache_hint || m.l2_prefetch.is_some()), || {
         format!("L1 and L2 modifiers are for .global, not for {}", m.space.suffix())
     })?;
-    ensure(matches!(m.l2_prefetch, None | Some(64 | 128 | 256)), || "the prefetch size is 64B, 128B or 256B".into())
+    ensure(matches!(m.l2_prefetch, None | Some(64 | 128 | 256)), || {
+        "the prefetch size is 64B, 128B or 256B".into()
+    })
 }
 
 const MEMORY_TYPES: [Type; 15] = [
@@ -117,13 +129,17 @@ fn atomic(name: &str, a: &Atomic) -> Result<(), String> {
         (2 | 4, F32) | (2 | 4 | 8, F16 | Bf16) | (2 | 4, F16x2 | Bf16x2) => a.space == Space::Global,
         _ => false,
     };
-    ensure(vector, || format!("{what} has no .v{} of .{} there; vectors are for floats in .global", a.vector, a.ty))?;
+    ensure(vector, || {
+        format!("{what} has no .v{} of .{} there; vectors are for floats in .global", a.vector, a.ty)
+    })?;
     ensure(!a.cache_hint || global, || "a cache policy is for .global".into())
 }
 
 fn prefetch(space: Space, level: PrefetchLevel) -> Result<(), String> {
     let holds = match level {
-        PrefetchLevel::L1 | PrefetchLevel::L2 => matches!(space, Space::Generic | Space::Global | Space::Local),
+        PrefetchLevel::L1 | PrefetchLevel::L2 => {
+            matches!(space, Space::Generic | Space::Global | Space::Local)
+        }
         PrefetchLevel::L2EvictLast | PrefetchLevel::L2EvictNormal => space == Space::Global,
         PrefetchLevel::UniformL1 => space == Space::Generic,
         PrefetchLevel::TensorMap => matches!(space, Space::Generic | Space::Const | Space::Param),

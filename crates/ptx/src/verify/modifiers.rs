@@ -1,8 +1,8 @@
 //! Which types and modifiers each arithmetic operation has (PTX ISA, the syntax block of each instruction).
 
 use crate::{
-    BinaryOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, FloatMods, Op, Precision, ReduxOp, TernaryOp, Type,
-    UnaryOp,
+    BinaryOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, FloatMods, Op, Precision, ReduxOp, TernaryOp,
+    Type, UnaryOp,
 };
 
 use super::{memory_modifiers, tensor_modifiers};
@@ -270,13 +270,7 @@ fn compare(name: &str, cmp: CmpOp, ty: Type, ftz: bool) -> Result<(), String> {
     let comparable = ty.bits() >= 16
         && !matches!(
             ty,
-            Type::B128
-                | Type::Tf32
-                | Type::F32x2
-                | Type::E4m3x2
-                | Type::E5m2x2
-                | Type::U16x2
-                | Type::S16x2
+            Type::B128 | Type::Tf32 | Type::F32x2 | Type::E4m3x2 | Type::E5m2x2 | Type::U16x2 | Type::S16x2
         );
     ensure(comparable, || format!("{name} has no type .{ty}"))?;
     ensure(!ftz || matches!(ty, Type::F32 | Type::F16 | Type::F16x2), || {
@@ -321,9 +315,13 @@ fn convert(cvt: &Cvt) -> Result<(), String> {
     ensure(!ftz || to == Type::F32 || from == Type::F32, || format!("cvt.{to}.{from} does not take .ftz"))?;
     ensure(!relu || shape.relu, || format!("cvt.{to}.{from} does not take .relu"))?;
     match saturation {
-        CvtSaturation::None => ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} must say .satfinite")),
+        CvtSaturation::None => {
+            ensure(!shape.satfinite_always, || format!("cvt.{to}.{from} must say .satfinite"))
+        }
         CvtSaturation::Sat => ensure(shape.sat, || format!("cvt.{to}.{from} does not take .sat")),
-        CvtSaturation::SatFinite => ensure(shape.satfinite, || format!("cvt.{to}.{from} does not take .satfinite")),
+        CvtSaturation::SatFinite => {
+            ensure(shape.satfinite, || format!("cvt.{to}.{from} does not take .satfinite"))
+        }
     }
 }
 
@@ -372,7 +370,13 @@ fn conversion(to: Type, from: Type) -> Option<Conversion> {
         satfinite_always: false,
         relu: false,
     };
-    let narrow = |rounding| Conversion { toward_zero: true, sat: false, satfinite: true, relu: true, ..plain(rounding) };
+    let narrow = |rounding| Conversion {
+        toward_zero: true,
+        sat: false,
+        satfinite: true,
+        relu: true,
+        ..plain(rounding)
+    };
     let integer = |ty: Type| ty.is_integer() && matches!(ty.bits(), 8..=64) && !is_pair(ty);
     let scalar_float = |ty: Type| matches!(ty, F16 | Bf16 | F32 | F64);
     let rank = |ty: Type| ty.bits();
@@ -381,7 +385,9 @@ fn conversion(to: Type, from: Type) -> Option<Conversion> {
         _ if integer(to) && scalar_float(from) => Some(plain(Integral)),
         _ if scalar_float(to) && integer(from) => Some(Conversion { sat: to != Bf16, ..plain(Float) }),
         (Type::Tf32, F32) => Some(narrow(Tf32)),
-        (F16 | Bf16, F32) => Some(Conversion { sat: to == F16, ..narrow(if to == F16 { Float } else { Nearest }) }),
+        (F16 | Bf16, F32) => {
+            Some(Conversion { sat: to == F16, ..narrow(if to == F16 { Float } else { Nearest }) })
+        }
         (F16x2 | Bf16x2, F32) => Some(narrow(Nearest)),
         (E4m3x2 | E5m2x2, F32 | F16x2) => {
             Some(Conversion { toward_zero: false, satfinite_always: true, ..narrow(Nearest) })

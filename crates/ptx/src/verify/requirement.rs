@@ -3,9 +3,10 @@
 use std::fmt;
 
 use crate::{
-    Atomic, AtomicOp, BarKind, BinaryOp, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction, FenceSem, FloatMods,
-    Instruction, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma, MmaShape, Module, Op, Operand, PrefetchLevel,
-    ProxyFence, Scope, Space, SpecialReg, Statement, Target, TargetSuffix, TernaryOp, Type, UnaryOp, Version,
+    Atomic, AtomicOp, BarKind, BinaryOp, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction, FenceSem,
+    FloatMods, Instruction, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma, MmaShape, Module, Op,
+    Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg, Statement, Target, TargetSuffix, TernaryOp,
+    Type, UnaryOp, Version,
 };
 
 /// The least target and `.version` that something needs.
@@ -114,7 +115,9 @@ impl Instruction {
 fn special(register: SpecialReg) -> Requirement {
     use SpecialReg as S;
     match register {
-        S::ClusteridX | S::ClusteridY | S::ClusteridZ | S::NclusteridX | S::NclusteridY | S::NclusteridZ => need(78, 90),
+        S::ClusteridX | S::ClusteridY | S::ClusteridZ | S::NclusteridX | S::NclusteridY | S::NclusteridZ => {
+            need(78, 90)
+        }
         S::ClusterCtaidX | S::ClusterCtaidY | S::ClusterCtaidZ => need(78, 90),
         S::ClusterNctaidX | S::ClusterNctaidY | S::ClusterNctaidZ => need(78, 90),
         S::ClusterCtarank | S::ClusterNctarank | S::IsExplicitCluster => need(78, 90),
@@ -149,9 +152,10 @@ impl Op {
             },
             Op::Discard(_) | Op::CreatePolicy(_) => need(74, 80),
             Op::CpAsync(copy) => async_copy(&copy),
-            Op::CpAsyncCommitGroup | Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll | Op::CpAsyncMbarrierArrive { .. } => {
-                need(70, 80)
-            }
+            Op::CpAsyncCommitGroup
+            | Op::CpAsyncWaitGroup
+            | Op::CpAsyncWaitAll
+            | Op::CpAsyncMbarrierArrive { .. } => need(70, 80),
             Op::Ldmatrix(m) => when(m.shape != MatrixShape::M8N8, need_specific(86, 100)),
             Op::Stmatrix(m) => stmatrix(&m),
             Op::Movmatrix => need(78, 75),
@@ -161,10 +165,9 @@ impl Op {
             Op::Elect => need(80, 90),
             Op::Bar { kind: BarKind::Sync | BarKind::Arrive, .. } => BASE,
             Op::BarrierCluster(_) => need(78, 90),
-            Op::Fence(sem, s) => scope(Some(s)).and(when(
-                matches!(sem, FenceSem::Acquire | FenceSem::Release),
-                need(86, 90),
-            )),
+            Op::Fence(sem, s) => {
+                scope(Some(s)).and(when(matches!(sem, FenceSem::Acquire | FenceSem::Release), need(86, 90)))
+            }
             Op::Membar(s) => scope(Some(s)),
             Op::FenceProxy(ProxyFence::Alias) => need(75, 75),
             Op::FenceProxy(_) | Op::FenceMbarrierInit => need(80, 90),
@@ -204,11 +207,8 @@ fn binary(op: BinaryOp, ty: Type, mods: FloatMods) -> Requirement {
         (BinaryOp::Min | BinaryOp::Max, _) if is_half(ty) => need(70, 80),
         _ => BASE,
     };
-    let by_modifier = [
-        when(mods.nan, need(70, 80)),
-        when(mods.xorsign_abs, need(72, 86)),
-        when(mods.relu, need(80, 90)),
-    ];
+    let by_modifier =
+        [when(mods.nan, need(70, 80)), when(mods.xorsign_abs, need(72, 86)), when(mods.relu, need(80, 90))];
     by_modifier.into_iter().fold(by_type, Requirement::and)
 }
 
@@ -313,4 +313,3 @@ fn product(mma: &Mma) -> Requirement {
         _ => need(70, 80),
     }
 }
-

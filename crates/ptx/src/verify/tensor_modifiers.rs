@@ -16,7 +16,9 @@ pub(super) fn check(op: &Op) -> Result<(), String> {
 fn matrix(name: &str, m: &MatrixAccess, shapes: &[MatrixShape]) -> Result<(), String> {
     ensure(shapes.contains(&m.shape), || format!("{name} has no shape .{}", m.shape.name()))?;
     let most = if m.shape == MatrixShape::M16N16 { 2 } else { 4 };
-    ensure(matches!(m.count, 1 | 2 | 4) && m.count <= most, || format!("{name} has no .x{} of that shape", m.count))?;
+    ensure(matches!(m.count, 1 | 2 | 4) && m.count <= most, || {
+        format!("{name} has no .x{} of that shape", m.count)
+    })?;
     let ty = if m.shape == MatrixShape::M8N8 { Type::B16 } else { Type::B8 };
     ensure(m.ty == ty, || format!("{name}.{} is for .{ty}", m.shape.name()))?;
     ensure(m.trans || m.shape == MatrixShape::M8N8, || format!("{name} of bytes must say .trans"))?;
@@ -32,17 +34,33 @@ struct Family {
 
 /// PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
 const FAMILIES: [Family; 7] = [
-    Family { shapes: &[(8, 8, 4), (16, 8, 8), (16, 8, 16)], inputs: &[Type::F16], sums: &[Type::F16, Type::F32] },
+    Family {
+        shapes: &[(8, 8, 4), (16, 8, 8), (16, 8, 16)],
+        inputs: &[Type::F16],
+        sums: &[Type::F16, Type::F32],
+    },
     Family { shapes: &[(16, 8, 8), (16, 8, 16)], inputs: &[Type::Bf16], sums: &[Type::F32] },
     Family { shapes: &[(16, 8, 4), (16, 8, 8)], inputs: &[Type::Tf32], sums: &[Type::F32] },
-    Family { shapes: &[(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)], inputs: &[Type::F64], sums: &[Type::F64] },
+    Family {
+        shapes: &[(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)],
+        inputs: &[Type::F64],
+        sums: &[Type::F64],
+    },
     Family {
         shapes: &[(16, 8, 16), (16, 8, 32)],
         inputs: &[Type::E4m3, Type::E5m2],
         sums: &[Type::F16, Type::F32],
     },
-    Family { shapes: &[(8, 8, 16), (16, 8, 16), (16, 8, 32)], inputs: &[Type::U8, Type::S8], sums: &[Type::S32] },
-    Family { shapes: &[(8, 8, 32), (16, 8, 32), (16, 8, 64)], inputs: &[Type::U4, Type::S4], sums: &[Type::S32] },
+    Family {
+        shapes: &[(8, 8, 16), (16, 8, 16), (16, 8, 32)],
+        inputs: &[Type::U8, Type::S8],
+        sums: &[Type::S32],
+    },
+    Family {
+        shapes: &[(8, 8, 32), (16, 8, 32), (16, 8, 64)],
+        inputs: &[Type::U4, Type::S4],
+        sums: &[Type::S32],
+    },
 ];
 
 fn product(mma: &Mma) -> Result<(), String> {
