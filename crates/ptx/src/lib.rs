@@ -6,6 +6,7 @@
 //! each `Op` variant; [`Op::signature`] states it as data, so printer, parser, verifier and emulator agree on one
 //! description of each instruction.
 
+mod builder;
 mod kernel;
 mod machine;
 mod module;
@@ -13,6 +14,10 @@ mod op;
 mod operand;
 mod types;
 
+pub use builder::{
+    Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
+    Value, Word,
+};
 pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 pub use machine::Machine;
 pub use module::{

@@ -1,0 +1,390 @@
+//! Arithmetic, logic, comparison and conversion.
+
+use super::{Builder, F32, F64, Float, Int, Pred, R16, R32, R64, Src, Value};
+use crate::{
+    BinaryOp, BoolOp, CmpOp, Cvt, CvtRounding, CvtSaturation, FloatMods, Guard, Op, Operand, Precision,
+    PrmtMode, Rounding, ShfMode, ShiftDirection, TernaryOp, Type, UnaryOp,
+};
+
+/// What `add`, `sub` and `mul` work on, with the operation PTX has for it.
+pub trait Number: Value {
+    #[doc(hidden)]
+    const ARITH: Type;
+    #[doc(hidden)]
+    const MUL: BinaryOp;
+    #[doc(hidden)]
+    const MULTIPLY_ADD: TernaryOp;
+    #[doc(hidden)]
+    const MULTIPLY_ADD_MODS: FloatMods;
+}
+
+macro_rules! numbers {
+    ($($value:ident: $ty:ident, $mul:ident, $fma:ident, $mods:ident);* $(;)?) => {$(
+        impl Number for $value {
+            const ARITH: Type = Type::$ty;
+            const MUL: BinaryOp = BinaryOp::$mul;
+            const MULTIPLY_ADD: TernaryOp = TernaryOp::$fma;
+            const MULTIPLY_ADD_MODS: FloatMods = FloatMods::$mods;
+        }
+    )*};
+}
+
+numbers! {
+    R16: S16, MulLo, MadLo, NONE;
+    R32: S32, MulLo, MadLo, NONE;
+    R64: S64, MulLo, MadLo, NONE;
+    F32: F32, Mul, Fma, RN;
+    F64: F64, Mul, Fma, RN;
+}
+
+const FTZ: FloatMods = FloatMods { ftz: true, ..FloatMods::NONE };
+
+/// One table row an instruction: both the method with a fresh result and its `_to` twin.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* $name:ident / $to:ident <$v:ident: $bound:ident> ($($arg:ident),+) = $op:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $name<$v: $bound>(&mut self, $($arg: impl Into<Src<$v>>),+) -> $v {
+            let d = self.reg();
+            self.$to::<$v>(d, $($arg),+);
+            d
+        }
+
+        $(#[$doc])*
+        /// Written to `d`.
+        pub fn $to<$v: $bound>(&mut self, d: $v, $($arg: impl Into<Src<$v>>),+) {
+            self.compute(d, $op, [$($arg.into().into()),+]);
+        }
+    )*};
+}
+
+impl Builder {
+    instructions! {
+        /// `a`, moved.
+        mov / mov_to <V: Value>(a) = Op::Mov(V::TYPE);
+        /// `a + b`.
+        add / add_to <V: Number>(a, b) = Op::Binary(BinaryOp::Add, V::ARITH, FloatMods::NONE);
+        /// `a − b`.
+        sub / sub_to <V: Number>(a, b) = Op::Binary(BinaryOp::Sub, V::ARITH, FloatMods::NONE);
+        /// `a · b` (the low half, for integers).
+        mul / mul_to <V: Number>(a, b) = Op::Binary(V::MUL, V::ARITH, FloatMods::NONE);
+        /// `a · b + c`, fused for floats (the low half, for integers).
+        mad / mad_to <V: Number>(a, b, c) = Op::Ternary(V::MULTIPLY_ADD, V::ARITH, V::MULTIPLY_ADD_MODS);
+        /// `a / b`, unsigned.
+        div_u / div_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Div, V::UNSIGNED, FloatMods::NONE);
+        /// `a mod b`, unsigned.
+        rem_u / rem_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Rem, V::UNSIGNED, FloatMods::NONE);
+        /// `a / b`, signed, toward zero.
+        div_s / div_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Div, V::SIGNED, FloatMods::NONE);
+        /// The smaller, unsigned.
+        min_u / min_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Min, V::UNSIGNED, FloatMods::NONE);
+        /// The larger, unsigned.
+        max_u / max_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Max, V::UNSIGNED, FloatMods::NONE);
+        /// The smaller, signed.
+        min_s / min_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Min, V::SIGNED, FloatMods::NONE);
+        /// The larger, signed.
+        max_s / max_s_to <V: Int>(a, b) = Op::Binary(BinaryOp::Max, V::SIGNED, FloatMods::NONE);
+        /// Bitwise and.
+        and / and_to <V: Int>(a, b) = Op::Binary(BinaryOp::And, V::TYPE, FloatMods::NONE);
+        /// Bitwise or.
+        or / or_to <V: Int>(a, b) = Op::Binary(BinaryOp::Or, V::TYPE, FloatMods::NONE);
+        /// Bitwise exclusive or.
+        xor / xor_to <V: Int>(a, b) = Op::Binary(BinaryOp::Xor, V::TYPE, FloatMods::NONE);
+        /// Bitwise not.
+        not / not_to <V: Int>(a) = Op::Unary(UnaryOp::Not, V::TYPE, FloatMods::NONE);
+        /// The smaller; of a number and a NaN, the number.
+        min / min_to <V: Float>(a, b) = Op::Binary(BinaryOp::Min, V::TYPE, FloatMods::NONE);
+        /// The larger; of a number and a NaN, the number.
+        max / max_to <V: Float>(a, b) = Op::Binary(BinaryOp::Max, V::TYPE, FloatMods::NONE);
+        /// −a.
+        neg / neg_to <V: Float>(a) = Op::Unary(UnaryOp::Neg, V::TYPE, FloatMods::NONE);
+        /// |a|.
+        abs / abs_to <V: Float>(a) = Op::Unary(UnaryOp::Abs, V::TYPE, FloatMods::NONE);
+        /// `a / b`, rounded to nearest even.
+        div / div_to <V: Float>(a, b) = Op::Binary(BinaryOp::Div, V::TYPE, FloatMods::RN);
+    }
+
+    // ---- shifts and bits ---------------------------------------------------------------------------------------
+
+    /// `a << bits`.
+    pub fn shl<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+        self.shift(BinaryOp::Shl, V::TYPE, a, bits)
+    }
+
+    /// `a >> bits`, zeros shifted in.
+    pub fn shr_u<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+        self.shift(BinaryOp::Shr, V::UNSIGNED, a, bits)
+    }
+
+    /// `a >> bits`, the sign shifted in.
+    pub fn shr_s<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+        self.shift(BinaryOp::Shr, V::SIGNED, a, bits)
+    }
+
+    fn shift<V: Int>(
+        &mut self,
+        op: BinaryOp,
+        ty: Type,
+        a: impl Into<Src<V>>,
+        bits: impl Into<Src<R32>>,
+    ) -> V {
+        let d = self.reg();
+        self.compute(d, Op::Binary(op, ty, FloatMods::NONE), [a.into().into(), bits.into().into()]);
+        d
+    }
+
+    /// `lop3` with the truth table `lut` (PTX ISA, "lop3"): 0xF0 stands for `a`, 0xCC for `b`, 0xAA for `c`.
+    pub fn lop3(
+        &mut self,
+        a: impl Into<Src<R32>>,
+        b: impl Into<Src<R32>>,
+        c: impl Into<Src<R32>>,
+        lut: u8,
+    ) -> R32 {
+        let d = self.reg();
+        let lut: Src<R32> = i32::from(lut).into();
+        self.compute(d, Op::Lop3, [a.into().into(), b.into().into(), c.into().into(), lut.into()]);
+        d
+    }
+
+    /// Bytes of the pair (`a`, `b`) picked by the four nibbles of `selector`; 0–3 name the bytes of `a`, 4–7 of `b`.
+    pub fn prmt(
+        &mut self,
+        a: impl Into<Src<R32>>,
+        b: impl Into<Src<R32>>,
+        selector: impl Into<Src<R32>>,
+    ) -> R32 {
+        let d = self.reg();
+        self.compute(
+            d,
+            Op::Prmt(PrmtMode::Generic),
+            [a.into().into(), b.into().into(), selector.into().into()],
+        );
+        d
+    }
+
+    /// The low 32 bits of (`high`:`low`) >> `bits`, `bits` modulo 32.
+    pub fn funnel_right(&mut self, low: R32, high: R32, bits: impl Into<Src<R32>>) -> R32 {
+        let d = self.reg();
+        let op = Op::Shf(ShiftDirection::Right, ShfMode::Wrap);
+        self.compute(d, op, [Operand::Reg(low.reg()), Operand::Reg(high.reg()), bits.into().into()]);
+        d
+    }
+
+    // ---- floating point ----------------------------------------------------------------------------------------
+
+    /// `a · b`, subnormals flushed.
+    pub fn mul_ftz_to(&mut self, d: F32, a: impl Into<Src<F32>>, b: impl Into<Src<F32>>) {
+        self.compute(d, Op::Binary(BinaryOp::Mul, Type::F32, FTZ), [a.into().into(), b.into().into()]);
+    }
+
+    /// `2^a`, approximate, subnormals flushed: −∞ gives 0 exactly.
+    pub fn ex2(&mut self, a: F32) -> F32 {
+        self.approx(UnaryOp::Ex2, a)
+    }
+
+    /// `2^a`, approximate, subnormals flushed, written to `d`.
+    pub fn ex2_to(&mut self, d: F32, a: F32) {
+        self.compute(d, Op::Unary(UnaryOp::Ex2, Type::F32, FloatMods::APPROX_FTZ), [Operand::Reg(a.reg())]);
+    }
+
+    /// `log2 a`, approximate, subnormals flushed.
+    pub fn lg2(&mut self, a: F32) -> F32 {
+        self.approx(UnaryOp::Lg2, a)
+    }
+
+    /// `1 / a`, approximate, subnormals flushed.
+    pub fn rcp(&mut self, a: F32) -> F32 {
+        self.approx(UnaryOp::Rcp, a)
+    }
+
+    fn approx(&mut self, op: UnaryOp, a: F32) -> F32 {
+        let d = self.reg();
+        self.compute(d, Op::Unary(op, Type::F32, FloatMods::APPROX_FTZ), [Operand::Reg(a.reg())]);
+        d
+    }
+
+    // ---- comparison --------------------------------------------------------------------------------------------
+
+    /// `a ∘ b`, unsigned.
+    pub fn setp_u<V: Int>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
+        self.setp(cmp, V::UNSIGNED, a, b, None)
+    }
+
+    /// `a ∘ b`, signed.
+    pub fn setp_s<V: Int>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
+        self.setp(cmp, V::SIGNED, a, b, None)
+    }
+
+    /// `a ∘ b` of floats.
+    pub fn setp_f<V: Float>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
+        self.setp(cmp, V::TYPE, a, b, None)
+    }
+
+    /// `(a ∘ b) and c`, unsigned.
+    pub fn setp_u_and<V: Int>(
+        &mut self,
+        cmp: CmpOp,
+        a: V,
+        b: impl Into<Src<V>>,
+        c: impl Into<Guard>,
+    ) -> Pred {
+        self.setp(cmp, V::UNSIGNED, a, b, Some((BoolOp::And, c.into())))
+    }
+
+    /// `(a ∘ b) or c`, floats.
+    pub fn setp_f_or<V: Float>(
+        &mut self,
+        cmp: CmpOp,
+        a: V,
+        b: impl Into<Src<V>>,
+        c: impl Into<Guard>,
+    ) -> Pred {
+        self.setp(cmp, V::TYPE, a, b, Some((BoolOp::Or, c.into())))
+    }
+
+    fn setp<V: Value>(
+        &mut self,
+        cmp: CmpOp,
+        ty: Type,
+        a: V,
+        b: impl Into<Src<V>>,
+        with: Option<(BoolOp, Guard)>,
+    ) -> Pred {
+        let d = self.reg();
+        let op = Op::Setp { cmp, combine: with.map(|w| w.0), ty, ftz: false };
+        let sources = [Operand::Reg(a.reg()), b.into().into()];
+        self.compute(d, op, sources.into_iter().chain(with.map(|w| w.1.into())));
+        d
+    }
+
+    /// `a` where `pred`, else `b`.
+    pub fn selp<V: Value>(&mut self, a: impl Into<Src<V>>, b: impl Into<Src<V>>, pred: Pred) -> V {
+        let d = self.reg();
+        self.selp_to(d, a, b, pred);
+        d
+    }
+
+    /// `a` where `pred`, else `b`, written to `d`.
+    pub fn selp_to<V: Value>(&mut self, d: V, a: impl Into<Src<V>>, b: impl Into<Src<V>>, pred: Pred) {
+        self.compute(d, Op::Selp(V::TYPE), [a.into().into(), b.into().into(), Operand::Reg(pred.reg())]);
+    }
+
+    // ---- conversion --------------------------------------------------------------------------------------------
+
+    /// `a` as 64 bits, zeros added.
+    pub fn zext(&mut self, a: R32) -> R64 {
+        self.cvt(Type::U64, Type::U32, None, a)
+    }
+
+    /// `a` as 64 bits, the sign repeated.
+    pub fn sext(&mut self, a: R32) -> R64 {
+        self.cvt(Type::S64, Type::S32, None, a)
+    }
+
+    /// The low 32 bits.
+    pub fn trunc(&mut self, a: R64) -> R32 {
+        self.cvt(Type::U32, Type::U64, None, a)
+    }
+
+    /// 16 bits with zeros added.
+    pub fn zext16(&mut self, a: R16) -> R32 {
+        self.cvt(Type::U32, Type::U16, None, a)
+    }
+
+    /// The low 16 bits.
+    pub fn trunc16(&mut self, a: R32) -> R16 {
+        self.cvt(Type::U16, Type::U32, None, a)
+    }
+
+    /// An unsigned integer as f32, rounded to nearest even.
+    pub fn u32_to_f32(&mut self, a: R32) -> F32 {
+        self.cvt(Type::F32, Type::U32, Some(CvtRounding::Float(Rounding::Rn)), a)
+    }
+
+    /// A signed integer as f32, rounded to nearest even.
+    pub fn s32_to_f32(&mut self, a: R32) -> F32 {
+        self.cvt(Type::F32, Type::S32, Some(CvtRounding::Float(Rounding::Rn)), a)
+    }
+
+    /// An f32 as a signed integer, rounded as said; out of range clamps, NaN gives 0.
+    pub fn f32_to_s32(&mut self, rounding: Rounding, a: F32) -> R32 {
+        self.cvt(Type::S32, Type::F32, Some(CvtRounding::Integer(rounding)), a)
+    }
+
+    /// An f32 as an unsigned integer, rounded as said; out of range clamps, NaN gives 0.
+    pub fn f32_to_u32(&mut self, rounding: Rounding, a: F32) -> R32 {
+        self.cvt(Type::U32, Type::F32, Some(CvtRounding::Integer(rounding)), a)
+    }
+
+    /// An f32 as f64, exactly.
+    pub fn f32_to_f64(&mut self, a: F32) -> F64 {
+        self.cvt(Type::F64, Type::F32, None, a)
+    }
+
+    pub(super) fn cvt<A: Value, D: Value>(
+        &mut self,
+        to: Type,
+        from: Type,
+        rounding: Option<CvtRounding>,
+        a: A,
+    ) -> D {
+        let d = self.reg();
+        let cvt = Cvt { to, from, rounding, ftz: false, saturation: CvtSaturation::None, relu: false };
+        self.compute(d, Op::Cvt(cvt), [Operand::Reg(a.reg())]);
+        d
+    }
+
+    /// The bits of an f32.
+    pub fn to_bits(&mut self, a: F32) -> R32 {
+        let d = self.reg();
+        self.compute::<R32>(d, Op::Mov(Type::B32), [Operand::Reg(a.reg())]);
+        d
+    }
+
+    /// The f32 of these bits.
+    pub fn from_bits(&mut self, a: R32) -> F32 {
+        let d = self.reg();
+        self.compute::<F32>(d, Op::Mov(Type::B32), [Operand::Reg(a.reg())]);
+        d
+    }
+
+    /// `{low, high}` packed.
+    pub fn join16(&mut self, low: R16, high: R16) -> R32 {
+        let d = self.reg();
+        let halves = Operand::Vector(vec![Operand::Reg(low.reg()), Operand::Reg(high.reg())]);
+        self.compute::<R32>(d, Op::Mov(Type::B32), [halves]);
+        d
+    }
+
+    /// `{low, high}` unpacked.
+    pub fn split16(&mut self, a: R32) -> [R16; 2] {
+        let d: [R16; 2] = self.regs();
+        let halves = Operand::Vector(d.iter().map(|r| Operand::Reg(r.reg())).collect());
+        self.op(Op::Mov(Type::B32), [halves, Operand::Reg(a.reg())]);
+        d
+    }
+
+    /// `a · b`, 32 × 32 → 64 bits, unsigned.
+    pub fn mul_wide_u(&mut self, a: R32, b: impl Into<Src<R32>>) -> R64 {
+        let d = self.reg();
+        let op = Op::Binary(BinaryOp::MulWide, Type::U32, FloatMods::NONE);
+        self.compute(d, op, [Operand::Reg(a.reg()), b.into().into()]);
+        d
+    }
+
+    /// `a · b + c`, 32 × 32 + 64 → 64 bits, unsigned.
+    pub fn mad_wide_u(&mut self, a: R32, b: impl Into<Src<R32>>, c: impl Into<Src<R64>>) -> R64 {
+        let d = self.reg();
+        let op = Op::Ternary(TernaryOp::MadWide, Type::U32, FloatMods::NONE);
+        self.compute(d, op, [Operand::Reg(a.reg()), b.into().into(), c.into().into()]);
+        d
+    }
+
+    /// `sqrt a`, rounded to nearest even.
+    pub fn sqrt(&mut self, a: F32) -> F32 {
+        let d = self.reg();
+        let mods = FloatMods { precision: Precision::Rounded(Rounding::Rn), ..FloatMods::NONE };
+        self.compute(d, Op::Unary(UnaryOp::Sqrt, Type::F32, mods), [Operand::Reg(a.reg())]);
+        d
+    }
+}

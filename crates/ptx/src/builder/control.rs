@@ -1,0 +1,91 @@
+//! Structured control flow.
+
+use super::{Builder, Pred, R32, Src};
+use crate::{CmpOp, Guard, Label, Op, Operand};
+
+impl Builder {
+    fn branch(&mut self, guard: Option<Guard>, label: Label) {
+        let outer = std::mem::replace(&mut self.guard, guard);
+        self.op(Op::Bra { uni: false }, [Operand::Label(label)]);
+        self.guard = outer;
+    }
+
+    /// Runs `body` under `guard` without a branch: every instruction of it is predicated. Nesting is not possible,
+    /// since an instruction has one guard: the inner one counts.
+    pub fn guarded<R>(&mut self, guard: impl Into<Guard>, body: impl FnOnce(&mut Builder) -> R) -> R {
+        let outer = self.guard.replace(guard.into());
+        let result = body(self);
+        self.guard = outer;
+        result
+    }
+
+    /// `if guard { body }`, as a branch over the body.
+    pub fn if_(&mut self, guard: impl Into<Guard>, body: impl FnOnce(&mut Builder)) {
+        let end = self.fresh_label("endif");
+        self.branch(Some(!guard.into()), end);
+        body(self);
+        self.place(end);
+    }
+
+    /// `if guard { then } else { otherwise }`.
+    pub fn if_else(
+        &mut self,
+        guard: impl Into<Guard>,
+        then: impl FnOnce(&mut Builder),
+        otherwise: impl FnOnce(&mut Builder),
+    ) {
+        let (other, end) = (self.fresh_label("else"), self.fresh_label("endif"));
+        self.branch(Some(!guard.into()), other);
+        then(self);
+        self.branch(None, end);
+        self.place(other);
+        otherwise(self);
+        self.place(end);
+    }
+
+    /// `while condition { body }`.
+    pub fn while_(&mut self, condition: impl FnOnce(&mut Builder) -> Pred, body: impl FnOnce(&mut Builder)) {
+        let (top, end) = (self.fresh_label("while"), self.fresh_label("endwhile"));
+        self.place(top);
+        let go = condition(self);
+        self.branch(Some(!go), end);
+        body(self);
+        self.branch(None, top);
+        self.place(end);
+    }
+
+    /// `do { body } while`: `body` returns whether to go on.
+    pub fn do_while<G: Into<Guard>>(&mut self, body: impl FnOnce(&mut Builder) -> G) {
+        let top = self.fresh_label("do");
+        self.place(top);
+        let go = body(self).into();
+        self.branch(Some(go), top);
+    }
+
+    /// `for i in (start..end).step_by(step) { body }`, signed. The test stands at the end of the loop, with one before
+    /// the first round.
+    pub fn for_range(
+        &mut self,
+        start: impl Into<Src<R32>>,
+        end: impl Into<Src<R32>>,
+        step: impl Into<Src<R32>>,
+        body: impl FnOnce(&mut Builder, R32),
+    ) {
+        let (top, done) = (self.fresh_label("for"), self.fresh_label("endfor"));
+        let (end, step): (Src<R32>, Src<R32>) = (end.into(), step.into());
+        let i: R32 = self.mov(start);
+        let none = self.setp_s(CmpOp::Ge, i, end.clone());
+        self.branch(Some(none.into()), done);
+        self.place(top);
+        body(self, i);
+        self.add_to(i, i, step);
+        let more = self.setp_s(CmpOp::Lt, i, end);
+        self.branch(Some(more.into()), top);
+        self.place(done);
+    }
+
+    /// Leaves the kernel where `guard` holds.
+    pub fn exit_if(&mut self, guard: impl Into<Guard>) {
+        self.guarded(guard, |k| k.op(Op::Exit, []));
+    }
+}

@@ -1,0 +1,174 @@
+//! Loads, stores, atomics and asynchronous copies.
+
+use super::{Builder, Global, Int, Pointer, R32, R64, Shared, Src, Value};
+use crate::{Atomic, AtomicOp, CacheOp, CpAsync, Eviction, MemSem, Memory, Op, Operand, Scope, Type};
+
+impl Builder {
+    /// One element.
+    pub fn ld<V: Value>(&mut self, from: impl Pointer) -> V {
+        self.ld_as(V::TYPE, from)
+    }
+
+    /// One element of a narrower type, extended to the register.
+    pub fn ld_as<V: Value, P: Pointer>(&mut self, ty: Type, from: P) -> V {
+        let d = self.reg();
+        self.ld_as_to(d, ty, from);
+        d
+    }
+
+    /// One element, written to `d`.
+    pub fn ld_to<V: Value, P: Pointer>(&mut self, d: V, from: P) {
+        self.ld_as_to(d, V::TYPE, from);
+    }
+
+    fn ld_as_to<V: Value, P: Pointer>(&mut self, d: V, ty: Type, from: P) {
+        self.compute(d, Op::Ld(Memory::plain(P::SPACE, ty)), [Operand::Address(from.address())]);
+    }
+
+    /// `N` = 2 or 4 neighbouring elements.
+    pub fn ld_vec<V: Value, const N: usize>(&mut self, from: impl Pointer) -> [V; N] {
+        let d = self.regs();
+        self.ld_vec_to(d, from);
+        d
+    }
+
+    /// `N` = 2 or 4 neighbouring elements, written to `d`.
+    pub fn ld_vec_to<V: Value, P: Pointer, const N: usize>(&mut self, d: [V; N], from: P) {
+        const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
+        let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
+        self.op(Op::Ld(memory), [vector(&d), Operand::Address(from.address())]);
+    }
+
+    /// One element.
+    pub fn st<V: Value, P: Pointer>(&mut self, to: P, value: V) {
+        self.st_as(V::TYPE, to, value);
+    }
+
+    /// The low bits of `value` as an element of a narrower type.
+    pub fn st_as<V: Value, P: Pointer>(&mut self, ty: Type, to: P, value: impl Into<Src<V>>) {
+        let memory = Memory::plain(P::SPACE, ty);
+        self.op(Op::St(memory), [Operand::Address(to.address()), value.into().into()]);
+    }
+
+    /// `N` = 2 or 4 neighbouring elements.
+    pub fn st_vec<V: Value, P: Pointer, const N: usize>(&mut self, to: P, values: [V; N]) {
+        const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
+        let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
+        self.op(Op::St(memory), [Operand::Address(to.address()), vector(&values)]);
+    }
+
+    /// Atomic with a result, relaxed, at gpu scope in global and cta scope in shared memory: the old value.
+    pub fn atom<V: Int, P: Pointer>(&mut self, op: AtomicOp, at: P, value: impl Into<Src<V>>) -> V {
+        let d: V = self.reg();
+        let ty = match op {
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Exch | AtomicOp::Cas => V::TYPE,
+            _ => V::UNSIGNED,
+        };
+        self.compute(d, Op::Atom(atomic::<P>(op, ty)), [Operand::Address(at.address()), value.into().into()]);
+        d
+    }
+
+    /// Atomic add without a result, relaxed.
+    pub fn red_add<V: Value, P: Pointer>(&mut self, at: P, value: V) {
+        let ty = if V::TYPE.is_bits() {
+            if V::TYPE.bits() == 64 { Type::U64 } else { Type::U32 }
+        } else {
+            V::TYPE
+        };
+        let op = Op::Red(atomic::<P>(AtomicOp::Add, ty));
+        self.op(op, [Operand::Address(at.address()), Operand::Reg(value.reg())]);
+    }
+
+    // ---- addresses ---------------------------------------------------------------------------------------------
+
+    /// `pointer + bytes`, the bytes in a register or too large for an offset.
+    pub fn advance(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) -> Global {
+        Global { base: self.add(pointer.base, bytes), offset: pointer.offset }
+    }
+
+    /// Moves a pointer on in place. Pointers with the same base move too.
+    pub fn advance_to(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) {
+        self.add_to(pointer.base, pointer.base, bytes);
+    }
+
+    /// Address of element `i` (unsigned) of an array of elements of `size` bytes.
+    pub fn index(&mut self, array: Global, i: R32, size: u32) -> Global {
+        Global { base: self.mad_wide_u(i, size, array.base), offset: array.offset }
+    }
+
+    /// `pointer + bytes` in shared memory.
+    pub fn shared_advance(&mut self, pointer: Shared, bytes: impl Into<Src<R32>>) -> Shared {
+        Shared { base: self.add(pointer.base, bytes), offset: pointer.offset }
+    }
+
+    /// Address of element `i` (unsigned) of a shared array of elements of `size` bytes.
+    pub fn shared_index(&mut self, array: Shared, i: R32, size: u32) -> Shared {
+        Shared { base: self.mad(i, size, array.base), offset: array.offset }
+    }
+
+    // ---- asynchronous copies -----------------------------------------------------------------------------------
+
+    /// 16 bytes from global to shared memory past L1, asynchronously.
+    pub fn cp_async16(&mut self, to: Shared, from: Global) {
+        self.cp_async(to, from, None);
+    }
+
+    /// As [`Builder::cp_async16`], of which the first `bytes` (0 to 16) are read and the rest are zeros. With 0,
+    /// global memory is not touched.
+    pub fn cp_async16_zfill(&mut self, to: Shared, from: Global, bytes: R32) {
+        self.cp_async(to, from, Some(bytes));
+    }
+
+    fn cp_async(&mut self, to: Shared, from: Global, bytes: Option<R32>) {
+        let op = Op::CpAsync(CpAsync {
+            cache: CacheOp::Cg,
+            l2_prefetch: None,
+            cache_hint: false,
+            ignore_src: false,
+            shared_cta: false,
+        });
+        let size: Src<R32> = 16.into();
+        let operands = [Operand::Address(to.address()), Operand::Address(from.address()), size.into()];
+        self.op(op, operands.into_iter().chain(bytes.map(|r| Operand::Reg(r.reg()))));
+    }
+
+    /// Closes the group of this thread's copies since the last one.
+    pub fn cp_async_commit(&mut self) {
+        self.op(Op::CpAsyncCommitGroup, []);
+    }
+
+    /// Waits until at most the latest `pending` groups of this thread are incomplete. Other threads' copies need a
+    /// barrier as well.
+    pub fn cp_async_wait(&mut self, pending: u32) {
+        let pending: Src<R32> = pending.into();
+        self.op(Op::CpAsyncWaitGroup, [pending.into()]);
+    }
+
+    /// A global load that other threads do not write meanwhile, kept out of L1's way: 16 bytes.
+    pub fn ld_stream16(&mut self, from: Global) -> [R32; 4] {
+        let d: [R32; 4] = self.regs();
+        let mut memory = Memory::vector(Global::SPACE, Type::B32, 4);
+        memory.non_coherent = true;
+        memory.l1 = Some(Eviction::NoAllocate);
+        self.op(Op::Ld(memory), [vector(&d), Operand::Address(from.address())]);
+        d
+    }
+}
+
+pub(super) fn vector<V: Value>(values: &[V]) -> Operand {
+    Operand::Vector(values.iter().map(|v| Operand::Reg(v.reg())).collect())
+}
+
+fn atomic<P: Pointer>(op: AtomicOp, ty: Type) -> Atomic {
+    let scope = if P::SPACE == crate::Space::Shared { Scope::Cta } else { Scope::Gpu };
+    Atomic {
+        op,
+        space: P::SPACE,
+        ty,
+        vector: 1,
+        sem: MemSem::Relaxed,
+        scope: Some(scope),
+        noftz: false,
+        cache_hint: false,
+    }
+}

@@ -1,0 +1,127 @@
+//! Tensor cores and 16-bit floats.
+
+use super::memory::vector;
+use super::{Builder, F32, Pointer, R16, R32, Shared, Src};
+use crate::{
+    Cvt, CvtRounding, CvtSaturation, MatrixAccess, MatrixShape, Mma, MmaShape, Op, Operand, Rounding, Space,
+    Type,
+};
+
+/// A 16-bit floating-point format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Half {
+    /// The PTX type of one.
+    pub const fn ty(self) -> Type {
+        match self {
+            Half::F16 => Type::F16,
+            Half::Bf16 => Type::Bf16,
+        }
+    }
+
+    /// The PTX type of a pair.
+    pub const fn pair(self) -> Type {
+        match self {
+            Half::F16 => Type::F16x2,
+            Half::Bf16 => Type::Bf16x2,
+        }
+    }
+}
+
+const fn matrices(count: usize, trans: bool) -> MatrixAccess {
+    MatrixAccess { shape: MatrixShape::M8N8, count: count as u8, trans, space: Space::Shared, ty: Type::B16 }
+}
+
+impl Builder {
+    /// `c += a · b` with m16n8k16: `a` 16×16 row-major, `b` 16×8 column-major, `c` 16×8 in f32.
+    pub fn mma_m16n8k16(&mut self, half: Half, c: [F32; 4], a: [R32; 4], b: [R32; 2]) {
+        self.mma(MmaShape::M16N8K16, half, c, &a, &b);
+    }
+
+    /// `c += a · b` with m16n8k8: `a` 16×8 row-major, `b` 8×8 column-major, `c` 16×8 in f32.
+    pub fn mma_m16n8k8(&mut self, half: Half, c: [F32; 4], a: [R32; 2], b: R32) {
+        self.mma(MmaShape::M16N8K8, half, c, &a, &[b]);
+    }
+
+    fn mma(&mut self, shape: MmaShape, half: Half, c: [F32; 4], a: &[R32], b: &[R32]) {
+        let op = Op::Mma(Mma::new(shape, Type::F32, half.ty(), half.ty(), Type::F32));
+        // PTX writes the B fragment of m16n8k8 as a vector of one.
+        self.op(op, [vector(&c), vector(a), vector(b), vector(&c)]);
+    }
+
+    /// Loads `N` = 1, 2 or 4 matrices of 8×8 16-bit elements; lane `i` gives the address of row `i mod 8` of matrix
+    /// `i / 8` (PTX ISA, "ldmatrix").
+    pub fn ldmatrix<const N: usize>(&mut self, row: Shared) -> [R32; N] {
+        self.load_matrices(row, false)
+    }
+
+    /// As [`Builder::ldmatrix`], each matrix transposed.
+    pub fn ldmatrix_trans<const N: usize>(&mut self, row: Shared) -> [R32; N] {
+        self.load_matrices(row, true)
+    }
+
+    fn load_matrices<const N: usize>(&mut self, row: Shared, trans: bool) -> [R32; N] {
+        const { assert!(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 matrices") };
+        let d: [R32; N] = self.regs();
+        self.op(Op::Ldmatrix(matrices(N, trans)), [vector(&d), Operand::Address(row.address())]);
+        d
+    }
+
+    /// Stores `N` = 1, 2 or 4 matrices of 8×8 16-bit elements (sm_90).
+    pub fn stmatrix<const N: usize>(&mut self, row: Shared, matrix: [R32; N]) {
+        const { assert!(N == 1 || N == 2 || N == 4, "stmatrix stores 1, 2 or 4 matrices") };
+        self.require(7, 8);
+        self.op(Op::Stmatrix(matrices(N, false)), [Operand::Address(row.address()), vector(&matrix)]);
+    }
+
+    /// Two f32 rounded to a pair: `low` in the lower half.
+    pub fn pack(&mut self, half: Half, low: F32, high: F32) -> R32 {
+        let d = self.reg();
+        self.compute::<R32>(
+            d,
+            Op::Cvt(round_to(half.pair())),
+            [Src::from(high).into(), Src::from(low).into()],
+        );
+        d
+    }
+
+    /// One f32 rounded.
+    pub fn from_f32(&mut self, half: Half, a: F32) -> R16 {
+        self.cvt(half.ty(), Type::F32, Some(CvtRounding::Float(Rounding::Rn)), a)
+    }
+
+    /// One 16-bit float as f32, exactly.
+    pub fn to_f32(&mut self, half: Half, a: R16) -> F32 {
+        match half {
+            Half::F16 => self.cvt(Type::F32, Type::F16, None, a),
+            // cvt.f32.bf16 needs sm_90; a bf16 is the upper half of its f32.
+            Half::Bf16 => {
+                let zero = self.mov::<R16>(0);
+                let bits = self.join16(zero, a);
+                self.from_bits(bits)
+            }
+        }
+    }
+
+    /// A pair as f32s, the lower half first.
+    pub fn unpack(&mut self, half: Half, a: R32) -> [F32; 2] {
+        self.split16(a).map(|h| self.to_f32(half, h))
+    }
+}
+
+fn round_to(to: Type) -> Cvt {
+    Cvt {
+        to,
+        from: Type::F32,
+        rounding: Some(CvtRounding::Float(Rounding::Rn)),
+        ftz: false,
+        saturation: CvtSaturation::None,
+        relu: false,
+    }
+}

@@ -1,0 +1,105 @@
+//! What the threads of a warp or a CTA do together.
+
+use super::{Builder, F32, Guard, Pred, R32, Src, Value};
+use crate::{BarKind, FenceSem, Op, Operand, Scope, ShflMode, Type, VoteMode};
+
+/// All 32 lanes.
+const FULL: u32 = 0xFFFF_FFFF;
+
+/// A 32-bit register: what a shuffle moves.
+pub trait Word: Value {}
+impl Word for R32 {}
+impl Word for F32 {}
+
+impl Builder {
+    /// The value of lane `lane xor mask`.
+    pub fn shfl_xor<V: Word>(&mut self, a: V, mask: u32) -> V {
+        self.shfl(ShflMode::Bfly, a, mask, 0x1F)
+    }
+
+    /// The value of lane `lane`.
+    pub fn shfl_idx<V: Word>(&mut self, a: V, lane: impl Into<Src<R32>>) -> V {
+        self.shfl(ShflMode::Idx, a, lane, 0x1F)
+    }
+
+    /// The value of lane `lane + delta`; beyond the last lane, the lane's own.
+    pub fn shfl_down<V: Word>(&mut self, a: V, delta: u32) -> V {
+        self.shfl(ShflMode::Down, a, delta, 0x1F)
+    }
+
+    fn shfl<V: Word>(&mut self, mode: ShflMode, a: V, b: impl Into<Src<R32>>, clamp: u32) -> V {
+        let d = self.reg();
+        let (clamp, mask): (Src<R32>, Src<R32>) = (clamp.into(), FULL.into());
+        self.compute::<V>(
+            d,
+            Op::Shfl(mode),
+            [Operand::Reg(a.reg()), b.into().into(), clamp.into(), mask.into()],
+        );
+        d
+    }
+
+    /// Whether the predicate holds in any lane.
+    pub fn vote_any(&mut self, a: impl Into<Guard>) -> Pred {
+        self.vote(VoteMode::Any, a.into())
+    }
+
+    /// Whether the predicate holds in every lane.
+    pub fn vote_all(&mut self, a: impl Into<Guard>) -> Pred {
+        self.vote(VoteMode::All, a.into())
+    }
+
+    /// The mask of lanes in which the predicate holds.
+    pub fn ballot(&mut self, a: impl Into<Guard>) -> R32 {
+        self.vote(VoteMode::Ballot, a.into())
+    }
+
+    fn vote<V: Value>(&mut self, mode: VoteMode, a: Guard) -> V {
+        let d = self.reg();
+        let mask: Src<R32> = FULL.into();
+        self.compute::<V>(d, Op::Vote(mode), [a.into(), mask.into()]);
+        d
+    }
+
+    /// Barrier of the warp: orders its lanes' memory accesses.
+    pub fn warp_sync(&mut self) {
+        let mask: Src<R32> = FULL.into();
+        self.op(Op::BarWarpSync, [mask.into()]);
+    }
+
+    /// Barrier of the CTA.
+    pub fn bar_sync(&mut self) {
+        self.barrier(BarKind::Sync, 0, None);
+    }
+
+    /// Barrier `id` (0–15) of `threads` threads, a multiple of 32.
+    pub fn bar_sync_n(&mut self, id: u32, threads: u32) {
+        self.barrier(BarKind::Sync, id, Some(threads));
+    }
+
+    /// Arrives at barrier `id` of `threads` threads without waiting.
+    pub fn bar_arrive(&mut self, id: u32, threads: u32) {
+        self.barrier(BarKind::Arrive, id, Some(threads));
+    }
+
+    fn barrier(&mut self, kind: BarKind, id: u32, threads: Option<u32>) {
+        let numbers = std::iter::once(id).chain(threads);
+        self.op(Op::Bar { kind, aligned: true }, numbers.map(|n| Src::<R32>::from(n).into()));
+    }
+
+    /// `fence.acq_rel` at a scope.
+    pub fn fence(&mut self, scope: Scope) {
+        self.op(Op::Fence(FenceSem::AcqRel, scope), []);
+    }
+
+    /// A register holding the same value in all lanes, read from the first lane, so that ptxas knows it.
+    pub fn uniform(&mut self, a: R32) -> R32 {
+        self.shfl_idx(a, 0)
+    }
+
+    /// Reads a 64-bit special register (`%clock64`, `%globaltimer`).
+    pub fn special64(&mut self, register: crate::SpecialReg) -> super::R64 {
+        let d = self.reg();
+        self.compute(d, Op::Mov(Type::U64), [Operand::Special(register)]);
+        d
+    }
+}
