@@ -1,1 +1,4 @@
-//! FlashCore: lab.
+//! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
+//! that knows peers, statistics and storage.
+
+pub mod launchfile;
