@@ -1,0 +1,59 @@
+//! Prints the rate of the native kernels: `cargo run --release -p flashcore-cpu --example rate [threads]`.
+
+use std::time::Instant;
+
+use flashcore_cpu::{CpuPlan, Element, Isa, attention};
+use half::{bf16, f16};
+use problem::{Mask, Problem};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
+    problem.dtype = T::DTYPE;
+    let mut rng = SmallRng::seed_from_u64(1);
+    let elements = problem.heads_q * problem.seq_q * problem.head_dim;
+    let mut draw = || -> Vec<T> { (0..elements).map(|_| T::from_f32(rng.random_range(-1.0..1.0))).collect() };
+    let (q, k, v, mut out) = (draw(), draw(), draw(), draw());
+    let mut plan = CpuPlan::with_isa(&problem, isa);
+    plan.threads = threads;
+    let read = |name: &str| std::env::var(name).ok().and_then(|x| x.parse().ok());
+    plan.block_q = read("BQ").unwrap_or(plan.block_q);
+    plan.block_kv = read("BK").unwrap_or(plan.block_kv);
+    let repeats = (2e10 / problem.flops()) as usize + 5;
+    let mut times: Vec<f64> = (0..repeats)
+        .map(|_| {
+            let start = Instant::now();
+            attention(&problem, &q, &k, &v, &mut out, None, &plan).expect("a plan for this machine");
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let gflops = |t: f64| problem.flops() / t / 1e9;
+    println!(
+        "{isa} {threads} threads H{} S{} D{} {} {}: {:.0} GFLOP/s best, {:.0} median, {:.3} ms",
+        problem.heads_q,
+        problem.seq_q,
+        problem.head_dim,
+        problem.dtype,
+        problem.mask,
+        gflops(times[0]),
+        gflops(times[repeats / 2]),
+        times[0] * 1e3
+    );
+}
+
+fn main() {
+    let threads =
+        std::env::args().nth(1).and_then(|x| x.parse().ok()).unwrap_or(rayon::current_num_threads());
+    for isa in Isa::available() {
+        for (seq, dim, mask) in
+            [(512, 64, Mask::None), (2048, 64, Mask::None), (2048, 64, Mask::Causal), (2048, 128, Mask::None)]
+        {
+            let problem = Problem::new(1, 8, seq, dim, problem::DType::F32).with_mask(mask);
+            rate::<f32>(problem.clone(), threads, isa);
+            if isa == Isa::best() {
+                rate::<bf16>(problem.clone(), threads, isa);
+                rate::<f16>(problem, threads, isa);
+            }
+        }
+    }
+}

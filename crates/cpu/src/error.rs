@@ -1,0 +1,47 @@
+use problem::{DType, ProblemError};
+
+use crate::Isa;
+
+/// Why attention was refused. Each variant names the argument, its value and what would be accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuError {
+    /// The problem itself cannot be stated.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The slices hold another element type than the problem names.
+    #[error("the slices hold {slices}, but problem.dtype = {problem}; pass slices of {problem}")]
+    DType {
+        /// Element type of the slices.
+        slices: DType,
+        /// Element type of the problem.
+        problem: DType,
+    },
+    /// A buffer ends before its tensor does.
+    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    BufferTooShort {
+        /// The tensor: q, k, v, out or lse.
+        tensor: &'static str,
+        /// Elements given.
+        len: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A plan's field is outside its range.
+    #[error("plan.{field} = {value} is not possible; accepted: {accepted}")]
+    Plan {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// What would be accepted.
+        accepted: &'static str,
+    },
+    /// The plan asks for instructions that this processor lacks.
+    #[error("plan.isa = {isa} is not available on this processor; accepted: {available}")]
+    Isa {
+        /// The instruction set asked for.
+        isa: Isa,
+        /// Those present, printed.
+        available: String,
+    },
+}

@@ -1,0 +1,252 @@
+//! What the answer is: standard attention, row by row, in f64 or in the input precision.
+//!
+//! Both walk the same road, generic over an [`Arithmetic`]; eight query rows go together, one per lane, so that
+//! every inner loop is a multiplication of a vector by a number. A row block keeps its logits (8 · seq_kv numbers).
+
+use problem::{KeyRange, Problem, Tensor};
+use rayon::prelude::*;
+
+use crate::forward::check_inputs;
+use crate::{CpuError, Element};
+
+/// Outputs of a reference, dense.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// O as `[batch, heads_q, seq_q, head_dim_v]`.
+    pub out: Vec<f64>,
+    /// LSE as `[batch, heads_q, seq_q]`: natural logarithm of the sum of exponentials of the scaled logits.
+    pub lse: Vec<f64>,
+}
+
+/// Attention in f64 on the given (already rounded) inputs.
+///
+/// # Errors
+/// A [`CpuError`] if the problem or a buffer is refused.
+pub fn oracle<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<Reference, CpuError> {
+    attend::<Exact, T>(problem, q, k, v)
+}
+
+/// Standard attention in the precision of its inputs, as the reference of FlashAttention's tests: Q·scale, S, P and
+/// O are rounded to `T`, sums and the softmax are f32. Twice its distance from [`oracle`] is a tolerance.
+///
+/// # Errors
+/// A [`CpuError`] if the problem or a buffer is refused.
+pub fn reference_in_precision<T: Element>(
+    problem: &Problem,
+    q: &[T],
+    k: &[T],
+    v: &[T],
+) -> Result<Reference, CpuError> {
+    attend::<Rounded<T>, T>(problem, q, k, v)
+}
+
+/// Query rows that go together.
+const LANES: usize = 8;
+
+/// A real number type and where it rounds.
+trait Arithmetic {
+    /// The type of sums.
+    type Real: Copy
+        + Default
+        + Into<f64>
+        + PartialOrd
+        + Send
+        + Sync
+        + std::ops::Add<Output = Self::Real>
+        + std::ops::Sub<Output = Self::Real>
+        + std::ops::Mul<Output = Self::Real>
+        + std::ops::Div<Output = Self::Real>;
+    const NEG_INFINITY: Self::Real;
+    fn real(x: f32) -> Self::Real;
+    /// Rounding of what standard attention stores: Q·scale, S, P and O.
+    fn store(x: Self::Real) -> Self::Real;
+    fn exp(x: Self::Real) -> Self::Real;
+    fn ln(x: Self::Real) -> Self::Real;
+}
+
+struct Exact;
+
+impl Arithmetic for Exact {
+    type Real = f64;
+    const NEG_INFINITY: f64 = f64::NEG_INFINITY;
+    fn real(x: f32) -> f64 {
+        f64::from(x)
+    }
+    fn store(x: f64) -> f64 {
+        x
+    }
+    fn exp(x: f64) -> f64 {
+        x.exp()
+    }
+    fn ln(x: f64) -> f64 {
+        x.ln()
+    }
+}
+
+struct Rounded<T>(std::marker::PhantomData<T>);
+
+impl<T: Element> Arithmetic for Rounded<T> {
+    type Real = f32;
+    const NEG_INFINITY: f32 = f32::NEG_INFINITY;
+    fn real(x: f32) -> f32 {
+        x
+    }
+    fn store(x: f32) -> f32 {
+        T::from_f32(x).to_f32()
+    }
+    fn exp(x: f32) -> f32 {
+        x.exp()
+    }
+    fn ln(x: f32) -> f32 {
+        x.ln()
+    }
+}
+
+/// Rows of one head of K or V as reals, dense.
+fn widen_head<A: Arithmetic, T: Element>(
+    problem: &Problem,
+    tensor: Tensor,
+    data: &[T],
+    batch: usize,
+    head: usize,
+) -> Vec<A::Real> {
+    let [_, _, seq, dim] = problem.extents(tensor);
+    let mut wide = Vec::with_capacity(seq * dim);
+    for row in 0..seq {
+        let row = crate::forward::row_of(problem, tensor, data, batch, head, row);
+        wide.extend(row.iter().map(|x| A::real(x.to_f32())));
+    }
+    wide
+}
+
+fn attend<A: Arithmetic, T: Element>(
+    problem: &Problem,
+    q: &[T],
+    k: &[T],
+    v: &[T],
+) -> Result<Reference, CpuError> {
+    check_inputs(problem, q, k, v)?;
+    let (heads, rows, dim_v) = (problem.heads_q, problem.seq_q, problem.head_dim_v);
+    let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
+    let mut lse = vec![0.0; problem.batch * heads * rows];
+    let group = problem.group_size();
+    // Head by head, so that only one head of K and V is widened at a time.
+    let per_head = out.chunks_mut(rows * dim_v).zip(lse.chunks_mut(rows)).enumerate();
+    let mut widened = (Vec::new(), Vec::new());
+    for (index, (out, lse)) in per_head {
+        let (batch, head) = (index / heads, index % heads);
+        if head % group == 0 {
+            widened.0 = widen_head::<A, T>(problem, Tensor::K, k, batch, head / group);
+            widened.1 = widen_head::<A, T>(problem, Tensor::V, v, batch, head / group);
+        }
+        let (keys, values) = (&widened.0, &widened.1);
+        out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
+            |(block, (out, lse))| {
+                let rows: Vec<&[T]> = (0..lse.len())
+                    .map(|lane| {
+                        crate::forward::row_of(problem, Tensor::Q, q, batch, head, block * LANES + lane)
+                    })
+                    .collect();
+                let seen = |lane| problem.mask.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
+                row_block::<A, T>(problem, &rows, seen, keys, values, out, lse);
+            },
+        );
+    }
+    Ok(Reference { out, lse })
+}
+
+/// Up to [`LANES`] query rows against one head of keys and values.
+fn row_block<A: Arithmetic, T: Element>(
+    problem: &Problem,
+    rows: &[&[T]],
+    seen: impl Fn(usize) -> KeyRange,
+    keys: &[A::Real],
+    values: &[A::Real],
+    out: &mut [f64],
+    lse: &mut [f64],
+) {
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    // Padded lanes see nothing.
+    let nothing = KeyRange { start: 0, end: 0 };
+    let seen: [KeyRange; LANES] = std::array::from_fn(|i| if i < rows.len() { seen(i) } else { nothing });
+    let first = seen[..rows.len()].iter().map(|r| r.start).min().unwrap_or(0);
+    let last = seen[..rows.len()].iter().map(|r| r.end).max().unwrap_or(0).max(first);
+    let sees = |lane: usize, key: usize| (seen[lane].start..seen[lane].end).contains(&key);
+
+    let scale = A::real(problem.softmax_scale());
+    let mut query = vec![[A::Real::default(); LANES]; dim];
+    for (lane, row) in rows.iter().enumerate() {
+        for (q, x) in query.iter_mut().zip(*row) {
+            q[lane] = A::store(A::real(x.to_f32()) * scale);
+        }
+    }
+    let mut weights = Vec::with_capacity(last - first);
+    let mut max = [A::NEG_INFINITY; LANES];
+    for (key, row) in (first..last).zip(keys[first * dim..].chunks_exact(dim)) {
+        let mut logits = [A::Real::default(); LANES];
+        for (&x, q) in row.iter().zip(&query) {
+            for (sum, &q) in logits.iter_mut().zip(q) {
+                *sum = *sum + q * x;
+            }
+        }
+        for lane in 0..LANES {
+            let logit = if sees(lane, key) { A::store(logits[lane]) } else { A::NEG_INFINITY };
+            // A NaN logit passes by here and poisons the row as a weight.
+            max[lane] = if logit > max[lane] { logit } else { max[lane] };
+            logits[lane] = logit;
+        }
+        weights.push(logits);
+    }
+    let sum = exponentiate::<A>(&mut weights, &max, |lane, i| sees(lane, first + i));
+    let mut acc = vec![[A::Real::default(); LANES]; dim_v];
+    for (key, weights) in (first..last).zip(&weights) {
+        let row = &values[key * dim_v..(key + 1) * dim_v];
+        if (0..rows.len()).all(|lane| sees(lane, key)) {
+            for (acc, &x) in acc.iter_mut().zip(row) {
+                for (acc, &weight) in acc.iter_mut().zip(weights) {
+                    *acc = *acc + weight * x;
+                }
+            }
+        } else {
+            // A weight of 0 must not meet a NaN that the row does not see.
+            for lane in (0..rows.len()).filter(|&lane| sees(lane, key)) {
+                for (acc, &x) in acc.iter_mut().zip(row) {
+                    acc[lane] = acc[lane] + weights[lane] * x;
+                }
+            }
+        }
+    }
+    for (lane, out) in out.chunks_mut(dim_v).enumerate() {
+        let empty = sum[lane].into() == 0.0;
+        for (out, acc) in out.iter_mut().zip(&acc) {
+            *out = if empty { 0.0 } else { A::store(acc[lane]).into() };
+        }
+        lse[lane] = if empty { f64::NEG_INFINITY } else { (max[lane] + A::ln(sum[lane])).into() };
+    }
+}
+
+/// Logits to normalised weights, in place; returns the sums of the exponentials. A lane without mass gets weights
+/// and sum 0.
+fn exponentiate<A: Arithmetic>(
+    weights: &mut [[A::Real; LANES]],
+    max: &[A::Real; LANES],
+    sees: impl Fn(usize, usize) -> bool,
+) -> [A::Real; LANES] {
+    let mut sum = [A::Real::default(); LANES];
+    for (i, weights) in weights.iter_mut().enumerate() {
+        for lane in 0..LANES {
+            let logit = weights[lane];
+            // −∞ weighs nothing, also where the maximum is −∞ too.
+            let nothing = !sees(lane, i) || logit == A::NEG_INFINITY;
+            weights[lane] = if nothing { A::Real::default() } else { A::exp(logit - max[lane]) };
+            sum[lane] = sum[lane] + weights[lane];
+        }
+    }
+    for weights in weights {
+        for lane in 0..LANES {
+            let massless = sum[lane].into() == 0.0;
+            weights[lane] = if massless { weights[lane] } else { A::store(weights[lane] / sum[lane]) };
+        }
+    }
+    sum
+}

@@ -1,0 +1,87 @@
+//! AVX-512 F: 16 lanes, 32 registers, and instructions for exponents.
+#![allow(unsafe_code)] // intrinsics; an `Avx512` exists only where `detect` found the instructions
+
+use std::arch::x86_64::*;
+
+use super::{EXP2_FLOOR, Simd, exp2_polynomial, transpose_plain};
+use crate::tile::{self, Step};
+
+/// Proof that the processor has AVX-512 F and DQ.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Avx512> {
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq")).then_some(Avx512(()))
+    }
+}
+
+// SAFETY of every block below: `self` is proof of the instructions; loads and stores are bounds-checked slices.
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    const MAX_VECTORS: usize = 4;
+    // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
+    const WIDE_ROWS: usize = 6;
+    type V = __m512;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> __m512 {
+        unsafe { _mm512_loadu_ps(from[..16].as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, v: __m512, to: &mut [f32]) {
+        unsafe { _mm512_storeu_ps(to[..16].as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+    #[inline(always)]
+    fn any_lt(self, a: __m512, b: __m512) -> bool {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) != 0 }
+    }
+    #[inline(always)]
+    fn exp2(self, t: __m512) -> __m512 {
+        unsafe {
+            // VREDUCE gives t − floor(t) (0 for −∞), VSCALEF multiplies by 2^floor(t).
+            let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(t);
+            _mm512_scalef_ps(exp2_polynomial(self, r, &EXP2_FLOOR), t)
+        }
+    }
+
+    fn step<const VECTORS: usize>(self, step: Step<'_>) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled<const VECTORS: usize>(s: Avx512, step: Step<'_>) {
+            tile::run_step::<Avx512, VECTORS>(s, step);
+        }
+        unsafe { compiled::<VECTORS>(self, step) }
+    }
+
+    fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
+        transpose_plain(from, from_ld, to, to_ld, rows, cols);
+    }
+}

@@ -1,0 +1,241 @@
+//! What the kernels ask of a processor: a vector of f32, a dozen operations, and one entry point compiled for it.
+
+mod gemm;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use gemm::{Columns, Init, Rows, gemm};
+pub(crate) use portable::Portable;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {avx2::Avx2, avx512::Avx512};
+
+use crate::tile::Step;
+
+/// Instruction sets that the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isa {
+    /// AVX-512 F, 16 lanes.
+    Avx512,
+    /// AVX2 and FMA, 8 lanes.
+    Avx2,
+    /// NEON of AArch64, 4 lanes.
+    Neon,
+    /// Whatever the compiler makes of plain Rust; present everywhere.
+    Portable,
+}
+
+impl Isa {
+    /// Every instruction set, fastest first.
+    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+
+    /// Whether this processor has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect().is_some(),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect().is_some(),
+            Isa::Portable => true,
+            #[allow(unreachable_patterns)] // the sets of the other architecture
+            _ => false,
+        }
+    }
+
+    /// Those that this processor has, fastest first.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The fastest that this processor has.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Query rows that one register tile holds at most.
+    pub const fn panel_rows(self) -> usize {
+        match self {
+            Isa::Avx512 => 64,
+            Isa::Avx2 | Isa::Neon => 16,
+            Isa::Portable => 8,
+        }
+    }
+
+    /// The name used on the command line and in evidence rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
+            Isa::Portable => "portable",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A processor's vectors of f32. A value of an implementing type is proof that the processor has the instructions:
+/// it comes from `detect`, and so its methods are safe.
+///
+/// Methods are `#[inline(always)]`, and fast only when inlined into [`Simd::step`], which is compiled for the
+/// instruction set.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// f32 lanes of a vector.
+    const LANES: usize;
+    /// Vectors side by side in the widest register tile.
+    const MAX_VECTORS: usize;
+    /// Rows of the register tile with [`Simd::MAX_VECTORS`] vectors; narrower tiles have 8.
+    const WIDE_ROWS: usize;
+    /// The vector.
+    type V: Copy;
+
+    fn splat(self, x: f32) -> Self::V;
+    /// The first [`Simd::LANES`] elements of `from`.
+    fn load(self, from: &[f32]) -> Self::V;
+    /// Writes the first [`Simd::LANES`] elements of `to`.
+    fn store(self, v: Self::V, to: &mut [f32]);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`, fused where the processor can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger lane by lane; either one where a lane of `a` or `b` is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { yes } else { no }` lane by lane; `no` where either is NaN.
+    fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// Whether `a < b` in any lane.
+    fn any_lt(self, a: Self::V, b: Self::V) -> bool;
+    /// 2^t: relative error below 2·2⁻²³ for results that are normal numbers (t ≥ −126), smaller ones are right to
+    /// 2⁻¹²⁶; 0 for −∞, NaN for NaN. Only for t ≤ 127.
+    fn exp2(self, t: Self::V) -> Self::V;
+
+    /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
+    fn step<const VECTORS: usize>(self, step: Step<'_>);
+
+    /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
+    fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
+}
+
+/// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
+/// (Lawson iteration in f64; coefficients rounded to f32).
+pub(crate) const EXP2_FLOOR: [f32; 5] =
+    [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_03, 0.001_867_130_2];
+/// The same for r in [−1/2, 1/2]: error below 1.6·2⁻²⁴.
+#[allow(clippy::approx_constant)] // fitted: it is near ln 2 and need not be it
+pub(crate) const EXP2_NEAREST: [f32; 5] =
+    [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+
+/// Horner's rule for `1 + r·q(r)`.
+#[inline(always)]
+fn exp2_polynomial<S: Simd>(s: S, r: S::V, c: &[f32; 5]) -> S::V {
+    let mut p = s.splat(c[4]);
+    p = s.fma(p, r, s.splat(c[3]));
+    p = s.fma(p, r, s.splat(c[2]));
+    p = s.fma(p, r, s.splat(c[1]));
+    p = s.fma(p, r, s.splat(c[0]));
+    s.fma(p, r, s.splat(1.0))
+}
+
+/// 2^t without an instruction for exponents: t + 1.5·2²³ + 127 has round(t) + 127 in its lowest bits, which shifted
+/// are the float 2^round(t). `exponent` shifts a vector's bits left by 23.
+#[inline(always)]
+fn exp2_by_shift<S: Simd>(s: S, t: S::V, exponent: impl FnOnce(S::V) -> S::V) -> S::V {
+    const MAGIC: f32 = 12_582_912.0 + 127.0;
+    let shifted = s.add(t, s.splat(MAGIC));
+    let r = s.sub(t, s.sub(shifted, s.splat(MAGIC)));
+    let p = exp2_polynomial(s, r, &EXP2_NEAREST);
+    // A product, not a sum of exponents, so that a NaN stays one. Below −126 the shifted bits mean nothing.
+    let power = s.mul(p, exponent(shifted));
+    s.select_lt(t, s.splat(-126.0), s.splat(0.0), power)
+}
+
+/// Transposition element by element.
+#[inline(always)]
+fn transpose_plain(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
+    for row in 0..rows {
+        let line = &from[row * from_ld..][..cols];
+        for (col, &x) in line.iter().enumerate() {
+            to[col * to_ld + row] = x;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Largest relative error of `exp2` over [−126, 127], in units of 2⁻²³, and its special values.
+    fn exp2_error<S: Simd>(s: S) -> f64 {
+        let mut buffer = vec![0.0f32; S::LANES];
+        let mut exp2 = |t: f32| {
+            s.store(s.exp2(s.splat(t)), &mut buffer);
+            buffer[0]
+        };
+        assert_eq!(exp2(0.0), 1.0);
+        assert_eq!((exp2(f32::NEG_INFINITY), exp2(-1000.0), exp2(-1e30)), (0.0, 0.0, 0.0));
+        assert!(exp2(f32::NAN).is_nan() && exp2(f32::from_bits(0xffc1_2345)).is_nan());
+        assert!((f64::from(exp2(-130.0)) - 2f64.powi(-130)).abs() <= 2f64.powi(-126));
+        (0..2_000_000).fold(0.0, |worst: f64, i| {
+            let t = -126.0 + 253.0 * (i as f32 / 2e6);
+            let exact = f64::from(t).exp2();
+            worst.max(((f64::from(exp2(t)) - exact) / exact).abs() * 2f64.powi(23))
+        })
+    }
+
+    #[test]
+    fn exp2_keeps_its_bound() {
+        let mut errors = vec![exp2_error(Portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            errors.extend(Avx2::detect().map(exp2_error));
+            errors.extend(Avx512::detect().map(exp2_error));
+        }
+        #[cfg(target_arch = "aarch64")]
+        errors.extend(Neon::detect().map(exp2_error));
+        assert!(errors.iter().all(|&e| e < 2.0), "{errors:?} units of 2^-23");
+    }
+
+    #[test]
+    fn transposes_of_every_shape() {
+        fn check<S: Simd>(s: S) {
+            for (rows, cols) in [(1, 1), (16, 16), (17, 5), (64, 40), (5, 70), (48, 33)] {
+                let (from_ld, to_ld) = (cols + 3, rows + 2);
+                let from: Vec<f32> = (0..rows * from_ld).map(|i| i as f32).collect();
+                let mut to = vec![-1.0; cols * to_ld];
+                s.transpose(&from, from_ld, &mut to, to_ld, rows, cols);
+                for (i, &x) in to.iter().enumerate() {
+                    let (col, row) = (i / to_ld, i % to_ld);
+                    let want = if row < rows { from[row * from_ld + col] } else { -1.0 };
+                    assert_eq!(x, want, "({row}, {col}) of {rows} x {cols}");
+                }
+            }
+        }
+        check(Portable);
+        #[cfg(target_arch = "x86_64")]
+        {
+            Avx2::detect().map(check);
+            Avx512::detect().map(check);
+        }
+        #[cfg(target_arch = "aarch64")]
+        Neon::detect().map(check);
+    }
+}

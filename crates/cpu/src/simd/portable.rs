@@ -1,0 +1,77 @@
+//! Plain Rust, for processors without a module of their own and as a second opinion in tests.
+
+use super::{Simd, exp2_by_shift, transpose_plain};
+use crate::tile::{self, Step};
+
+/// Four lanes of plain Rust: what every 64-bit processor's compiler can vectorise.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+const LANES: usize = 4;
+type V = [f32; LANES];
+
+#[inline(always)]
+fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Portable {
+    const LANES: usize = LANES;
+    const MAX_VECTORS: usize = 2;
+    const WIDE_ROWS: usize = 5;
+    type V = V;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> V {
+        std::array::from_fn(|i| from[..LANES][i])
+    }
+    #[inline(always)]
+    fn store(self, v: V, to: &mut [f32]) {
+        to[..LANES].copy_from_slice(&v);
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        // Not `mul_add`: without the instruction that is a library call.
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
+        std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn any_lt(self, a: V, b: V) -> bool {
+        (0..LANES).any(|i| a[i] < b[i])
+    }
+    #[inline(always)]
+    fn exp2(self, t: V) -> V {
+        exp2_by_shift(self, t, |v| v.map(|x| f32::from_bits(x.to_bits() << 23)))
+    }
+
+    fn step<const VECTORS: usize>(self, step: Step<'_>) {
+        tile::run_step::<Self, VECTORS>(self, step);
+    }
+
+    fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
+        transpose_plain(from, from_ld, to, to_ld, rows, cols);
+    }
+}

@@ -1,0 +1,214 @@
+//! The online softmax over blocks of keys, for one panel of query rows.
+//!
+//! Everything is transposed: a query row is a *lane*. S, P and O are kept as Sᵀ, Pᵀ, Oᵀ, so that maxima and sums over
+//! keys are plain vector operations, K and V are read number by number straight from where they are, and only
+//! Q and O, which are small, are ever transposed.
+
+use problem::KeyRange;
+
+use crate::simd::{Columns, Init, Rows, Simd, gemm};
+
+/// Query rows of a panel at most: the widest register tile of any instruction set.
+pub(crate) const MAX_WIDTH: usize = 64;
+
+/// A running maximum is raised only when it grows by more than this (in log2): weights stay below 2⁸, sums far
+/// below f32's range, and O is seldom rescaled.
+const LAZY_GROWTH: f32 = 8.0;
+
+/// One panel: up to `width` query rows and their running softmax. Matrices are dense, `width` numbers a row.
+pub(crate) struct Panel {
+    /// Lanes, a whole number of vectors.
+    pub width: usize,
+    /// Lanes that are query rows; the others are padding.
+    pub rows: usize,
+    /// The keys that each row sees; padding repeats the last row's.
+    pub seen: [KeyRange; MAX_WIDTH],
+    /// Qᵀ, `head_dim` rows.
+    pub q: Vec<f32>,
+    /// Oᵀ before normalisation, `head_dim_v` rows.
+    pub out: Vec<f32>,
+    /// Running maximum of the unscaled logits.
+    pub max: [f32; MAX_WIDTH],
+    /// `max · scale · log2(e)`, or 0 while the maximum is −∞: what is subtracted in the exponent.
+    pub shift: [f32; MAX_WIDTH],
+    /// Sum of the weights.
+    pub sum: [f32; MAX_WIDTH],
+}
+
+impl Panel {
+    pub(crate) fn new() -> Panel {
+        Panel {
+            width: 0,
+            rows: 0,
+            seen: [KeyRange { start: 0, end: 0 }; MAX_WIDTH],
+            q: Vec::new(),
+            out: Vec::new(),
+            max: [0.0; MAX_WIDTH],
+            shift: [0.0; MAX_WIDTH],
+            sum: [0.0; MAX_WIDTH],
+        }
+    }
+
+    /// Makes ready for `rows` new rows in `width` lanes. Q is zero and to be filled.
+    pub(crate) fn reset(&mut self, rows: usize, width: usize, dim: usize, dim_v: usize) {
+        (self.rows, self.width) = (rows, width);
+        self.q.clear();
+        self.q.resize(dim * width, 0.0);
+        self.out.clear();
+        self.out.resize(dim_v * width, 0.0);
+        self.max.fill(f32::NEG_INFINITY);
+        self.shift.fill(0.0);
+        self.sum.fill(0.0);
+    }
+
+    /// The keys that any row sees.
+    pub(crate) fn seen_by_any(&self) -> KeyRange {
+        let seen = self.seen[..self.rows].iter().filter(|r| !r.is_empty());
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
+        KeyRange { start, end: seen.map(|r| r.end).max().unwrap_or(0) }
+    }
+
+    /// Whether every row sees every key of `keys`.
+    fn all_see(&self, keys: KeyRange) -> bool {
+        self.seen[..self.rows].iter().all(|r| r.start <= keys.start && keys.end <= r.end)
+    }
+}
+
+/// A block of keys and values as f32, dense.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<'a> {
+    /// Which keys.
+    pub keys: KeyRange,
+    /// `keys × head_dim`.
+    pub k: &'a [f32],
+    /// `keys × head_dim_v`.
+    pub v: &'a [f32],
+    pub dim: usize,
+    pub dim_v: usize,
+}
+
+/// One step of the online softmax.
+pub(crate) struct Step<'a> {
+    pub panel: &'a mut Panel,
+    pub block: Block<'a>,
+    /// `|scale| · log2(e)`; a negative scale's sign is in Q.
+    pub scale: f32,
+    /// Room for Pᵀ: `keys × width`.
+    pub weights: &'a mut [f32],
+}
+
+/// S = K Qᵀ; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
+#[inline(always)]
+pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
+    let Step { panel, block, scale, weights } = step;
+    let keys = block.keys.len();
+    let weights = &mut weights[..keys * VECTORS * S::LANES];
+    let k = Rows { data: block.k, ld: block.dim };
+    gemm::<S, _, VECTORS>(s, k, &panel.q, weights, [keys, block.dim], Init::Zero);
+    let partial = !panel.all_see(block.keys);
+    if partial {
+        mask::<S, VECTORS>(s, panel, block.keys.start, weights);
+    }
+    raise_maximum::<S, VECTORS>(s, panel, scale, weights);
+    exponentiate::<S, VECTORS>(s, panel, scale, weights);
+    if partial && !block.v.iter().all(|x| x.is_finite()) {
+        return accumulate_seen(panel, block, weights);
+    }
+    let v = Columns { data: block.v, ld: block.dim_v };
+    gemm::<S, _, VECTORS>(s, v, weights, &mut panel.out, [block.dim_v, keys], Init::Sum);
+}
+
+/// Logits of keys that a row does not see become −∞.
+#[inline(always)]
+fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: usize, logits: &mut [f32]) {
+    let keys = logits.len() / (VECTORS * S::LANES);
+    // Relative to the block, and so exact in f32 whatever the sequence length.
+    let relative = |key: usize| key.saturating_sub(first).min(keys) as f32;
+    let (mut start, mut end) = ([0.0f32; MAX_WIDTH], [0.0f32; MAX_WIDTH]);
+    for lane in 0..panel.width {
+        start[lane] = relative(panel.seen[lane].start);
+        end[lane] = relative(panel.seen[lane].end);
+    }
+    let hidden = s.splat(f32::NEG_INFINITY);
+    for (key, row) in logits.chunks_exact_mut(VECTORS * S::LANES).enumerate() {
+        let key = s.splat(key as f32);
+        for (v, logits) in row.chunks_exact_mut(S::LANES).enumerate() {
+            let seen = s.select_lt(key, s.load(&end[v * S::LANES..]), s.load(logits), hidden);
+            s.store(s.select_lt(key, s.load(&start[v * S::LANES..]), hidden, seen), logits);
+        }
+    }
+}
+
+/// Takes the new logits into the running maximum; where it grows, O and the sum shrink.
+#[inline(always)]
+fn raise_maximum<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &[f32]) {
+    let lanes = S::LANES;
+    let mut max = [s.splat(f32::NEG_INFINITY); VECTORS];
+    for row in logits.chunks_exact(VECTORS * lanes) {
+        for (max, logits) in max.iter_mut().zip(row.chunks_exact(lanes)) {
+            *max = s.max(*max, s.load(logits));
+        }
+    }
+    for (v, &max) in max.iter().enumerate() {
+        let at = v * lanes;
+        let old = s.load(&panel.max[at..]);
+        let growth = s.mul(s.sub(max, old), s.splat(scale));
+        let limit = s.splat(LAZY_GROWTH);
+        if !s.any_lt(limit, growth) {
+            continue;
+        }
+        let raised = s.select_lt(limit, growth, max, old);
+        s.store(raised, &mut panel.max[at..]);
+        // No −∞ here reaches exp2 but as "nothing yet": rows that did not grow get α = 1, new ones 0.
+        let old_shift = s.load(&panel.shift[at..]);
+        let none = s.splat(f32::MIN);
+        let shift = s.select_lt(raised, none, s.splat(0.0), s.mul(raised, s.splat(scale)));
+        s.store(shift, &mut panel.shift[at..]);
+        let alpha = s.select_lt(limit, growth, s.exp2(s.sub(old_shift, shift)), s.splat(1.0));
+        let alpha = s.select_lt(old, none, s.splat(0.0), alpha);
+        s.store(s.mul(s.load(&panel.sum[at..]), alpha), &mut panel.sum[at..]);
+        for row in panel.out.chunks_exact_mut(VECTORS * lanes) {
+            let out = &mut row[at..at + lanes];
+            s.store(s.mul(s.load(out), alpha), out);
+        }
+    }
+}
+
+/// Logits to weights, in place, and their sum.
+#[inline(always)]
+fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &mut [f32]) {
+    let lanes = S::LANES;
+    let scale = s.splat(scale);
+    let mut minus_shift = [s.splat(0.0); VECTORS];
+    let mut sum = minus_shift;
+    for v in 0..VECTORS {
+        minus_shift[v] = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
+        sum[v] = s.load(&panel.sum[v * lanes..]);
+    }
+    for row in logits.chunks_exact_mut(VECTORS * lanes) {
+        for (v, logits) in row.chunks_exact_mut(lanes).enumerate() {
+            let weight = s.exp2(s.fma(s.load(logits), scale, minus_shift[v]));
+            sum[v] = s.add(sum[v], weight);
+            s.store(weight, logits);
+        }
+    }
+    for (v, &sum) in sum.iter().enumerate() {
+        s.store(sum, &mut panel.sum[v * lanes..]);
+    }
+}
+
+/// O += P V with a look at every key: where V is not finite, a weight of 0 for a hidden key must not meet it.
+fn accumulate_seen(panel: &mut Panel, block: Block<'_>, weights: &[f32]) {
+    let width = panel.width;
+    for (key, (values, weights)) in
+        (block.keys.start..).zip(block.v.chunks_exact(block.dim_v).zip(weights.chunks_exact(width)))
+    {
+        for lane in
+            (0..panel.rows).filter(|&lane| (panel.seen[lane].start..panel.seen[lane].end).contains(&key))
+        {
+            for (d, &value) in values.iter().enumerate() {
+                panel.out[d * width + lane] += weights[lane] * value;
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Random tensors, poisoned outputs, and the comparison of a kernel with the oracle.
+
+use flashcore_cpu::{CpuPlan, Element, Isa, Reference, attention, oracle, reference_in_precision};
+use half::{bf16, f16};
+use problem::{DType, Problem, Tensor};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+/// Inputs of a problem, as long as its spans.
+#[derive(Clone)]
+pub struct Inputs<T> {
+    pub q: Vec<T>,
+    pub k: Vec<T>,
+    pub v: Vec<T>,
+}
+
+impl<T: Element> Inputs<T> {
+    /// Independent draws, Q and K uniform in ±`logits`, V in ±1.
+    pub fn random(problem: &Problem, seed: u64, logits: f32) -> Inputs<T> {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut draw = |tensor, size: f32| {
+            let (elements, _) = problem.span(tensor).unwrap();
+            (0..elements).map(|_| T::from_f32(rng.random_range(-size..size))).collect()
+        };
+        Inputs { q: draw(Tensor::Q, logits), k: draw(Tensor::K, logits), v: draw(Tensor::V, 1.0) }
+    }
+}
+
+/// A plan with small blocks, so that small problems have many.
+pub fn small_plan(isa: Isa) -> CpuPlan {
+    CpuPlan { isa, threads: 2, block_q: 40, block_kv: 24 }
+}
+
+/// Runs a kernel into poisoned buffers; returns O as `[batch, head, row, dim]` and the LSE. Elements of the buffer
+/// that belong to no row must keep their poison.
+pub fn run<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) -> (Vec<f64>, Vec<f32>) {
+    const POISON: f32 = -77.0;
+    let (elements, origin) = problem.span(Tensor::Out).unwrap();
+    let mut out = vec![T::from_f32(POISON); elements];
+    let [batch, heads, rows, dim] = problem.extents(Tensor::Out);
+    let mut lse = vec![POISON; batch * heads * rows];
+    attention(problem, &inputs.q, &inputs.k, &inputs.v, &mut out, Some(&mut lse), plan).unwrap();
+    let mut dense = Vec::new();
+    for b in 0..batch {
+        for h in 0..heads {
+            for row in 0..rows {
+                let start = (origin as i64 + problem.out.offset(b, h, row)) as usize;
+                dense.extend(out[start..start + dim].iter().map(|x| f64::from(x.to_f32())));
+                out[start..start + dim].fill(T::from_f32(POISON));
+            }
+        }
+    }
+    assert!(out.iter().all(|x| x.to_f32() == POISON), "wrote outside of its rows");
+    assert!(
+        dense
+            .iter()
+            .chain(&lse.iter().map(|&x| f64::from(x)).collect::<Vec<_>>())
+            .all(|&x| x != f64::from(POISON))
+    );
+    (dense, lse)
+}
+
+/// Whether `got` is within `tolerance` of `want`, NaN and infinities matching.
+fn close(got: f64, want: f64, tolerance: f64) -> bool {
+    if want.is_finite() {
+        (got - want).abs() <= tolerance
+    } else {
+        got == want || (got.is_nan() && want.is_nan())
+    }
+}
+
+fn worst(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).filter(|x| x.is_finite()).fold(0.0, f64::max)
+}
+
+/// Compares one kernel run with the oracle: at most twice the error of standard attention in the input precision,
+/// plus what f32 sums of that length and the rounding of O cost at least.
+pub fn check<T: Element>(problem: &Problem, inputs: &Inputs<T>, plan: &CpuPlan) {
+    let want = oracle(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
+    let naive = reference_in_precision(problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
+    let (out, lse) = run(problem, inputs, plan);
+    compare(problem, plan, (&out, &lse), &want, &naive);
+}
+
+fn compare(
+    problem: &Problem,
+    plan: &CpuPlan,
+    (out, lse): (&[f64], &[f32]),
+    want: &Reference,
+    naive: &Reference,
+) {
+    let finite = |x: &[f64]| x.iter().filter(|x| x.is_finite()).fold(0.0f64, |m, x| m.max(x.abs()));
+    // Logits are f32 sums: their error, in ulps of the largest, goes into O whole.
+    let logit = finite(&want.lse) * 8.0 * f64::from(f32::EPSILON);
+    let floor =
+        finite(&want.out) * (problem.dtype.unit_roundoff() * 1.01 + logit + 16.0 * f64::from(f32::EPSILON));
+    let tolerance = 2.0 * worst(&naive.out, &want.out) + floor;
+    for (i, (&got, &want)) in out.iter().zip(&want.out).enumerate() {
+        assert!(
+            close(got, want, tolerance),
+            "O[{i}] = {got}, not {want} ± {tolerance:.1e}; {plan:?} {problem:?}"
+        );
+    }
+    let tolerance = logit + 16.0 * f64::from(f32::EPSILON) * (1.0 + finite(&want.lse));
+    for (i, (&got, &want)) in lse.iter().zip(&want.lse).enumerate() {
+        let got = f64::from(got);
+        assert!(
+            close(got, want, tolerance),
+            "LSE[{i}] = {got}, not {want} ± {tolerance:.1e}; {plan:?} {problem:?}"
+        );
+    }
+}
+
+/// Checks every dtype on every instruction set of this machine.
+pub fn check_everywhere(problem: &Problem, seed: u64, logits: f32) {
+    for isa in Isa::available() {
+        for dtype in DType::ALL {
+            let mut problem = problem.clone();
+            problem.dtype = dtype;
+            let plan = small_plan(isa);
+            match dtype {
+                DType::F32 => check(&problem, &Inputs::<f32>::random(&problem, seed, logits), &plan),
+                DType::F16 => check(&problem, &Inputs::<f16>::random(&problem, seed, logits), &plan),
+                DType::Bf16 => check(&problem, &Inputs::<bf16>::random(&problem, seed, logits), &plan),
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Every feature of a problem, against the oracle, on every instruction set of this machine.
+
+mod common;
+
+use common::{Inputs, check, check_everywhere, run, small_plan};
+use flashcore_cpu::{CpuError, CpuPlan, Isa, attention, oracle, reference_in_precision};
+use problem::{DType, Layout, Mask, Problem, Strides};
+use proptest::prelude::*;
+
+fn small(seq: usize, dim: usize) -> Problem {
+    Problem::new(2, 2, seq, dim, DType::F32)
+}
+
+#[test]
+fn head_dims_odd_and_large() {
+    for (dim, dim_v) in
+        [(1, 1), (2, 5), (7, 13), (16, 64), (33, 3), (64, 64), (80, 96), (127, 255), (256, 256)]
+    {
+        let mut p = small(37, dim);
+        p.head_dim_v = dim_v;
+        check_everywhere(&p.with_layout(Layout::Bshd), 1, 1.0);
+    }
+}
+
+#[test]
+fn ragged_and_unequal_sequences() {
+    for (rows, keys) in [(1, 1), (1, 65), (5, 200), (63, 64), (65, 23), (130, 131), (200, 7)] {
+        for mask in Mask::ALL {
+            check_everywhere(&small(rows, 24).with_seq_kv(keys, Layout::Bhsd).with_mask(mask), 2, 1.0);
+        }
+    }
+}
+
+#[test]
+fn no_keys_give_zero_and_minus_infinity() {
+    let p = small(19, 8).with_seq_kv(0, Layout::Bhsd);
+    check_everywhere(&p, 3, 1.0);
+    let (out, lse) = run(&p, &Inputs::<f32>::random(&p, 3, 1.0), &small_plan(Isa::best()));
+    assert!(out.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
+}
+
+#[test]
+fn grouped_query_heads() {
+    for seq in [1, 3, 50] {
+        let mut p = Problem::new(2, 6, seq, 20, DType::F32).with_seq_kv(77, Layout::Bshd);
+        for heads_kv in [1, 2, 3] {
+            p = p.with_heads_kv(heads_kv, Layout::Bshd);
+            check_everywhere(&p, 4, 1.0);
+            check_everywhere(&p.clone().with_mask(Mask::Causal), 4, 1.0);
+        }
+    }
+}
+
+#[test]
+fn strides_zero_negative_and_padded() {
+    let mut p = small(45, 16);
+    p.k = Strides { batch: 0, head: 0, row: -19 };
+    p.v = Strides { batch: 45 * 16, head: 0, row: 0 };
+    p.q = Strides { batch: 0, head: 45 * 20, row: 20 };
+    p.out = Strides { batch: -4000, head: 17, row: 40 };
+    check_everywhere(&p, 5, 1.0);
+    check_everywhere(&p.with_mask(Mask::Causal), 5, 1.0);
+}
+
+#[test]
+fn scales_negative_zero_and_large() {
+    for scale in [-0.7, 0.0, 3.0] {
+        let mut p = small(40, 8);
+        p.scale = Some(scale);
+        check_everywhere(&p, 6, 1.0);
+    }
+}
+
+#[test]
+fn logits_of_ten_thousand() {
+    let mut p = small(50, 32);
+    p.scale = Some(100.0); // f32 sums of ±300 · 100
+    check_everywhere(&p, 7, 3.0);
+    check_everywhere(&p.with_mask(Mask::Causal), 7, 3.0);
+}
+
+#[test]
+fn nan_and_infinity_stay_in_their_rows() {
+    for isa in Isa::available() {
+        for (bad_k, bad_v) in [(f32::NAN, 0.5), (0.5, f32::NAN), (f32::INFINITY, 0.5), (0.5, f32::INFINITY)] {
+            // The last key: only the last causal row sees it.
+            let p = Problem::new(1, 1, 70, 8, DType::F32).with_mask(Mask::Causal);
+            let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
+            inputs.k[69 * 8 + 3] = bad_k;
+            inputs.v[69 * 8 + 3] = bad_v;
+            let (out, _) = run(&p, &inputs, &small_plan(isa));
+            assert!(out[..69 * 8].iter().all(|x| x.is_finite()), "{isa}: {bad_k} {bad_v} leaked");
+            check(&p, &inputs, &small_plan(isa));
+        }
+        // A NaN query poisons its own row only; a row of −∞ logits has no mass.
+        let p = Problem::new(1, 1, 30, 4, DType::F32);
+        let mut inputs = Inputs::<f32>::random(&p, 9, 1.0);
+        inputs.q[4 * 4] = f32::from_bits(0x7fc0_0001);
+        inputs.q[7 * 4] = f32::NEG_INFINITY;
+        inputs.k.iter_mut().step_by(4).for_each(|x| *x = x.abs() + 0.1);
+        let (out, lse) = run(&p, &inputs, &small_plan(isa));
+        assert!(lse[4].is_nan() && out[16..20].iter().all(|x| x.is_nan()));
+        assert!(lse[7] == f32::NEG_INFINITY && out[28..32].iter().all(|&x| x == 0.0));
+        check(&p, &inputs, &small_plan(isa));
+    }
+}
+
+#[test]
+fn default_plans_agree_with_the_oracle() {
+    for isa in Isa::available() {
+        let p = Problem::new(1, 2, 300, 64, DType::F32).with_mask(Mask::Causal);
+        check(&p, &Inputs::<f32>::random(&p, 10, 1.0), &CpuPlan::with_isa(&p, isa));
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_threads_or_neighbours() {
+    let p = small(150, 32).with_mask(Mask::Causal);
+    let inputs = Inputs::<f32>::random(&p, 11, 4.0);
+    let plan = CpuPlan { threads: 1, ..small_plan(Isa::best()) };
+    let one = run(&p, &inputs, &plan);
+    for threads in [2, 3, 8] {
+        assert!(run(&p, &inputs, &CpuPlan { threads, ..plan }) == one, "{threads} threads give other bits");
+    }
+    // Nor on which rows share a panel.
+    assert!(run(&p, &inputs, &CpuPlan { block_q: 7, ..plan }) == one);
+}
+
+#[test]
+fn the_references_agree_on_a_hand_computed_case() {
+    // Two keys with logits 0 and ln 3: weights 1/4 and 3/4.
+    let mut p = Problem::new(1, 1, 1, 1, DType::F32).with_seq_kv(2, Layout::Bhsd);
+    p.scale = Some(1.0);
+    let (q, k, v) = ([1.0f32], [0.0, 3.0f32.ln()], [4.0, 8.0]);
+    for reference in [oracle(&p, &q, &k, &v), reference_in_precision(&p, &q, &k, &v)] {
+        let reference = reference.unwrap();
+        assert!((reference.out[0] - 7.0).abs() < 1e-6 && (reference.lse[0] - 4.0f64.ln()).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn refusals_name_the_argument() {
+    let p = small(8, 4);
+    let plan = CpuPlan::for_problem(&p);
+    let (full, short) = (vec![0.0f32; 128], vec![0.0f32; 127]);
+    let run = |q: &[f32], out: &mut [f32], lse: Option<&mut [f32]>, plan: &CpuPlan| {
+        attention(&p, q, &full, &full, out, lse, plan)
+    };
+    let mut out = full.clone();
+    assert_eq!(run(&full, &mut out, None, &plan), Ok(()));
+    assert_eq!(
+        run(&short, &mut out, None, &plan),
+        Err(CpuError::BufferTooShort { tensor: "q", len: 127, needed: 128 })
+    );
+    assert!(matches!(
+        run(&full, &mut short.clone(), None, &plan),
+        Err(CpuError::BufferTooShort { tensor: "out", .. })
+    ));
+    let mut lse = [0.0; 31];
+    assert_eq!(
+        run(&full, &mut out, Some(&mut lse), &plan),
+        Err(CpuError::BufferTooShort { tensor: "lse", len: 31, needed: 32 })
+    );
+    for bad in
+        [CpuPlan { block_q: 0, ..plan }, CpuPlan { block_kv: 5000, ..plan }, CpuPlan { threads: 0, ..plan }]
+    {
+        assert!(matches!(run(&full, &mut out, None, &bad), Err(CpuError::Plan { .. })));
+    }
+    let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
+    assert!(matches!(
+        run(&full, &mut out, None, &CpuPlan { isa: foreign, ..plan }),
+        Err(CpuError::Isa { .. })
+    ));
+    let mut other = p.clone();
+    other.dtype = DType::F16;
+    assert!(matches!(oracle(&other, &full, &full, &full), Err(CpuError::DType { .. })));
+    other.seq_q = 0;
+    assert!(matches!(oracle(&other, &full, &full, &full), Err(CpuError::Problem(_))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_problem_and_plan(
+        batch in 1usize..3, heads_kv in 1usize..3, group in 1usize..4, seq_q in 1usize..90, seq_kv in 0usize..150,
+        dim in 1usize..40, dim_v in 1usize..40, causal: bool, seed: u64,
+        threads in 1usize..4, block_q in 1usize..200, block_kv in 1usize..80,
+    ) {
+        let mut p = Problem::new(batch, heads_kv * group, seq_q, dim, DType::F32);
+        (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
+        p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
+        for isa in Isa::available() {
+            let plan = CpuPlan { isa, threads, block_q, block_kv };
+            check(&p, &Inputs::<f32>::random(&p, seed, 1.0), &plan);
+        }
+    }
+}
