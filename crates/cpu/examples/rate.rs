@@ -1,4 +1,4 @@
-//! Prints the rate of the native kernels: `cargo run --release -p flashcore-cpu --example rate [threads]`.
+//! Prints the rate of the native kernels: `cargo run --release -p flashcore-cpu --example rate [threads [isa]]`.
 
 use std::time::Instant;
 
@@ -44,16 +44,17 @@ fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
 fn main() {
     let threads =
         std::env::args().nth(1).and_then(|x| x.parse().ok()).unwrap_or(rayon::current_num_threads());
-    for isa in Isa::available() {
+    let only: Option<String> = std::env::args().nth(2);
+    for isa in
+        Isa::available().into_iter().filter(|isa| only.as_deref().is_none_or(|name| name == isa.name()))
+    {
         for (seq, dim, mask) in
             [(512, 64, Mask::None), (2048, 64, Mask::None), (2048, 64, Mask::Causal), (2048, 128, Mask::None)]
         {
             let problem = Problem::new(1, 8, seq, dim, problem::DType::F32).with_mask(mask);
             rate::<f32>(problem.clone(), threads, isa);
-            if isa == Isa::best() {
-                rate::<bf16>(problem.clone(), threads, isa);
-                rate::<f16>(problem, threads, isa);
-            }
+            rate::<bf16>(problem.clone(), threads, isa);
+            rate::<f16>(problem, threads, isa);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{KeyRange, Problem, Strides, Tensor};
 
+use crate::aligned::Aligned;
 use crate::output::OutputRows;
 use crate::simd::{Isa, Portable, Simd};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step};
@@ -112,11 +113,10 @@ struct Task {
 #[derive(Default)]
 struct Scratch {
     panels: Vec<Panel>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    weights: Vec<f32>,
-    row: Vec<f32>,
-    rows: Vec<f32>,
+    keys: Aligned,
+    values: Aligned,
+    weights: Aligned,
+    rows: Aligned,
 }
 
 thread_local! {
@@ -171,13 +171,13 @@ impl<T: Element> Call<'_, T> {
 
     fn run_task<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
         let p = self.problem;
-        let Scratch { panels, keys, values, weights, row, rows } = scratch;
+        let Scratch { panels, keys, values, weights, rows } = scratch;
         let panels = self.fill_panels(simd, task, panels, rows);
         let seen: Vec<KeyRange> = panels.iter().map(Panel::seen_by_any).collect();
         let start = seen.iter().filter(|r| !r.is_empty()).map(|r| r.start).min().unwrap_or(0);
         let end = seen.iter().map(|r| r.end).max().unwrap_or(0);
         let block_kv = self.plan.block_kv;
-        weights.resize(weights.len().max(block_kv * MAX_WIDTH), 0.0);
+        weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
         let scale = (f64::from(p.softmax_scale().abs()) * std::f64::consts::LOG2_E) as f32;
         for first in (start..end).step_by(block_kv) {
@@ -195,7 +195,6 @@ impl<T: Element> Call<'_, T> {
                 }
             }
         }
-        row.resize(row.len().max(p.head_dim_v), 0.0);
         let mut index = task.first;
         for panel in panels {
             self.finish(simd, task, index, panel, rows);
@@ -209,13 +208,13 @@ impl<T: Element> Call<'_, T> {
         simd: S,
         task: Task,
         panels: &'s mut Vec<Panel>,
-        rows: &mut Vec<f32>,
+        rows: &mut Aligned,
     ) -> &'s mut [Panel] {
         let p = self.problem;
         let widest = S::LANES * S::MAX_VECTORS;
         let needed = (task.last - task.first).div_ceil(widest);
         panels.resize_with(panels.len().max(needed), Panel::new);
-        rows.resize(rows.len().max(MAX_WIDTH * p.head_dim.max(p.head_dim_v)), 0.0);
+        rows.resize(MAX_WIDTH * p.head_dim.max(p.head_dim_v));
         let sign = if p.softmax_scale() < 0.0 { -1.0 } else { 1.0 };
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
             let count = widest.min(task.last - first);
@@ -244,7 +243,7 @@ impl<T: Element> Call<'_, T> {
         batch: usize,
         head: usize,
         range: KeyRange,
-        room: &'s mut Vec<f32>,
+        room: &'s mut Aligned,
     ) -> &'s [f32] {
         let p = self.problem;
         let data = if tensor == Tensor::K { self.k } else { self.v };
@@ -257,15 +256,14 @@ impl<T: Element> Call<'_, T> {
             if let Some(rows) = T::as_f32(rows) {
                 return rows;
             }
-            room.resize(room.len().max(range.len() * dim), 0.0);
-            T::widen(rows, &mut room[..rows.len()]);
-            return &room[..rows.len()];
+            T::widen(rows, room.resize(rows.len()));
+            return room;
         }
-        room.resize(room.len().max(range.len() * dim), 0.0);
+        room.resize(range.len() * dim);
         for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(dim)) {
             T::widen(row_of(p, tensor, data, batch, head, row), wide);
         }
-        &room[..range.len() * dim]
+        room
     }
 
     /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.

@@ -9,6 +9,7 @@
 //! a visible logit of NaN or +∞ is NaN, O and LSE alike. A key that a row does not see cannot touch it, even if it
 //! is NaN or infinite.
 
+mod aligned;
 mod element;
 mod error;
 mod forward;

@@ -6,6 +6,7 @@
 
 use problem::KeyRange;
 
+use crate::aligned::Aligned;
 use crate::simd::{Columns, Init, Rows, Simd, gemm};
 
 /// Query rows of a panel at most: the widest register tile of any instruction set.
@@ -24,9 +25,9 @@ pub(crate) struct Panel {
     /// The keys that each row sees; padding repeats the last row's.
     pub seen: [KeyRange; MAX_WIDTH],
     /// Qᵀ, `head_dim` rows.
-    pub q: Vec<f32>,
+    pub q: Aligned,
     /// Oᵀ before normalisation, `head_dim_v` rows.
-    pub out: Vec<f32>,
+    pub out: Aligned,
     /// Running maximum of the unscaled logits.
     pub max: [f32; MAX_WIDTH],
     /// `max · scale · log2(e)`, or 0 while the maximum is −∞: what is subtracted in the exponent.
@@ -41,8 +42,8 @@ impl Panel {
             width: 0,
             rows: 0,
             seen: [KeyRange { start: 0, end: 0 }; MAX_WIDTH],
-            q: Vec::new(),
-            out: Vec::new(),
+            q: Aligned::default(),
+            out: Aligned::default(),
             max: [0.0; MAX_WIDTH],
             shift: [0.0; MAX_WIDTH],
             sum: [0.0; MAX_WIDTH],
@@ -52,10 +53,8 @@ impl Panel {
     /// Makes ready for `rows` new rows in `width` lanes. Q is zero and to be filled.
     pub(crate) fn reset(&mut self, rows: usize, width: usize, dim: usize, dim_v: usize) {
         (self.rows, self.width) = (rows, width);
-        self.q.clear();
-        self.q.resize(dim * width, 0.0);
-        self.out.clear();
-        self.out.resize(dim_v * width, 0.0);
+        self.q.resize(dim * width).fill(0.0);
+        self.out.resize(dim_v * width).fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.shift.fill(0.0);
         self.sum.fill(0.0);

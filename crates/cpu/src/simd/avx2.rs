@@ -79,6 +79,62 @@ impl Simd for Avx2 {
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
-        transpose_plain(from, from_ld, to, to_ld, rows, cols);
+        unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
+    }
+}
+
+/// Transposes by blocks of 8 × 8, and what is left element by element.
+#[target_feature(enable = "avx2")]
+pub(super) fn transpose(
+    from: &[f32],
+    from_ld: usize,
+    to: &mut [f32],
+    to_ld: usize,
+    rows: usize,
+    cols: usize,
+) {
+    let (whole_rows, whole_cols) = (rows - rows % 8, cols - cols % 8);
+    for row in (0..whole_rows).step_by(8) {
+        for col in (0..whole_cols).step_by(8) {
+            transpose_8x8(&from[row * from_ld + col..], from_ld, &mut to[col * to_ld + row..], to_ld);
+        }
+    }
+    if whole_cols < cols {
+        let (from, to) = (&from[whole_cols..], &mut to[whole_cols * to_ld..]);
+        transpose_plain(from, from_ld, to, to_ld, whole_rows, cols - whole_cols);
+    }
+    if whole_rows < rows {
+        let (from, to) = (&from[whole_rows * from_ld..], &mut to[whole_rows..]);
+        transpose_plain(from, from_ld, to, to_ld, rows - whole_rows, cols);
+    }
+}
+
+/// Pairs of 32, then of 64, then of 128 bits change places.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize) {
+    let row = |i: usize| unsafe { _mm256_loadu_ps(from[i * from_ld..][..8].as_ptr()) };
+    let mut pairs = [_mm256_setzero_ps(); 8];
+    for i in 0..4 {
+        let (a, b) = (row(2 * i), row(2 * i + 1));
+        pairs[2 * i] = _mm256_unpacklo_ps(a, b);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(a, b);
+    }
+    // quads[i] holds columns i and i + 4 of rows 0 to 3, quads[i + 4] those of rows 4 to 7.
+    let mut quads = [_mm256_setzero_ps(); 8];
+    for half in 0..2 {
+        for i in 0..2 {
+            let (a, b) = (pairs[4 * half + i], pairs[4 * half + 2 + i]);
+            quads[4 * half + 2 * i] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+            quads[4 * half + 2 * i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+        }
+    }
+    for i in 0..4 {
+        let low = _mm256_permute2f128_ps::<0x20>(quads[i], quads[i + 4]);
+        let high = _mm256_permute2f128_ps::<0x31>(quads[i], quads[i + 4]);
+        unsafe {
+            _mm256_storeu_ps(to[i * to_ld..][..8].as_mut_ptr(), low);
+            _mm256_storeu_ps(to[(i + 4) * to_ld..][..8].as_mut_ptr(), high);
+        }
     }
 }

@@ -3,16 +3,18 @@
 
 use std::arch::x86_64::*;
 
-use super::{EXP2_FLOOR, Simd, exp2_polynomial, transpose_plain};
+use super::{EXP2_FLOOR, Simd, exp2_polynomial};
 use crate::tile::{self, Step};
 
-/// Proof that the processor has AVX-512 F and DQ.
+/// Proof that the processor has AVX-512 F and DQ, and AVX2.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq")).then_some(Avx512(()))
+        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
+        // Transposes are those of AVX2.
+        (wide && is_x86_feature_detected!("avx2")).then_some(Avx512(()))
     }
 }
 
@@ -82,6 +84,6 @@ impl Simd for Avx512 {
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
-        transpose_plain(from, from_ld, to, to_ld, rows, cols);
+        unsafe { super::avx2::transpose(from, from_ld, to, to_ld, rows, cols) }
     }
 }

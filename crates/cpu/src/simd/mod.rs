@@ -232,10 +232,10 @@ mod tests {
         check(Portable);
         #[cfg(target_arch = "x86_64")]
         {
-            Avx2::detect().map(check);
-            Avx512::detect().map(check);
+            Avx2::detect().into_iter().for_each(check);
+            Avx512::detect().into_iter().for_each(check);
         }
         #[cfg(target_arch = "aarch64")]
-        Neon::detect().map(check);
+        Neon::detect().into_iter().for_each(check);
     }
 }
