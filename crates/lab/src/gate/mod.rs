@@ -1,0 +1,4 @@
+//! The gate: no time is taken of a kernel that has not passed it.
+
+pub mod inputs;
+pub mod judge;
