@@ -1,7 +1,6 @@
 //! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
 //! that knows peers, statistics and storage.
 
-
 pub mod gate;
 pub mod launchfile;
 pub mod values;

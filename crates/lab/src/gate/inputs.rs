@@ -155,7 +155,8 @@ mod tests {
         let problem = Problem::mission();
         let inputs = draw(&problem, Style::HugeLogits, 1);
         let dot = |row: usize| -> f32 {
-            (0..64).map(|d| inputs.q.get(d).unwrap() * inputs.k.get(row * 64 + d).unwrap()).sum::<f32>() * 0.125
+            (0..64).map(|d| inputs.q.get(d).unwrap() * inputs.k.get(row * 64 + d).unwrap()).sum::<f32>()
+                * 0.125
         };
         let largest = (0..512).map(|r| dot(r).abs()).fold(0.0, f32::max);
         assert!((2e3..1e5).contains(&largest), "{largest}");

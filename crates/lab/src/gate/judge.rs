@@ -42,7 +42,10 @@ impl ErrorFigures {
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.non_finite > 0 {
-            reasons.push(format!("{} elements are NaN or Inf where the oracle is finite, or the reverse", self.non_finite));
+            reasons.push(format!(
+                "{} elements are NaN or Inf where the oracle is finite, or the reverse",
+                self.non_finite
+            ));
         }
         let figures = [
             ("largest error", self.max_abs, self.max_abs_allowed),
@@ -66,9 +69,11 @@ impl ErrorFigures {
             if excess(b) > excess(a) || b.0.is_nan() { b } else { a }
         };
         let (a, b) = (self, other);
-        let (max_abs, max_abs_allowed) = worse((a.max_abs, a.max_abs_allowed), (b.max_abs, b.max_abs_allowed));
+        let (max_abs, max_abs_allowed) =
+            worse((a.max_abs, a.max_abs_allowed), (b.max_abs, b.max_abs_allowed));
         let (rel, rel_allowed) = worse((a.rel, a.rel_allowed), (b.rel, b.rel_allowed));
-        let (row_rel, row_rel_allowed) = worse((a.row_rel, a.row_rel_allowed), (b.row_rel, b.row_rel_allowed));
+        let (row_rel, row_rel_allowed) =
+            worse((a.row_rel, a.row_rel_allowed), (b.row_rel, b.row_rel_allowed));
         let (bias, bias_allowed) = worse((a.bias, a.bias_allowed), (b.bias, b.bias_allowed));
         let (lse, lse_allowed) = worse((a.lse, a.lse_allowed), (b.lse, b.lse_allowed));
         ErrorFigures {
@@ -303,7 +308,10 @@ mod tests {
                 change(&mut wrong);
                 wrong.reasons()
             };
-            assert!(!with(&|a| a.out.iter_mut().for_each(|x| *x *= 1.03)).is_empty(), "a biased {dtype} output");
+            assert!(
+                !with(&|a| a.out.iter_mut().for_each(|x| *x *= 1.03)).is_empty(),
+                "a biased {dtype} output"
+            );
             assert!(!with(&|a| a.out.copy_within(0..64, 64)).is_empty(), "a stale {dtype} row");
             assert!(!with(&|a| a.out[17] = f64::NAN).is_empty(), "one NaN");
             assert!(!with(&|a| a.lse[3] += 0.02).is_empty(), "a wrong {dtype} LSE");

@@ -2,3 +2,5 @@
 
 pub mod inputs;
 pub mod judge;
+pub mod mutate;
+pub mod torture;
