@@ -1,6 +1,9 @@
 //! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
 //! that knows peers, statistics and storage.
 
+pub mod bench;
 pub mod gate;
 pub mod launchfile;
+pub mod provenance;
+pub mod store;
 pub mod values;

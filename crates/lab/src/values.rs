@@ -2,7 +2,7 @@
 
 use cpu::{CpuError, CpuPlan, Element, Reference};
 use half::{bf16, f16};
-use problem::{DType, Problem};
+use problem::{DType, Problem, Tensor};
 
 /// Elements of one tensor, in its dtype.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +34,15 @@ impl Values {
             DType::F16 => Values::F16(to(values)),
             DType::Bf16 => Values::Bf16(to(values)),
             DType::F32 => Values::F32(to(values)),
+        }
+    }
+
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Values {
+        match dtype {
+            DType::F16 => Values::F16(vec![f16::ZERO; len]),
+            DType::Bf16 => Values::Bf16(vec![bf16::ZERO; len]),
+            DType::F32 => Values::F32(vec![0.0; len]),
         }
     }
 
@@ -125,27 +134,44 @@ impl Inputs {
         typed!(problem, self, |q, k, v| cpu::reference_in_precision(problem, q, k, v))
     }
 
+    /// Attention by the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn attention_into(
+        &self,
+        problem: &Problem,
+        plan: &CpuPlan,
+        out: &mut Values,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        match (&self.q, &self.k, &self.v, out) {
+            (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (q, k, v, out) => {
+                let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);
+                Err(CpuError::DType { slices: odd.unwrap_or(problem.dtype), problem: problem.dtype })
+            }
+        }
+    }
+
     /// Attention by the native CPU kernels: the output buffer, and LSE.
     ///
     /// # Errors
     /// When the buffers or the plan do not fit the problem.
     pub fn attention(&self, problem: &Problem, plan: &CpuPlan) -> Result<(Values, Vec<f32>), CpuError> {
         problem.check()?;
-        let elements = problem.span(problem::Tensor::Out).map_or(0, |(elements, _)| elements);
+        let mut out =
+            Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
         let mut lse = vec![0.0; problem.batch * problem.heads_q * problem.seq_q];
-        let zeros = vec![0.0; elements];
-        let mut out = Values::round(problem.dtype, &zeros);
-        macro_rules! run {
-            ($q:expr, $k:expr, $v:expr, $out:expr) => {
-                cpu::attention(problem, $q, $k, $v, $out, Some(&mut lse), plan)
-            };
-        }
-        match (&self.q, &self.k, &self.v, &mut out) {
-            (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => run!(q, k, v, out)?,
-            (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => run!(q, k, v, out)?,
-            (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => run!(q, k, v, out)?,
-            (q, ..) => return Err(CpuError::DType { slices: q.dtype(), problem: problem.dtype }),
-        }
+        self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
         Ok((out, lse))
     }
 }
