@@ -2,6 +2,7 @@
 //! that knows peers, statistics and storage.
 
 pub mod bench;
+pub mod differential;
 pub mod gate;
 pub mod launchfile;
 pub mod provenance;

@@ -12,6 +12,8 @@ mod machine;
 mod module;
 mod op;
 mod operand;
+mod print;
+mod signature;
 mod types;
 
 pub use builder::{
@@ -26,4 +28,5 @@ pub use module::{
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};

@@ -5,6 +5,7 @@ mod arith;
 mod async_copy;
 mod control;
 mod memory;
+mod names;
 mod tensor;
 
 pub use arith::*;

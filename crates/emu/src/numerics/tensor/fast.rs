@@ -1,0 +1,375 @@
+//! The tensor core's sum over 16 rows at once. Gives the bits of [`super::reference`] for finite operands and hands
+//! every other fragment to it.
+//!
+//! A column of D is computed as vectors over its 16 rows, one element of B broadcast at a time, in two passes: the
+//! largest exponent, then the aligned and truncated products, summed in i32. Significands have at most 11 bits, so
+//! a product shifted to 25 fraction bits stays below 2^27 and 16 of them below 2^31.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::super::Lanes32;
+use super::super::round::Format;
+use super::recipe::{Order, Recipe};
+use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
+
+const ROWS: usize = 16;
+const COLUMNS: usize = 8;
+/// Products whose aligned sum is sure to fit an i32.
+const RUN: usize = 16;
+
+/// Above the magnitude of every exponent.
+const EXPONENT_SHIFT: i32 = 512;
+
+/// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
+struct Side<const K: usize, const W: usize> {
+    /// All bits set where negative.
+    sign: [[u32; W]; K],
+    magnitude: [[u32; W]; K],
+    /// That of the leading bit of the format, also for subnormals and zero, shifted to be positive:
+    /// [`EXPONENT_SHIFT`] for a factor, twice that for a product and for C.
+    exponent: [[u32; W]; K],
+}
+
+/// C or a partial sum: `[column][row]`, with 24-bit magnitudes.
+type Sums = Side<COLUMNS, ROWS>;
+
+/// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.
+pub fn mma(
+    kind: MmaKind,
+    rules: TensorRules,
+    a: &[Lanes32],
+    b: &[Lanes32],
+    c: &[Lanes32],
+    d: &mut [Lanes32],
+) {
+    let recipe = Recipe::new(kind, rules);
+    let finished = pulp::Arch::new().dispatch(Finite { kind, recipe, a, b, c, d: &mut *d });
+    if finished.is_none() {
+        reference::mma(kind, rules, a, b, c, d);
+    }
+}
+
+/// The arguments as a value: unlike a closure, its body is sure to be compiled for the vector set chosen.
+struct Finite<'a> {
+    kind: MmaKind,
+    recipe: Recipe,
+    a: &'a [Lanes32],
+    b: &'a [Lanes32],
+    c: &'a [Lanes32],
+    d: &'a mut [Lanes32],
+}
+
+impl pulp::WithSimd for Finite<'_> {
+    /// `None` as soon as an operand or a sum is not finite.
+    type Output = Option<()>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        match (self.kind.a().per_register(), self.kind.shape().k, self.recipe.chunk) {
+            (2, 8, 8) => self.run::<S, 2, 8, 8>(simd),
+            (2, 16, 8) => self.run::<S, 2, 16, 8>(simd),
+            (2, 16, 16) => self.run::<S, 2, 16, 16>(simd),
+            (1, 4, 4) => self.run::<S, 1, 4, 4>(simd),
+            (1, 8, 4) => self.run::<S, 1, 8, 4>(simd),
+            (1, 8, 8) => self.run::<S, 1, 8, 8>(simd),
+            (4, 16, 8) => self.run::<S, 4, 16, 8>(simd),
+            (4, 16, 16) => self.run::<S, 4, 16, 16>(simd),
+            (4, 32, 16) => self.run::<S, 4, 32, 16>(simd),
+            (4, 32, 32) => self.run::<S, 4, 32, 32>(simd),
+            _ => None,
+        }
+    }
+}
+
+impl Finite<'_> {
+    /// With `E` elements to an operand register, `K` products to a dot product and `CHUNK` to a fused sum.
+    #[inline(always)]
+    fn run<S: Simd, const E: usize, const K: usize, const CHUNK: usize>(self, simd: S) -> Option<()> {
+        let Self { kind, recipe, a, b, c, d } = self;
+        let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
+        let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
+        // A carries the shift that gives a product of the largest exponent all the bits kept.
+        let side_a = decode_side(
+            fa,
+            recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits,
+            EXPONENT_SHIFT,
+            &rows,
+        )?;
+        let side_b = decode_side(fb, 0, EXPONENT_SHIFT, &columns)?;
+        let given = gather_sums(kind.accumulator(), c);
+        let mut bits = match recipe.order {
+            Order::Natural => given,
+            Order::SplitPairs => [[0; ROWS]; COLUMNS],
+        };
+        for start in (0..K).step_by(CHUNK) {
+            let sums = decode_sums(kind.accumulator(), &bits)?;
+            for (column, bits) in bits.iter_mut().enumerate() {
+                let (total, largest) =
+                    column_sum::<S, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
+                *bits = match kind.accumulator() {
+                    Accumulator::F16 => to_f16(&total, &largest, &recipe),
+                    _ => to_f32(&total, &largest, &recipe),
+                };
+            }
+        }
+        if recipe.order == Order::SplitPairs {
+            for (sum, given) in bits.as_flattened_mut().iter_mut().zip(given.as_flattened()) {
+                *sum = reference::add_rounded(kind.accumulator(), *given, *sum);
+            }
+        }
+        scatter(kind.accumulator(), &bits, d);
+        Some(())
+    }
+}
+
+/// Element bits of A and B, transposed so that a row of the result holds all rows (columns) of one k.
+#[inline(always)]
+fn gather<const E: usize, const K: usize>(
+    kind: MmaKind,
+    recipe: &Recipe,
+    a: &[Lanes32],
+    b: &[Lanes32],
+) -> ([[u32; ROWS]; K], [[u32; COLUMNS]; K]) {
+    let mut rows = [[0; ROWS]; K];
+    let mut columns = [[0; COLUMNS]; K];
+    // A register holds elements of 4·E neighbours in k.
+    for run in 0..K / (4 * E) {
+        let (upper, lower, right) = (transpose(&a[2 * run]), transpose(&a[2 * run + 1]), transpose(&b[run]));
+        for offset in 0..4 * E {
+            let k = 4 * E * run + offset;
+            let (place, shift) = (offset / E, 32 / E * (offset % E));
+            let at = match recipe.order {
+                Order::Natural => k,
+                Order::SplitPairs => k % 4 / 2 * (K / 2) + k / 4 * 2 + k % 2,
+            };
+            for group in 0..8 {
+                rows[at][group] = upper[place][group] >> shift;
+                rows[at][8 + group] = lower[place][group] >> shift;
+                columns[at][group] = right[place][group] >> shift;
+            }
+        }
+    }
+    finish_elements::<E, _, _>(kind.a(), recipe, &mut rows);
+    finish_elements::<E, _, _>(kind.b(), recipe, &mut columns);
+    (rows, columns)
+}
+
+/// A register by place in the group, then by group.
+#[inline(always)]
+fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
+    let mut by_place = [[0; 8]; 4];
+    for (group, places) in register.as_chunks::<4>().0.iter().enumerate() {
+        for place in 0..4 {
+            by_place[place][group] = places[place];
+        }
+    }
+    by_place
+}
+
+/// Clears what stands beside the element in its register and brings it to the multiplier's format.
+#[inline(always)]
+fn finish_elements<const E: usize, const K: usize, const W: usize>(
+    input: Input,
+    recipe: &Recipe,
+    bits: &mut [[u32; W]; K],
+) {
+    let (shift, mask) = if E == 1 { (13, u32::MAX) } else { (0, (1 << (32 / E)) - 1) };
+    bits.as_flattened_mut().iter_mut().for_each(|x| *x = *x >> shift & mask);
+    if recipe.order == Order::SplitPairs {
+        bits.as_flattened_mut().iter_mut().for_each(|x| *x = decode::widen(recipe, input, *x));
+    }
+}
+
+/// Splits bits into sign, magnitude · 2^`up` and exponent; `None` if there is a NaN or infinity.
+#[inline(always)]
+fn decode_side<const K: usize, const W: usize>(
+    format: Format,
+    up: u32,
+    exponent_shift: i32,
+    bits: &[[u32; W]; K],
+) -> Option<Side<K, W>> {
+    let mut side = Side { sign: [[0; W]; K], magnitude: [[0; W]; K], exponent: [[0; W]; K] };
+    let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
+    let hidden = 1 << format.fraction_bits;
+    let mut largest = [0; W];
+    for i in 0..K {
+        for j in 0..W {
+            let x = bits[i][j];
+            let field = (x & all) >> format.fraction_bits;
+            let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
+            side.magnitude[i][j] = magnitude << up;
+            side.exponent[i][j] = field.max(1).wrapping_add((exponent_shift - format.bias()) as u32);
+            side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
+            largest[j] = largest[j].max(x & all);
+        }
+    }
+    largest.iter().all(|&x| x < infinity).then_some(side)
+}
+
+#[inline(always)]
+fn gather_sums(accumulator: Accumulator, c: &[Lanes32]) -> [[u32; ROWS]; COLUMNS] {
+    let mut bits = [[0; ROWS]; COLUMNS];
+    for (index, register) in c.iter().enumerate() {
+        let by_place = transpose(register);
+        for place in 0..4 {
+            for group in 0..8 {
+                let word = by_place[place][group];
+                match accumulator {
+                    Accumulator::F16 => {
+                        bits[2 * place][8 * (index & 1) + group] = word & 0xFFFF;
+                        bits[2 * place + 1][8 * (index & 1) + group] = word >> 16;
+                    }
+                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group] = word,
+                }
+            }
+        }
+    }
+    bits
+}
+
+#[inline(always)]
+fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lanes32]) {
+    for (index, register) in d.iter_mut().enumerate() {
+        for (group, places) in register.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            for (place, word) in places.iter_mut().enumerate() {
+                *word = match accumulator {
+                    Accumulator::F16 => {
+                        let row = 8 * (index & 1) + group;
+                        bits[2 * place][row] | bits[2 * place + 1][row] << 16
+                    }
+                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group],
+                };
+            }
+        }
+    }
+}
+
+/// Partial sums as 24-bit significands, whatever their format.
+#[inline(always)]
+fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Option<Sums> {
+    match accumulator {
+        Accumulator::F16 => decode_side(
+            Format::F16,
+            Format::F32.fraction_bits - Format::F16.fraction_bits,
+            2 * EXPONENT_SHIFT,
+            bits,
+        ),
+        _ => decode_side(Format::F32, 0, 2 * EXPONENT_SHIFT, bits),
+    }
+}
+
+/// The exact sum of the aligned terms of one column, in units of 2^(largest exponent − kept bits).
+#[inline(always)]
+fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
+    simd: S,
+    recipe: &Recipe,
+    a: &Side<K, ROWS>,
+    b: &Side<K, COLUMNS>,
+    c: &Sums,
+    column: usize,
+    start: usize,
+) -> ([f64; ROWS], [u32; ROWS]) {
+    let mut largest = c.exponent[column];
+    for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
+        for k in start..start + CHUNK {
+            let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
+            let exponent = simd.add_u32s(exponent, simd.splat_u32s(b.exponent[k][column]));
+            *largest = simd.max_u32s(*largest, exponent);
+        }
+    }
+    // C has 23 fraction bits: 2 more, and recipes with fewer than 25 shift further.
+    let extra = 25 - recipe.fraction_bits;
+    let mut total = [0f64; ROWS];
+    for row in 0..ROWS {
+        let down = (largest[row] - c.exponent[column][row] + extra).min(31);
+        let magnitude = c.magnitude[column][row] << 2 >> down;
+        total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
+    }
+    for run in (start..start + CHUNK).step_by(RUN) {
+        let sum = products(simd, a, b, &largest, column, run..run + CHUNK.min(RUN));
+        for row in 0..ROWS {
+            total[row] += f64::from(sum[row] as i32);
+        }
+    }
+    (total, largest)
+}
+
+/// The sum of at most [`RUN`] products, each shifted to the largest exponent and truncated toward zero.
+#[inline(always)]
+fn products<S: Simd, const K: usize>(
+    simd: S,
+    a: &Side<K, ROWS>,
+    b: &Side<K, COLUMNS>,
+    largest: &[u32; ROWS],
+    column: usize,
+    steps: Range<usize>,
+) -> [u32; ROWS] {
+    let mut sum = [0; ROWS];
+    let largest = S::as_simd_u32s(largest).0;
+    for (block, sum) in S::as_mut_simd_u32s(&mut sum).0.iter_mut().enumerate() {
+        for k in steps.clone() {
+            let [magnitude, exponent, sign] =
+                [&a.magnitude[k], &a.exponent[k], &a.sign[k]].map(|rows| S::as_simd_u32s(rows).0[block]);
+            let room = simd.sub_u32s(largest[block], simd.splat_u32s(b.exponent[k][column]));
+            let down = simd.min_u32s(simd.sub_u32s(room, exponent), simd.splat_u32s(31));
+            let product = simd.mul_u32s(magnitude, simd.splat_u32s(b.magnitude[k][column]));
+            let aligned = simd.wrapping_dyn_shr_u32s(product, down);
+            let sign = simd.xor_u32s(sign, simd.splat_u32s(b.sign[k][column]));
+            *sum = simd.add_u32s(*sum, simd.sub_u32s(simd.xor_u32s(aligned, sign), sign));
+        }
+    }
+    sum
+}
+
+/// Exponent of the unit in which a sum with this largest (shifted) exponent is counted.
+#[inline(always)]
+fn unit_exponent(largest: u32, recipe: &Recipe) -> i32 {
+    largest as i32 - 2 * EXPONENT_SHIFT - recipe.fraction_bits as i32
+}
+
+/// 2^`exponent` for a normal f64.
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// Rounds `total · 2^(largest − kept)` toward zero to f32 (or to the shorter fraction of Ada's fp8).
+#[inline(always)]
+fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
+    // The unit of subnormals is dealt with by an integer truncation, that of normals by clearing low bits.
+    let unit = Format::F32.min_exponent() - recipe.output_fraction as i32;
+    let mask = !((1u64 << (52 - recipe.output_fraction)) - 1);
+    let mut bits = [0; ROWS];
+    for row in 0..ROWS {
+        let units = (total[row] * power_of_two(unit_exponent(largest[row], recipe) - unit)).trunc();
+        let kept = f64::from_bits(units.to_bits() & mask) * power_of_two(unit);
+        // Adding zero turns −0, left by a truncated negative, into the +0 of an integer sum.
+        bits[row] = ((kept + 0.0) as f32).to_bits();
+    }
+    bits
+}
+
+/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+#[inline(always)]
+fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
+    let mut bits = [0; ROWS];
+    for row in 0..ROWS {
+        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
+        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
+        let magic = power_of_two(exponent - 10 + 52) * 1.5;
+        let rounded = ((value + magic) - magic) as f32;
+        let magnitude = rounded.abs();
+        let sign = value.to_bits() >> 63 << 15;
+        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
+        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
+        let subnormal = (magnitude * 2f32.powi(24)) as u32;
+        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
+    }
+    bits
+}
+
+// The i32 sums rely on 11-bit significands at most.
+const _: () = assert!(Format::F16.fraction_bits <= 10 && Format::TF32.fraction_bits <= 10);
+const _: () = assert!(Input::F16.bits() * RUN == 256);

@@ -1,0 +1,46 @@
+//! Integer `mma`: exact sums of byte products in 32 bits.
+
+use super::super::Lanes32;
+use super::{Accumulator, Input, MmaKind, decode, layout};
+
+/// D of an s8/u8 kind whose operands have been checked. `.satfinite` clamps the exact sum once; without it the
+/// sum wraps (PTX ISA: "accumulator wraps").
+pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [Lanes32]) {
+    let shape = kind.shape();
+    let mut matrix_a = [[0i32; 16]; 32];
+    let mut matrix_b = [[0i32; 8]; 32];
+    for k in 0..shape.k {
+        for (row, slot) in matrix_a[k].iter_mut().enumerate().take(shape.m) {
+            let (register, lane) = layout::locate_a(shape, 4, row, k);
+            *slot = byte(kind.a(), a[register][lane], k);
+        }
+        for (column, slot) in matrix_b[k].iter_mut().enumerate() {
+            let (register, lane) = layout::locate_b(4, k, column);
+            *slot = byte(kind.b(), b[register][lane], k);
+        }
+    }
+    let saturate = matches!(kind.accumulator(), Accumulator::S32 { saturate: true });
+    for column in 0..shape.n {
+        // At most 32 products of 16 bits: no partial sum leaves 32 bits.
+        let mut sums = [0i32; 16];
+        for k in 0..shape.k {
+            for row in 0..16 {
+                sums[row] += matrix_a[k][row] * matrix_b[k][column];
+            }
+        }
+        for (row, &sum) in sums.iter().enumerate().take(shape.m) {
+            let (register, lane) = layout::locate_c(row, column);
+            let start = c[register][lane] as i32;
+            let result = if saturate { start.saturating_add(sum) } else { start.wrapping_add(sum) };
+            d[register][lane] = result as u32;
+        }
+    }
+}
+
+fn byte(input: Input, register: u32, k: usize) -> i32 {
+    let bits = decode::element(input, register, k);
+    match input {
+        Input::S8 => i32::from(bits as u8 as i8),
+        _ => bits as i32,
+    }
+}

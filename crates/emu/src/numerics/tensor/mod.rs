@@ -1,0 +1,123 @@
+//! `mma.sync` bit for bit: D = A·B + C over the fragments of one warp (PTX ISA, "Matrix multiply-accumulate
+//! operation using mma instruction").
+//!
+//! A tensor core does not round after each addition. It multiplies exactly, aligns the products and C to the
+//! largest exponent among them, truncates each toward zero to a few bits below that exponent, adds exactly and
+//! rounds once: toward zero for f32, to nearest even for f16. How many products join one such sum, and how many
+//! bits are kept, is the architecture's: see [`TensorRules`] and [`recipe`]. Sources: Fasi et al. 2021 (PeerJ CS
+//! 7:e330), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv 2511.10909), and the machine code of each target.
+
+mod decode;
+mod fast;
+mod integer;
+mod kind;
+mod layout;
+mod random;
+pub mod recipe;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use kind::{Accumulator, Input, MmaKind, Shape, TensorRules, UnsupportedMma};
+pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fragment_f64};
+
+use super::{Lanes32, Lanes64};
+
+/// The registers handed to an [`mma`] do not fit its kind.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind:?} takes {expected} registers in operand {operand}, got {found}")]
+pub struct OperandError {
+    /// The instruction.
+    pub kind: MmaKind,
+    /// `a`, `b`, `c` or `d`.
+    pub operand: char,
+    /// Registers the fragment layout needs.
+    pub expected: usize,
+    /// Registers given.
+    pub found: usize,
+}
+
+/// Why an `mma` was not executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MmaError {
+    /// Wrong number of registers.
+    #[error(transparent)]
+    Operand(#[from] OperandError),
+    /// The architecture or the register width does not have this instruction.
+    #[error(transparent)]
+    Unsupported(#[from] UnsupportedMma),
+}
+
+/// Executes one `mma.sync` on 32-bit registers: every kind except f64.
+///
+/// # Errors
+/// A register count that is not the fragment's, an f64 kind, or a kind that `rules` does not have.
+pub fn mma(
+    kind: MmaKind,
+    rules: TensorRules,
+    a: &[Lanes32],
+    b: &[Lanes32],
+    c: &[Lanes32],
+    d: &mut [Lanes32],
+) -> Result<(), MmaError> {
+    check_counts(kind, [a.len(), b.len(), c.len(), d.len()])?;
+    kind.check(rules)?;
+    match kind.accumulator() {
+        Accumulator::S32 { .. } => integer::mma(kind, a, b, c, d),
+        Accumulator::F64 => return Err(UnsupportedMma { kind, rules }.into()),
+        Accumulator::F16 | Accumulator::F32 => fast::mma(kind, rules, a, b, c, d),
+    }
+    Ok(())
+}
+
+/// Executes one `mma.sync` on f64 fragments: a chain of fused multiply-adds in the order of k, each rounded to
+/// nearest even.
+///
+/// # Errors
+/// A register count that is not the fragment's, a kind other than f64, or a shape that `rules` does not have.
+pub fn mma_f64(
+    kind: MmaKind,
+    rules: TensorRules,
+    a: &[Lanes64],
+    b: &[Lanes64],
+    c: &[Lanes64],
+    d: &mut [Lanes64],
+) -> Result<(), MmaError> {
+    check_counts(kind, [a.len(), b.len(), c.len(), d.len()])?;
+    kind.check(rules)?;
+    if kind.accumulator() != Accumulator::F64 {
+        return Err(UnsupportedMma { kind, rules }.into());
+    }
+    let shape = kind.shape();
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            for register in 0..c.len() {
+                for lane in 0..32 {
+                    let (row, column) = layout::accumulator(shape, register, lane);
+                    let mut sum = f64::from_bits(c[register][lane]);
+                    for k in 0..shape.k {
+                        let (ra, la) = layout::locate_a(shape, 1, row, k);
+                        let (rb, lb) = layout::locate_b(1, k, column);
+                        sum = f64::from_bits(a[ra][la]).mul_add(f64::from_bits(b[rb][lb]), sum);
+                    }
+                    d[register][lane] = if sum.is_nan() { F64_NAN } else { sum.to_bits() };
+                }
+            }
+        },
+    );
+    Ok(())
+}
+
+/// The NaN that DMMA and the other f64 instructions produce.
+const F64_NAN: u64 = 0xFFF8_0000_0000_0000;
+
+fn check_counts(kind: MmaKind, found: [usize; 4]) -> Result<(), OperandError> {
+    let [a, b, c] = kind.registers();
+    for ((operand, expected), found) in ['a', 'b', 'c', 'd'].into_iter().zip([a, b, c, c]).zip(found) {
+        if expected != found {
+            return Err(OperandError { kind, operand, expected, found });
+        }
+    }
+    Ok(())
+}

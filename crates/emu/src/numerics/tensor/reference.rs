@@ -1,0 +1,201 @@
+//! The tensor core's sum, element by element and in plain integers: slow, and easy to check against the papers.
+//! The fast path must give the same bits; it also comes here for fragments that hold NaN or infinity.
+
+use super::super::Lanes32;
+use super::super::round::{Decoded, Exact, Format, Rounding};
+use super::recipe::{Order, Recipe};
+use super::{Accumulator, MmaKind, TensorRules, decode, layout};
+
+/// A dot product's number: value = significand · 2^(exponent − fraction bits of its format), where the exponent
+/// is that of the format's leading bit, also for subnormals and zero.
+#[derive(Clone, Copy)]
+enum Term {
+    Nan,
+    Infinity { negative: bool },
+    Finite { significand: i64, fraction_bits: u32, exponent: i32 },
+}
+
+fn term(format: Format, bits: u64) -> Term {
+    match format.decode(bits) {
+        Decoded::Nan => Term::Nan,
+        Decoded::Infinity { negative } => Term::Infinity { negative },
+        Decoded::Finite(Exact { negative, magnitude, exponent }) => {
+            let magnitude = magnitude as i64;
+            let fraction_bits = format.fraction_bits;
+            let significand = if negative { -magnitude } else { magnitude };
+            Term::Finite { significand, fraction_bits, exponent: exponent + fraction_bits as i32 }
+        }
+    }
+}
+
+fn product(a: Term, b: Term) -> Term {
+    match (a, b) {
+        (Term::Nan, _) | (_, Term::Nan) => Term::Nan,
+        (Term::Infinity { negative: x }, Term::Infinity { negative: y }) => {
+            Term::Infinity { negative: x ^ y }
+        }
+        (Term::Infinity { negative }, Term::Finite { significand, .. })
+        | (Term::Finite { significand, .. }, Term::Infinity { negative }) => match significand {
+            0 => Term::Nan,
+            s => Term::Infinity { negative: negative ^ (s < 0) },
+        },
+        (
+            Term::Finite { significand: x, fraction_bits: fx, exponent: ex },
+            Term::Finite { significand: y, fraction_bits: fy, exponent: ey },
+        ) => Term::Finite { significand: x * y, fraction_bits: fx + fy, exponent: ex + ey },
+    }
+}
+
+/// Result format of one fused sum.
+fn output(accumulator: Accumulator, recipe: &Recipe) -> (Format, Rounding, u32) {
+    match accumulator {
+        Accumulator::F16 => (Format::F16, Rounding::NearestEven, 0),
+        _ => {
+            let dropped = Format::F32.fraction_bits - recipe.output_fraction;
+            (Format { fraction_bits: recipe.output_fraction, ..Format::F32 }, Rounding::Zero, dropped)
+        }
+    }
+}
+
+/// One fused sum: the bits of the accumulator type.
+fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
+    let (format, rounding, dropped) = output(accumulator, recipe);
+    let (mut nan, mut infinities) = (false, [false; 2]);
+    let mut largest = i32::MIN;
+    for term in terms {
+        match *term {
+            Term::Nan => nan = true,
+            Term::Infinity { negative } => infinities[usize::from(negative)] = true,
+            Term::Finite { exponent, .. } => largest = largest.max(exponent),
+        }
+    }
+    match (nan, infinities) {
+        (true, _) | (_, [true, true]) => {
+            return (format.canonical_nan() << dropped) as u32 | ((1 << dropped) - 1);
+        }
+        (_, [true, false]) => return (format.infinity() << dropped) as u32,
+        (_, [false, true]) => return ((format.infinity() | 1 << format.sign_bit()) << dropped) as u32,
+        (false, [false, false]) => {}
+    }
+    let kept = recipe.fraction_bits as i32;
+    let mut sum = 0i64;
+    for term in terms {
+        if let Term::Finite { significand, fraction_bits, exponent } = *term {
+            // Toward zero, to units of 2^(largest − kept).
+            let shift = (largest - kept) - (exponent - fraction_bits as i32);
+            let magnitude = significand.abs();
+            let aligned = if shift <= 0 { magnitude << -shift } else { magnitude >> shift.min(63) };
+            sum += aligned * significand.signum();
+        }
+    }
+    let exact = Exact::from_signed(i128::from(sum), largest - kept);
+    let bits = exact.round_to(format, rounding);
+    // Beyond the largest f32 the hardware gives infinity although it truncates.
+    let overflowed = rounding == Rounding::Zero
+        && (127 - exact.magnitude.leading_zeros() as i32 + exact.exponent) > Format::F32.bias()
+        && exact.magnitude != 0;
+    let bits =
+        if overflowed { format.infinity() | u64::from(exact.negative) << format.sign_bit() } else { bits };
+    (bits << dropped) as u32
+}
+
+/// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.
+pub fn mma(
+    kind: MmaKind,
+    rules: TensorRules,
+    a: &[Lanes32],
+    b: &[Lanes32],
+    c: &[Lanes32],
+    d: &mut [Lanes32],
+) {
+    let shape = kind.shape();
+    let recipe = Recipe::new(kind, rules);
+    let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
+    for row in 0..shape.m {
+        for column in 0..shape.n {
+            let c_bits = read_accumulator(kind.accumulator(), c, row, column);
+            let mut sum = match recipe.order {
+                Order::Natural => c_bits,
+                Order::SplitPairs => 0,
+            };
+            for start in (0..shape.k).step_by(recipe.chunk) {
+                let mut terms = vec![term(accumulator_format(kind.accumulator()), u64::from(sum))];
+                for i in start..start + recipe.chunk {
+                    let k = recipe.k_at(i);
+                    let (ra, la) = layout::locate_a(shape, ea, row, k);
+                    let (rb, lb) = layout::locate_b(eb, k, column);
+                    let x = decode::widen(&recipe, kind.a(), decode::element(kind.a(), a[ra][la], k));
+                    let y = decode::widen(&recipe, kind.b(), decode::element(kind.b(), b[rb][lb], k));
+                    let fx = decode::format(recipe.operand(kind.a()));
+                    let fy = decode::format(recipe.operand(kind.b()));
+                    terms.push(product(term(fx, u64::from(x)), term(fy, u64::from(y))));
+                }
+                sum = fused_sum(&terms, &recipe, kind.accumulator());
+            }
+            if recipe.order == Order::SplitPairs {
+                sum = add_rounded(kind.accumulator(), c_bits, sum);
+            }
+            write_accumulator(kind.accumulator(), d, row, column, sum);
+        }
+    }
+}
+
+fn accumulator_format(accumulator: Accumulator) -> Format {
+    match accumulator {
+        Accumulator::F16 => Format::F16,
+        _ => Format::F32,
+    }
+}
+
+/// FADD or HADD2: one ordinary addition, to nearest even.
+#[inline(always)]
+pub(super) fn add_rounded(accumulator: Accumulator, x: u32, y: u32) -> u32 {
+    match accumulator {
+        Accumulator::F16 => {
+            // The sum of two f16 is exact in f32, so rounding it once more rounds once.
+            let [x, y] = [x, y].map(|bits| half::f16::from_bits(bits as u16).to_f32());
+            let sum = half::f16::from_f32(x + y);
+            if sum.is_nan() { 0x7FFF } else { u32::from(sum.to_bits()) }
+        }
+        _ => {
+            let sum = f32::from_bits(x) + f32::from_bits(y);
+            if sum.is_nan() { 0x7FFF_FFFF } else { sum.to_bits() }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn read_accumulator(accumulator: Accumulator, c: &[Lanes32], row: usize, column: usize) -> u32 {
+    match accumulator {
+        Accumulator::F16 => {
+            let (register, lane) = layout::locate_c_half(row, column);
+            c[register][lane] >> (16 * (column % 2)) & 0xFFFF
+        }
+        _ => {
+            let (register, lane) = layout::locate_c(row, column);
+            c[register][lane]
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn write_accumulator(
+    accumulator: Accumulator,
+    d: &mut [Lanes32],
+    row: usize,
+    column: usize,
+    bits: u32,
+) {
+    match accumulator {
+        Accumulator::F16 => {
+            let (register, lane) = layout::locate_c_half(row, column);
+            let shift = 16 * (column % 2);
+            let word = &mut d[register][lane];
+            *word = *word & !(0xFFFF << shift) | bits << shift;
+        }
+        _ => {
+            let (register, lane) = layout::locate_c(row, column);
+            d[register][lane] = bits;
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What the executor writes down of a CTA for the time model: per warp, one [`Event`] for every instruction it
+//! issued, in order. An event knows nothing of a machine; what depends on one (whether a line was still in L1, say)
+//! is recorded as the fact that decides it (a reuse distance).
+
+mod access;
+mod reuse;
+
+pub use access::{CacheFootprint, atomic_passes, shared_passes};
+use ptx::{BarKind, FunctionKind, Module, Statement};
+use reuse::ReuseStack;
+
+/// One instruction issued by one warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Which instruction: see [`instruction_bases`].
+    pub pc: u32,
+    /// The lanes that execute it, after its guard. 0 when the guard was false everywhere: it was issued all the same.
+    pub lanes: u32,
+    /// What the instruction's text does not say.
+    pub detail: Detail,
+}
+
+/// The part of an event that only execution knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Nothing: arithmetic, branches, and everything else that depends on its operands only.
+    None,
+    /// An access to shared memory, `ldmatrix` and atomics included.
+    Shared {
+        /// Wavefronts: passes over the banks. One without conflicts for up to 128 bytes a warp.
+        passes: u16,
+    },
+    /// An access to global, local or constant memory.
+    Cached(CacheFootprint),
+    /// `cp.async`: a global read and a shared write.
+    Copy {
+        /// The global side.
+        source: CacheFootprint,
+        /// The shared side.
+        passes: u8,
+    },
+    /// A CTA barrier.
+    Barrier {
+        /// 0 to 15.
+        id: u8,
+        /// Whether the warp waits.
+        kind: BarKind,
+        /// Threads that the barrier waits for.
+        threads: u16,
+    },
+}
+
+/// The events of one CTA.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CtaTrace {
+    /// Linear index in the grid: x + y·grid.x + z·grid.x·grid.y.
+    pub cta: u64,
+    /// The events of each warp.
+    pub warps: Vec<Vec<Event>>,
+    /// Events not kept because the limit was reached, over all warps.
+    pub dropped: u64,
+}
+
+impl CtaTrace {
+    /// Instructions issued, those not kept included.
+    pub fn issues(&self) -> u64 {
+        self.warps.iter().map(|w| w.len() as u64).sum::<u64>() + self.dropped
+    }
+}
+
+/// First event number of each function of a module, in the module's order (0 for declarations, which have no code):
+/// `pc` of an event is this base plus the number of [`Statement::Inst`] before the instruction in its body.
+pub fn instruction_bases(module: &Module) -> Vec<u32> {
+    let mut next = 0;
+    let count = |s: &&Statement| matches!(s, Statement::Inst(_));
+    module
+        .functions()
+        .map(|f| {
+            let base = next;
+            next += f.body.as_ref().map_or(0, |b| b.statements.iter().filter(count).count() as u32);
+            base
+        })
+        .collect()
+}
+
+/// The `pc` of the first instruction of the entry of that name.
+pub fn entry_base(module: &Module, entry: &str) -> Option<u32> {
+    let bases = instruction_bases(module);
+    let position = module
+        .functions()
+        .position(|f| f.kind == FunctionKind::Entry && f.body.is_some() && &*f.name == entry)?;
+    Some(bases[position])
+}
+
+/// Which CTAs of a grid to record: at most `count`, spread evenly, first and last included, so that a kernel whose
+/// work depends on its position (a causal mask) is sampled over its whole range.
+pub fn sample_ctas(grid: u64, count: u64) -> Vec<u64> {
+    let count = count.min(grid);
+    match count {
+        0 => Vec::new(),
+        1 => vec![grid / 2],
+        _ => (0..count).map(|i| i * (grid - 1) / (count - 1)).collect(),
+    }
+}
+
+/// Records one CTA. The executor calls one method for each instruction a warp issues.
+#[derive(Debug)]
+pub struct Recorder {
+    trace: CtaTrace,
+    /// Events that may still be kept.
+    room: u64,
+    reuse: ReuseStack,
+}
+
+/// Addresses of the 32 lanes; those of lanes that do not take part are not read.
+pub type LaneAddresses = [u64; 32];
+
+impl Recorder {
+    /// Events kept per CTA unless told otherwise: 64 MB of them.
+    pub const DEFAULT_LIMIT: u64 = 4 << 20;
+
+    /// For the CTA of linear index `cta` with `warps` warps, keeping at most `limit` events.
+    pub fn new(cta: u64, warps: usize, limit: u64) -> Recorder {
+        let trace = CtaTrace { cta, warps: vec![Vec::new(); warps], dropped: 0 };
+        Recorder { trace, room: limit, reuse: ReuseStack::default() }
+    }
+
+    /// An instruction that accesses no memory and is no barrier.
+    pub fn issue(&mut self, warp: usize, pc: u32, lanes: u32) {
+        self.push(warp, Event { pc, lanes, detail: Detail::None });
+    }
+
+    /// A shared-memory access of `bytes` per lane. For `ldmatrix` and `stmatrix`: 16 bytes for each of the lanes whose
+    /// address is used (8 per matrix).
+    pub fn shared(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
+        let passes = shared_passes(lanes, addresses, bytes) as u16;
+        self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
+    }
+
+    /// `atom` or `red` on shared memory.
+    pub fn shared_atomic(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
+        let passes = atomic_passes(lanes, addresses, bytes) as u16;
+        self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
+    }
+
+    /// An access of `bytes` per lane to global or constant memory; atomics included.
+    pub fn global(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
+        let footprint = CacheFootprint::of(lanes, addresses, bytes, &mut self.reuse);
+        self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
+    }
+
+    /// An access to local memory: `offsets` are each thread's own, from 0. The hardware interleaves the threads of a
+    /// warp word by word, so that lanes at one offset share lines.
+    pub fn local(&mut self, warp: usize, pc: u32, lanes: u32, offsets: &LaneAddresses, bytes: u32) {
+        let footprint = CacheFootprint::of_local(warp, lanes, offsets, bytes, &mut self.reuse);
+        self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
+    }
+
+    /// `cp.async` of `bytes` per lane.
+    pub fn copy(
+        &mut self,
+        warp: usize,
+        pc: u32,
+        lanes: u32,
+        destination: &LaneAddresses,
+        source: &LaneAddresses,
+        bytes: u32,
+    ) {
+        let source = CacheFootprint::of(lanes, source, bytes, &mut self.reuse);
+        let passes = shared_passes(lanes, destination, bytes).min(255) as u8;
+        self.push(warp, Event { pc, lanes, detail: Detail::Copy { source, passes } });
+    }
+
+    /// A CTA barrier for `threads` threads.
+    pub fn barrier(&mut self, warp: usize, pc: u32, lanes: u32, id: u8, kind: BarKind, threads: u16) {
+        self.push(warp, Event { pc, lanes, detail: Detail::Barrier { id, kind, threads } });
+    }
+
+    /// The trace.
+    pub fn finish(self) -> CtaTrace {
+        self.trace
+    }
+
+    fn push(&mut self, warp: usize, event: Event) {
+        match (self.room, self.trace.warps.get_mut(warp)) {
+            (1.., Some(events)) => {
+                self.room -= 1;
+                events.push(event);
+            }
+            _ => self.trace.dropped += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_takes_sixteen_bytes() {
+        assert_eq!(size_of::<Event>(), 16);
+    }
+
+    #[test]
+    fn samples_span_the_grid() {
+        assert_eq!(sample_ctas(100, 4), [0, 33, 66, 99]);
+        assert_eq!(sample_ctas(2, 4), [0, 1]);
+        assert_eq!(sample_ctas(9, 1), [4]);
+        assert_eq!(sample_ctas(0, 4), []);
+    }
+
+    #[test]
+    fn the_limit_drops_and_counts() {
+        let mut recorder = Recorder::new(0, 1, 2);
+        (0..5).for_each(|pc| recorder.issue(0, pc, !0));
+        let trace = recorder.finish();
+        assert_eq!((trace.warps[0].len(), trace.dropped, trace.issues()), (2, 3, 5));
+    }
+}

@@ -1,0 +1,137 @@
+//! A kernel in which each warp loads one fragment, multiplies, and stores the result.
+
+use emu::numerics::tensor::{Accumulator, Input, MmaKind};
+use ptx::{
+    Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand, Pointer, R32,
+    R64, SpecialReg, Target, Type, Value,
+};
+
+/// Warps per CTA; a batch is a multiple of it.
+pub const WARPS_PER_CTA: u64 = 4;
+
+/// The module and the operation it executes.
+pub fn mma_kernel(kind: MmaKind, target: Target) -> (Module, Op) {
+    let op = operation(kind);
+    let module = match kind.accumulator() {
+        Accumulator::F64 => build::<R64>(kind, op, target, 8),
+        Accumulator::F16 | Accumulator::F32 | Accumulator::S32 { .. } => build::<R32>(kind, op, target, 4),
+    };
+    (module, op)
+}
+
+/// Bytes of a fragment's register.
+pub fn register_bytes(kind: MmaKind) -> usize {
+    if kind.accumulator() == Accumulator::F64 { 8 } else { 4 }
+}
+
+/// The launch of that module over `batch` fragments.
+pub fn launch(kind: MmaKind, module: Module, batch: u64) -> Kernel {
+    let width = register_bytes(kind);
+    let [a, b, c] = kind.registers();
+    let buffer = |name: &str, registers: usize, access| BufferSpec {
+        name: name.to_owned(),
+        bytes: batch as usize * registers * 32 * width,
+        access,
+    };
+    Kernel {
+        module,
+        entry: ENTRY.to_owned(),
+        launch: Launch {
+            grid: Dim3((batch / WARPS_PER_CTA) as u32, 1, 1),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(WARPS_PER_CTA as u32 * 32, 1, 1),
+            dynamic_shared: 0,
+        },
+        buffers: vec![
+            buffer("a", a, Access::Read),
+            buffer("b", b, Access::Read),
+            buffer("c", c, Access::Read),
+            buffer("d", c, Access::Write),
+        ],
+        args: (0..4).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
+    }
+}
+
+const ENTRY: &str = "mma";
+
+fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module {
+    let mut k = Builder::kernel(ENTRY);
+    // fp8 with 16-bit sums or m16n8k16 came with PTX 8.7.
+    if matches!(kind.a(), Input::E4m3 | Input::E5m2) {
+        k.require(8, 7);
+    }
+    if kind.accumulator() == Accumulator::F64 && kind.shape().m == 16 {
+        k.require(7, 8);
+    }
+    let [a, b, c] = kind.registers();
+    let pointers = ["a", "b", "c", "d"].map(|name| k.param_pointer(name));
+    let (cta, thread) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::TidX));
+    let warp_in_cta = k.shr_u(thread, 5);
+    let lane = k.and(thread, 31);
+    let warp = k.mad(cta, WARPS_PER_CTA as u32, warp_in_cta);
+    let place = |k: &mut Builder, operand: usize, registers: usize| {
+        let first = k.mad(warp, 32 * registers as u32, lane);
+        k.index(pointers[operand], first, width)
+    };
+    let load = |k: &mut Builder, operand: usize, registers: usize| {
+        let from = place(k, operand, registers);
+        let fragment = (0..registers).map(|r| k.ld::<V>(from.at(r as i64 * 32 * i64::from(width)))).collect();
+        registers_of(fragment)
+    };
+    let (fa, fb, fc) = (load(&mut k, 0, a), load(&mut k, 1, b), load(&mut k, 2, c));
+    let d: Vec<V> = (0..c).map(|_| k.reg()).collect();
+    k.op(op, [registers_of(d.clone()), fa, fb, fc]);
+    let to = place(&mut k, 3, c);
+    for (r, value) in d.into_iter().enumerate() {
+        k.st(to.at(r as i64 * 32 * i64::from(width)), value);
+    }
+    k.into_module(target)
+}
+
+fn registers_of<V: Value>(values: Vec<V>) -> Operand {
+    Operand::Vector(values.into_iter().map(|v| Operand::Reg(v.reg())).collect())
+}
+
+/// The instruction of a kind.
+fn operation(kind: MmaKind) -> Op {
+    let shape = kind.shape();
+    let shape = MmaShape { m: shape.m as u16, n: shape.n as u16, k: shape.k as u16 };
+    let sum = match kind.accumulator() {
+        Accumulator::F16 => Type::F16,
+        Accumulator::F32 => Type::F32,
+        Accumulator::F64 => Type::F64,
+        Accumulator::S32 { .. } => Type::S32,
+    };
+    let mut mma = Mma::new(shape, sum, input(kind.a()), input(kind.b()), sum);
+    mma.satfinite = kind.accumulator() == Accumulator::S32 { saturate: true };
+    Op::Mma(mma)
+}
+
+const fn input(input: Input) -> Type {
+    match input {
+        Input::F16 => Type::F16,
+        Input::Bf16 => Type::Bf16,
+        Input::Tf32 => Type::Tf32,
+        Input::E4m3 => Type::E4m3,
+        Input::E5m2 => Type::E5m2,
+        Input::S8 => Type::S8,
+        Input::U8 => Type::U8,
+        Input::F64 => Type::F64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_an_instruction_of_its_registers() {
+        for kind in MmaKind::all() {
+            let (module, op) = mma_kernel(kind, Target::sm(90));
+            let Op::Mma(mma) = op else { panic!("{op}") };
+            let [a, b, c] = kind.registers();
+            assert_eq!(mma.registers(), [a, b, c, c], "{op}");
+            assert!(module.to_string().contains(&op.to_string()));
+        }
+    }
+}
