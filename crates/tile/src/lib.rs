@@ -1,1 +1,28 @@
-//! FlashCore: tile.
+//! The vocabulary of tiles: everything that emits more than one instruction.
+//!
+//! A kernel is written in tiles of rows, and this crate turns them into lanes, addresses and instructions:
+//! [`TileLayout`] places a tile in shared memory without bank conflicts, [`TileCopy`] fills it from global memory,
+//! [`MatrixReader`] hands it to the tensor cores, [`AccTile`] and [`OnlineSoftmax`] hold what stays in registers,
+//! [`Bound`] says which blocks of keys a CTA visits, and [`KvPipeline`] visits them while later ones are on their way.
+
+mod copy;
+mod epilogue;
+mod fragment;
+mod gemm;
+mod layout;
+mod mask;
+mod pipeline;
+mod reader;
+mod softmax;
+mod threads;
+
+pub use copy::{CopyMode, TileCopy};
+pub use epilogue::{store_lse, store_rows};
+pub use fragment::{AccTile, Fragment, ProbTile};
+pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
+pub use layout::TileLayout;
+pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
+pub use pipeline::{Block, KvPipeline, Stream};
+pub use reader::{MatrixReader, OpenTile};
+pub use softmax::{Finished, OnlineSoftmax, Rescale};
+pub use threads::Threads;

@@ -231,6 +231,17 @@ impl Builder {
         self.setp(cmp, V::UNSIGNED, a, b, Some((BoolOp::And, c.into())))
     }
 
+    /// `(a ∘ b) and c`, signed.
+    pub fn setp_s_and<V: Int>(
+        &mut self,
+        cmp: CmpOp,
+        a: V,
+        b: impl Into<Src<V>>,
+        c: impl Into<Guard>,
+    ) -> Pred {
+        self.setp(cmp, V::SIGNED, a, b, Some((BoolOp::And, c.into())))
+    }
+
     /// `(a ∘ b) or c`, floats.
     pub fn setp_f_or<V: Float>(
         &mut self,
@@ -254,6 +265,14 @@ impl Builder {
         let op = Op::Setp { cmp, combine: with.map(|w| w.0), ty, ftz: false };
         let sources = [Operand::Reg(a.reg()), b.into().into()];
         self.compute(d, op, sources.into_iter().chain(with.map(|w| w.1.into())));
+        d
+    }
+
+    /// `a and b` of predicates.
+    pub fn and_pred(&mut self, a: Pred, b: Pred) -> Pred {
+        let d = self.reg();
+        let op = Op::Binary(BinaryOp::And, Type::Pred, FloatMods::NONE);
+        self.compute::<Pred>(d, op, [Operand::Reg(a.reg()), Operand::Reg(b.reg())]);
         d
     }
 

@@ -105,7 +105,9 @@ impl Builder {
         };
         let mut items: Vec<Item> = self.globals.into_iter().map(Item::Variable).collect();
         items.push(Item::Function(function));
-        Module { version, target, items }
+        let mut module = Module { version, target, items };
+        module.number_lines();
+        module
     }
 
     /// A fresh register, not yet written.

@@ -1,0 +1,40 @@
+use problem::{DType, ProblemError};
+
+/// Why no kernel could be emitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// The problem itself cannot be stated.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The plan does not fit the problem or the architecture.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum PlanError {
+    /// The family does not compute this element type.
+    #[error("dtype = {dtype} is not computed by {family}; accepted: {accepted}")]
+    DType { family: &'static str, dtype: DType, accepted: &'static str },
+    /// A number outside its range, or not a multiple of what it must be.
+    #[error("{what} = {value}; accepted: {accepted}")]
+    Value { what: &'static str, value: u64, accepted: String },
+    /// More shared memory than a CTA can have.
+    #[error(
+        "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles or fewer stages"
+    )]
+    SharedMemory { bytes: u64, limit: u32, sm: u32 },
+    /// More registers than a thread can have.
+    #[error(
+        "about {registers} registers per thread are needed, {limit} are there; take fewer rows per warp, \
+         a smaller block_n, or queries in shared memory"
+    )]
+    Registers { registers: u32, limit: u32 },
+    /// Rows that do not begin at a multiple of 16 bytes.
+    #[error(
+        "{tensor}: {what} = {value} elements is not a multiple of 8, as 16-byte copies need; take copy = elements"
+    )]
+    Misaligned { tensor: &'static str, what: &'static str, value: i64 },
+}

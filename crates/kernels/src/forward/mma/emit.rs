@@ -1,0 +1,306 @@
+//! The generator.
+
+use problem::{DType, Mask, Problem, Strides, Tensor};
+use ptx::{
+    Access, Arg, BufferSpec, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared,
+    SpecialReg,
+};
+use tile::{
+    AccTile, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Queries, RowRange, Sign,
+    Stream, Threads, TileCopy, TileLayout, mma_pv, mma_qk, store_lse, store_rows,
+};
+
+use super::plan::{Grid, MmaPlan, QueryHome};
+use crate::Arch;
+
+const ENTRY: &str = "flash_forward_mma";
+
+impl MmaPlan {
+    /// The kernel; the plan has been checked.
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Kernel {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(self.threads());
+        Forward::new(&mut k, problem, self).body(&mut k);
+        Kernel {
+            module: k.into_module(arch.target()),
+            entry: ENTRY.to_owned(),
+            launch: self.launch(problem),
+            buffers: buffers(problem, self.lse),
+            args: args(problem, self.lse),
+        }
+    }
+
+    fn launch(&self, problem: &Problem) -> Launch {
+        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u32;
+        let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
+        Launch {
+            grid: match self.grid {
+                Grid::RowsFirst => Dim3(rows, heads, batch),
+                Grid::HeadsFirst => Dim3(heads, batch, rows),
+            },
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(self.threads(), 1, 1),
+            dynamic_shared: self.shared_bytes(problem) as u32,
+        }
+    }
+}
+
+/// What the CTA works on, in registers, and what is known of it when the kernel is made.
+struct Forward<'a> {
+    plan: &'a MmaPlan,
+    problem: &'a Problem,
+    half: Half,
+    rule: MaskRule,
+    params: Params,
+    threads: Threads,
+    rows: RowRange,
+    shared: Shared,
+}
+
+/// The kernel's parameters, in the order of [`args`].
+struct Params {
+    /// Of q, k, v and out: the start, and the bytes between batch entries and between heads.
+    tensors: [(Global, R64, R64); 4],
+    lse: Option<Global>,
+    seq_q: R32,
+    seq_kv: R32,
+    /// `|scale| · log2 e`.
+    factor: F32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, lse: bool) -> Params {
+        let pointers = Tensor::ALL.map(|tensor| k.param_pointer(tensor.name()));
+        let lse = lse.then(|| k.param_pointer("lse"));
+        let tensors = [0, 1, 2, 3].map(|i| {
+            let name = Tensor::ALL[i].name();
+            let batch_bytes = k.param_u64(&format!("{name}_batch_bytes"));
+            (pointers[i], batch_bytes, k.param_u64(&format!("{name}_head_bytes")))
+        });
+        let (seq_q, seq_kv) = (k.param_u32("seq_q"), k.param_u32("seq_kv"));
+        Params { tensors, lse, seq_q, seq_kv, factor: k.param_f32("scale_log2e") }
+    }
+}
+
+impl<'a> Forward<'a> {
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
+        let params = Params::declare(k, plan.lse);
+        let rule = match problem.mask {
+            Mask::Causal => MaskRule::Causal,
+            _ => MaskRule::All,
+        };
+        let row_block = row_block(k, plan.grid, rule);
+        let first = k.mul(row_block, plan.block_m);
+        Forward {
+            plan,
+            problem,
+            half: if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 },
+            rule,
+            threads: Threads::new(k, plan.threads()),
+            rows: RowRange { first, rows: plan.block_m, seq_q: params.seq_q, seq_kv: params.seq_kv },
+            params,
+            shared: k.dynamic_shared(128),
+        }
+    }
+
+    /// The kernel: FlashAttention-2, Algorithm 1.
+    fn body(&self, k: &mut Builder) {
+        let (plan, rows) = (self.plan, &self.rows);
+        let divides = self.problem.seq_kv.is_multiple_of(plan.block_n as usize);
+        let bound = Bound::new(k, self.rule, rows, plan.block_n, divides);
+        let blocks = self.keys_and_values(k, bound, divides);
+        self.load_queries(k);
+        blocks.start(k);
+        let q = self.queries(k, &blocks);
+
+        let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
+        let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows());
+        let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
+        blocks.for_each_block(k, |k, block| {
+            let key = block.key(k);
+            let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
+            mask.apply(k, &s, block);
+            let p = softmax.update(k, &s, &o, block); //         P = exp2(S·c − m); O, l rescaled
+            let value = block.value(k);
+            mma_pv(k, self.half, &p, &value, &o); //             O += P V
+        });
+        let finished = softmax.finish(k, &o);
+        self.store(k, &o, &finished.lse);
+    }
+
+    fn layouts(&self) -> [TileLayout; 4] {
+        self.plan.layouts(self.problem)
+    }
+
+    /// The ring of keys and values, pointing at the last block that the CTA visits.
+    fn keys_and_values(&self, k: &mut Builder, bound: Bound, divides: bool) -> KvPipeline {
+        let [q, key, value, o] = self.layouts();
+        let ring = self.shared.at(i64::from(q.bytes().max(o.bytes())));
+        let before_end: R32 = k.sub(bound.end, 1);
+        let first = k.mul(before_end, self.plan.block_n);
+        let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
+            let row_bytes = self.row_bytes(tensor);
+            let copy = TileCopy::new(k, &self.threads, layout, row_bytes, self.plan.copy);
+            let head = self.head(k, tensor);
+            let from = copy.start(k, head, first);
+            let block_bytes = i64::from(self.plan.block_n).wrapping_mul(row_bytes);
+            Stream { copy, reader, tail, from, block_bytes, tile, layout }
+        };
+        let reader = MatrixReader::chunks_first(k, &self.threads, key);
+        let tail = (key.chunks % 2 == 1).then(|| MatrixReader::one_chunk(k, &self.threads, key));
+        let keys = stream(k, Tensor::K, key, reader, tail, ring);
+        let reader = MatrixReader::rows_first(k, &self.threads, value);
+        let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
+        let ragged = (!divides).then_some(self.rows.seq_kv);
+        KvPipeline::new(k, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
+    }
+
+    /// Requests the CTA's queries.
+    fn load_queries(&self, k: &mut Builder) {
+        let [layout, ..] = self.layouts();
+        let copy = TileCopy::new(k, &self.threads, layout, self.row_bytes(Tensor::Q), self.plan.copy);
+        let head = self.head(k, Tensor::Q);
+        let from = copy.start(k, head, self.rows.first);
+        let limit = self.rows_left(k, self.rows.first);
+        copy.load(k, self.shared, from, Some(limit));
+    }
+
+    /// The warp's queries, where the plan wants them.
+    fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> Queries {
+        let [layout, ..] = self.layouts();
+        let (half, rows) = (self.half, self.plan.warp_rows());
+        let sign = match self.problem.softmax_scale() {
+            0.0 => Sign::Clear,
+            scale if scale < 0.0 => Sign::Negate,
+            _ => Sign::Keep,
+        };
+        let q = Queries::shared(k, &self.threads, half, sign, layout, self.shared, rows);
+        match self.plan.queries {
+            QueryHome::Shared => q,
+            QueryHome::Registers => {
+                k.cp_async_wait(blocks.groups_ahead());
+                k.bar_sync();
+                q.into_registers(k)
+            }
+        }
+    }
+
+    /// Stores O in the place of Q, and the LSE.
+    fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
+        let rows = self.plan.warp_rows();
+        let layout = TileLayout::new(rows, self.problem.head_dim_v as u32);
+        let first: R32 = k.mad(self.threads.warp, rows, self.rows.first);
+        let limit = self.rows_left(k, first);
+        // A CTA without keys has not waited for its queries, which lie where O will.
+        k.cp_async_wait(0);
+        k.bar_sync();
+        let copy = TileCopy::by_warp(k, &self.threads, layout, self.row_bytes(Tensor::Out), self.plan.copy);
+        let head = self.head(k, Tensor::Out);
+        let to = copy.start(k, head, first);
+        store_rows(k, &self.threads, self.half, o, layout, self.shared, &copy, to, Some(limit));
+        if let Some(start) = self.params.lse {
+            let [head, batch] = head_and_batch(k, self.plan.grid);
+            let rows_before: R32 = k.mad(batch, self.problem.heads_q as u32, head);
+            let first = k.zext(first);
+            let seq_q = k.zext(self.rows.seq_q);
+            let heads = k.zext(rows_before);
+            let row: R64 = k.mad(heads, seq_q, first);
+            let to = Global::from(k.mad(row, 4, start.base));
+            store_lse(k, &self.threads, lse, to, limit);
+        }
+    }
+
+    /// Start of the head of a tensor that the CTA works on. Read anew where it is needed, so that nothing of it stays
+    /// in registers meanwhile.
+    fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
+        let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
+        let [head, batch] = head_and_batch(k, self.plan.grid);
+        let head = match tensor {
+            Tensor::K | Tensor::V => k.div_u(head, self.problem.group_size() as u32),
+            Tensor::Q | Tensor::Out => head,
+        };
+        let [batch, head] = [batch, head].map(|n| k.zext(n));
+        let of_batch: R64 = k.mad(batch, batch_bytes, start.base);
+        Global::from(k.mad(head, head_bytes, of_batch))
+    }
+
+    fn row_bytes(&self, tensor: Tensor) -> i64 {
+        used(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+    }
+
+    fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
+        k.sub(self.rows.seq_q, first)
+    }
+}
+
+/// The CTA's block of rows. Of a causal head the last rows, which see most, come first.
+fn row_block(k: &mut Builder, grid: Grid, rule: MaskRule) -> R32 {
+    let (index, count) = match grid {
+        Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
+        Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+    };
+    let index = k.special(index);
+    match rule {
+        MaskRule::All => index,
+        MaskRule::Causal => {
+            let count = k.special(count);
+            let last: R32 = k.sub(count, 1);
+            k.sub(last, index)
+        }
+    }
+}
+
+/// The CTA's query head and batch entry.
+fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
+    match grid {
+        Grid::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
+        Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
+    }
+    .map(|register| k.special(register))
+}
+
+/// A stride in bytes; 0 where it is never stepped over.
+fn used(extent: usize, stride: i64) -> i64 {
+    if extent > 1 { stride.wrapping_mul(2) } else { 0 }
+}
+
+fn buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
+    let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
+    let mut buffers: Vec<BufferSpec> = Tensor::ALL
+        .into_iter()
+        .map(|tensor| {
+            let dense = 2 * problem.extents(tensor).iter().product::<usize>();
+            let access = match tensor {
+                Tensor::Out if dense == bytes(tensor) => Access::Write,
+                // What lies between the rows stays as it is.
+                Tensor::Out => Access::ReadWrite,
+                _ => Access::Read,
+            };
+            BufferSpec { name: tensor.name().to_owned(), bytes: bytes(tensor), access }
+        })
+        .collect();
+    if lse {
+        let bytes = 4 * problem.batch * problem.heads_q * problem.seq_q;
+        buffers.push(BufferSpec { name: "lse".to_owned(), bytes, access: Access::Write });
+    }
+    buffers
+}
+
+/// One value per parameter, in the order in which [`Forward::new`] declares them.
+fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
+    let pointer = |(index, tensor): (usize, Tensor)| {
+        let origin = problem.span(tensor).map_or(0, |(_, origin)| origin);
+        Arg::Buffer { index, offset: 2 * origin as u64 }
+    };
+    let mut args: Vec<Arg> = Tensor::ALL.into_iter().enumerate().map(pointer).collect();
+    args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
+    for tensor in Tensor::ALL {
+        let ([batches, heads, ..], Strides { batch, head, .. }) =
+            (problem.extents(tensor), problem.strides(tensor));
+        args.extend([Arg::I64(used(batches, batch)), Arg::I64(used(heads, head))]);
+    }
+    let scale = f64::from(problem.softmax_scale()).abs();
+    let factor = if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 };
+    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor)]);
+    args
+}

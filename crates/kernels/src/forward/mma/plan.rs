@@ -1,0 +1,218 @@
+use problem::{DType, Problem, Tensor};
+use serde::{Deserialize, Serialize};
+use tile::{CopyMode, Rescale, TileLayout};
+
+use crate::{Arch, PlanError};
+
+/// Where a warp's queries are while keys go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueryHome {
+    /// In registers, read once.
+    Registers,
+    /// In shared memory, read again for each block of keys.
+    Shared,
+}
+
+/// How tiles of rows are handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grid {
+    /// Neighbouring CTAs take neighbouring rows of one head: its keys stay in L2. Of a causal head, long rows first.
+    RowsFirst,
+    /// Neighbouring CTAs take neighbouring heads: all long rows of a causal problem first.
+    HeadsFirst,
+}
+
+/// Genes of the family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MmaPlan {
+    /// Query rows of a CTA.
+    pub block_m: u32,
+    /// Keys of a block.
+    pub block_n: u32,
+    /// Warps of a CTA, which share its rows evenly.
+    pub warps: u32,
+    /// Blocks of keys and values in shared memory.
+    pub stages: u32,
+    /// Where the queries are.
+    pub queries: QueryHome,
+    /// When accumulators are rescaled.
+    pub rescale: Rescale,
+    /// How tiles are loaded and stored.
+    pub copy: CopyMode,
+    /// How rows are handed out.
+    pub grid: Grid,
+    /// Whether the LSE is returned.
+    pub lse: bool,
+}
+
+/// Largest extent in y and z of a grid.
+const GRID_LIMIT: u64 = 65_535;
+/// Registers beside the tiles: addresses, loop state and fragments of B (measured on ptxas' figures of the defaults).
+const OTHER_REGISTERS: u32 = 44;
+
+impl MmaPlan {
+    /// FlashAttention-2's tiles, with fewer rows where they would leave multiprocessors idle.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
+        let dim = problem.head_dim.max(problem.head_dim_v);
+        let roomy = arch.shared_per_sm > 128 * 1024;
+        let (block_m, block_n, warps) = match (dim, roomy) {
+            (..=64, _) => (128, 64, 4),
+            (65..=128, true) => (128, 64, 4),
+            (65..=128, false) => (128, 32, 4),
+            (_, true) => (128, 64, 8),
+            (_, false) => (64, 32, 4),
+        };
+        let ctas = problem.seq_q.div_ceil(block_m) * problem.heads_q * problem.batch;
+        let small = ctas < 2 * arch.multiprocessors as usize;
+        let (block_m, warps) = if small { (64, 4) } else { (block_m as u32, warps) };
+        let rows_per_warp = block_m / warps;
+        let mut plan = MmaPlan {
+            block_m,
+            block_n,
+            warps,
+            stages: 2,
+            queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
+            rescale: Rescale::Beyond(8),
+            copy: CopyMode::Async16,
+            grid: Grid::RowsFirst,
+            lse: false,
+        };
+        if plan.check_alignment(problem).is_err() {
+            plan.copy = CopyMode::Elements;
+        }
+        while plan.stages > 1 && plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
+            plan.stages -= 1;
+        }
+        plan
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.warps * 32
+    }
+
+    /// Query rows of a warp.
+    pub const fn warp_rows(&self) -> u32 {
+        self.block_m / self.warps
+    }
+
+    /// Tiles of Q, K, V and O in shared memory; O takes the place of Q.
+    pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
+        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        [
+            TileLayout::new(self.block_m, dim),
+            TileLayout::new(self.block_n, dim),
+            TileLayout::new(self.block_n, dim_v),
+            TileLayout::new(self.block_m, dim_v),
+        ]
+    }
+
+    /// Shared memory of a CTA, in bytes.
+    pub fn shared_bytes(&self, problem: &Problem) -> u64 {
+        let [q, k, v, o] = self.layouts(problem).map(|tile| u64::from(tile.bytes()));
+        q.max(o) + u64::from(self.stages) * (k + v)
+    }
+
+    /// Registers of a thread, about: accumulators of O and S, the fragments of P that S becomes, and of Q where it is kept.
+    pub fn registers(&self, problem: &Problem) -> u32 {
+        let m_tiles = self.warp_rows() / 16;
+        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        let (o, s) = (m_tiles * dim_v / 2, m_tiles * self.block_n / 2);
+        let q = match self.queries {
+            QueryHome::Registers => m_tiles * dim / 4,
+            QueryHome::Shared => 0,
+        };
+        o + s + q + OTHER_REGISTERS
+    }
+
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check_problem(problem)?;
+        self.check_genes()?;
+        if self.copy == CopyMode::Async16 {
+            self.check_alignment(problem)?;
+        }
+        self.check_grid(problem)?;
+        let bytes = self.shared_bytes(problem);
+        if bytes > u64::from(arch.shared_per_cta) {
+            return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
+        }
+        let registers = self.registers(problem);
+        let limit = Arch::REGISTERS_PER_THREAD.min(Arch::REGISTERS_PER_SM / self.threads());
+        if registers > limit {
+            return Err(PlanError::Registers { registers, limit });
+        }
+        accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")
+    }
+
+    fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
+        if problem.dtype == DType::F32 {
+            let (family, accepted) = ("mma", "f16, bf16");
+            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+        }
+        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
+            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        }
+        for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+            accept(what, length as u64, length <= 1 << 30, "up to 2^30")?;
+        }
+        Ok(())
+    }
+
+    fn check_genes(&self) -> Result<(), PlanError> {
+        let warps = (1..=16).contains(&self.warps);
+        accept("warps", self.warps.into(), warps, "1 to 16")?;
+        let rows = self.block_m > 0 && self.block_m.is_multiple_of(16 * self.warps) && self.block_m <= 1024;
+        accept("block_m", self.block_m.into(), rows, "multiples of 16 · warps up to 1024")?;
+        let keys = self.block_n > 0 && self.block_n.is_multiple_of(16) && self.block_n <= 256;
+        accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
+        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        if let Rescale::Beyond(threshold) = self.rescale {
+            // 2^15 is the last power of two in f16.
+            accept("rescale threshold", threshold.into(), threshold <= 15, "0 to 15")?;
+        }
+        Ok(())
+    }
+
+    /// Copies of 16 bytes need every row to begin at a multiple of them.
+    fn check_alignment(&self, problem: &Problem) -> Result<(), PlanError> {
+        for tensor in Tensor::ALL {
+            let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+            let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
+            for (what, extent, value) in [
+                ("batch stride", batch, strides.batch),
+                ("head stride", heads, strides.head),
+                ("row stride", rows, strides.row),
+                ("origin", 2, origin),
+            ] {
+                if extent > 1 && value % 8 != 0 {
+                    return Err(PlanError::Misaligned { tensor: tensor.name(), what, value });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
+        let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64;
+        let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
+        let limits = match self.grid {
+            Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, GRID_LIMIT)],
+            Grid::HeadsFirst => [("row blocks", rows, GRID_LIMIT), ("heads_q", heads, 1 << 30)],
+        };
+        for (what, value, limit) in limits.into_iter().chain([("batch", batch, GRID_LIMIT)]) {
+            accept(what, value, value <= limit, &format!("up to {limit} with grid = {:?}", self.grid))?;
+        }
+        Ok(())
+    }
+}
+
+fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
+    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
+}

@@ -1,0 +1,3 @@
+//! Forward attention.
+
+pub mod mma;

@@ -1,0 +1,98 @@
+use ptx::{Builder, F32, Half, R32};
+
+/// An accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns of one warp, in f32 registers (PTX ISA, "Matrix
+/// Fragments for mma.m16n8k16"). Of a tile of 16×8, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l / 4`
+/// (registers 0 and 1) and `l / 4 + 8` (registers 2 and 3).
+#[derive(Clone, Debug)]
+pub struct AccTile {
+    n_tiles: u32,
+    tiles: Vec<[F32; 4]>,
+}
+
+impl AccTile {
+    /// Zeros.
+    pub fn zero(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
+        let (m_tiles, n_tiles) = (rows / 16, columns / 8);
+        let tiles = (0..m_tiles * n_tiles).map(|_| std::array::from_fn(|_| k.mov(0.0f32))).collect();
+        AccTile { n_tiles, tiles }
+    }
+
+    /// Tiles of 16 rows.
+    pub fn m_tiles(&self) -> u32 {
+        self.tiles.len() as u32 / self.n_tiles
+    }
+
+    /// Tiles of 8 columns.
+    pub fn n_tiles(&self) -> u32 {
+        self.n_tiles
+    }
+
+    /// The lane's four registers of a 16×8 tile.
+    pub fn tile(&self, m: u32, n: u32) -> [F32; 4] {
+        self.tiles[(m * self.n_tiles + n) as usize]
+    }
+
+    /// Rows of which the lane holds elements; row `i` is `16 (i / 2) + 8 (i mod 2) + lane / 4` of the tile.
+    pub fn lane_rows(&self) -> u32 {
+        2 * self.m_tiles()
+    }
+
+    /// The lane's elements of its row `i`, by column.
+    pub fn row(&self, i: u32) -> impl Iterator<Item = F32> + '_ {
+        let (m, half) = (i / 2, 2 * (i % 2) as usize);
+        (0..self.n_tiles).flat_map(move |n| {
+            let tile = self.tile(m, n);
+            [tile[half], tile[half + 1]]
+        })
+    }
+
+    /// Multiplies the lane's row `i`.
+    pub fn scale_row(&self, k: &mut Builder, i: u32, factor: F32) {
+        for element in self.row(i) {
+            k.mul_to(element, element, factor);
+        }
+    }
+
+    /// Rounds the tile to 16 bits as the A operand of the next product. The accumulators of two neighbouring 16×8 tiles
+    /// hold exactly the elements of one 16×16 fragment of A, lane by lane, so nothing moves between lanes.
+    pub fn round(&self, k: &mut Builder, half: Half) -> ProbTile {
+        let pair = |k: &mut Builder, t: [F32; 4]| [k.pack(half, t[0], t[1]), k.pack(half, t[2], t[3])];
+        let k_tiles = self.n_tiles / 2;
+        let fragments = (0..self.m_tiles() * k_tiles)
+            .map(|i| {
+                let (m, j) = (i / k_tiles, i % k_tiles);
+                let [low, high] = [pair(k, self.tile(m, 2 * j)), pair(k, self.tile(m, 2 * j + 1))];
+                [low[0], low[1], high[0], high[1]]
+            })
+            .collect();
+        ProbTile { k_tiles, fragments }
+    }
+}
+
+/// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities.
+#[derive(Clone, Debug)]
+pub struct ProbTile {
+    k_tiles: u32,
+    fragments: Vec<[R32; 4]>,
+}
+
+impl ProbTile {
+    /// Tiles of 16 columns.
+    pub fn k_tiles(&self) -> u32 {
+        self.k_tiles
+    }
+
+    /// The fragment of one 16×16 tile.
+    pub fn fragment(&self, m: u32, j: u32) -> [R32; 4] {
+        self.fragments[(m * self.k_tiles + j) as usize]
+    }
+}
+
+/// One step of A along k.
+#[derive(Clone, Copy, Debug)]
+pub enum Fragment {
+    /// 16 columns.
+    K16([R32; 4]),
+    /// 8 columns: the last step of a head_dim that is not a multiple of 16.
+    K8([R32; 2]),
+}

@@ -1,0 +1,127 @@
+//! Which keys a row sees, and what that leaves of a block of keys: nothing, everything, or a part.
+
+use ptx::{Builder, CmpOp, R32};
+
+use crate::{AccTile, Block, Threads};
+
+/// Which keys a query row sees. New masks are new variants, with their bound beside their predicate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskRule {
+    /// Keys below `seq_kv`.
+    All,
+    /// Keys up to `row + seq_kv − seq_q`: aligned to the bottom right.
+    Causal,
+}
+
+/// How much of a block its rows see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coverage {
+    /// Every key, for every row of the CTA: no test needed.
+    Full,
+    /// Some keys.
+    Partial,
+}
+
+/// The rows of a CTA and the lengths they meet.
+#[derive(Clone, Copy, Debug)]
+pub struct RowRange {
+    /// First row.
+    pub first: R32,
+    /// Rows of the tile (those at or beyond `seq_q` are computed and not stored).
+    pub rows: u32,
+    /// Query rows in all.
+    pub seq_q: R32,
+    /// Keys in all.
+    pub seq_kv: R32,
+}
+
+/// The blocks of keys that a CTA visits: `full` ones, then partial ones up to `end`; those from `end` on are empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// Blocks `0..full` are seen by all rows completely; `None` when all blocks are.
+    pub full: Option<R32>,
+    /// One past the last block that any row sees any of.
+    pub end: R32,
+}
+
+impl Bound {
+    /// The bound of a rule for blocks of `block_n` keys. `divides` says that `block_n` divides `seq_kv`.
+    pub fn new(k: &mut Builder, rule: MaskRule, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
+        match rule {
+            MaskRule::All => {
+                let end = blocks_up(k, rows.seq_kv, block_n);
+                Bound { full: (!divides).then(|| k.div_u(rows.seq_kv, block_n)), end }
+            }
+            MaskRule::Causal => {
+                let shift: R32 = k.sub(rows.seq_kv, rows.seq_q);
+                let past_last: R32 = k.add(rows.first, rows.rows);
+                let past_last: R32 = k.min_u(past_last, rows.seq_q);
+                let keys: R32 = k.add(past_last, shift);
+                let keys = k.max_s(keys, 0);
+                let first: R32 = k.add(rows.first, shift);
+                let first: R32 = k.add(first, 1);
+                let first = k.max_s(first, 0);
+                Bound { full: Some(k.div_u(first, block_n)), end: blocks_up(k, keys, block_n) }
+            }
+        }
+    }
+}
+
+fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
+    let up: R32 = k.add(keys, block_n - 1);
+    k.div_u(up, block_n)
+}
+
+/// Puts −∞ where a row does not see a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Masker {
+    rule: MaskRule,
+    rows: RowRange,
+    /// The lane's first row, and its first column in a tile of 8.
+    row: R32,
+    column: R32,
+}
+
+impl Masker {
+    /// For warps that hold `warp_rows` rows each of the range.
+    pub fn new(
+        k: &mut Builder,
+        rule: MaskRule,
+        threads: &Threads,
+        rows: &RowRange,
+        warp_rows: u32,
+    ) -> Masker {
+        let first: R32 = k.mad(threads.warp, warp_rows, rows.first);
+        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column: threads.column }
+    }
+
+    /// Masks the scores of a block; nothing where all is seen.
+    pub fn apply(&self, k: &mut Builder, s: &AccTile, block: &Block) {
+        if block.coverage == Coverage::Full {
+            return;
+        }
+        let first: R32 = k.add(block.origin, self.column);
+        for i in 0..s.lane_rows() {
+            let end = self.keys_seen(k, i);
+            let left: R32 = k.sub(end, first);
+            for (column, score) in s.row(i).enumerate() {
+                let column = column as u32;
+                let seen = k.setp_s(CmpOp::Gt, left, column / 2 * 8 + column % 2);
+                k.selp_to(score, score, f32::NEG_INFINITY, seen);
+            }
+        }
+    }
+
+    /// One past the last key that the lane's row `i` sees; may be negative.
+    fn keys_seen(&self, k: &mut Builder, i: u32) -> R32 {
+        match self.rule {
+            MaskRule::All => self.rows.seq_kv,
+            MaskRule::Causal => {
+                let shift: R32 = k.sub(self.rows.seq_kv, self.rows.seq_q);
+                let diagonal: R32 = k.add(self.row, shift);
+                let end: R32 = k.add(diagonal, i / 2 * 16 + i % 2 * 8 + 1);
+                k.min_s(end, self.rows.seq_kv)
+            }
+        }
+    }
+}

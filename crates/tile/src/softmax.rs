@@ -1,0 +1,170 @@
+//! The online softmax on accumulator fragments (Milakov & Gimelshein 2018; FlashAttention-2, Algorithm 1), in the log2
+//! domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and one EX2 each.
+
+use ptx::{Builder, CmpOp, F32, Half, Pred};
+
+use crate::{AccTile, Block, Coverage, ProbTile};
+
+/// When the accumulators follow a row's maximum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rescale {
+    /// At every block.
+    Always,
+    /// When a row of the warp exceeds its reference by more than this many powers of two. Until then probabilities may
+    /// reach `2^threshold`, which f16 holds up to 15; numerator and denominator share the factor.
+    Beyond(u8),
+}
+
+/// Running maximum and sum of the rows a lane holds.
+#[derive(Clone, Debug)]
+pub struct OnlineSoftmax {
+    half: Half,
+    rescale: Rescale,
+    /// `scale · log2 e`.
+    factor: F32,
+    /// What exponents are taken against, scaled, a row each; −∞ while nothing was seen.
+    reference: Vec<F32>,
+    /// The lane's own part of each row's sum; the quad's parts are added at the end.
+    sum: Vec<F32>,
+}
+
+/// What remains of the softmax at the end, a row each.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// `ln Σ exp(scale · s)`, −∞ for a row that saw nothing.
+    pub lse: Vec<F32>,
+}
+
+impl OnlineSoftmax {
+    /// For `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
+    pub fn new(k: &mut Builder, half: Half, rescale: Rescale, factor: F32, rows: u32) -> OnlineSoftmax {
+        let lane_rows = rows / 8;
+        let reference = (0..lane_rows).map(|_| k.mov(f32::NEG_INFINITY)).collect();
+        let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
+        OnlineSoftmax { half, rescale, factor, reference, sum }
+    }
+
+    /// Turns the scores of a block into probabilities, rounded to the input's type, and makes `o` and the running sums
+    /// refer to the same maximum.
+    pub fn update(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) -> ProbTile {
+        let maxima: Vec<F32> = (0..s.lane_rows()).map(|i| self.scaled_maximum(k, s, i)).collect();
+        match self.rescale {
+            Rescale::Always => self.follow(k, &maxima, o, block),
+            Rescale::Beyond(threshold) => {
+                let exceeds = self.exceeds(k, &maxima, f32::from(threshold));
+                let any = k.vote_any(exceeds);
+                k.if_(any, |k| self.follow(k, &maxima, o, block));
+            }
+        }
+        for i in 0..s.lane_rows() {
+            self.exponentiate(k, s, i, block);
+        }
+        s.round(k, self.half)
+    }
+
+    /// The row's largest score, times the factor: the lane's own, then the quad's.
+    fn scaled_maximum(&self, k: &mut Builder, s: &AccTile, i: u32) -> F32 {
+        let own = reduce(k, s.row(i), |k, a, b| k.max(a, b));
+        let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
+        k.mul(row, self.factor)
+    }
+
+    /// Whether a row's maximum exceeds its reference by more than `threshold`. What is not a number does not.
+    fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
+        let growth = k.mov(f32::NEG_INFINITY);
+        for (&reference, &maximum) in self.reference.iter().zip(maxima) {
+            let of_row = k.sub(maximum, reference);
+            k.max_to(growth, growth, of_row);
+        }
+        k.setp_f(CmpOp::Gt, growth, threshold)
+    }
+
+    /// Moves the references to the new maxima and rescales what was accumulated.
+    fn follow(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
+        for (i, &maximum) in maxima.iter().enumerate() {
+            let reference = self.reference[i];
+            let next = k.max(reference, maximum);
+            let shift = finite(k, next, block);
+            let distance = k.sub(reference, shift);
+            let alpha = k.ex2(distance);
+            k.mov_to(reference, next);
+            k.mul_to(self.sum[i], self.sum[i], alpha);
+            o.scale_row(k, i as u32, alpha);
+        }
+    }
+
+    /// `s = exp2(s · c − m)` in place, and the row's sum.
+    fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32, block: &Block) {
+        let shift = finite(k, self.reference[i as usize], block);
+        let minus = k.neg(shift);
+        for score in s.row(i) {
+            k.mad_to(score, score, self.factor, minus);
+            k.ex2_to(score, score);
+        }
+        let own = reduce(k, s.row(i), |k, a, b| k.add(a, b));
+        let sum = self.sum[i as usize];
+        k.add_to(sum, sum, own);
+    }
+
+    /// Divides `o` by the rows' sums. A row that saw no key keeps its zeros.
+    pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
+        let lse = (0..self.sum.len())
+            .map(|i| {
+                let sum = quad_reduce(k, self.sum[i], |k, a, b| k.add(a, b));
+                let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+                let divisor = k.selp(1.0f32, sum, empty);
+                let inverse = k.rcp(divisor);
+                o.scale_row(k, i as u32, inverse);
+                // log2(0) = −∞ and the reference of such a row is −∞ too.
+                let log = k.lg2(sum);
+                let log = k.add(log, self.reference[i]);
+                k.mul(log, std::f32::consts::LN_2)
+            })
+            .collect();
+        Finished { lse }
+    }
+}
+
+/// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
+/// seen, −∞ can only come from the inputs, and NaN is the right answer.
+fn finite(k: &mut Builder, reference: F32, block: &Block) -> F32 {
+    if block.coverage == Coverage::Full {
+        return reference;
+    }
+    let nothing = k.setp_f(CmpOp::Eq, reference, f32::NEG_INFINITY);
+    k.selp(0.0f32, reference, nothing)
+}
+
+/// Combines in four chains, which hides the latency of one.
+fn reduce(
+    k: &mut Builder,
+    values: impl Iterator<Item = F32>,
+    mut combine: impl FnMut(&mut Builder, F32, F32) -> F32,
+) -> F32 {
+    let mut values: Vec<F32> = values.collect();
+    for i in 4..values.len() {
+        values[i % 4] = combine(k, values[i % 4], values[i]);
+    }
+    let mut width = values.len().min(4);
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            values[i] = combine(k, values[i], values[i + width]);
+        }
+    }
+    values[0]
+}
+
+/// Combines over the four lanes that share a row.
+fn quad_reduce(
+    k: &mut Builder,
+    mut value: F32,
+    mut combine: impl FnMut(&mut Builder, F32, F32) -> F32,
+) -> F32 {
+    for mask in [1, 2] {
+        let other = k.shfl_xor(value, mask);
+        value = combine(k, value, other);
+    }
+    value
+}
