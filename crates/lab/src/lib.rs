@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod differential;
+pub mod files;
 pub mod gate;
 pub mod launchfile;
 pub mod provenance;
