@@ -33,6 +33,27 @@ pub struct Bound {
     pub problem: Option<Problem>,
 }
 
+impl Bound {
+    /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`; its module is numbered as it prints, so
+    /// that findings name lines.
+    ///
+    /// # Errors
+    /// The name of a buffer that stands for nothing.
+    pub fn of_kernel(mut kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
+        kernel.module.number_lines();
+        let role = |buffer: &BufferSpec| match buffer.name.as_str() {
+            "lse" => Ok(Role::Lse),
+            name => Tensor::ALL
+                .into_iter()
+                .find(|t| t.name() == name)
+                .map(Role::Tensor)
+                .ok_or_else(|| LaunchError::value("buffer", name, "q, k, v, out, lse")),
+        };
+        let roles = kernel.buffers.iter().map(role).collect::<Result<_, _>>()?;
+        Ok(Bound { kernel, roles, problem: Some(problem.clone()) })
+    }
+}
+
 impl LaunchSpec {
     /// Joins the launch file with a module.
     ///

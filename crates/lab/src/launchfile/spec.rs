@@ -119,6 +119,26 @@ impl BufferType {
             BufferType::U64 | BufferType::I64 | BufferType::F64 => 8,
         }
     }
+
+    /// Little-endian bytes of a number, rounded or wrapped to the type.
+    pub(crate) fn encode(self, value: f64) -> Vec<u8> {
+        let float = value as f32;
+        match self {
+            BufferType::F16 => half::f16::from_f32(float).to_le_bytes().to_vec(),
+            BufferType::Bf16 => half::bf16::from_f32(float).to_le_bytes().to_vec(),
+            BufferType::F32 => float.to_le_bytes().to_vec(),
+            BufferType::F64 => value.to_le_bytes().to_vec(),
+            _ => (value as i64).to_le_bytes()[..self.bytes()].to_vec(),
+        }
+    }
+
+    /// A number of the type from `unit` in [0, 1): floats in [−1, 1), integers in 0..128, which every type holds.
+    pub(crate) fn draw(self, unit: f64) -> f64 {
+        match self {
+            BufferType::F16 | BufferType::Bf16 | BufferType::F32 | BufferType::F64 => 2.0 * unit - 1.0,
+            _ => (128.0 * unit).floor(),
+        }
+    }
 }
 
 /// Memory that one launch may take: what a laptop can spare.
