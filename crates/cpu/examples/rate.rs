@@ -15,9 +15,6 @@ fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
     let (q, k, v, mut out) = (draw(), draw(), draw(), draw());
     let mut plan = CpuPlan::with_isa(&problem, isa);
     plan.threads = threads;
-    let read = |name: &str| std::env::var(name).ok().and_then(|x| x.parse().ok());
-    plan.block_q = read("BQ").unwrap_or(plan.block_q);
-    plan.block_kv = read("BK").unwrap_or(plan.block_kv);
     let repeats = (2e10 / problem.flops()) as usize + 5;
     let mut times: Vec<f64> = (0..repeats)
         .map(|_| {

@@ -9,6 +9,17 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
+/// Elements of one of the three types.
+#[derive(Clone, Copy, Debug)]
+pub enum Elements<'a> {
+    /// IEEE binary32.
+    F32(&'a [f32]),
+    /// IEEE binary16.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+}
+
 /// An element type of Q, K, V and O: `f32`, [`half::f16`] or [`half::bf16`].
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The name a [`problem::Problem`] gives to this type.
@@ -20,14 +31,11 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// Widens `from` into `to`, which has the same length.
-    fn widen(from: &[Self], to: &mut [f32]);
+    /// Rounds `factor · from` into `to`, which has the same length.
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [Self]);
 
-    /// Rounds `from` into `to`, which has the same length.
-    fn narrow(from: &[f32], to: &mut [Self]);
-
-    /// The elements as f32 where that needs no copy.
-    fn as_f32(elements: &[Self]) -> Option<&[f32]>;
+    /// The elements with their type as data.
+    fn elements(from: &[Self]) -> Elements<'_>;
 }
 
 impl Element for f32 {
@@ -41,16 +49,14 @@ impl Element for f32 {
         value
     }
 
-    fn widen(from: &[f32], to: &mut [f32]) {
-        to.copy_from_slice(from);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from * factor;
+        }
     }
 
-    fn narrow(from: &[f32], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-
-    fn as_f32(elements: &[f32]) -> Option<&[f32]> {
-        Some(elements)
+    fn elements(from: &[f32]) -> Elements<'_> {
+        Elements::F32(from)
     }
 }
 
@@ -65,16 +71,12 @@ impl Element for f16 {
         f16::from_f32(value)
     }
 
-    fn widen(from: &[f16], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [f16]) {
+        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
     }
 
-    fn narrow(from: &[f32], to: &mut [f16]) {
-        to.convert_from_f32_slice(from);
-    }
-
-    fn as_f32(_: &[f16]) -> Option<&[f32]> {
-        None
+    fn elements(from: &[f16]) -> Elements<'_> {
+        Elements::F16(from)
     }
 }
 
@@ -89,19 +91,23 @@ impl Element for bf16 {
         bf16::from_f32(value)
     }
 
-    fn widen(from: &[bf16], to: &mut [f32]) {
-        // A bfloat16 is the upper half of an f32. Written out because this loop vectorises and
-        // `bf16::to_f32`, which quiets signalling NaNs, does not; arithmetic quiets them anyway.
-        for (wide, narrow) in to.iter_mut().zip(from) {
-            *wide = f32::from_bits(u32::from(narrow.to_bits()) << 16);
+    fn narrow_scaled(from: &[f32], factor: f32, to: &mut [bf16]) {
+        scaled_chunks(from, factor, to, |to, scaled| to.convert_from_f32_slice(scaled));
+    }
+
+    fn elements(from: &[bf16]) -> Elements<'_> {
+        Elements::Bf16(from)
+    }
+}
+
+/// Hands `factor · from` to `convert` in pieces that stay on the stack.
+fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T], convert: impl Fn(&mut [T], &[f32])) {
+    const PIECE: usize = 64;
+    let mut scaled = [0.0; PIECE];
+    for (from, to) in from.chunks(PIECE).zip(to.chunks_mut(PIECE)) {
+        for (scaled, from) in scaled.iter_mut().zip(from) {
+            *scaled = from * factor;
         }
-    }
-
-    fn narrow(from: &[f32], to: &mut [bf16]) {
-        to.convert_from_f32_slice(from);
-    }
-
-    fn as_f32(_: &[bf16]) -> Option<&[f32]> {
-        None
+        convert(to, &scaled[..from.len()]);
     }
 }

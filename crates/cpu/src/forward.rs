@@ -7,9 +7,10 @@ use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
 use crate::output::OutputRows;
-use crate::simd::{Isa, Portable, Simd};
+use crate::simd::{Isa, Portable, Simd, widen};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step};
-use crate::{CpuError, CpuPlan, Element};
+use crate::view::{Inputs, View, origin};
+use crate::{CpuError, CpuPlan, Element, Elements};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
 /// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes.
@@ -26,8 +27,8 @@ pub fn attention<T: Element>(
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
-    check_inputs(problem, q, k, v)?;
-    let origin = check_buffer(problem, Tensor::Out, out.len())?;
+    let inputs = Inputs::check(problem, q, k, v)?;
+    let origin = origin(problem, Tensor::Out, out.len())?;
     let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
         return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
@@ -36,7 +37,7 @@ pub fn attention<T: Element>(
     let (heads, rows) = (problem.heads_q as i64, problem.seq_q as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let call = Call { problem, q, k, v, out, lse, plan };
+    let call = Call { problem, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
@@ -52,48 +53,10 @@ pub fn attention<T: Element>(
     Ok(())
 }
 
-/// Refuses inputs of another type or too short for their tensors.
-pub(crate) fn check_inputs<T: Element>(problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<(), CpuError> {
-    problem.check()?;
-    if T::DTYPE != problem.dtype {
-        return Err(CpuError::DType { slices: T::DTYPE, problem: problem.dtype });
-    }
-    for (tensor, len) in [(Tensor::Q, q.len()), (Tensor::K, k.len()), (Tensor::V, v.len())] {
-        check_buffer(problem, tensor, len)?;
-    }
-    Ok(())
-}
-
-/// Index of element (0, 0, 0, 0) in a buffer of `len` elements.
-fn check_buffer(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
-    let (needed, origin) =
-        problem.span(tensor).ok_or(problem::ProblemError::TooLarge { tensor: tensor.name() })?;
-    if len < needed {
-        return Err(CpuError::BufferTooShort { tensor: tensor.name(), len, needed });
-    }
-    Ok(origin)
-}
-
-/// Row (`batch`, `head`, `row`) of an input that [`check_inputs`] accepted.
-pub(crate) fn row_of<'a, T>(
-    problem: &Problem,
-    tensor: Tensor,
-    data: &'a [T],
-    batch: usize,
-    head: usize,
-    row: usize,
-) -> &'a [T] {
-    let origin = problem.span(tensor).map_or(0, |(_, origin)| origin);
-    let start = origin as i64 + problem.strides(tensor).offset(batch, head, row);
-    &data[start as usize..][..problem.extents(tensor)[3]]
-}
-
 /// One call of [`attention`], checked.
 struct Call<'a, T> {
     problem: &'a Problem,
-    q: &'a [T],
-    k: &'a [T],
-    v: &'a [T],
+    inputs: Inputs<'a, T>,
     out: OutputRows<'a, T>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -166,16 +129,19 @@ impl<T: Element> Call<'_, T> {
 
     /// Query head and row of the `index`-th row of a task's heads.
     fn place(&self, task: Task, index: usize) -> (usize, usize) {
-        (task.head + index / self.problem.seq_q, index % self.problem.seq_q)
+        match index.checked_sub(self.problem.seq_q) {
+            None => (task.head, index), // nearly always, and without a division
+            Some(_) => (task.head + index / self.problem.seq_q, index % self.problem.seq_q),
+        }
     }
 
     fn run_task<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
         let p = self.problem;
         let Scratch { panels, keys, values, weights, rows } = scratch;
         let panels = self.fill_panels(simd, task, panels, rows);
-        let seen: Vec<KeyRange> = panels.iter().map(Panel::seen_by_any).collect();
-        let start = seen.iter().filter(|r| !r.is_empty()).map(|r| r.start).min().unwrap_or(0);
-        let end = seen.iter().map(|r| r.end).max().unwrap_or(0);
+        let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
+        let end = seen.map(|r| r.end).max().unwrap_or(0);
         let block_kv = self.plan.block_kv;
         weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
@@ -184,13 +150,14 @@ impl<T: Element> Call<'_, T> {
             let range = KeyRange { start: first, end: (first + block_kv).min(end) };
             let block = Block {
                 keys: range,
-                k: self.widened(Tensor::K, task.batch, kv_head, range, keys),
-                v: self.widened(Tensor::V, task.batch, kv_head, range, values),
+                k: widen_rows(simd, self.inputs.k, task.batch, kv_head, range, keys),
+                v: widen_rows(simd, self.inputs.v, task.batch, kv_head, range, values),
                 dim: p.head_dim,
                 dim_v: p.head_dim_v,
             };
-            for (panel, seen) in panels.iter_mut().zip(&seen) {
-                if seen.start < range.end && range.start < seen.end {
+            for panel in panels.iter_mut() {
+                if panel.by_any.start < range.end && range.start < panel.by_any.end {
+                    let block = block.up_to(panel.by_any.end);
                     run_step(simd, Step { panel, block, scale, weights });
                 }
             }
@@ -215,20 +182,18 @@ impl<T: Element> Call<'_, T> {
         let needed = (task.last - task.first).div_ceil(widest);
         panels.resize_with(panels.len().max(needed), Panel::new);
         rows.resize(MAX_WIDTH * p.head_dim.max(p.head_dim_v));
-        let sign = if p.softmax_scale() < 0.0 { -1.0 } else { 1.0 };
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
             let count = widest.min(task.last - first);
             panel.reset(count, count.next_multiple_of(S::LANES), p.head_dim, p.head_dim_v);
-            for lane in 0..panel.width {
-                let (head, row) = self.place(task, first + lane.min(count - 1));
-                panel.seen[lane] = p.mask.keys(row, p.seq_q, p.seq_kv);
-                if lane < count {
-                    let q = row_of(p, Tensor::Q, self.q, task.batch, head, row);
-                    let wide = &mut rows[lane * p.head_dim..][..p.head_dim];
-                    T::widen(q, wide);
-                    if sign < 0.0 {
-                        wide.iter_mut().for_each(|x| *x = -*x);
-                    }
+            panel.set_seen(|lane| {
+                let (_, row) = self.place(task, first + lane.min(count - 1));
+                p.mask.keys(row, p.seq_q, p.seq_kv)
+            });
+            for (lane, wide) in rows.chunks_exact_mut(p.head_dim).take(count).enumerate() {
+                let (head, row) = self.place(task, first + lane);
+                widen(simd, T::elements(self.inputs.q.row(task.batch, head, row)), wide);
+                if p.softmax_scale() < 0.0 {
+                    wide.iter_mut().for_each(|x| *x = -*x);
                 }
             }
             simd.transpose(rows, p.head_dim, &mut panel.q, panel.width, count, p.head_dim);
@@ -236,57 +201,26 @@ impl<T: Element> Call<'_, T> {
         &mut panels[..needed]
     }
 
-    /// Keys `range` of a head as dense f32: in place where they already are, otherwise widened into `room`.
-    fn widened<'s>(
-        &'s self,
-        tensor: Tensor,
-        batch: usize,
-        head: usize,
-        range: KeyRange,
-        room: &'s mut Aligned,
-    ) -> &'s [f32] {
-        let p = self.problem;
-        let data = if tensor == Tensor::K { self.k } else { self.v };
-        let (dim, stride) = (p.extents(tensor)[3], p.strides(tensor));
-        let first = row_of(p, tensor, data, batch, head, range.start);
-        if stride.row == dim as i64 {
-            // The rows follow each other: find the block as one slice.
-            let start = (first.as_ptr() as usize - data.as_ptr() as usize) / size_of::<T>();
-            let rows = &data[start..][..range.len() * dim];
-            if let Some(rows) = T::as_f32(rows) {
-                return rows;
-            }
-            T::widen(rows, room.resize(rows.len()));
-            return room;
-        }
-        room.resize(range.len() * dim);
-        for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(dim)) {
-            T::widen(row_of(p, tensor, data, batch, head, row), wide);
-        }
-        room
-    }
-
     /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
-    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &mut Panel, rows: &mut [f32]) {
+    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &Panel, rows: &mut [f32]) {
         let dim_v = self.problem.head_dim_v;
         simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
         for lane in 0..panel.rows {
-            let wide = &mut rows[lane * dim_v..][..dim_v];
-            let sum = panel.sum[lane];
-            if sum == 0.0 {
-                wide.fill(0.0);
-            } else {
-                wide.iter_mut().for_each(|x| *x /= sum);
-            }
+            let wide = &rows[lane * dim_v..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write(task.batch, head, row, wide, panel.shift[lane], sum);
+            self.write([task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
         }
     }
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
-    fn write(&self, batch: usize, head: usize, row: usize, wide: &[f32], shift: f32, sum: f32) {
+    fn write(&self, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
         // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
-        T::narrow(wide, unsafe { self.out.row(batch, head, row) });
+        let out = unsafe { self.out.row(batch, head, row) };
+        if sum == 0.0 {
+            out.fill(T::from_f32(0.0));
+        } else {
+            T::narrow_scaled(wide, 1.0 / sum, out);
+        }
         if let Some(lse) = &self.lse {
             let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;
             // SAFETY: as above; the LSE is dense.
@@ -304,4 +238,29 @@ fn run_step<S: Simd>(simd: S, step: Step<'_>) {
         2 => simd.step::<2>(step),
         _ => simd.step::<1>(step),
     }
+}
+
+/// Rows `range` of a head of K or V as dense f32: in place where they already are, otherwise widened into `room`.
+fn widen_rows<'a, S: Simd, T: Element>(
+    simd: S,
+    view: View<'a, T>,
+    batch: usize,
+    head: usize,
+    range: KeyRange,
+    room: &'a mut Aligned,
+) -> &'a [f32] {
+    let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
+    if let Some(Elements::F32(rows)) = dense {
+        return rows;
+    }
+    room.resize(range.len() * view.dim);
+    match dense {
+        Some(rows) => widen(simd, rows, room),
+        None => {
+            for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(view.dim)) {
+                widen(simd, T::elements(view.row(batch, head, row)), wide);
+            }
+        }
+    }
+    room
 }

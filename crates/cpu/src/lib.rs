@@ -18,8 +18,9 @@ mod output;
 mod plan;
 mod simd;
 mod tile;
+mod view;
 
-pub use element::Element;
+pub use element::{Element, Elements};
 pub use error::CpuError;
 pub use forward::attention;
 pub use oracle::{Reference, oracle, reference_in_precision};

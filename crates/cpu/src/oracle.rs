@@ -3,10 +3,10 @@
 //! Both walk the same road, generic over an [`Arithmetic`]; eight query rows go together, one per lane, so that
 //! every inner loop is a multiplication of a vector by a number. A row block keeps its logits (8 · seq_kv numbers).
 
-use problem::{KeyRange, Problem, Tensor};
+use problem::{KeyRange, Problem};
 use rayon::prelude::*;
 
-use crate::forward::check_inputs;
+use crate::view::{Inputs, View};
 use crate::{CpuError, Element};
 
 /// Outputs of a reference, dense.
@@ -102,21 +102,15 @@ impl<T: Element> Arithmetic for Rounded<T> {
     }
 }
 
-/// Rows of one head of K or V as reals, dense.
+/// `count` rows of one head of K or V as reals, dense.
 fn widen_head<A: Arithmetic, T: Element>(
-    problem: &Problem,
-    tensor: Tensor,
-    data: &[T],
+    view: View<'_, T>,
     batch: usize,
     head: usize,
+    count: usize,
 ) -> Vec<A::Real> {
-    let [_, _, seq, dim] = problem.extents(tensor);
-    let mut wide = Vec::with_capacity(seq * dim);
-    for row in 0..seq {
-        let row = crate::forward::row_of(problem, tensor, data, batch, head, row);
-        wide.extend(row.iter().map(|x| A::real(x.to_f32())));
-    }
-    wide
+    let rows = (0..count).flat_map(|row| view.row(batch, head, row));
+    rows.map(|x| A::real(x.to_f32())).collect()
 }
 
 fn attend<A: Arithmetic, T: Element>(
@@ -125,7 +119,7 @@ fn attend<A: Arithmetic, T: Element>(
     k: &[T],
     v: &[T],
 ) -> Result<Reference, CpuError> {
-    check_inputs(problem, q, k, v)?;
+    let inputs = Inputs::check(problem, q, k, v)?;
     let (heads, rows, dim_v) = (problem.heads_q, problem.seq_q, problem.head_dim_v);
     let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
     let mut lse = vec![0.0; problem.batch * heads * rows];
@@ -136,17 +130,14 @@ fn attend<A: Arithmetic, T: Element>(
     for (index, (out, lse)) in per_head {
         let (batch, head) = (index / heads, index % heads);
         if head % group == 0 {
-            widened.0 = widen_head::<A, T>(problem, Tensor::K, k, batch, head / group);
-            widened.1 = widen_head::<A, T>(problem, Tensor::V, v, batch, head / group);
+            widened.0 = widen_head::<A, T>(inputs.k, batch, head / group, problem.seq_kv);
+            widened.1 = widen_head::<A, T>(inputs.v, batch, head / group, problem.seq_kv);
         }
         let (keys, values) = (&widened.0, &widened.1);
         out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
             |(block, (out, lse))| {
-                let rows: Vec<&[T]> = (0..lse.len())
-                    .map(|lane| {
-                        crate::forward::row_of(problem, Tensor::Q, q, batch, head, block * LANES + lane)
-                    })
-                    .collect();
+                let row = |lane| inputs.q.row(batch, head, block * LANES + lane);
+                let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
                 let seen = |lane| problem.mask.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
                 row_block::<A, T>(problem, &rows, seen, keys, values, out, lse);
             },

@@ -31,11 +31,11 @@ impl CpuPlan {
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
         let threads = rayon::current_num_threads().clamp(1, MAX_THREADS);
         let panel = isa.panel_rows();
-        // Four panels amortise the widening of K and V; fewer when there would be too few tasks to balance.
+        // Panels of a task share each block of K and V, widened and in cache; at least four tasks a thread balance.
         let rows = problem.heads_q.saturating_mul(problem.batch).saturating_mul(problem.seq_q);
         let per_thread = rows / (threads * 4);
-        let block_q = (per_thread / panel).clamp(1, 4) * panel;
-        CpuPlan { isa, threads, block_q, block_kv: 96 }
+        let block_q = (per_thread / panel).clamp(1, 8) * panel;
+        CpuPlan { isa, threads, block_q, block_kv: 128 }
     }
 
     /// Whether this plan can compute `problem` here.

@@ -24,6 +24,10 @@ pub(crate) struct Panel {
     pub rows: usize,
     /// The keys that each row sees; padding repeats the last row's.
     pub seen: [KeyRange; MAX_WIDTH],
+    /// From the first to the last key that any row sees.
+    pub by_any: KeyRange,
+    /// The keys that every row sees.
+    pub by_all: KeyRange,
     /// Qᵀ, `head_dim` rows.
     pub q: Aligned,
     /// Oᵀ before normalisation, `head_dim_v` rows.
@@ -38,10 +42,13 @@ pub(crate) struct Panel {
 
 impl Panel {
     pub(crate) fn new() -> Panel {
+        let none = KeyRange { start: 0, end: 0 };
         Panel {
             width: 0,
             rows: 0,
-            seen: [KeyRange { start: 0, end: 0 }; MAX_WIDTH],
+            seen: [none; MAX_WIDTH],
+            by_any: none,
+            by_all: none,
             q: Aligned::default(),
             out: Aligned::default(),
             max: [0.0; MAX_WIDTH],
@@ -50,26 +57,34 @@ impl Panel {
         }
     }
 
-    /// Makes ready for `rows` new rows in `width` lanes. Q is zero and to be filled.
+    /// Makes ready for `rows` new rows in `width` lanes. Q is to be filled; its padding is zero.
     pub(crate) fn reset(&mut self, rows: usize, width: usize, dim: usize, dim_v: usize) {
         (self.rows, self.width) = (rows, width);
-        self.q.resize(dim * width).fill(0.0);
+        let q = self.q.resize(dim * width);
+        if rows < width {
+            q.fill(0.0);
+        }
         self.out.resize(dim_v * width).fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.shift.fill(0.0);
         self.sum.fill(0.0);
     }
 
-    /// The keys that any row sees.
-    pub(crate) fn seen_by_any(&self) -> KeyRange {
-        let seen = self.seen[..self.rows].iter().filter(|r| !r.is_empty());
-        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
-        KeyRange { start, end: seen.map(|r| r.end).max().unwrap_or(0) }
-    }
-
-    /// Whether every row sees every key of `keys`.
-    fn all_see(&self, keys: KeyRange) -> bool {
-        self.seen[..self.rows].iter().all(|r| r.start <= keys.start && keys.end <= r.end)
+    /// Takes over which keys each lane sees.
+    pub(crate) fn set_seen(&mut self, seen: impl Fn(usize) -> KeyRange) {
+        for (lane, range) in self.seen[..self.width].iter_mut().enumerate() {
+            *range = seen(lane);
+        }
+        let rows = &self.seen[..self.rows];
+        let some = rows.iter().filter(|r| !r.is_empty());
+        self.by_any = KeyRange {
+            start: some.clone().map(|r| r.start).min().unwrap_or(0),
+            end: some.map(|r| r.end).max().unwrap_or(0),
+        };
+        self.by_all = KeyRange {
+            start: rows.iter().map(|r| r.start).max().unwrap_or(0),
+            end: rows.iter().map(|r| r.end).min().unwrap_or(0),
+        };
     }
 }
 
@@ -84,6 +99,15 @@ pub(crate) struct Block<'a> {
     pub v: &'a [f32],
     pub dim: usize,
     pub dim_v: usize,
+}
+
+impl Block<'_> {
+    /// The block without its keys from `end` on.
+    pub(crate) fn up_to(self, end: usize) -> Self {
+        let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
+        let (k, v) = (&self.k[..keys.len() * self.dim], &self.v[..keys.len() * self.dim_v]);
+        Block { keys, k, v, ..self }
+    }
 }
 
 /// One step of the online softmax.
@@ -104,7 +128,7 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let weights = &mut weights[..keys * VECTORS * S::LANES];
     let k = Rows { data: block.k, ld: block.dim };
     gemm::<S, _, VECTORS>(s, k, &panel.q, weights, [keys, block.dim], Init::Zero);
-    let partial = !panel.all_see(block.keys);
+    let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
         mask::<S, VECTORS>(s, panel, block.keys.start, weights);
     }

@@ -1,18 +1,21 @@
-//! AVX2 and FMA: 8 lanes, 16 registers.
+//! AVX2, FMA and F16C: 8 lanes, 16 registers.
 #![allow(unsafe_code)] // intrinsics; an `Avx2` exists only where `detect` found the instructions
 
 use std::arch::x86_64::*;
 
-use super::{Simd, exp2_by_shift, transpose_plain};
+use half::{bf16, f16};
+
+use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::tile::{self, Step};
 
-/// Proof that the processor has AVX2 and FMA.
+/// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
 impl Avx2 {
     pub(crate) fn detect() -> Option<Avx2> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Avx2(()))
+        let arithmetic = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        (arithmetic && is_x86_feature_detected!("f16c")).then_some(Avx2(()))
     }
 }
 
@@ -78,9 +81,39 @@ impl Simd for Avx2 {
         unsafe { compiled::<VECTORS>(self, step) }
     }
 
+    fn widen_f16(self, from: &[f16], to: &mut [f32]) {
+        unsafe { widen_f16(from, to) }
+    }
+
+    fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {
+        unsafe { widen_bf16(from, to) }
+    }
+
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
     }
+}
+
+/// Widens 8 at a time, and what is left one by one.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
+    let whole = from.len() - from.len() % 8;
+    for (from, to) in from.chunks_exact(8).zip(to.chunks_exact_mut(8)) {
+        unsafe {
+            // An f16 is its 16 bits (`repr(transparent)`).
+            let narrow = _mm_loadu_si128(from.as_ptr().cast());
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(narrow));
+        }
+    }
+    for (from, to) in from[whole..].iter().zip(&mut to[whole..]) {
+        *to = from.to_f32();
+    }
+}
+
+/// The plain loop, compiled for AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) fn widen_bf16(from: &[bf16], to: &mut [f32]) {
+    widen_bf16_plain(from, to);
 }
 
 /// Transposes by blocks of 8 × 8, and what is left element by element.

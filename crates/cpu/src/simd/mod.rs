@@ -12,6 +12,8 @@ mod neon;
 
 use std::fmt;
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gemm::{Columns, Init, Rows, gemm};
@@ -22,6 +24,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
 
+use crate::element::Elements;
 use crate::tile::Step;
 
 /// Instruction sets that the kernels are compiled for.
@@ -131,18 +134,24 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
     fn step<const VECTORS: usize>(self, step: Step<'_>);
 
+    /// Widens `from` into `to`, which has the same length.
+    fn widen_f16(self, from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    /// Widens `from` into `to`, which has the same length.
+    fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {
+        widen_bf16_plain(from, to);
+    }
+
     /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
 
-/// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
+/// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴
 /// (Lawson iteration in f64; coefficients rounded to f32).
-pub(crate) const EXP2_FLOOR: [f32; 5] =
-    [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_03, 0.001_867_130_2];
-/// The same for r in [−1/2, 1/2]: error below 1.6·2⁻²⁴.
 #[allow(clippy::approx_constant)] // fitted: it is near ln 2 and need not be it
-pub(crate) const EXP2_NEAREST: [f32; 5] =
-    [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+const EXP2_NEAREST: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 
 /// Horner's rule for `1 + r·q(r)`.
 #[inline(always)]
@@ -166,6 +175,24 @@ fn exp2_by_shift<S: Simd>(s: S, t: S::V, exponent: impl FnOnce(S::V) -> S::V) ->
     // A product, not a sum of exponents, so that a NaN stays one. Below −126 the shifted bits mean nothing.
     let power = s.mul(p, exponent(shifted));
     s.select_lt(t, s.splat(-126.0), s.splat(0.0), power)
+}
+
+/// Widens `from` into `to`, which has the same length.
+pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
+    match from {
+        Elements::F32(from) => to.copy_from_slice(from),
+        Elements::F16(from) => s.widen_f16(from, to),
+        Elements::Bf16(from) => s.widen_bf16(from, to),
+    }
+}
+
+/// A bfloat16 is the upper half of an f32. Written out because this loop vectorises and `bf16::to_f32`, which
+/// quiets signalling NaNs, does not; arithmetic quiets them anyway.
+#[inline(always)]
+fn widen_bf16_plain(from: &[bf16], to: &mut [f32]) {
+    for (wide, narrow) in to.iter_mut().zip(from) {
+        *wide = f32::from_bits(u32::from(narrow.to_bits()) << 16);
+    }
 }
 
 /// Transposition element by element.
@@ -212,6 +239,22 @@ mod tests {
         #[cfg(target_arch = "aarch64")]
         errors.extend(Neon::detect().map(exp2_error));
         assert!(errors.iter().all(|&e| e < 2.0), "{errors:?} units of 2^-23");
+    }
+
+    #[test]
+    fn panels_are_as_wide_as_their_register_tile() {
+        fn width<S: Simd>(_: S) -> usize {
+            S::LANES * S::MAX_VECTORS
+        }
+        assert_eq!(width(Portable), Isa::Portable.panel_rows());
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert!(Avx2::detect().is_none_or(|s| width(s) == Isa::Avx2.panel_rows()));
+            assert!(Avx512::detect().is_none_or(|s| width(s) == Isa::Avx512.panel_rows()));
+        }
+        #[cfg(target_arch = "aarch64")]
+        assert!(Neon::detect().is_none_or(|s| width(s) == Isa::Neon.panel_rows()));
+        assert!(Isa::ALL.into_iter().all(|isa| isa.panel_rows() <= crate::tile::MAX_WIDTH));
     }
 
     #[test]

@@ -10,6 +10,11 @@
 //! A 32-bit register of a warp is [`Lanes32`], indexed by lane; a 64-bit one [`Lanes64`]; 16-bit values sit in
 //! the low half of a 32-bit lane; a predicate is a `u32` with one bit a lane.
 
+pub mod approx;
+pub mod convert;
+mod exact;
+pub mod float;
+pub mod integer;
 pub mod round;
 pub mod tensor;
 

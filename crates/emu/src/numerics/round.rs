@@ -158,7 +158,7 @@ impl Exact {
         // A carry out of the fraction moves into the exponent field by plain addition, also from subnormals.
         let field = (exponent - format.min_exponent()) as u64;
         let bits = (field << format.fraction_bits) + kept;
-        if field >= format.exponent_ones() + 1 || bits > format.max_finite() {
+        if field > format.exponent_ones() || bits > format.max_finite() {
             return sign | overflow(self.negative, format, rounding);
         }
         sign | bits

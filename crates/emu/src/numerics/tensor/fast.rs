@@ -10,6 +10,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::super::Lanes32;
+use super::super::float::lanes::{narrow, widen};
 use super::super::round::Format;
 use super::recipe::{Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
@@ -22,13 +23,17 @@ const RUN: usize = 16;
 /// Above the magnitude of every exponent.
 const EXPONENT_SHIFT: i32 = 512;
 
+/// Below the (shifted) exponent of every product and C that is not zero, above that of every product that is: where
+/// all terms are zero the sum is zero in any unit.
+const SMALLEST: u32 = (2 * EXPONENT_SHIFT - 260) as u32;
+
 /// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
 struct Side<const K: usize, const W: usize> {
     /// All bits set where negative.
     sign: [[u32; W]; K],
     magnitude: [[u32; W]; K],
-    /// That of the leading bit of the format, also for subnormals and zero, shifted to be positive:
-    /// [`EXPONENT_SHIFT`] for a factor, twice that for a product and for C.
+    /// That of the leading bit of the format, also for subnormals, shifted to be positive by [`EXPONENT_SHIFT`] for a
+    /// factor, twice that for a product and for C; 0 for zero.
     exponent: [[u32; W]; K],
 }
 
@@ -115,9 +120,7 @@ impl Finite<'_> {
             }
         }
         if recipe.order == Order::SplitPairs {
-            for (sum, given) in bits.as_flattened_mut().iter_mut().zip(given.as_flattened()) {
-                *sum = reference::add_rounded(kind.accumulator(), *given, *sum);
-            }
+            add_rounded(kind.accumulator(), bits.as_flattened_mut(), given.as_flattened());
         }
         scatter(kind.accumulator(), &bits, d);
         Some(())
@@ -194,13 +197,17 @@ fn decode_side<const K: usize, const W: usize>(
     let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
     let hidden = 1 << format.fraction_bits;
     let mut largest = [0; W];
-    for i in 0..K {
-        for j in 0..W {
-            let x = bits[i][j];
+    for (i, bits) in bits.iter().enumerate() {
+        for (j, &x) in bits.iter().enumerate() {
             let field = (x & all) >> format.fraction_bits;
             let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
             side.magnitude[i][j] = magnitude << up;
-            side.exponent[i][j] = field.max(1).wrapping_add((exponent_shift - format.bias()) as u32);
+            // Zero does not take part in the choice of the largest exponent.
+            side.exponent[i][j] = if x & all == 0 {
+                0
+            } else {
+                field.max(1).wrapping_add((exponent_shift - format.bias()) as u32)
+            };
             side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
             largest[j] = largest[j].max(x & all);
         }
@@ -221,7 +228,7 @@ fn gather_sums(accumulator: Accumulator, c: &[Lanes32]) -> [[u32; ROWS]; COLUMNS
                         bits[2 * place][8 * (index & 1) + group] = word & 0xFFFF;
                         bits[2 * place + 1][8 * (index & 1) + group] = word >> 16;
                     }
-                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group] = word,
+                    _ => bits[2 * place + index % 2][8 * (index / 2 % 2) + group] = word,
                 }
             }
         }
@@ -239,10 +246,25 @@ fn scatter(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], d: &mut [Lan
                         let row = 8 * (index & 1) + group;
                         bits[2 * place][row] | bits[2 * place + 1][row] << 16
                     }
-                    _ => bits[2 * place + index % 2][8 * (index / 2 & 1) + group],
+                    _ => bits[2 * place + index % 2][8 * (index / 2 % 2) + group],
                 };
             }
         }
+    }
+}
+
+/// FADD or HADD2: adds `given` to `sums`, to nearest even.
+#[inline(always)]
+fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
+    for (sum, &given) in sums.iter_mut().zip(given) {
+        *sum = match accumulator {
+            // Two f16 have at most 51 bits between them: their f64 sum is exact.
+            Accumulator::F16 => narrow::<10, 5>(widen::<10>(given) + widen::<10>(*sum)),
+            _ => {
+                let sum = f32::from_bits(given) + f32::from_bits(*sum);
+                if sum.is_nan() { 0x7FFF_FFFF } else { sum.to_bits() }
+            }
+        };
     }
 }
 
@@ -271,7 +293,7 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
     column: usize,
     start: usize,
 ) -> ([f64; ROWS], [u32; ROWS]) {
-    let mut largest = c.exponent[column];
+    let mut largest = c.exponent[column].map(|exponent| exponent.max(SMALLEST));
     for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
         for k in start..start + CHUNK {
             let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
@@ -351,21 +373,14 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+/// Rounds to nearest even f16.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let value = total[row] * power_of_two(unit_exponent(largest[row], recipe));
-        let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(Format::F16.min_exponent(), 100);
-        let magic = power_of_two(exponent - 10 + 52) * 1.5;
-        let rounded = ((value + magic) - magic) as f32;
-        let magnitude = rounded.abs();
-        let sign = value.to_bits() >> 63 << 15;
-        // An f16 is an f32 with another bias and 13 bits fewer; below 2^-14 it counts units of 2^-24.
-        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(0x7C00);
-        let subnormal = (magnitude * 2f32.powi(24)) as u32;
-        bits[row] = sign as u32 | if magnitude < 2f32.powi(-14) { subnormal } else { normal };
+        let rounded = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
+        // A negative sum that rounds to zero gives +0.
+        bits[row] = if rounded == 0x8000 { 0 } else { rounded };
     }
     bits
 }

@@ -9,12 +9,12 @@ pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [
     let shape = kind.shape();
     let mut matrix_a = [[0i32; 16]; 32];
     let mut matrix_b = [[0i32; 8]; 32];
-    for k in 0..shape.k {
-        for (row, slot) in matrix_a[k].iter_mut().enumerate().take(shape.m) {
+    for (k, (rows, columns)) in matrix_a.iter_mut().zip(&mut matrix_b).enumerate().take(shape.k) {
+        for (row, slot) in rows.iter_mut().enumerate().take(shape.m) {
             let (register, lane) = layout::locate_a(shape, 4, row, k);
             *slot = byte(kind.a(), a[register][lane], k);
         }
-        for (column, slot) in matrix_b[k].iter_mut().enumerate() {
+        for (column, slot) in columns.iter_mut().enumerate() {
             let (register, lane) = layout::locate_b(4, k, column);
             *slot = byte(kind.b(), b[register][lane], k);
         }
@@ -23,9 +23,9 @@ pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [
     for column in 0..shape.n {
         // At most 32 products of 16 bits: no partial sum leaves 32 bits.
         let mut sums = [0i32; 16];
-        for k in 0..shape.k {
-            for row in 0..16 {
-                sums[row] += matrix_a[k][row] * matrix_b[k][column];
+        for (rows, columns) in matrix_a.iter().zip(&matrix_b).take(shape.k) {
+            for (sum, factor) in sums.iter_mut().zip(rows) {
+                *sum += factor * columns[column];
             }
         }
         for (row, &sum) in sums.iter().enumerate().take(shape.m) {

@@ -1,0 +1,170 @@
+//! What is counted while a kernel runs.
+
+use crate::trace::{atomic_passes, shared_passes};
+
+/// Counts of one instruction over all warps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counter {
+    /// Line of the PTX text.
+    pub line: u32,
+    /// Warp instructions issued, those with no active lane included.
+    pub issues: u64,
+    /// Active lanes, summed over the issues.
+    pub lanes: u64,
+    /// Warp accesses to shared memory.
+    pub shared_accesses: u64,
+    /// Wavefronts they took: passes over the 32 banks.
+    pub shared_passes: u64,
+    /// Wavefronts they would have taken without conflicts.
+    pub shared_ideal: u64,
+    /// Bytes moved to or from shared memory.
+    pub shared_bytes: u64,
+    /// Warp accesses to global memory.
+    pub global_accesses: u64,
+    /// 32-byte sectors they touched.
+    pub global_sectors: u64,
+    /// Bytes asked of global memory.
+    pub global_bytes: u64,
+    /// Bytes moved to or from local memory.
+    pub local_bytes: u64,
+}
+
+impl Counter {
+    fn add(&mut self, other: &Counter) {
+        self.line = other.line;
+        self.issues += other.issues;
+        self.lanes += other.lanes;
+        self.shared_accesses += other.shared_accesses;
+        self.shared_passes += other.shared_passes;
+        self.shared_ideal += other.shared_ideal;
+        self.shared_bytes += other.shared_bytes;
+        self.global_accesses += other.global_accesses;
+        self.global_sectors += other.global_sectors;
+        self.global_bytes += other.global_bytes;
+        self.local_bytes += other.local_bytes;
+    }
+
+    /// Times more wavefronts than without bank conflicts; 1 where shared memory is not accessed.
+    pub fn conflict_degree(&self) -> f64 {
+        if self.shared_ideal == 0 { 1.0 } else { self.shared_passes as f64 / self.shared_ideal as f64 }
+    }
+
+    /// Counts a shared-memory access.
+    pub(crate) fn shared(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32, atomic: bool) {
+        let moved = u64::from(lanes.count_ones() * bytes);
+        let passes = match atomic {
+            true => atomic_passes(lanes, addresses, bytes),
+            false => passes(lanes, addresses, bytes),
+        };
+        self.shared_accesses += 1;
+        self.shared_passes += u64::from(passes);
+        self.shared_ideal += ideal_passes(lanes, addresses, bytes).min(u64::from(passes));
+        self.shared_bytes += moved;
+    }
+
+    /// Counts a global-memory access.
+    pub(crate) fn global(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) {
+        self.global_accesses += 1;
+        self.global_sectors += sectors(lanes, addresses, bytes);
+        self.global_bytes += u64::from(lanes.count_ones() * bytes);
+    }
+}
+
+/// [`shared_passes`], with a short way for lanes in a row.
+fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
+    let in_a_row = |step: u64| (1..32).all(|l| addresses[l] == addresses[0].wrapping_add(l as u64 * step));
+    if lanes == !0 && bytes >= 4 && addresses[0] % 4 == 0 && in_a_row(u64::from(bytes)) {
+        return bytes / 4;
+    }
+    if lanes == !0 && bytes == 4 && in_a_row(0) {
+        return 1;
+    }
+    shared_passes(lanes, addresses, bytes)
+}
+
+/// Passes that the distinct words need at 128 bytes a pass.
+fn ideal_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
+    let words = u64::from(bytes.div_ceil(4));
+    let mut starts = [0; 32];
+    let mut count = 0;
+    for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
+        starts[count] = addresses[lane] / 4;
+        count += 1;
+    }
+    let starts = &mut starts[..count];
+    if !starts.is_sorted() {
+        starts.sort_unstable();
+    }
+    let distinct = u64::from(count > 0) + starts.windows(2).filter(|w| w[0] != w[1]).count() as u64;
+    (distinct * words).div_ceil(32).max(1)
+}
+
+/// Distinct 32-byte sectors.
+fn sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
+    let mut list = [0; 64];
+    let mut count = 0;
+    for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
+        let (first, last) = (addresses[lane] / 32, addresses[lane].saturating_add(u64::from(bytes) - 1) / 32);
+        list[count] = first;
+        list[count + 1] = last;
+        count += 2;
+    }
+    let list = &mut list[..count];
+    if !list.is_sorted() {
+        list.sort_unstable();
+    }
+    u64::from(count > 0) + list.windows(2).filter(|w| w[0] != w[1]).count() as u64
+}
+
+/// Counts of a whole run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counters {
+    /// One for each instruction of the module, indexed as [`trace::Event::pc`](crate::trace::Event::pc).
+    pub instructions: Vec<Counter>,
+    /// Static and dynamic shared memory of a CTA in bytes.
+    pub shared_bytes: u32,
+    /// Warps of a CTA.
+    pub warps: u32,
+    /// CTA barriers that a warp passed, summed over warps.
+    pub barriers: u64,
+    /// Warp instructions issued with at most one active lane.
+    pub single_lane_issues: u64,
+    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one CTA-wide barrier and the
+    /// next: while they run, the others wait.
+    pub lone_warp_issues: u64,
+    /// Warp instructions of the busiest warp, summed over the intervals between barriers: the critical path.
+    pub critical_issues: u64,
+}
+
+impl Counters {
+    pub(crate) fn add(&mut self, other: &Counters) {
+        if self.instructions.len() < other.instructions.len() {
+            self.instructions.resize(other.instructions.len(), Counter::default());
+        }
+        for (mine, theirs) in self.instructions.iter_mut().zip(&other.instructions) {
+            mine.add(theirs);
+        }
+        self.shared_bytes = other.shared_bytes;
+        self.warps = other.warps;
+        self.barriers += other.barriers;
+        self.single_lane_issues += other.single_lane_issues;
+        self.lone_warp_issues += other.lone_warp_issues;
+        self.critical_issues += other.critical_issues;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_short_ways_agree() {
+        for (step, bytes) in [(4u64, 4), (0, 4), (8, 8), (16, 16), (128, 4)] {
+            let addresses = std::array::from_fn(|l| 1024 + l as u64 * step);
+            assert_eq!(passes(!0, &addresses, bytes), shared_passes(!0, &addresses, bytes), "step {step}");
+        }
+        let row = std::array::from_fn(|l| 4 * l as u64);
+        assert_eq!((sectors(!0, &row, 4), ideal_passes(!0, &row, 4)), (4, 1));
+        assert_eq!(ideal_passes(!0, &row.map(|a| 32 * a), 4), 1);
+    }
+}

@@ -1,0 +1,147 @@
+//! Immediate post-dominators: where lanes that part at a branch meet again (Cooper, Harvey & Kennedy, "A Simple, Fast
+//! Dominance Algorithm", on the reversed graph).
+
+use ptx::Op;
+
+use super::{Inst, NOWHERE};
+
+/// Sets `reconverge` of every instruction in `start..end` at which lanes can part.
+pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end: u32) {
+    if start == end {
+        return;
+    }
+    let leaders = leaders(code, targets, start, end);
+    let block_of = |pc: u32| leaders.partition_point(|l| *l <= pc) - 1;
+    let exit = leaders.len();
+    let mut successors: Vec<Vec<usize>> = Vec::with_capacity(exit);
+    for (b, _) in leaders.iter().enumerate() {
+        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
+        let next = successors_of(&code[last as usize], last, targets)
+            .into_iter()
+            .map(|pc| if (start..end).contains(&pc) { block_of(pc) } else { exit })
+            .collect();
+        successors.push(next);
+    }
+    let ipdom = post_dominators(&successors, exit);
+    for (b, parent) in ipdom.iter().enumerate().take(exit) {
+        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
+        code[last as usize].reconverge =
+            parent.filter(|p| *p != exit).map_or(NOWHERE, |p| leaders[p]);
+    }
+}
+
+fn is_end(inst: &Inst) -> bool {
+    matches!(inst.op, Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret { .. } | Op::Exit | Op::Trap)
+}
+
+fn leaders(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Vec<u32> {
+    let mut leaders = vec![start];
+    for pc in start..end {
+        let inst = &code[pc as usize];
+        if is_end(inst) {
+            leaders.push(pc + 1);
+            leaders.extend(jump_targets(inst, targets));
+        }
+    }
+    leaders.retain(|pc| (start..end).contains(pc));
+    leaders.sort_unstable();
+    leaders.dedup();
+    leaders
+}
+
+fn jump_targets<'a>(inst: &'a Inst, targets: &'a [u32]) -> &'a [u32] {
+    match inst.op {
+        Op::Bra { .. } => std::slice::from_ref(&inst.target),
+        Op::BrxIdx { .. } => &targets[inst.list.0 as usize..][..usize::from(inst.list.1)],
+        _ => &[],
+    }
+}
+
+fn successors_of(inst: &Inst, pc: u32, targets: &[u32]) -> Vec<u32> {
+    let mut next = jump_targets(inst, targets).to_vec();
+    if !is_end(inst) || inst.guard.is_some() {
+        next.push(pc + 1);
+    }
+    if matches!(inst.op, Op::Ret { .. } | Op::Exit | Op::Trap) {
+        next.push(NOWHERE);
+    }
+    next
+}
+
+/// Immediate post-dominator of each block; `None` where no path leads to the exit.
+fn post_dominators(successors: &[Vec<usize>], exit: usize) -> Vec<Option<usize>> {
+    let mut predecessors = vec![Vec::new(); exit + 1];
+    for (b, next) in successors.iter().enumerate() {
+        next.iter().for_each(|n| predecessors[*n].push(b));
+    }
+    let order = post_order(&predecessors, exit);
+    let mut rank = vec![usize::MAX; exit + 1];
+    order.iter().enumerate().for_each(|(r, b)| rank[*b] = r);
+    let mut ipdom: Vec<Option<usize>> = vec![None; exit + 1];
+    ipdom[exit] = Some(exit);
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for &b in order.iter().rev().filter(|b| **b != exit) {
+            let mut new = None;
+            for &s in successors[b].iter().filter(|s| rank[**s] != usize::MAX) {
+                new = match (new, ipdom[s]) {
+                    (new, None) => new,
+                    (None, Some(_)) => Some(s),
+                    (Some(mut x), Some(_)) => {
+                        let mut y = s;
+                        while x != y {
+                            // A processed block's chain ends at the exit, so these are never None.
+                            while rank[x] < rank[y] {
+                                x = ipdom[x].unwrap_or(exit);
+                            }
+                            while rank[y] < rank[x] {
+                                y = ipdom[y].unwrap_or(exit);
+                            }
+                        }
+                        Some(x)
+                    }
+                };
+            }
+            if ipdom[b] != new {
+                ipdom[b] = new;
+                changed = true;
+            }
+        }
+    }
+    ipdom[exit] = None;
+    ipdom
+}
+
+fn post_order(edges: &[Vec<usize>], root: usize) -> Vec<usize> {
+    let mut seen = vec![false; edges.len()];
+    let mut order = Vec::new();
+    let mut stack = vec![(root, 0)];
+    seen[root] = true;
+    while let Some((node, next)) = stack.pop() {
+        match edges[node].get(next) {
+            Some(&child) => {
+                stack.push((node, next + 1));
+                if !std::mem::replace(&mut seen[child], true) {
+                    stack.push((child, 0));
+                }
+            }
+            None => order.push(node),
+        }
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::post_dominators;
+
+    #[test]
+    fn diamonds_and_loops() {
+        // 0 → 1, 2; 1 → 3; 2 → 3; 3 → 0 or exit (4).
+        let graph = [vec![1, 2], vec![3], vec![3], vec![0, 4]];
+        assert_eq!(post_dominators(&graph, 4), [Some(3), Some(3), Some(3), Some(4), None]);
+        // A loop without a way out has none.
+        assert_eq!(post_dominators(&[vec![1, 2], vec![1]], 2), [Some(2), None, None]);
+    }
+}

@@ -1,0 +1,208 @@
+use std::collections::HashMap;
+
+use ptx::{Function, Initializer, Module, Name, ParamSpace, Space, Variable};
+
+use crate::EmuError;
+use crate::memory::{CONST_BASE, GlobalMemory, LOCAL_BASE, SHARED_BASE};
+
+/// A module-scope `.global` variable.
+#[derive(Clone, Debug)]
+pub(crate) struct VariableRegion {
+    pub name: String,
+    pub contents: Vec<u8>,
+}
+
+/// A variable of shared memory, for findings.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedVariable {
+    pub name: String,
+    /// Bytes from the start of shared memory.
+    pub start: u32,
+    pub bytes: u32,
+}
+
+/// Local variables and call parameters of a function, from its frame pointer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frame {
+    offsets: HashMap<Name, u32>,
+    pub bytes: u32,
+}
+
+impl Frame {
+    pub fn offset_of(&self, name: &str) -> Option<u32> {
+        self.offsets.get(name).copied()
+    }
+
+    fn place(&mut self, name: &Name, align: u32, bytes: u32) {
+        let at = self.bytes.next_multiple_of(align.max(1));
+        self.offsets.insert(name.clone(), at);
+        self.bytes = at + bytes;
+    }
+}
+
+/// Where every variable lies.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layout {
+    /// Addresses in their own space; local variables are in `frames`.
+    symbols: HashMap<Name, (Space, u64)>,
+    pub shared: Vec<SharedVariable>,
+    /// Static and dynamic shared memory in bytes.
+    pub shared_bytes: u32,
+    pub constants: Vec<u8>,
+    pub variables: Vec<VariableRegion>,
+    pub frames: Vec<Frame>,
+}
+
+impl Layout {
+    pub fn new(
+        module: &Module,
+        functions: &[&Function],
+        buffers: usize,
+        dynamic_shared: u32,
+    ) -> Result<Layout, EmuError> {
+        let mut layout = Layout::default();
+        let inner = functions.iter().flat_map(|f| f.body.iter().flat_map(|b| &b.variables));
+        for variable in module.variables().chain(inner) {
+            layout.place(variable, buffers);
+        }
+        layout.place_dynamic(module, dynamic_shared);
+        for function in functions {
+            layout.frame(function);
+        }
+        layout.initialise(module)?;
+        Ok(layout)
+    }
+
+    /// Address of a symbol in its space.
+    pub fn symbol(&self, name: &str) -> Option<(Space, u64)> {
+        self.symbols.get(name).copied()
+    }
+
+    fn place(&mut self, variable: &Variable, buffers: usize) {
+        let (align, bytes) = (variable.align.max(1), variable.bytes() as u32);
+        let dynamic = variable.bytes() == 0;
+        match variable.space {
+            Space::Shared | Space::SharedCluster if !dynamic => {
+                let start = self.shared_bytes.next_multiple_of(align);
+                self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes });
+                self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
+                self.shared_bytes = start + bytes;
+            }
+            Space::Const => {
+                let start = self.constants.len().next_multiple_of(align as usize);
+                self.constants.resize(start + bytes as usize, 0);
+                self.symbols.insert(variable.name.clone(), (Space::Const, CONST_BASE + start as u64));
+            }
+            Space::Global => {
+                let index = buffers + self.variables.len();
+                self.variables.push(VariableRegion {
+                    name: variable.name.to_string(),
+                    contents: vec![0; variable.bytes() as usize],
+                });
+                self.symbols.insert(variable.name.clone(), (Space::Global, GlobalMemory::base(index)));
+            }
+            _ => {}
+        }
+    }
+
+    /// All `extern .shared` arrays begin where static shared memory ends.
+    fn place_dynamic(&mut self, module: &Module, dynamic: u32) {
+        let is_dynamic = |v: &&Variable| v.space == Space::Shared && v.bytes() == 0;
+        let align = module.variables().filter(is_dynamic).map(|v| v.align).max().unwrap_or(16).max(16);
+        if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
+            return;
+        }
+        let start = self.shared_bytes.next_multiple_of(align);
+        for variable in module.variables().filter(is_dynamic) {
+            let address = SHARED_BASE + u64::from(start);
+            self.symbols.insert(variable.name.clone(), (Space::Shared, address));
+            self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes: dynamic });
+        }
+        self.shared_bytes = start + dynamic;
+    }
+
+    fn frame(&mut self, function: &Function) {
+        let mut frame = Frame::default();
+        let is_func = function.kind == ptx::FunctionKind::Func;
+        for param in function.params.iter().chain(&function.returns) {
+            if is_func && param.space == ParamSpace::Param {
+                frame.place(&param.name, param.align, param.bytes());
+            }
+        }
+        for v in function.body.iter().flat_map(|b| &b.variables) {
+            if matches!(v.space, Space::Local | Space::Param) {
+                frame.place(&v.name, v.align, v.bytes() as u32);
+            }
+        }
+        frame.bytes = frame.bytes.next_multiple_of(16);
+        if !is_func {
+            let mut at = 0;
+            for param in &function.params {
+                at = u32::next_multiple_of(at, param.align.max(1));
+                self.symbols.insert(param_key(&function.name, &param.name), (Space::Param, u64::from(at)));
+                at += param.bytes();
+            }
+        }
+        self.frames.push(frame);
+    }
+
+    /// Address of a parameter of an entry.
+    pub fn entry_param(&self, entry: &str, name: &str) -> Option<u64> {
+        self.symbol(&param_key(entry, name)).map(|(_, address)| address)
+    }
+
+    fn initialise(&mut self, module: &Module) -> Result<(), EmuError> {
+        let mut global = 0;
+        for variable in module.variables() {
+            let contents = match &variable.init {
+                None => Vec::new(),
+                Some(Initializer::Bytes(bytes)) => bytes.clone(),
+                Some(Initializer::Addresses(list)) => self.addresses(list)?,
+            };
+            let target = match (variable.space, self.symbol(&variable.name)) {
+                (Space::Global, _) => {
+                    global += 1;
+                    &mut self.variables[global - 1].contents[..]
+                }
+                (Space::Const, Some((_, at))) => &mut self.constants[(at - CONST_BASE) as usize..],
+                _ => continue,
+            };
+            let bytes = contents.len().min(target.len());
+            target[..bytes].copy_from_slice(&contents[..bytes]);
+        }
+        Ok(())
+    }
+
+    fn addresses(&self, list: &[(Name, i64)]) -> Result<Vec<u8>, EmuError> {
+        let mut bytes = Vec::new();
+        for (name, offset) in list {
+            let (space, address) = self.symbol(name).ok_or_else(|| EmuError::Malformed {
+                line: 0,
+                what: format!("an initial value names `{name}`, which is not a variable"),
+            })?;
+            let generic = crate::memory::window(space) + address;
+            bytes.extend(generic.wrapping_add_signed(*offset).to_le_bytes());
+        }
+        Ok(bytes)
+    }
+
+    /// Name and offset of a place in shared memory, from the start of shared memory.
+    pub fn shared_place(&self, offset: i64) -> (String, i64) {
+        let inside = |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
+        let nearest = self.shared.iter().find(inside).or_else(|| {
+            self.shared.iter().min_by_key(|v| (offset - i64::from(v.start)).abs().min((offset - i64::from(v.start + v.bytes)).abs()))
+        });
+        match nearest {
+            Some(v) => (v.name.clone(), offset - i64::from(v.start)),
+            None => (String::new(), offset),
+        }
+    }
+}
+
+/// Parameters of different entries may share a name.
+fn param_key(entry: &str, name: &str) -> Name {
+    format!("{entry}({name})").into()
+}
+
+/// First address of local memory in its space.
+pub(crate) const FRAME_BASE: u64 = LOCAL_BASE;

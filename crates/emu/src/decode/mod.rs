@@ -1,0 +1,435 @@
+//! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
+//! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
+
+mod flow;
+mod layout;
+mod operands;
+
+use std::collections::HashMap;
+
+use ptx::{Function, Kernel, Module, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
+
+pub(crate) use layout::Layout;
+pub(crate) use operands::{scope_strength, strength};
+
+use crate::EmuError;
+
+/// No instruction: there is no point of reconvergence.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+
+/// Which register file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Class {
+    /// 8, 16 and 32 bits.
+    W32,
+    W64,
+    Pred,
+    /// Nothing: a result not wanted, an operand not there.
+    Sink,
+}
+
+impl Class {
+    pub fn of(ty: Type) -> Class {
+        match ty.bits() {
+            1 if ty == Type::Pred => Class::Pred,
+            64 => Class::W64,
+            _ => Class::W32,
+        }
+    }
+}
+
+/// A register, constant or special register: constants are registers that are never written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Slot {
+    pub class: Class,
+    pub index: u16,
+}
+
+impl Slot {
+    pub const NONE: Slot = Slot { class: Class::Sink, index: 0 };
+
+    #[inline(always)]
+    pub fn at(self) -> usize {
+        usize::from(self.index)
+    }
+
+    pub fn is_some(self) -> bool {
+        self.class != Class::Sink
+    }
+}
+
+/// A decoded instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct Inst {
+    pub op: Op,
+    pub line: u32,
+    /// Index among the module's instructions, as events of traces and counters have it.
+    pub number: u32,
+    /// Predicate and whether it is negated.
+    pub guard: Option<(u16, bool)>,
+    /// Results; the second is the predicate of a pair.
+    pub d: [Slot; 2],
+    /// Sources.
+    pub s: [Slot; 4],
+    /// Bit i: predicate source i is negated.
+    pub negated: u8,
+    /// Address: base and offset in `space`.
+    pub base: Slot,
+    pub offset: i64,
+    pub space: Space,
+    /// Branch target, index of a call, or [`CLOCK`].
+    pub target: u32,
+    /// Where lanes that part here meet again.
+    pub reconverge: u32,
+    /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
+    pub list: (u32, u16),
+    /// Start of the source address of cp.async.
+    pub source: (Slot, i64),
+}
+
+/// `target` of a `mov` from a clock.
+pub(crate) const CLOCK: u32 = 1;
+
+/// How bytes or a register get from caller to callee or back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transfer {
+    /// Registers.
+    Register { from: Slot, to: Slot },
+    /// Bytes of local memory; offsets from the caller's and the callee's frame.
+    Bytes { caller: u32, callee: u32, bytes: u32 },
+}
+
+/// A call.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub callee: usize,
+    pub arguments: Vec<Transfer>,
+    pub results: Vec<Transfer>,
+}
+
+/// What execution needs to know of a function.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FunctionInfo {
+    pub name: String,
+    /// First instruction, and one past the last.
+    pub start: u32,
+    pub end: u32,
+    /// Registers per class: first and count.
+    pub w32: (u16, u16),
+    pub w64: (u16, u16),
+    pub pred: (u16, u16),
+    /// Bytes of local memory per thread.
+    pub frame: u32,
+}
+
+/// A kernel ready to run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub code: Vec<Inst>,
+    pub pool: Vec<Slot>,
+    pub targets: Vec<u32>,
+    pub calls: Vec<Call>,
+    pub functions: Vec<FunctionInfo>,
+    pub entry: usize,
+    /// Slots per class.
+    pub sizes: [usize; 3],
+    pub constants: Vec<(Slot, u64)>,
+    pub specials: Vec<(Slot, SpecialReg)>,
+    /// Frame pointer into local memory.
+    pub frame_pointer: Slot,
+    pub layout: Layout,
+    /// Bytes of parameters of the entry.
+    pub params: Vec<u8>,
+    /// Narrowest access to shared and to global memory.
+    pub granules: [u32; 2],
+    /// CTAs may communicate: atomics, or strong accesses to global memory.
+    pub communicates: bool,
+}
+
+/// Decodes the kernel's entry and what it calls.
+pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuError> {
+    let module = &kernel.module;
+    let functions: Vec<&Function> = module.functions().collect();
+    let entry = functions
+        .iter()
+        .position(|f| f.kind == ptx::FunctionKind::Entry && f.body.is_some() && *f.name == *kernel.entry)
+        .ok_or_else(|| EmuError::NoEntry {
+            name: kernel.entry.clone(),
+            available: module.entries().map(|f| f.name.to_string()).collect(),
+        })?;
+    let reached = reachable(&functions, entry);
+    let layout = Layout::new(module, &functions, buffers, kernel.launch.dynamic_shared)?;
+    let mut decoder = Decoder {
+        module,
+        functions: &functions,
+        layout: &layout,
+        current: 0,
+        line: 0,
+        number: 0,
+        infos: Vec::new(),
+        next: [0; 3],
+        registers: Vec::new(),
+        constants: HashMap::new(),
+        specials: HashMap::new(),
+        frame_pointer: Slot { class: Class::W64, index: 0 },
+        labels: Vec::new(),
+        code: Vec::new(),
+        pool: Vec::new(),
+        targets: Vec::new(),
+        calls: Vec::new(),
+        granules: [16, 16],
+        communicates: false,
+    };
+    decoder.assign_registers(&reached)?;
+    for (index, function) in functions.iter().enumerate() {
+        decoder.function(index, function, reached[index])?;
+    }
+    let Decoder {
+        infos,
+        next,
+        constants,
+        specials,
+        frame_pointer,
+        code,
+        pool,
+        targets,
+        calls,
+        granules,
+        communicates,
+        ..
+    } = decoder;
+    let mut program = Program {
+        code,
+        pool,
+        targets,
+        calls,
+        functions: infos,
+        entry,
+        sizes: next.map(|n| n as usize),
+        constants: constants.into_iter().map(|((_, value), slot)| (slot, value)).collect(),
+        specials: specials.into_iter().map(|(special, slot)| (slot, special)).collect(),
+        frame_pointer,
+        layout,
+        params: Vec::new(),
+        granules,
+        communicates,
+    };
+    for info in program.functions.clone() {
+        flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
+    }
+    Ok(program)
+}
+
+/// The functions that the entry may run.
+fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
+    let mut reached = vec![false; functions.len()];
+    let mut work = vec![entry];
+    while let Some(index) = work.pop() {
+        if std::mem::replace(&mut reached[index], true) {
+            continue;
+        }
+        let statements = functions[index].body.iter().flat_map(|b| &b.statements);
+        for statement in statements {
+            let Statement::Inst(inst) = statement else { continue };
+            for operand in &inst.operands {
+                if let Operand::Function(name) = operand {
+                    work.extend(functions.iter().position(|f| f.name == *name && f.body.is_some()));
+                }
+            }
+        }
+    }
+    reached
+}
+
+/// State of decoding.
+struct Decoder<'m> {
+    module: &'m Module,
+    functions: &'m [&'m Function],
+    layout: &'m Layout,
+    /// The function being decoded, and the line.
+    current: usize,
+    line: u32,
+    number: u32,
+    infos: Vec<FunctionInfo>,
+    /// Next free slot per class.
+    next: [u32; 3],
+    /// Slots of each function's registers.
+    registers: Vec<Vec<Slot>>,
+    constants: HashMap<(Class, u64), Slot>,
+    specials: HashMap<SpecialReg, Slot>,
+    frame_pointer: Slot,
+    /// Instruction index of each label of the current function.
+    labels: Vec<u32>,
+    code: Vec<Inst>,
+    pool: Vec<Slot>,
+    targets: Vec<u32>,
+    calls: Vec<Call>,
+    granules: [u32; 2],
+    communicates: bool,
+}
+
+impl Decoder<'_> {
+    fn assign_registers(&mut self, reached: &[bool]) -> Result<(), EmuError> {
+        self.frame_pointer = self.new_slot(Class::W64)?;
+        for (index, function) in self.functions.iter().enumerate() {
+            let before = self.next.map(|n| n as u16);
+            let mut slots = Vec::new();
+            for register in function.body.iter().filter(|_| reached[index]).flat_map(|b| &b.registers) {
+                slots.push(if register.ty == Type::B128 {
+                    Slot::NONE
+                } else {
+                    self.new_slot(Class::of(register.ty))?
+                });
+            }
+            let count = |class: usize| (before[class], self.next[class] as u16 - before[class]);
+            self.infos.push(FunctionInfo {
+                name: function.name.to_string(),
+                w32: count(0),
+                w64: count(1),
+                pred: count(2),
+                frame: self.layout.frames[index].bytes,
+                ..FunctionInfo::default()
+            });
+            self.registers.push(slots);
+        }
+        Ok(())
+    }
+
+    fn new_slot(&mut self, class: Class) -> Result<Slot, EmuError> {
+        let next = &mut self.next[class as usize];
+        let index = u16::try_from(*next)
+            .map_err(|_| EmuError::Unsupported { line: 0, what: "more than 65536 registers of a width".into() })?;
+        *next += 1;
+        Ok(Slot { class, index })
+    }
+
+    fn constant(&mut self, class: Class, value: u64) -> Result<Slot, EmuError> {
+        let value = if class == Class::W32 { value & 0xffff_ffff } else { value };
+        if let Some(slot) = self.constants.get(&(class, value)) {
+            return Ok(*slot);
+        }
+        let slot = self.new_slot(class)?;
+        self.constants.insert((class, value), slot);
+        Ok(slot)
+    }
+
+    fn function(&mut self, index: usize, function: &Function, reached: bool) -> Result<(), EmuError> {
+        self.current = index;
+        self.infos[index].start = self.code.len() as u32;
+        if let Some(body) = &function.body {
+            let mut at = self.code.len() as u32;
+            self.labels = vec![NOWHERE; body.labels.len()];
+            for statement in &body.statements {
+                match statement {
+                    Statement::Label(label) => self.labels[label.0 as usize] = at,
+                    Statement::Inst(_) => at += 1,
+                    Statement::Pragma(_) => {}
+                }
+            }
+            for statement in &body.statements {
+                let Statement::Inst(inst) = statement else { continue };
+                self.line = inst.line;
+                let mut decoded = if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
+                decoded.number = self.number;
+                self.number += 1;
+                self.code.push(decoded);
+            }
+        }
+        // A body may end without `ret`, and a label may stand behind the last instruction.
+        let end = Inst { number: self.number, ..Inst::new(Op::Ret { uni: false }, self.line) };
+        self.code.push(end);
+        self.infos[index].end = self.code.len() as u32;
+        Ok(())
+    }
+
+    fn malformed<T>(&self, what: impl Into<String>) -> Result<T, EmuError> {
+        Err(EmuError::Malformed { line: self.line, what: what.into() })
+    }
+
+    fn unsupported<T>(&self, what: impl Into<String>) -> Result<T, EmuError> {
+        Err(EmuError::Unsupported { line: self.line, what: what.into() })
+    }
+
+    fn call(&mut self, callee: &Name, results: &[Operand], arguments: &[Operand]) -> Result<u32, EmuError> {
+        let Some(index) = self.functions.iter().position(|f| f.name == *callee && f.body.is_some()) else {
+            return self.unsupported(format!("a call of `{callee}`, which has no body"));
+        };
+        let function = self.functions[index];
+        if function.params.len() != arguments.len() || function.returns.len() != results.len() {
+            return self.malformed(format!("`{callee}` is called with the wrong number of arguments or results"));
+        }
+        let mut call = Call { callee: index, arguments: Vec::new(), results: Vec::new() };
+        for (param, given) in function.params.iter().zip(arguments) {
+            let transfer = self.transfer(index, param, given)?;
+            call.arguments.push(transfer);
+        }
+        for (param, given) in function.returns.iter().zip(results) {
+            let transfer = match self.transfer(index, param, given)? {
+                Transfer::Register { from, to } => Transfer::Register { from: to, to: from },
+                bytes => bytes,
+            };
+            call.results.push(transfer);
+        }
+        self.calls.push(call);
+        Ok(self.calls.len() as u32 - 1)
+    }
+
+    /// From what the caller gives to what the callee takes.
+    fn transfer(&mut self, callee: usize, param: &Param, given: &Operand) -> Result<Transfer, EmuError> {
+        match (param.space, given) {
+            (ParamSpace::Param, Operand::Symbol(name, offset)) => {
+                let frames = &self.layout.frames;
+                let (caller, callee) =
+                    (frames[self.current].offset_of(name), frames[callee].offset_of(&param.name));
+                match (caller, callee) {
+                    (Some(caller), Some(callee)) => Ok(Transfer::Bytes {
+                        caller: (i64::from(caller) + offset) as u32,
+                        callee,
+                        bytes: param.bytes(),
+                    }),
+                    _ => self.malformed(format!("`{name}` is not a .param variable of the caller")),
+                }
+            }
+            (ParamSpace::Reg, operand) => {
+                let body = self.functions[callee].body.as_ref();
+                let position =
+                    body.and_then(|b| b.registers.iter().position(|r| r.name == param.name));
+                let Some(to) = position.and_then(|p| self.registers[callee].get(p).copied()) else {
+                    return self.malformed(format!("`{}` is not a register of the callee", param.name));
+                };
+                let from = self.source(operand, param.ty)?;
+                Ok(Transfer::Register { from, to })
+            }
+            (ParamSpace::Param, _) => self.unsupported("a register or constant passed to a .param of a function"),
+        }
+    }
+}
+
+impl Inst {
+    fn new(op: Op, line: u32) -> Inst {
+        Inst {
+            op,
+            line,
+            number: 0,
+            guard: None,
+            d: [Slot::NONE; 2],
+            s: [Slot::NONE; 4],
+            negated: 0,
+            base: Slot::NONE,
+            offset: 0,
+            space: Space::Generic,
+            target: NOWHERE,
+            reconverge: NOWHERE,
+            list: (0, 0),
+            source: (Slot::NONE, 0),
+        }
+    }
+}
+
+impl Program {
+    /// Slots of an instruction's vector, fragments or the like.
+    #[inline(always)]
+    pub fn slots(&self, inst: &Inst) -> &[Slot] {
+        &self.pool[inst.list.0 as usize..][..usize::from(inst.list.1)]
+    }
+}

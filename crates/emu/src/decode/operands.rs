@@ -1,0 +1,652 @@
+//! Operands of each operation, in the order that [`ptx::Op`] documents.
+
+use ptx::{
+    Address, Base, BinaryOp, CacheOp, Imm, Instruction, Mbarrier, MemSem, Op, Operand, Scope, Space, SpecialReg,
+    TernaryOp, Type, UnaryOp,
+};
+
+use super::{CLOCK, Class, Decoder, Inst, Slot};
+use crate::EmuError;
+
+type Result<T> = std::result::Result<T, EmuError>;
+
+/// Twice the width of an integer type.
+fn wide(ty: Type) -> Type {
+    match ty.bits() {
+        8 | 16 => Type::B32,
+        _ => Type::B64,
+    }
+}
+
+impl Decoder<'_> {
+    pub(super) fn instruction(&mut self, inst: &Instruction) -> Result<Inst> {
+        let mut out = Inst::new(inst.op, inst.line);
+        if let Some(guard) = inst.guard {
+            let slot = self.register(guard.reg, Class::Pred)?;
+            out.guard = Some((slot.index, guard.negated));
+        }
+        let o = Operands { list: &inst.operands, line: inst.line };
+        self.computation(&mut out, &o)?;
+        if is_arithmetic(&out.op) && crate::exec::evaluate(&out.op, [0; 4]).is_none() {
+            return self.unsupported(format!("{:?}", inst.op));
+        }
+        Ok(out)
+    }
+
+    fn computation(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        use Type::{B32, B64, F32, Pred, U32};
+        match out.op {
+            Op::Unary(op, ty, _) => {
+                let to = match op {
+                    UnaryOp::Popc | UnaryOp::Clz | UnaryOp::Bfind | UnaryOp::BfindShiftamt => U32,
+                    _ => ty,
+                };
+                self.lanewise(out, o, to, &[ty])
+            }
+            Op::Binary(op, ty, _) => match op {
+                BinaryOp::MulWide => self.lanewise(out, o, wide(ty), &[ty, ty]),
+                BinaryOp::Shl | BinaryOp::Shr => self.lanewise(out, o, ty, &[ty, U32]),
+                _ => self.lanewise(out, o, ty, &[ty, ty]),
+            },
+            Op::Ternary(op, ty, _) => match op {
+                TernaryOp::MadWide => self.lanewise(out, o, wide(ty), &[ty, ty, wide(ty)]),
+                _ => self.lanewise(out, o, ty, &[ty, ty, ty]),
+            },
+            Op::Carry(op, ty) => {
+                let sources = if carry_sources(op) == 3 { &[ty, ty, ty][..] } else { &[ty, ty] };
+                self.lanewise(out, o, ty, sources)
+            }
+            Op::Setp { combine, ty, .. } => {
+                out.d = self.pair(o.get(0)?, Pred, Pred)?;
+                let sources: &[Type] = if combine.is_some() { &[ty, ty, Pred] } else { &[ty, ty] };
+                self.sources(out, o, 1, sources)
+            }
+            Op::Set { combine, to, ty, .. } => {
+                let sources: &[Type] = if combine.is_some() { &[ty, ty, Pred] } else { &[ty, ty] };
+                self.lanewise(out, o, to, sources)
+            }
+            Op::Selp(ty) => self.lanewise(out, o, ty, &[ty, ty, Pred]),
+            Op::Slct { ty, cond, .. } => self.lanewise(out, o, ty, &[ty, ty, cond]),
+            Op::Testp(_, ty) => self.lanewise(out, o, Pred, &[ty]),
+            Op::Lop3 => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Shf(..) | Op::Prmt(_) | Op::Fns => self.lanewise(out, o, B32, &[B32, B32, B32]),
+            Op::Bfe(ty) => self.lanewise(out, o, ty, &[ty, U32, U32]),
+            Op::Bfi(ty) => self.lanewise(out, o, ty, &[ty, ty, U32, U32]),
+            Op::Bmsk(_) => self.lanewise(out, o, B32, &[B32, B32]),
+            Op::Szext(_, ty) => self.lanewise(out, o, ty, &[ty, U32]),
+            Op::Dp4a(..) | Op::Dp2a(..) => self.lanewise(out, o, B32, &[B32, B32, B32]),
+            Op::Mov(ty) => self.mov(out, o, ty),
+            Op::Cvt(cvt) => self.cvt(out, o, cvt),
+            Op::Cvta { ty, .. } => self.lanewise(out, o, ty, &[ty]),
+            Op::Isspacep(_) => self.lanewise(out, o, Pred, &[B64]),
+            Op::Ld(_) | Op::St(_) | Op::Atom(_) | Op::Red(_) => self.memory(out, o),
+            Op::Prefetch(space, _) | Op::Discard(space) => self.address(out, o.get(0)?, space),
+            Op::CreatePolicy(_) => {
+                out.d[0] = self.destination(o.get(0)?, B64)?;
+                if o.list.len() > 1 { self.sources(out, o, 1, &[F32]) } else { Ok(()) }
+            }
+            Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => self.matrix(out, o),
+            Op::Movmatrix => self.lanewise(out, o, B32, &[B32]),
+            Op::CpAsync(_) | Op::CpAsyncMbarrierArrive { .. } | Op::Mbarrier(_) => self.asynchronous(out, o),
+            Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => self.sources(out, o, 0, &[U32]),
+            Op::Shfl(_) => {
+                out.d = self.pair(o.get(0)?, B32, Pred)?;
+                self.sources(out, o, 1, &[B32, B32, B32, B32])
+            }
+            Op::Vote(mode) => {
+                let to = if mode == ptx::VoteMode::Ballot { B32 } else { Pred };
+                self.lanewise(out, o, to, &[Pred, B32])
+            }
+            Op::Match(_, ty) => {
+                out.d = self.pair(o.get(0)?, B32, Pred)?;
+                self.sources(out, o, 1, &[ty, B32])
+            }
+            Op::Redux { ty, .. } => self.lanewise(out, o, ty, &[ty, B32]),
+            Op::Activemask => self.lanewise(out, o, B32, &[]),
+            Op::Elect => {
+                out.d = self.pair(o.get(0)?, B32, Pred)?;
+                self.sources(out, o, 1, &[B32])
+            }
+            Op::Bar { kind, .. } => self.barrier(out, o, kind),
+            Op::Bra { .. } => {
+                out.target = self.label(o.get(0)?)?;
+                Ok(())
+            }
+            Op::BrxIdx { .. } => self.indexed_branch(out, o),
+            Op::Call { .. } => self.decode_call(out, o),
+            Op::CpAsyncCommitGroup
+            | Op::CpAsyncWaitAll
+            | Op::Membar(_)
+            | Op::Fence(..)
+            | Op::FenceMbarrierInit
+            | Op::Ret { .. }
+            | Op::Exit
+            | Op::Trap
+            | Op::Brkpt => Ok(()),
+            Op::Mapa { .. } | Op::Getctarank { .. } | Op::BarrierCluster(_) => self.unsupported("clusters"),
+            Op::FenceProxy(_) => self.unsupported("proxy fences"),
+            Op::Setmaxnreg(_) => self.unsupported("setmaxnreg"),
+            Op::Griddepcontrol(_) => self.unsupported("griddepcontrol"),
+        }
+    }
+
+    /// `d, sources…`.
+    fn lanewise(&mut self, out: &mut Inst, o: &Operands, to: Type, sources: &[Type]) -> Result<()> {
+        out.d[0] = self.destination(o.get(0)?, to)?;
+        self.sources(out, o, 1, sources)
+    }
+
+    fn sources(&mut self, out: &mut Inst, o: &Operands, first: usize, types: &[Type]) -> Result<()> {
+        for (i, ty) in types.iter().enumerate() {
+            let operand = o.get(first + i)?;
+            if matches!(operand, Operand::Not(_)) {
+                out.negated |= 1 << i;
+            }
+            out.s[i] = self.source(operand, *ty)?;
+        }
+        Ok(())
+    }
+
+    fn register(&self, reg: ptx::Reg, class: Class) -> Result<Slot> {
+        match self.registers[self.current].get(reg.0 as usize) {
+            Some(slot) if slot.class == class => Ok(*slot),
+            Some(slot) if !slot.is_some() => self.unsupported("128-bit registers"),
+            Some(_) => self.malformed("an operand's register has another width than the instruction"),
+            None => self.malformed("an operand is a register that the function does not declare"),
+        }
+    }
+
+    /// The register whatever its width.
+    fn any_register(&self, reg: ptx::Reg) -> Result<Slot> {
+        match self.registers[self.current].get(reg.0 as usize) {
+            Some(slot) if slot.is_some() => Ok(*slot),
+            Some(_) => self.unsupported("128-bit registers"),
+            None => self.malformed("an operand is a register that the function does not declare"),
+        }
+    }
+
+    fn destination(&self, operand: &Operand, ty: Type) -> Result<Slot> {
+        match operand {
+            Operand::Reg(reg) => self.register(*reg, Class::of(ty)),
+            Operand::Sink => Ok(Slot::NONE),
+            _ => self.malformed("a result is neither a register nor `_`"),
+        }
+    }
+
+    /// `a|b` or `a`.
+    fn pair(&self, operand: &Operand, first: Type, second: Type) -> Result<[Slot; 2]> {
+        match operand {
+            Operand::Pair(a, b) => {
+                let slot = |r: &Option<ptx::Reg>, ty| r.map_or(Ok(Slot::NONE), |r| self.register(r, Class::of(ty)));
+                Ok([slot(a, first)?, slot(b, second)?])
+            }
+            other => Ok([self.destination(other, first)?, Slot::NONE]),
+        }
+    }
+
+    pub(super) fn source(&mut self, operand: &Operand, ty: Type) -> Result<Slot> {
+        let class = Class::of(ty);
+        match operand {
+            Operand::Reg(reg) | Operand::Not(reg) => self.register(*reg, class),
+            Operand::Imm(imm) => self.constant(class, immediate(*imm, ty)),
+            Operand::Special(special) => self.special(*special, class),
+            Operand::Symbol(name, offset) => {
+                let Some((_, address)) = self.layout.symbol(name) else {
+                    return self.unsupported(format!("the address of `{name}` as an operand here"));
+                };
+                self.constant(class, address.wrapping_add_signed(*offset))
+            }
+            _ => self.malformed("an operand is not one that the instruction takes"),
+        }
+    }
+
+    fn special(&mut self, special: SpecialReg, class: Class) -> Result<Slot> {
+        if special.name().contains("cluster") {
+            return self.unsupported(special.name());
+        }
+        // Thread and CTA indices may be read at 16 bits (PTX ISA 1.x code); at 64 only what is that wide.
+        if Class::of(special.ty()) != class {
+            return self.malformed(format!("{} is read at another width", special.name()));
+        }
+        if let Some(slot) = self.specials.get(&special) {
+            return Ok(*slot);
+        }
+        let slot = self.new_slot(class)?;
+        self.specials.insert(special, slot);
+        Ok(slot)
+    }
+
+    fn mov(&mut self, out: &mut Inst, o: &Operands, ty: Type) -> Result<()> {
+        let (d, a) = (o.get(0)?, o.get(1)?);
+        match (d, a) {
+            (d, Operand::Vector(parts)) => {
+                out.d[0] = self.destination(d, ty)?;
+                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
+            }
+            (Operand::Vector(parts), a) => {
+                out.s[0] = self.source(a, ty)?;
+                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
+            }
+            (d, Operand::Symbol(name, offset)) => {
+                out.d[0] = self.destination(d, ty)?;
+                self.symbol_address(out, name, *offset)
+            }
+            (d, Operand::Special(special)) if is_clock(*special) => {
+                out.target = CLOCK;
+                out.d[0] = self.destination(d, ty)?;
+                Ok(())
+            }
+            _ => self.lanewise(out, o, ty, &[ty]),
+        }
+    }
+
+    /// Parts of a packed register, `bits` each, to the pool.
+    fn vector(&mut self, out: &mut Inst, parts: &[Operand], bits: u32) -> Result<()> {
+        let ty = match bits {
+            8 | 16 => Type::B16,
+            32 => Type::B32,
+            64 => Type::B64,
+            _ => return self.malformed("a register is packed from a number of parts that does not divide it"),
+        };
+        let start = self.pool.len() as u32;
+        for part in parts {
+            let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, ty)? };
+            self.pool.push(slot);
+        }
+        out.list = (start, parts.len() as u16);
+        Ok(())
+    }
+
+    /// `mov d, symbol`: a constant, but for local variables, which count from the frame pointer.
+    fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
+        if let Some(at) = self.layout.frames[self.current].offset_of(name) {
+            if out.d[0].class == Class::W32 {
+                return self.unsupported("32-bit addresses of local variables");
+            }
+            out.op = Op::Binary(BinaryOp::Add, Type::U64, ptx::FloatMods::NONE);
+            out.s[0] = self.frame_pointer;
+            out.s[1] = self.constant(Class::W64, u64::from(at).wrapping_add_signed(offset))?;
+            return Ok(());
+        }
+        let entry = &self.functions[self.current].name;
+        let address = self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
+        match address {
+            Some(address) => {
+                out.s[0] = self.constant(out.d[0].class, address.wrapping_add_signed(offset))?;
+                Ok(())
+            }
+            None => self.unsupported(format!("the address of `{name}`")),
+        }
+    }
+
+    fn cvt(&mut self, out: &mut Inst, o: &Operands, cvt: ptx::Cvt) -> Result<()> {
+        out.d[0] = match o.get(0)? {
+            // The destination may be wider than the type.
+            Operand::Reg(reg) => self.any_register(*reg)?,
+            Operand::Sink => Slot::NONE,
+            _ => return self.malformed("a result is neither a register nor `_`"),
+        };
+        for i in 0..if cvt.packed() { 2 } else { 1 } {
+            out.s[i] = match o.get(1 + i)? {
+                Operand::Reg(reg) => self.any_register(*reg)?,
+                other => self.source(other, cvt.from)?,
+            };
+        }
+        Ok(())
+    }
+
+    fn address(&mut self, out: &mut Inst, operand: &Operand, space: Space) -> Result<()> {
+        let (base, offset, space) = self.resolve(operand, space)?;
+        (out.base, out.offset, out.space) = (base, offset, space);
+        Ok(())
+    }
+
+    fn resolve(&mut self, operand: &Operand, space: Space) -> Result<(Slot, i64, Space)> {
+        let Operand::Address(Address { base, offset }) = operand else {
+            return self.malformed("an operand is not an address");
+        };
+        match base {
+            Base::Reg(reg) => {
+                let slot = self.any_register(*reg)?;
+                if slot.class == Class::Pred {
+                    return self.malformed("an address is a predicate");
+                }
+                Ok((slot, *offset, space))
+            }
+            Base::Absolute => Ok((self.constant(Class::W64, 0)?, *offset, space)),
+            Base::Symbol(name) => {
+                if let Some(at) = self.layout.frames[self.current].offset_of(name) {
+                    return Ok((self.frame_pointer, i64::from(at) + offset, Space::Local));
+                }
+                let zero = self.constant(Class::W64, 0)?;
+                let entry = &self.functions[self.current].name;
+                if let Some(at) = self.layout.entry_param(entry, name) {
+                    return Ok((zero, at as i64 + offset, Space::Param));
+                }
+                match self.layout.symbol(name) {
+                    Some((at, address)) => Ok((zero, address as i64 + offset, at)),
+                    None => self.malformed(format!("`{name}` is not declared")),
+                }
+            }
+        }
+    }
+
+    fn memory(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        let (space, ty, vector) = match out.op {
+            Op::Ld(m) | Op::St(m) => {
+                let strong = !matches!(m.sem, MemSem::Default | MemSem::Weak);
+                self.communicates |= strong && matches!(m.space, Space::Global | Space::Generic);
+                (m.space, m.ty, m.vector)
+            }
+            Op::Atom(a) | Op::Red(a) => {
+                if a.vector > 1 || matches!(a.ty, Type::B128) {
+                    return self.unsupported("vector and 128-bit atomics");
+                }
+                if !crate::exec::atomic_supported(a.op, a.ty) {
+                    return self.unsupported(format!("atomic {:?} of {}", a.op, a.ty));
+                }
+                self.communicates |= matches!(a.space, Space::Global | Space::Generic);
+                (a.space, a.ty, a.vector)
+            }
+            _ => return Ok(()),
+        };
+        if ty == Type::B128 || ty.bytes() == 0 {
+            return self.unsupported(format!("memory accesses of type {ty}"));
+        }
+        self.note_access(space, ty.bytes() * u32::from(vector.max(1)));
+        let class = Class::of(ty);
+        match out.op {
+            Op::Ld(_) => {
+                self.elements(out, o.get(0)?)?;
+                self.address(out, o.get(1)?, space)
+            }
+            Op::St(_) => {
+                self.address(out, o.get(0)?, space)?;
+                self.elements_typed(out, o.get(1)?, ty)
+            }
+            Op::Atom(a) => {
+                out.d[0] = self.destination(o.get(0)?, ty)?;
+                self.address(out, o.get(1)?, space)?;
+                let sources = if a.op == ptx::AtomicOp::Cas { &[ty, ty][..] } else { &[ty] };
+                self.sources(out, o, 2, sources)
+            }
+            _ => {
+                self.address(out, o.get(0)?, space)?;
+                debug_assert!(class != Class::Pred);
+                self.sources(out, o, 1, &[ty])
+            }
+        }
+    }
+
+    /// Narrowest access to each space: the grain of the shadows.
+    fn note_access(&mut self, space: Space, bytes: u32) {
+        if !matches!(space, Space::Global | Space::Const | Space::Param | Space::Local) {
+            self.granules[0] = self.granules[0].min(bytes);
+        }
+        if matches!(space, Space::Global | Space::Generic) {
+            self.granules[1] = self.granules[1].min(bytes);
+        }
+    }
+
+    /// Registers that a load fills; they may be wider than the type.
+    fn elements(&mut self, out: &mut Inst, operand: &Operand) -> Result<()> {
+        let single = std::slice::from_ref(operand);
+        let parts = if let Operand::Vector(parts) = operand { parts } else { single };
+        let start = self.pool.len() as u32;
+        for part in parts {
+            let slot = match part {
+                Operand::Reg(reg) => self.any_register(*reg)?,
+                Operand::Sink => Slot::NONE,
+                _ => return self.malformed("a load's result is neither a register nor `_`"),
+            };
+            self.pool.push(slot);
+        }
+        out.list = (start, parts.len() as u16);
+        Ok(())
+    }
+
+    fn elements_typed(&mut self, out: &mut Inst, operand: &Operand, ty: Type) -> Result<()> {
+        let single = std::slice::from_ref(operand);
+        let parts = if let Operand::Vector(parts) = operand { parts } else { single };
+        let slots: Result<Vec<Slot>> = parts
+            .iter()
+            .map(|part| match part {
+                Operand::Reg(reg) => self.any_register(*reg),
+                other => self.source(other, ty),
+            })
+            .collect();
+        out.list = (self.pool.len() as u32, parts.len() as u16);
+        self.pool.extend(slots?);
+        Ok(())
+    }
+
+    fn matrix(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        let start = self.pool.len() as u32;
+        let (vectors, expected) = match out.op {
+            Op::Mma(m) => {
+                if !crate::exec::mma_supported(&m) {
+                    return self.unsupported(format!("{m:?}"));
+                }
+                let [a, b, c, d] = m.registers();
+                (0..4, vec![d, a, b, c])
+            }
+            Op::Ldmatrix(m) => {
+                self.check_matrix(&m)?;
+                self.note_access(m.space, 16);
+                self.address(out, o.get(1)?, m.space)?;
+                (0..1, vec![usize::from(m.count)])
+            }
+            Op::Stmatrix(m) => {
+                self.check_matrix(&m)?;
+                self.note_access(m.space, 16);
+                self.address(out, o.get(0)?, m.space)?;
+                (1..2, vec![usize::from(m.count)])
+            }
+            _ => return Ok(()),
+        };
+        let class = match out.op {
+            Op::Mma(m) if m.a == Type::F64 => Type::F64,
+            _ => Type::B32,
+        };
+        for (position, count) in vectors.zip(expected) {
+            let operand = o.get(position)?;
+            let single = std::slice::from_ref(operand);
+            let parts = if let Operand::Vector(parts) = operand { parts } else { single };
+            if parts.len() != count {
+                return self.malformed(format!("a fragment has {} registers, not {count}", parts.len()));
+            }
+            for part in parts {
+                let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, class)? };
+                self.pool.push(slot);
+            }
+        }
+        out.list = (start, (self.pool.len() as u32 - start) as u16);
+        Ok(())
+    }
+
+    fn check_matrix(&self, m: &ptx::MatrixAccess) -> Result<()> {
+        if m.shape == ptx::MatrixShape::M8N8 && m.ty == Type::B16 && matches!(m.count, 1 | 2 | 4) {
+            Ok(())
+        } else {
+            self.unsupported("ldmatrix and stmatrix of other shapes than m8n8 of b16")
+        }
+    }
+
+    fn asynchronous(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        use Type::{B64, Pred, U32};
+        match out.op {
+            Op::CpAsync(c) => {
+                debug_assert!(matches!(c.cache, CacheOp::Ca | CacheOp::Cg) || c.l2_prefetch.is_none());
+                self.address(out, o.get(0)?, Space::Shared)?;
+                let (base, offset, _) = self.resolve(o.get(1)?, Space::Global)?;
+                out.source = (base, offset);
+                let bytes = match o.get(2)? {
+                    Operand::Imm(Imm::Int(n @ (4 | 8 | 16))) => *n as u32,
+                    _ => return self.malformed("cp.async copies 4, 8 or 16 bytes"),
+                };
+                out.target = bytes;
+                self.note_access(Space::Shared, bytes);
+                self.note_access(Space::Global, bytes);
+                let rest = o.list.len() - 3 - usize::from(c.cache_hint);
+                if rest == 0 { Ok(()) } else { self.sources(out, o, 3, &[if c.ignore_src { Pred } else { U32 }]) }
+            }
+            Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
+            Op::Mbarrier(op) => match op {
+                Mbarrier::Init => {
+                    self.address(out, o.get(0)?, Space::Shared)?;
+                    self.sources(out, o, 1, &[U32])
+                }
+                Mbarrier::Inval => self.address(out, o.get(0)?, Space::Shared),
+                Mbarrier::Arrive | Mbarrier::ArriveDrop | Mbarrier::ArriveNoComplete => {
+                    out.d[0] = self.destination(o.get(0)?, B64)?;
+                    self.address(out, o.get(1)?, Space::Shared)?;
+                    if o.list.len() > 2 { self.sources(out, o, 2, &[U32]) } else { Ok(()) }
+                }
+                Mbarrier::TestWait | Mbarrier::TryWait => {
+                    out.d[0] = self.destination(o.get(0)?, Pred)?;
+                    self.address(out, o.get(1)?, Space::Shared)?;
+                    self.sources(out, o, 2, &[B64])
+                }
+                Mbarrier::TestWaitParity | Mbarrier::TryWaitParity => {
+                    out.d[0] = self.destination(o.get(0)?, Pred)?;
+                    self.address(out, o.get(1)?, Space::Shared)?;
+                    self.sources(out, o, 2, &[U32])
+                }
+                Mbarrier::PendingCount => self.lanewise(out, o, U32, &[B64]),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn barrier(&mut self, out: &mut Inst, o: &Operands, kind: ptx::BarKind) -> Result<()> {
+        use ptx::BarKind::{RedAnd, RedOr, RedPopc};
+        use Type::{Pred, U32};
+        let reduction = matches!(kind, RedAnd | RedOr | RedPopc);
+        let (first, last) = (usize::from(reduction), o.list.len() - usize::from(reduction));
+        if reduction {
+            out.d[0] = self.destination(o.get(0)?, if kind == RedPopc { U32 } else { Pred })?;
+            let operand = o.get(last)?;
+            out.negated = if matches!(operand, Operand::Not(_)) { 4 } else { 0 };
+            out.s[2] = self.source(operand, Pred)?;
+        }
+        for (i, position) in (first..last).enumerate().take(2) {
+            out.s[i] = self.source(o.get(position)?, U32)?;
+        }
+        if out.s[0].is_some() { Ok(()) } else { self.malformed("a barrier has no number") }
+    }
+
+    fn label(&self, operand: &Operand) -> Result<u32> {
+        let target = match operand {
+            Operand::Label(label) => self.labels.get(label.0 as usize).copied(),
+            _ => None,
+        };
+        match target {
+            Some(pc) if pc != super::NOWHERE => Ok(pc),
+            _ => self.malformed("a branch goes to a label that does not stand in the function"),
+        }
+    }
+
+    fn indexed_branch(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        self.sources(out, o, 0, &[Type::U32])?;
+        let Operand::Labels(labels) = o.get(1)? else {
+            return self.malformed("brx.idx has no list of labels");
+        };
+        let start = self.targets.len() as u32;
+        for label in labels {
+            let pc = self.label(&Operand::Label(*label))?;
+            self.targets.push(pc);
+        }
+        out.list = (start, labels.len() as u16);
+        Ok(())
+    }
+
+    fn decode_call(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        match (o.get(0)?, o.get(1)?, o.get(2)?) {
+            (Operand::List(results), Operand::Function(name), Operand::List(arguments)) => {
+                out.target = self.call(name, results, arguments)?;
+                Ok(())
+            }
+            _ => self.unsupported("indirect calls"),
+        }
+    }
+}
+
+/// Operands with an error for those that are missing.
+struct Operands<'a> {
+    list: &'a [Operand],
+    line: u32,
+}
+
+impl Operands<'_> {
+    fn get(&self, index: usize) -> Result<&Operand> {
+        self.list.get(index).ok_or_else(|| EmuError::Malformed {
+            line: self.line,
+            what: format!("operand {} is missing", index + 1),
+        })
+    }
+}
+
+/// Operations that are evaluated lane by lane.
+fn is_arithmetic(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(..)
+            | Op::Binary(..)
+            | Op::Ternary(..)
+            | Op::Setp { .. }
+            | Op::Set { .. }
+            | Op::Slct { .. }
+            | Op::Testp(..)
+            | Op::Bfe(_)
+            | Op::Bfi(_)
+            | Op::Szext(..)
+            | Op::Dp4a(..)
+            | Op::Dp2a(..)
+            | Op::Cvt(_)
+    )
+}
+
+fn carry_sources(op: ptx::CarryOp) -> usize {
+    use ptx::CarryOp::{AddCc, Addc, AddcCc, SubCc, Subc, SubcCc};
+    if matches!(op, AddCc | Addc | AddcCc | SubCc | Subc | SubcCc) { 2 } else { 3 }
+}
+
+fn is_clock(special: SpecialReg) -> bool {
+    use SpecialReg::{Clock, Clock64, ClockHi, GlobalTimer, GlobalTimerHi, GlobalTimerLo};
+    matches!(special, Clock | ClockHi | Clock64 | GlobalTimer | GlobalTimerLo | GlobalTimerHi)
+}
+
+/// The bits of an immediate at the width of the operand.
+fn immediate(imm: Imm, ty: Type) -> u64 {
+    match (imm, ty) {
+        (Imm::Int(v), Type::F32) => u64::from((v as f32).to_bits()),
+        (Imm::Int(v), Type::F64) => (v as f64).to_bits(),
+        (Imm::Int(v), _) if ty.bits() == 16 => v as u64 & 0xffff,
+        (Imm::Int(v), Type::Pred) => u64::from(v != 0),
+        (Imm::Int(v), _) => v as u64,
+        (Imm::F32(bits), Type::F64) => f64::from(f32::from_bits(bits)).to_bits(),
+        (Imm::F32(bits), _) => u64::from(bits),
+        (Imm::F64(bits), Type::F32) => u64::from((f64::from_bits(bits) as f32).to_bits()),
+        (Imm::F64(bits), _) => bits,
+    }
+}
+
+/// Whether an access with these modifiers is strong, and how far.
+pub(crate) fn strength(sem: MemSem, scope: Option<Scope>) -> crate::order::Strength {
+    use crate::order::Strength;
+    match sem {
+        MemSem::Default | MemSem::Weak => Strength::Weak,
+        MemSem::Volatile | MemSem::Mmio => Strength::Gpu,
+        _ => scope_strength(scope.unwrap_or(Scope::Gpu)),
+    }
+}
+
+/// A scope as a strength.
+pub(crate) fn scope_strength(scope: Scope) -> crate::order::Strength {
+    use crate::order::Strength;
+    match scope {
+        Scope::Cta => Strength::Cta,
+        Scope::Cluster => Strength::Cluster,
+        Scope::Gpu | Scope::Sys => Strength::Gpu,
+    }
+}

@@ -1,0 +1,446 @@
+//! Lane-wise arithmetic. What attention kernels spend their time in runs on whole registers; all else goes lane by lane
+//! through [`scalar`](super::scalar), which has every operation and is the reference for the rest.
+
+use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};
+
+use super::registers::{Registers, for_lanes};
+use super::scalar;
+use crate::decode::{Class, Inst};
+use crate::numerics::approx::{self, Function};
+use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, packed_op};
+use crate::numerics::{Lanes32, Lanes64};
+
+/// Executes a lane-wise operation.
+#[inline(always)]
+pub(super) fn execute(r: &mut Registers, carry: &mut u32, inst: &Inst, mask: u32) {
+    let done = match inst.op {
+        Op::Binary(op, ty, mods) => binary(r, inst, op, ty, mods, mask),
+        Op::Ternary(op, ty, mods) => ternary(r, inst, op, ty, mods, mask),
+        Op::Unary(op, ty, mods) => unary(r, inst, op, ty, mods, mask),
+        Op::Setp { .. } => {
+            setp(r, inst, mask);
+            true
+        }
+        Op::Selp(_) => {
+            selp(r, inst, mask);
+            true
+        }
+        Op::Cvt(cvt) => convert(r, inst, &cvt, mask),
+        Op::Carry(op, ty) => {
+            carrying(r, carry, inst, op, ty, mask);
+            true
+        }
+        Op::Lop3 => {
+            let lut = r.lane(inst.s[3], 0) as u8;
+            map3(r, inst, mask, |a, b, c| crate::numerics::integer::bits::lop3(a, b, c, lut));
+            true
+        }
+        _ => false,
+    };
+    if !done {
+        lane_by_lane(r, inst, mask);
+    }
+}
+
+#[inline(always)]
+fn map2(r: &mut Registers, inst: &Inst, mask: u32, f: impl Fn(u32, u32) -> u32) {
+    let (a, b) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]));
+    let mut d = [0; 32];
+    for lane in 0..32 {
+        d[lane] = f(a[lane], b[lane]);
+    }
+    r.set32(inst.d[0], mask, &d);
+}
+
+#[inline(always)]
+fn map3(r: &mut Registers, inst: &Inst, mask: u32, f: impl Fn(u32, u32, u32) -> u32) {
+    let (a, b, c) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]), *r.get32(inst.s[2]));
+    let mut d = [0; 32];
+    for lane in 0..32 {
+        d[lane] = f(a[lane], b[lane], c[lane]);
+    }
+    r.set32(inst.d[0], mask, &d);
+}
+
+#[inline(always)]
+fn map2_wide(r: &mut Registers, inst: &Inst, mask: u32, f: impl Fn(u64, u64) -> u64) {
+    let (a, b) = (*r.get64(inst.s[0]), *r.get64(inst.s[1]));
+    let mut d: Lanes64 = [0; 32];
+    for lane in 0..32 {
+        d[lane] = f(a[lane], b[lane]);
+    }
+    r.set64(inst.d[0], mask, &d);
+}
+
+/// A register operation of the numerics, on copies of the sources.
+#[inline(always)]
+fn into32(r: &mut Registers, inst: &Inst, f: impl FnOnce(&mut Lanes32, [&Lanes32; 3])) {
+    if inst.d[0].class != Class::W32 {
+        return;
+    }
+    let source = |i: usize| if inst.s[i].class == Class::W32 { *r.get32(inst.s[i]) } else { [0; 32] };
+    let (a, b, c) = (source(0), source(1), source(2));
+    f(&mut r.w32[inst.d[0].at()], [&a, &b, &c]);
+}
+
+/// Round to nearest, nothing else asked for but perhaps `.ftz`.
+fn is_plain(mods: FloatMods) -> bool {
+    matches!(mods.precision, Precision::Unspecified | Precision::Rounded(Rounding::Rn))
+        && !(mods.sat || mods.relu || mods.nan || mods.xorsign_abs)
+}
+
+fn packed_format(ty: Type) -> Option<Packed> {
+    match ty {
+        Type::F16x2 => Some(Packed::F16x2),
+        Type::Bf16x2 => Some(Packed::Bf16x2),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn binary(r: &mut Registers, inst: &Inst, op: BinaryOp, ty: Type, mods: FloatMods, mask: u32) -> bool {
+    match ty {
+        Type::F32 if is_plain(mods) => {
+            let op = match op {
+                BinaryOp::Add => F32Op::Add,
+                BinaryOp::Sub => F32Op::Sub,
+                BinaryOp::Mul => F32Op::Mul,
+                BinaryOp::Min => F32Op::Min,
+                BinaryOp::Max => F32Op::Max,
+                _ => return false,
+            };
+            into32(r, inst, |d, sources| f32_op(op, mods.ftz, mask, d, sources));
+            true
+        }
+        Type::F16x2 | Type::Bf16x2 if is_plain(mods) && !mods.ftz => {
+            let op = match op {
+                BinaryOp::Add => PackedOp::Add,
+                BinaryOp::Sub => PackedOp::Sub,
+                BinaryOp::Mul => PackedOp::Mul,
+                BinaryOp::Min => PackedOp::Min,
+                BinaryOp::Max => PackedOp::Max,
+                _ => return false,
+            };
+            let Some(format) = packed_format(ty) else { return false };
+            into32(r, inst, |d, sources| packed_op(format, op, mask, d, sources));
+            true
+        }
+        Type::U32 | Type::S32 | Type::B32 if !mods.sat => integer32(r, inst, op, ty.is_signed(), mask),
+        Type::U64 | Type::S64 | Type::B64 => integer64(r, inst, op, ty.is_signed(), mask),
+        Type::Pred => {
+            let (a, b) = (r.get_pred(inst.s[0], inst.negated, 0), r.get_pred(inst.s[1], inst.negated, 1));
+            let value = match op {
+                BinaryOp::And => a & b,
+                BinaryOp::Or => a | b,
+                _ => a ^ b,
+            };
+            r.set_pred(inst.d[0], mask, value);
+            true
+        }
+        _ => false,
+    }
+}
+
+#[inline(always)]
+fn integer32(r: &mut Registers, inst: &Inst, op: BinaryOp, signed: bool, mask: u32) -> bool {
+    match op {
+        BinaryOp::Add => map2(r, inst, mask, u32::wrapping_add),
+        BinaryOp::Sub => map2(r, inst, mask, u32::wrapping_sub),
+        BinaryOp::MulLo => map2(r, inst, mask, u32::wrapping_mul),
+        BinaryOp::And => map2(r, inst, mask, |a, b| a & b),
+        BinaryOp::Or => map2(r, inst, mask, |a, b| a | b),
+        BinaryOp::Xor => map2(r, inst, mask, |a, b| a ^ b),
+        BinaryOp::Shl => map2(r, inst, mask, |a, b| if b < 32 { a << b } else { 0 }),
+        BinaryOp::Shr if signed => map2(r, inst, mask, |a, b| (a as i32 >> b.min(31)) as u32),
+        BinaryOp::Shr => map2(r, inst, mask, |a, b| if b < 32 { a >> b } else { 0 }),
+        BinaryOp::Min if signed => map2(r, inst, mask, |a, b| (a as i32).min(b as i32) as u32),
+        BinaryOp::Max if signed => map2(r, inst, mask, |a, b| (a as i32).max(b as i32) as u32),
+        BinaryOp::Min => map2(r, inst, mask, u32::min),
+        BinaryOp::Max => map2(r, inst, mask, u32::max),
+        BinaryOp::MulWide => {
+            let (a, b) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]));
+            let d: Lanes64 = std::array::from_fn(|l| {
+                if signed {
+                    (i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64
+                } else {
+                    u64::from(a[l]) * u64::from(b[l])
+                }
+            });
+            r.set64(inst.d[0], mask, &d);
+        }
+        _ => return false,
+    }
+    true
+}
+
+#[inline(always)]
+fn integer64(r: &mut Registers, inst: &Inst, op: BinaryOp, signed: bool, mask: u32) -> bool {
+    match op {
+        BinaryOp::Add => map2_wide(r, inst, mask, u64::wrapping_add),
+        BinaryOp::Sub => map2_wide(r, inst, mask, u64::wrapping_sub),
+        BinaryOp::And => map2_wide(r, inst, mask, |a, b| a & b),
+        BinaryOp::Or => map2_wide(r, inst, mask, |a, b| a | b),
+        BinaryOp::Xor => map2_wide(r, inst, mask, |a, b| a ^ b),
+        BinaryOp::Shl | BinaryOp::Shr => {
+            let (a, b) = (*r.get64(inst.s[0]), *r.get32(inst.s[1]));
+            let d: Lanes64 = std::array::from_fn(|l| match op {
+                BinaryOp::Shl => a[l].checked_shl(b[l]).unwrap_or(0),
+                _ if signed => (a[l] as i64 >> b[l].min(63)) as u64,
+                _ => a[l].checked_shr(b[l]).unwrap_or(0),
+            });
+            r.set64(inst.d[0], mask, &d);
+        }
+        _ => return false,
+    }
+    true
+}
+
+#[inline(always)]
+fn ternary(r: &mut Registers, inst: &Inst, op: TernaryOp, ty: Type, mods: FloatMods, mask: u32) -> bool {
+    match (op, ty) {
+        (TernaryOp::Fma | TernaryOp::Mad, Type::F32) if is_plain(mods) => {
+            into32(r, inst, |d, sources| f32_op(F32Op::Fma, mods.ftz, mask, d, sources));
+            true
+        }
+        (TernaryOp::Fma, Type::F16x2 | Type::Bf16x2) if is_plain(FloatMods { relu: false, ..mods }) && !mods.ftz => {
+            let op = if mods.relu { PackedOp::FmaRelu } else { PackedOp::Fma };
+            let Some(format) = packed_format(ty) else { return false };
+            into32(r, inst, |d, sources| packed_op(format, op, mask, d, sources));
+            true
+        }
+        (TernaryOp::MadLo, Type::U32 | Type::S32) if !mods.sat => {
+            map3(r, inst, mask, |a, b, c| a.wrapping_mul(b).wrapping_add(c));
+            true
+        }
+        _ => false,
+    }
+}
+
+#[inline(always)]
+fn unary(r: &mut Registers, inst: &Inst, op: UnaryOp, ty: Type, mods: FloatMods, mask: u32) -> bool {
+    match (op, ty) {
+        (UnaryOp::Not, Type::Pred) => {
+            let value = !r.get_pred(inst.s[0], inst.negated, 0);
+            r.set_pred(inst.d[0], mask, value);
+            true
+        }
+        (_, Type::F32) if mods.precision == Precision::Approx || op == UnaryOp::Tanh => {
+            let function = match op {
+                UnaryOp::Ex2 => Function::Ex2,
+                UnaryOp::Lg2 => Function::Lg2,
+                UnaryOp::Rcp => Function::Rcp,
+                UnaryOp::Rsqrt => Function::Rsqrt,
+                UnaryOp::Sqrt => Function::Sqrt,
+                UnaryOp::Sin => Function::Sin,
+                UnaryOp::Cos => Function::Cos,
+                UnaryOp::Tanh => Function::Tanh,
+                _ => return false,
+            };
+            into32(r, inst, |d, [a, ..]| approx::f32_function(function, mods.ftz, mask, d, a));
+            true
+        }
+        (UnaryOp::Ex2 | UnaryOp::Tanh, Type::F16x2 | Type::Bf16x2) => {
+            let function = match op {
+                UnaryOp::Ex2 => approx::PackedFunction::Ex2,
+                _ => approx::PackedFunction::Tanh,
+            };
+            let Some(format) = packed_format(ty) else { return false };
+            into32(r, inst, |d, [a, ..]| approx::packed_function(function, format, mask, d, a));
+            true
+        }
+        _ => false,
+    }
+}
+
+#[inline(always)]
+fn bits(condition: impl Fn(usize) -> bool) -> u32 {
+    (0..32).fold(0, |set, l| set | u32::from(condition(l)) << l)
+}
+
+fn setp(r: &mut Registers, inst: &Inst, mask: u32) {
+    let Op::Setp { cmp, combine, ty, ftz } = inst.op else { return };
+    let holds = match (ty, cmp) {
+        (Type::S32, _) => {
+            let (a, b) = (r.get32(inst.s[0]), r.get32(inst.s[1]));
+            ordered(cmp, |l| (a[l] as i32).cmp(&(b[l] as i32)))
+        }
+        (Type::U32 | Type::B32, _) => {
+            let (a, b) = (r.get32(inst.s[0]), r.get32(inst.s[1]));
+            ordered(cmp, |l| a[l].cmp(&b[l]))
+        }
+        (Type::F32, _) if !ftz => {
+            let (a, b) = (r.get32(inst.s[0]), r.get32(inst.s[1]));
+            float_holds(cmp, a, b)
+        }
+        _ => {
+            let mut set = 0;
+            for_lanes(mask, |l| {
+                let (a, b) = (r.lane(inst.s[0], l), r.lane(inst.s[1], l));
+                set |= u32::from(scalar::compare(cmp, ty, ftz, a, b).unwrap_or(false)) << l;
+            });
+            set
+        }
+    };
+    let (p, q) = match combine {
+        None => (holds, !holds),
+        Some(op) => {
+            let c = r.get_pred(inst.s[2], inst.negated, 2);
+            (scalar::combine(op, holds, c), scalar::combine(op, !holds, c))
+        }
+    };
+    r.set_pred(inst.d[0], mask, p);
+    r.set_pred(inst.d[1], mask, q);
+}
+
+#[inline(always)]
+fn ordered(cmp: CmpOp, compare: impl Fn(usize) -> std::cmp::Ordering) -> u32 {
+    match cmp {
+        CmpOp::Eq => bits(|l| compare(l).is_eq()),
+        CmpOp::Ne => bits(|l| compare(l).is_ne()),
+        CmpOp::Lt | CmpOp::Lo => bits(|l| compare(l).is_lt()),
+        CmpOp::Le | CmpOp::Ls => bits(|l| compare(l).is_le()),
+        CmpOp::Gt | CmpOp::Hi => bits(|l| compare(l).is_gt()),
+        _ => bits(|l| compare(l).is_ge()),
+    }
+}
+
+#[inline(always)]
+fn float_holds(cmp: CmpOp, a: &Lanes32, b: &Lanes32) -> u32 {
+    let x = |l: usize| f32::from_bits(a[l]);
+    let y = |l: usize| f32::from_bits(b[l]);
+    let nan = |l: usize| x(l).is_nan() || y(l).is_nan();
+    match cmp {
+        CmpOp::Eq => bits(|l| x(l) == y(l)),
+        CmpOp::Ne => bits(|l| x(l) != y(l) && !nan(l)),
+        CmpOp::Lt | CmpOp::Lo => bits(|l| x(l) < y(l)),
+        CmpOp::Le | CmpOp::Ls => bits(|l| x(l) <= y(l)),
+        CmpOp::Gt | CmpOp::Hi => bits(|l| x(l) > y(l)),
+        CmpOp::Ge | CmpOp::Hs => bits(|l| x(l) >= y(l)),
+        CmpOp::Equ => bits(|l| x(l) == y(l) || nan(l)),
+        CmpOp::Neu => bits(|l| x(l) != y(l)),
+        CmpOp::Ltu => bits(|l| x(l) < y(l) || nan(l)),
+        CmpOp::Leu => bits(|l| x(l) <= y(l) || nan(l)),
+        CmpOp::Gtu => bits(|l| x(l) > y(l) || nan(l)),
+        CmpOp::Geu => bits(|l| x(l) >= y(l) || nan(l)),
+        CmpOp::Num => bits(|l| !nan(l)),
+        CmpOp::Nan => bits(nan),
+    }
+}
+
+fn selp(r: &mut Registers, inst: &Inst, mask: u32) {
+    let p = r.get_pred(inst.s[2], inst.negated, 2);
+    match inst.d[0].class {
+        Class::W32 => {
+            let (a, b) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]));
+            let d = std::array::from_fn(|l| if p >> l & 1 == 1 { a[l] } else { b[l] });
+            r.set32(inst.d[0], mask, &d);
+        }
+        Class::W64 => {
+            let (a, b) = (*r.get64(inst.s[0]), *r.get64(inst.s[1]));
+            let d = std::array::from_fn(|l| if p >> l & 1 == 1 { a[l] } else { b[l] });
+            r.set64(inst.d[0], mask, &d);
+        }
+        Class::Pred => {
+            let (a, b) = (r.get_pred(inst.s[0], inst.negated, 0), r.get_pred(inst.s[1], inst.negated, 1));
+            r.set_pred(inst.d[0], mask, a & p | b & !p);
+        }
+        Class::Sink => {}
+    }
+}
+
+/// The conversions that address arithmetic and attention use; the others go lane by lane.
+fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
+    use Type::{B32, B64, F16x2, F32, S32, S64, U32, U64};
+    match (cvt.to, cvt.from) {
+        (U64 | S64 | B64, U32 | B32) if inst.s[0].class == Class::W32 => {
+            let a = r.get32(inst.s[0]).map(u64::from);
+            r.set64(inst.d[0], mask, &a);
+        }
+        (U64 | S64 | B64, S32) if inst.s[0].class == Class::W32 && cvt.saturation == ptx::CvtSaturation::None => {
+            let a = r.get32(inst.s[0]).map(|v| v as i32 as i64 as u64);
+            r.set64(inst.d[0], mask, &a);
+        }
+        (U32 | S32 | B32, U64 | S64 | B64)
+            if inst.s[0].class == Class::W64
+                && inst.d[0].class == Class::W32
+                && cvt.saturation == ptx::CvtSaturation::None =>
+        {
+            let a = r.get64(inst.s[0]).map(|v| v as u32);
+            r.set32(inst.d[0], mask, &a);
+        }
+        (F16x2, F32)
+            if cvt.rounding == Some(ptx::CvtRounding::Float(Rounding::Rn))
+                && !cvt.relu
+                && cvt.saturation == ptx::CvtSaturation::None =>
+        {
+            let (a, b) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]));
+            let half = |bits: u32| {
+                let h = half::f16::from_f32(f32::from_bits(bits));
+                if h.is_nan() { 0x7fff } else { u32::from(h.to_bits()) }
+            };
+            let d = std::array::from_fn(|l| half(a[l]) << 16 | half(b[l]));
+            r.set32(inst.d[0], mask, &d);
+        }
+        _ => return false,
+    }
+    true
+}
+
+fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, ty: Type, mask: u32) {
+    let mut d: Lanes64 = [0; 32];
+    for_lanes(mask, |l| {
+        let operands = [0, 1, 2].map(|i| r.lane(inst.s[i], l));
+        let (value, out) = scalar::carry(op, ty, operands, u64::from(*carry >> l & 1));
+        d[l] = value;
+        if let Some(out) = out {
+            *carry = *carry & !(1 << l) | (out as u32) << l;
+        }
+    });
+    r.set_any(inst.d[0], mask, &d);
+}
+
+/// Everything that is not worth a loop of its own.
+#[inline(never)]
+fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
+    let mut d: Lanes64 = [0; 32];
+    for_lanes(mask, |lane| {
+        let operands: [u64; 4] = std::array::from_fn(|i| {
+            let value = r.lane(inst.s[i], lane);
+            value ^ u64::from(inst.negated >> i & 1)
+        });
+        d[lane] = scalar::evaluate(&inst.op, operands).unwrap_or(0);
+    });
+    if inst.d[0].class == Class::Pred {
+        r.set_pred(inst.d[0], mask, bits(|l| d[l] & 1 == 1));
+    } else {
+        if let Op::Cvt(cvt) = inst.op
+            && cvt.to.is_signed()
+            && cvt.to.bits() < 64
+        {
+            // A wider destination register takes the sign along.
+            let unused = 64 - cvt.to.bits();
+            let keep = if inst.d[0].class == Class::W32 && cvt.to.bits() == 16 { 0xffff } else { u64::MAX };
+            d = d.map(|v| ((v << unused) as i64 >> unused) as u64 & keep);
+        }
+        r.set_any(inst.d[0], mask, &d);
+    }
+}
+
+/// The new value of an atomic: `b` is the operand, `c` the second one of `cas`.
+pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
+    let plain = FloatMods::NONE;
+    let two = |op| scalar::evaluate(&Op::Binary(op, ty, plain), [old, b, 0, 0]).unwrap_or(0);
+    let mask = u64::MAX >> (64 - ty.bits());
+    match op {
+        AtomicOp::And => old & b & mask,
+        AtomicOp::Or => (old | b) & mask,
+        AtomicOp::Xor => (old ^ b) & mask,
+        AtomicOp::Exch => b & mask,
+        AtomicOp::Cas => if old & mask == b & mask { c & mask } else { old },
+        AtomicOp::Inc => if old & mask >= b & mask { 0 } else { old + 1 },
+        AtomicOp::Dec => if old & mask == 0 || old & mask > b & mask { b & mask } else { old - 1 },
+        AtomicOp::Add => two(BinaryOp::Add),
+        AtomicOp::Min => two(BinaryOp::Min),
+        AtomicOp::Max => two(BinaryOp::Max),
+    }
+}

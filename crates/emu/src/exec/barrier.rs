@@ -1,0 +1,180 @@
+//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them, counted in warps.
+
+use std::rc::Rc;
+
+use ptx::{BarKind, Op};
+
+use super::Env;
+use super::run::Flow;
+use super::warp::{Split, State, Warp};
+use crate::decode::Inst;
+use crate::order::Clock;
+use crate::report::HazardKind;
+
+/// What a reducing barrier adds up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    count: u32,
+    threads: u32,
+}
+
+/// A barrier between two completions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Barrier {
+    /// Threads it waits for; `None` for all of the CTA.
+    expected: Option<u32>,
+    /// Warps that arrived, with the number of times.
+    arrived: Vec<usize>,
+    waiting: Vec<usize>,
+    clock: Option<Clock>,
+    tally: Tally,
+    line: u32,
+}
+
+impl Env<'_> {
+    pub(super) fn bar(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
+        let Op::Bar { kind, .. } = inst.op else { return Flow::Next };
+        if split.mask != warp.live && !split.forced {
+            return Flow::Wait(State::Lanes(warp.live));
+        }
+        split.forced = false;
+        let lane = split.mask.trailing_zeros() as usize;
+        let id = warp.registers.lane(inst.s[0], lane) as u32;
+        let count = inst.s[1].is_some().then(|| warp.registers.lane(inst.s[1], lane) as u32);
+        if id >= 16 {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
+                format!("barrier {id}: there are 16, 0 to 15")
+            });
+            return Flow::Next;
+        }
+        self.check_count(inst, warp.index, lane, id, count);
+        if let Some(recorder) = &mut self.recorder {
+            let threads = count.unwrap_or(32 * self.live.len() as u32) as u16;
+            recorder.barrier(warp.index, inst.number, split.mask, id as u8, kind, threads);
+        }
+        self.counters.barriers += 1;
+        self.arrive(warp, split, inst, kind, id as usize, count);
+        if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(id as u8)) }
+    }
+
+    fn check_count(&mut self, inst: &Inst, warp: usize, lane: usize, id: u32, count: Option<u32>) {
+        if let Some(n) = count
+            && (n % 32 != 0 || n == 0)
+        {
+            self.report(HazardKind::BarrierDivergence, inst, warp, lane, None, || {
+                format!("barrier {id} counts {n} threads: the count must be a multiple of 32")
+            });
+        }
+        let barrier = &self.barriers[id as usize];
+        if !barrier.arrived.is_empty() && barrier.expected != count {
+            let (first, line) = (barrier.expected, barrier.line);
+            let thread = self.thread(warp, lane);
+            let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
+            self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
+                let message = format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                (vec![thread], None, message)
+            });
+        }
+    }
+
+    fn arrive(&mut self, warp: &mut Warp, split: &Split, inst: &Inst, kind: BarKind, id: usize, count: Option<u32>) {
+        let clock = warp.view.release(split.mask);
+        let home = warp.view.home();
+        let barrier = &mut self.barriers[id];
+        match &mut barrier.clock {
+            Some(known) => known.join(home, &clock),
+            None => {
+                barrier.clock = Some(clock);
+                barrier.expected = count;
+                barrier.line = inst.line;
+            }
+        }
+        if inst.s[2].is_some() {
+            let votes = warp.registers.get_pred(inst.s[2], inst.negated, 2) & split.mask;
+            barrier.tally.count += votes.count_ones();
+            barrier.tally.threads += split.mask.count_ones();
+        }
+        barrier.arrived.push(warp.index);
+        if kind != BarKind::Arrive {
+            barrier.waiting.push(warp.index);
+        }
+        warp.steps_at_barrier = warp.steps_at_barrier.max(warp.steps);
+        self.complete(id);
+    }
+
+    /// Lets the waiting warps go when all have arrived.
+    fn complete(&mut self, id: usize) {
+        let barrier = &self.barriers[id];
+        let full = match barrier.expected {
+            Some(count) => 32 * barrier.arrived.len() as u32 >= count,
+            None => (0..self.live.len()).all(|w| self.live[w] == 0 || barrier.arrived.contains(&w)),
+        };
+        if barrier.arrived.is_empty() || !full {
+            return;
+        }
+        let done = std::mem::take(&mut self.barriers[id]);
+        let clock = Rc::new(done.clock.unwrap_or_default());
+        for warp in done.waiting {
+            self.wakes.push((warp, id as u8, Rc::clone(&clock), done.tally));
+        }
+    }
+
+    /// Threads that have exited are not waited for by barriers that all threads of the CTA take part in.
+    pub(super) fn complete_barriers_after_exit(&mut self) {
+        (0..self.barriers.len()).filter(|id| self.barriers[*id].expected.is_none()).collect::<Vec<_>>().into_iter().for_each(
+            |id| {
+                if !self.barriers[id].arrived.is_empty() {
+                    self.complete(id);
+                }
+            },
+        );
+    }
+
+    /// A waiting split goes on behind its barrier.
+    pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, clock: &Clock, tally: Tally) {
+        let split = &mut warp.splits[at];
+        let inst = &self.context.program.code[split.pc as usize];
+        split.pc += 1;
+        split.state = State::Run;
+        split.polls = 0;
+        let mask = split.mask;
+        warp.view.acquire(mask, warp.live, clock);
+        if mask & warp.live == warp.live {
+            warp.view.merged();
+        }
+        let Op::Bar { kind, .. } = inst.op else { return };
+        match kind {
+            BarKind::Sync | BarKind::Arrive => {}
+            BarKind::RedPopc => warp.registers.set32(inst.d[0], mask, &[tally.count; 32]),
+            BarKind::RedAnd => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads)),
+            BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
+        }
+    }
+
+    /// Nobody can go on: says who waits for what.
+    pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
+        let mut lines = Vec::new();
+        let mut first = None;
+        for warp in warps {
+            for split in &warp.splits {
+                let line = self.line(split.pc);
+                let State::Barrier(id) = split.state else { continue };
+                first = first.or(Some((line, warp.index, split.mask.trailing_zeros() as usize)));
+                let barrier = &self.barriers[usize::from(id)];
+                let arrived = 32 * barrier.arrived.len();
+                let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
+                lines.push(format!(
+                    "warp {} waits at line {line} for barrier {id}, where {arrived} of {expected} threads have arrived",
+                    warp.index
+                ));
+            }
+        }
+        let (line, warp, lane) = first.unwrap_or((0, 0, 0));
+        let thread = self.thread(warp, lane);
+        self.findings.report(HazardKind::Deadlock, line, None, || (vec![thread], None, lines.join("; ")));
+    }
+}
+
+fn all_ones(condition: bool) -> u32 {
+    if condition { !0 } else { 0 }
+}

@@ -1,0 +1,261 @@
+//! Branches, calls and exits.
+
+use ptx::Op;
+
+use super::Env;
+use super::run::Flow;
+use super::warp::{Frame, SavedRegisters, Split, State, Warp};
+use crate::decode::{Class, Inst, Slot, Transfer};
+use crate::report::HazardKind;
+
+/// Calls may nest this deep.
+const MAX_DEPTH: usize = 256;
+
+/// Instructions that lanes with a false guard do not just sit out: they go on while the others wait, or are elsewhere.
+pub(super) fn parts(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Call { .. }
+            | Op::Ret { .. }
+            | Op::BrxIdx { .. }
+            | Op::Bar { .. }
+            | Op::BarWarpSync
+            | Op::Shfl(_)
+            | Op::Vote(_)
+            | Op::Match(..)
+            | Op::Redux { .. }
+            | Op::Elect
+            | Op::Mma(_)
+            | Op::Ldmatrix(_)
+            | Op::Stmatrix(_)
+            | Op::Movmatrix
+    )
+}
+
+impl Env<'_> {
+    pub(super) fn branch(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, taken: u32) -> Flow {
+        if taken == split.mask {
+            split.pc = inst.target;
+            return Flow::Jump;
+        }
+        warp.push_group(split, inst.reconverge);
+        let mut other = split.clone();
+        other.mask = taken;
+        other.pc = inst.target;
+        split.mask &= !taken;
+        split.pc += 1;
+        // Which side goes first is the schedule's to choose.
+        if self.context.options.seed & 1 == 1 {
+            std::mem::swap(split, &mut other);
+        }
+        Flow::Part(other)
+    }
+
+    pub(super) fn indexed_branch(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
+        let first = split.mask.trailing_zeros() as usize;
+        let indices = *warp.registers.get32(inst.s[0]);
+        let same = (0..32).filter(|l| split.mask >> l & 1 == 1 && indices[*l] == indices[first]);
+        let same = same.fold(0u32, |m, l| m | 1 << l);
+        let targets = &self.context.program.targets[inst.list.0 as usize..][..usize::from(inst.list.1)];
+        if same != split.mask {
+            warp.push_group(split, inst.reconverge);
+            let mut other = split.clone();
+            other.mask &= !same;
+            split.mask = same;
+            return Flow::Again(other);
+        }
+        match targets.get(indices[first] as usize) {
+            Some(target) => split.pc = *target,
+            None => {
+                self.report(HazardKind::OutOfBounds, inst, warp.index, first, None, || {
+                    format!("branch index {} of a list of {} targets", indices[first], targets.len())
+                });
+                split.pc += 1;
+            }
+        }
+        Flow::Jump
+    }
+
+    pub(super) fn call(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
+        let program = self.context.program;
+        let call = &program.calls[inst.target as usize];
+        let callee = &program.functions[call.callee];
+        let caller = split.function;
+        let first = split.mask.trailing_zeros() as usize;
+        if split.frames.len() >= MAX_DEPTH {
+            let lane = first;
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                format!("`{}` is called {MAX_DEPTH} deep: the stack overflows", callee.name)
+            });
+            return self.exit(warp, split, split.mask);
+        }
+        warp.push_group(split, split.pc + 1);
+        let caller_frame = u64::from(program.functions[caller as usize].frame);
+        let pointer = warp.registers.lane(program.frame_pointer, first) - crate::memory::LOCAL_BASE;
+        let next_frame = (pointer + caller_frame) as usize;
+        warp.local.grow(next_frame + callee.frame as usize);
+        warp.local.forget(split.mask, next_frame, callee.frame as usize);
+        let active = caller as usize == call.callee
+            || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
+        let saved = active.then(|| Box::new(save(warp, callee)));
+        let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
+        for (transfer, value) in call.arguments.iter().zip(given) {
+            match *transfer {
+                Transfer::Register { to, .. } => write_slot(warp, to, split.mask, &value),
+                Transfer::Bytes { caller, callee, bytes } => {
+                    copy_local(warp, split.mask, pointer as usize + caller as usize, next_frame + callee as usize, bytes);
+                }
+            }
+        }
+        set_frame(warp, program.frame_pointer, split.mask, next_frame as u64);
+        split.frames.push(Frame { return_pc: split.pc + 1, call: inst.target, caller, saved });
+        split.function = call.callee as u32;
+        split.pc = callee.start;
+        // Meeting points of the caller do not hold inside the callee: the depth tells them apart.
+        Flow::Jump
+    }
+
+    pub(super) fn ret(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
+        let program = self.context.program;
+        let Some(frame) = split.frames.pop() else { return self.exit(warp, split, split.mask) };
+        let call = &program.calls[frame.call as usize];
+        let callee = &program.functions[call.callee];
+        let caller_frame = program.functions[frame.caller as usize].frame as usize;
+        let first = split.mask.trailing_zeros() as usize;
+        let pointer = (warp.registers.lane(program.frame_pointer, first) - crate::memory::LOCAL_BASE) as usize;
+        let back = pointer - caller_frame;
+        let results: Vec<_> = call.results.iter().map(|t| read_transfer(warp, t)).collect();
+        if let Some(saved) = &frame.saved {
+            restore(warp, callee, saved, split.mask);
+        }
+        for (transfer, value) in call.results.iter().zip(results) {
+            match *transfer {
+                Transfer::Register { to, .. } => write_slot(warp, to, split.mask, &value),
+                Transfer::Bytes { caller, callee, bytes } => {
+                    copy_local(warp, split.mask, pointer + callee as usize, back + caller as usize, bytes);
+                }
+            }
+        }
+        set_frame(warp, program.frame_pointer, split.mask, back as u64);
+        split.function = frame.caller;
+        split.pc = frame.return_pc;
+        Flow::Jump
+    }
+
+    pub(super) fn exit(&mut self, warp: &mut Warp, split: &mut Split, lanes: u32) -> Flow {
+        split.mask &= !lanes;
+        self.live[warp.index] &= !lanes;
+        warp.leave(lanes);
+        warp.join_waiting();
+        self.complete_barriers_after_exit();
+        if split.mask == 0 { Flow::Gone } else { Flow::Next }
+    }
+
+    pub(super) fn trap(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+        let lane = mask.trailing_zeros() as usize;
+        self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || "the kernel traps".into());
+        self.exit(warp, split, mask)
+    }
+
+    /// Nothing in the CTA can run: lanes that wait for others of their warp go on without them, which is a finding unless
+    /// they meet at instructions that need not be the same one.
+    pub(super) fn force(&mut self, warp: &mut Warp) -> bool {
+        let waiting: Vec<usize> =
+            (0..warp.splits.len()).filter(|i| matches!(warp.splits[*i].state, State::Lanes(_))).collect();
+        let Some(&first) = waiting.first() else { return false };
+        let program = self.context.program;
+        let op = |i: usize| program.code[warp.splits[i].pc as usize].op;
+        let everyone = waiting.iter().fold(0, |m, i| m | warp.splits[*i].mask);
+        let State::Lanes(need) = warp.splits[first].state else { return false };
+        let free = waiting.iter().all(|i| matches!(op(*i), Op::BarWarpSync))
+            || waiting.iter().all(|i| matches!(op(*i), Op::Bar { aligned: false, .. }));
+        if free && need & warp.live & !everyone == 0 {
+            if matches!(op(first), Op::BarWarpSync) {
+                warp.view.meet(everyone, warp.live);
+            }
+        } else {
+            self.report_divergence(warp, first);
+        }
+        for i in waiting {
+            warp.splits[i].forced = true;
+            warp.splits[i].state = State::Run;
+        }
+        true
+    }
+
+    fn report_divergence(&mut self, warp: &Warp, at: usize) {
+        let split = &warp.splits[at];
+        let inst = &self.context.program.code[split.pc as usize];
+        let State::Lanes(need) = split.state else { return };
+        let missing = need & warp.live & !split.mask;
+        let others: Vec<String> = warp
+            .splits
+            .iter()
+            .filter(|s| s.mask & missing != 0)
+            .map(|s| format!("lanes {:#010x} are at line {}", s.mask & missing, self.line(s.pc)))
+            .collect();
+        let other = warp.splits.iter().find(|s| s.mask & missing != 0);
+        let other_line = other.map(|s| self.line(s.pc));
+        let message = format!(
+            "lanes {:#010x} of the warp wait for lanes {missing:#010x}: {}",
+            split.mask,
+            if others.is_empty() { "they never come".into() } else { others.join(", ") }
+        );
+        let mut threads = vec![self.thread(warp.index, split.mask.trailing_zeros() as usize)];
+        threads.extend(other.map(|s| self.thread(warp.index, s.mask.trailing_zeros() as usize)));
+        self.findings.report(HazardKind::BarrierDivergence, inst.line, other_line, || (threads, None, message));
+    }
+}
+
+fn read_transfer(warp: &Warp, transfer: &Transfer) -> [u64; 32] {
+    match transfer {
+        Transfer::Register { from, .. } => std::array::from_fn(|l| warp.registers.lane(*from, l)),
+        Transfer::Bytes { .. } => [0; 32],
+    }
+}
+
+fn write_slot(warp: &mut Warp, slot: Slot, mask: u32, value: &[u64; 32]) {
+    if slot.class == Class::Pred {
+        let bits = (0..32).fold(0, |set, l| set | (value[l] as u32 & 1) << l);
+        warp.registers.set_pred(slot, mask, bits);
+    } else {
+        warp.registers.set_any(slot, mask, value);
+    }
+}
+
+fn set_frame(warp: &mut Warp, slot: Slot, mask: u32, offset: u64) {
+    warp.registers.set64(slot, mask, &[offset + crate::memory::LOCAL_BASE; 32]);
+}
+
+/// Copies bytes of local memory for some lanes; what was not written stays so.
+fn copy_local(warp: &mut Warp, mask: u32, from: usize, to: usize, bytes: u32) {
+    super::registers::for_lanes(mask, |lane| {
+        for byte in 0..bytes as usize {
+            if warp.local.is_written(lane, from + byte, 1) {
+                let value = warp.local.load(lane, from + byte, 1);
+                warp.local.store(lane, to + byte, 1, &value);
+            }
+        }
+    });
+}
+
+fn save(warp: &Warp, function: &crate::decode::FunctionInfo) -> SavedRegisters {
+    let range = |(start, count): (u16, u16)| usize::from(start)..usize::from(start) + usize::from(count);
+    SavedRegisters {
+        w32: warp.registers.w32[range(function.w32)].to_vec(),
+        w64: warp.registers.w64[range(function.w64)].to_vec(),
+        pred: warp.registers.pred[range(function.pred)].to_vec(),
+    }
+}
+
+fn restore(warp: &mut Warp, function: &crate::decode::FunctionInfo, saved: &SavedRegisters, mask: u32) {
+    for (i, value) in saved.w32.iter().enumerate() {
+        warp.registers.set32(Slot { class: Class::W32, index: function.w32.0 + i as u16 }, mask, value);
+    }
+    for (i, value) in saved.w64.iter().enumerate() {
+        warp.registers.set64(Slot { class: Class::W64, index: function.w64.0 + i as u16 }, mask, value);
+    }
+    for (i, value) in saved.pred.iter().enumerate() {
+        warp.registers.set_pred(Slot { class: Class::Pred, index: function.pred.0 + i as u16 }, mask, *value);
+    }
+}

@@ -1,0 +1,119 @@
+//! Releases and acquires through memory (PTX ISA, "Release and Acquire Patterns"): a fence, then a strong write; a strong
+//! read that sees it, then a fence. The read and write must be strong enough for the threads to see each other.
+
+use ptx::{Scope, Space};
+
+use super::warp::{FenceState, Warp};
+use super::{Env, SyncVariable};
+use crate::decode::scope_strength;
+use crate::order::Strength;
+
+impl Env<'_> {
+    pub(super) fn fence(&mut self, warp: &mut Warp, scope: Scope, lanes: u32) {
+        let strength = scope_strength(scope);
+        let home = warp.view.home();
+        for seen in std::mem::take(&mut warp.seen) {
+            let here = seen.lanes & lanes;
+            if here != 0 && (strength == Strength::Gpu || seen.strength != Strength::Gpu) {
+                warp.view.acquire(here, warp.live, &seen.clock);
+            }
+            if seen.lanes & !lanes != 0 {
+                warp.seen.push(FenceState { lanes: seen.lanes & !lanes, ..seen });
+            }
+        }
+        let clock = warp.view.release(lanes);
+        for before in &mut warp.released {
+            // An earlier, wider fence of these lanes still holds for what came before it.
+            if before.strength <= strength {
+                before.lanes &= !lanes;
+            }
+        }
+        warp.released.retain(|f| f.lanes != 0);
+        debug_assert_eq!(home, warp.view.home());
+        warp.released.push(FenceState { lanes, strength, clock });
+    }
+
+    fn variables(&mut self, space: Space) -> &mut std::collections::HashMap<u64, SyncVariable> {
+        if space == Space::Shared { &mut self.shared_sync } else { &mut self.order.sync }
+    }
+
+    /// A strong write by a lane: what it has released can be acquired here.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
+    pub(super) fn publish(
+        &mut self,
+        warp: &mut Warp,
+        space: Space,
+        address: u64,
+        lane: usize,
+        strength: Strength,
+        release: bool,
+        read_modify_write: bool,
+    ) {
+        let home = warp.view.home();
+        let mut clock = None;
+        let mut reach = Strength::Weak;
+        if release {
+            clock = Some(warp.view.release(1 << lane));
+            reach = strength;
+        }
+        for fence in warp.released.iter().filter(|f| f.lanes >> lane & 1 == 1) {
+            let far = fence.strength.min(strength);
+            match &mut clock {
+                Some(known) if !release => {
+                    // Of fences of several scopes, the farthest decides, and what the nearer ones cover is left out.
+                    if far > reach {
+                        *known = fence.clock.clone();
+                        reach = far;
+                    }
+                }
+                Some(_) => {}
+                None => (clock, reach) = (Some(fence.clock.clone()), far),
+            }
+        }
+        let variables = self.variables(space);
+        match (clock, variables.get_mut(&address)) {
+            (Some(clock), Some(old)) if read_modify_write => {
+                // A release sequence: what was released here before stays released.
+                let mut joined = clock;
+                joined.join_foreign(home, &old.clock, old.home);
+                *old = SyncVariable { clock: joined, home, strength: reach.min(old.strength) };
+            }
+            (Some(clock), _) => {
+                variables.insert(address, SyncVariable { clock, home, strength: reach });
+            }
+            (None, Some(_)) if !read_modify_write => {
+                variables.remove(&address);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// A strong read by a lane: it learns at once when it acquires, at its next fence otherwise.
+    pub(super) fn observe(
+        &mut self,
+        warp: &mut Warp,
+        space: Space,
+        address: u64,
+        lane: usize,
+        strength: Strength,
+        acquire: bool,
+    ) {
+        let Some(variable) = self.variables(space).get(&address) else { return };
+        let home = warp.view.home();
+        let foreign = variable.home != home;
+        if foreign && variable.strength.min(strength) != Strength::Gpu {
+            return;
+        }
+        let mut clock = crate::order::Clock::new(self.live.len());
+        clock.join_foreign(home, &self.variables(space)[&address].clock.clone(), self.variables(space)[&address].home);
+        if acquire {
+            warp.view.acquire(1 << lane, warp.live, &clock);
+            return;
+        }
+        let reach = if foreign { Strength::Gpu } else { Strength::Cta };
+        match warp.seen.iter_mut().find(|s| s.lanes == 1 << lane && s.strength == reach) {
+            Some(seen) => seen.clock.join(home, &clock),
+            None => warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, clock }),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
+
+use ptx::{Mma, MatrixAccess, Op, Type};
+
+use super::Env;
+use super::run::Flow;
+use super::warp::{Split, State, Warp};
+use crate::decode::{Inst, Slot};
+use crate::memory::{Chunk, load_bytes};
+use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape};
+use crate::numerics::{Lanes32, Lanes64};
+use crate::order::{Access, Strength, Touch};
+use crate::report::HazardKind;
+
+/// The kind of an `mma`, if there is one.
+fn kind(m: &Mma) -> Option<MmaKind> {
+    let input = |ty: Type| {
+        Some(match ty {
+            Type::F16 => Input::F16,
+            Type::Bf16 => Input::Bf16,
+            Type::Tf32 => Input::Tf32,
+            Type::E4m3 => Input::E4m3,
+            Type::E5m2 => Input::E5m2,
+            Type::S8 => Input::S8,
+            Type::U8 => Input::U8,
+            Type::F64 => Input::F64,
+            _ => return None,
+        })
+    };
+    let accumulator = match m.d {
+        Type::F16 => Accumulator::F16,
+        Type::F32 => Accumulator::F32,
+        Type::F64 => Accumulator::F64,
+        Type::S32 => Accumulator::S32 { saturate: m.satfinite },
+        _ => return None,
+    };
+    let shape = Shape { m: m.shape.m.into(), n: m.shape.n.into(), k: m.shape.k.into() };
+    let plain = m.c == m.d && m.a_order == ptx::MatrixOrder::Row && m.b_order == ptx::MatrixOrder::Col;
+    if !plain {
+        return None;
+    }
+    MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
+}
+
+/// Whether the emulator has this product.
+pub(crate) fn mma_supported(m: &Mma) -> bool {
+    kind(m).is_some()
+}
+
+impl Env<'_> {
+    pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+        if mask != !0 && !split.forced {
+            if mask != warp.live {
+                return Flow::Wait(State::Lanes(warp.live));
+            }
+            let lane = mask.trailing_zeros() as usize;
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
+                format!("only lanes {mask:#010x} execute it: the whole warp must")
+            });
+        }
+        split.forced = false;
+        match inst.op {
+            Op::Mma(m) => self.mma(warp, inst, &m, mask),
+            Op::Ldmatrix(m) => self.ldmatrix(warp, split.pc, inst, &m, mask),
+            Op::Stmatrix(m) => self.stmatrix(warp, split.pc, inst, &m, mask),
+            Op::Movmatrix => {
+                let a = *warp.registers.get32(inst.s[0]);
+                let result = std::array::from_fn(|lane| {
+                    let row = lane / 4;
+                    let half = |column: usize| half_of(a[4 * column + row / 2], row % 2);
+                    half(2 * (lane % 4)) | half(2 * (lane % 4) + 1) << 16
+                });
+                warp.registers.set32(inst.d[0], mask, &result);
+            }
+            _ => {}
+        }
+        Flow::Next
+    }
+
+    fn mma(&mut self, warp: &mut Warp, inst: &Inst, m: &Mma, mask: u32) {
+        let Some(kind) = kind(m) else { return };
+        let slots = self.context.program.slots(inst);
+        let [a, b, c] = kind.registers();
+        let (d_slots, rest) = slots.split_at(c);
+        let (a_slots, rest) = rest.split_at(a);
+        let (b_slots, c_slots) = rest.split_at(b);
+        let rules = self.context.rules;
+        let done = if kind.accumulator() == Accumulator::F64 {
+            let gather = |slots: &[Slot]| -> Vec<Lanes64> {
+                slots.iter().map(|s| *warp.registers.get64(*s)).collect()
+            };
+            let (a, b, c) = (gather(a_slots), gather(b_slots), gather(c_slots));
+            let mut d = vec![[0; 32]; c.len()];
+            let done = tensor::mma_f64(kind, rules, &a, &b, &c, &mut d);
+            d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set64(*s, mask, d));
+            done
+        } else {
+            let gather = |slots: &[Slot]| {
+                let mut lanes = [[0; 32]; 8];
+                slots.iter().zip(&mut lanes).for_each(|(s, l)| *l = *warp.registers.get32(*s));
+                lanes
+            };
+            let (x, y, z) = (gather(a_slots), gather(b_slots), gather(c_slots));
+            let mut d: [Lanes32; 8] = [[0; 32]; 8];
+            let done = tensor::mma(kind, rules, &x[..a], &y[..b], &z[..c], &mut d[..c]);
+            d_slots.iter().zip(&d).for_each(|(s, d)| warp.registers.set32(*s, mask, d));
+            done
+        };
+        if let Err(error) = done {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, 0, None, || error.to_string());
+        }
+    }
+
+    /// Addresses of the rows: lane 8·matrix + row gives one.
+    fn rows(&mut self, warp: &Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) -> ([u64; 32], u32) {
+        let lanes = if m.count == 4 { !0 } else { (1u32 << (8 * m.count)) - 1 };
+        let mut addresses = super::access::addresses(&warp.registers, inst);
+        if inst.space == ptx::Space::Generic {
+            addresses = addresses.map(|a| crate::memory::resolve(a).1);
+        }
+        self.counters.instructions[pc as usize].shared(lanes, &addresses, 16, false);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.shared(warp.index, inst.number, lanes & mask, &addresses, 16);
+        }
+        (addresses, lanes)
+    }
+
+    fn ldmatrix(&mut self, warp: &mut Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) {
+        let (addresses, lanes) = self.rows(warp, pc, inst, m, mask);
+        let mut rows: [Chunk; 32] = [[0; 8]; 32];
+        super::registers::for_lanes(lanes, |lane| {
+            if let Some(row) = self.load_row(warp, pc, inst, lane, addresses[lane], mask) {
+                rows[lane] = row;
+            }
+        });
+        let slots = self.context.program.slots(inst);
+        for (matrix, slot) in slots.iter().enumerate() {
+            let row = |r: usize| &rows[8 * matrix + r];
+            let result: Lanes32 = std::array::from_fn(|lane| {
+                let (r, c) = (lane / 4, lane % 4);
+                if m.trans {
+                    half_of(row(2 * c)[r / 2], r % 2) | half_of(row(2 * c + 1)[r / 2], r % 2) << 16
+                } else {
+                    row(r)[c]
+                }
+            });
+            warp.registers.set32(*slot, mask, &result);
+        }
+    }
+
+    /// 16 bytes that the whole warp reads.
+    fn load_row(&mut self, warp: &Warp, pc: u32, inst: &Inst, lane: usize, address: u64, mask: u32) -> Option<Chunk> {
+        let offset = self.shared_offset(warp, inst, lane, address, 16)?;
+        if self.context.options.checks.races {
+            let access =
+                Access { view: &warp.view, warp: warp.index, lanes: mask, pc, strength: Strength::Weak, touch: Touch::Plain };
+            let verdict = self.shadow.read(offset, 16, &access);
+            self.judge_shared_read(verdict, inst, warp.index, lane, address);
+        }
+        Some(load_bytes(&self.shared, offset, 16))
+    }
+
+    fn stmatrix(&mut self, warp: &mut Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) {
+        let (addresses, lanes) = self.rows(warp, pc, inst, m, mask);
+        let slots = self.context.program.slots(inst);
+        let mut rows: [Chunk; 32] = [[0; 8]; 32];
+        for (matrix, slot) in slots.iter().enumerate() {
+            let values = warp.registers.get32(*slot);
+            for lane in 0..32 {
+                let (r, c) = (lane / 4, lane % 4);
+                if m.trans {
+                    for half in 0..2 {
+                        let word = &mut rows[8 * matrix + 2 * c + half][r / 2];
+                        *word |= half_of(values[lane], half) << (16 * (r % 2));
+                    }
+                } else {
+                    rows[8 * matrix + r][c] = values[lane];
+                }
+            }
+        }
+        super::registers::for_lanes(lanes, |lane| {
+            let strength = Strength::Weak;
+            self.store_shared_lane(warp, pc, inst, lane, addresses[lane], 16, &rows[lane], strength);
+        });
+    }
+}
+
+fn half_of(word: u32, half: usize) -> u32 {
+    word >> (16 * half) & 0xffff
+}

@@ -1,0 +1,189 @@
+//! One warp's turn: fetch, guard, execute.
+
+use ptx::Op;
+
+use super::control::parts;
+use super::warp::{Split, State, Warp};
+use super::Env;
+use crate::EmuError;
+use crate::decode::Inst;
+
+/// What an instruction did to the flow of control.
+pub(super) enum Flow {
+    /// On to the next one.
+    Next,
+    /// The split's `pc` was set.
+    Jump,
+    /// On to the next one, and let others run: nothing here can change before they do.
+    Yield,
+    /// It could not be executed yet.
+    Wait(State),
+    /// It was executed, and holds the split until a barrier lets go.
+    Hold(State),
+    /// Some lanes went another way; the split was set to the rest.
+    Part(Split),
+    /// Some lanes must execute it apart: nothing was executed yet, and the split was set to the rest.
+    Again(Split),
+    /// No lane is left.
+    Gone,
+}
+
+impl Env<'_> {
+    /// Runs a warp for at most `quantum` instructions, or until none of its lanes can go on.
+    pub fn run_warp(&mut self, warp: &mut Warp, mut quantum: u32) -> Result<(), EmuError> {
+        while quantum > 0 {
+            let Some(at) = warp.splits.iter().rposition(|s| s.state == State::Run) else { return Ok(()) };
+            let split = warp.splits.remove(at);
+            self.run_split(warp, split, &mut quantum);
+        }
+        if self.steps > self.context.options.step_limit {
+            let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
+            return Err(EmuError::StepLimit { cta: self.cta, steps: self.steps, line });
+        }
+        Ok(())
+    }
+
+    fn run_split(&mut self, warp: &mut Warp, mut split: Split, quantum: &mut u32) {
+        let program = self.context.program;
+        loop {
+            if split.pc == split.meet && warp.at_meeting(&split) {
+                match warp.park(split) {
+                    Some(joined) => split = joined,
+                    None => return,
+                }
+                continue;
+            }
+            if *quantum == 0 {
+                // To the front: the other splits of the warp get their turn first.
+                warp.splits.insert(0, split);
+                return;
+            }
+            *quantum -= 1;
+            let inst = &program.code[split.pc as usize];
+            let mask = match inst.guard {
+                None => split.mask,
+                Some((slot, negated)) => {
+                    let value = warp.registers.pred[usize::from(slot)];
+                    split.mask & if negated { !value } else { value }
+                }
+            };
+            if mask == 0 {
+                self.count(warp, split.pc as usize, inst, 0);
+                split.pc += 1;
+                continue;
+            }
+            if mask != split.mask && parts(&inst.op) {
+                let rest = split_off(warp, &mut split, mask);
+                warp.splits.push(rest);
+            }
+            let pc = split.pc as usize;
+            let flow = self.execute(warp, &mut split, inst, mask);
+            if !matches!(flow, Flow::Wait(_) | Flow::Again(_)) {
+                self.count(warp, pc, inst, mask);
+            }
+            match flow {
+                Flow::Next => split.pc += 1,
+                Flow::Jump => {}
+                Flow::Yield => {
+                    split.pc += 1;
+                    *quantum = 0;
+                }
+                Flow::Wait(state) => {
+                    split.state = state;
+                    warp.splits.push(split);
+                    warp.join_waiting();
+                    return;
+                }
+                Flow::Hold(state) => {
+                    split.state = state;
+                    warp.splits.push(split);
+                    return;
+                }
+                Flow::Part(other) | Flow::Again(other) => warp.splits.push(other),
+                Flow::Gone => return,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
+        let counter = &mut self.counters.instructions[index];
+        counter.issues += 1;
+        counter.lanes += u64::from(mask.count_ones());
+        self.counters.single_lane_issues += u64::from(mask & mask.wrapping_sub(1) == 0);
+        warp.steps += 1;
+        self.steps += 1;
+        if let Some(recorder) = &mut self.recorder
+            && (mask == 0 || !records_itself(&inst.op))
+        {
+            recorder.issue(warp.index, inst.number, mask);
+        }
+    }
+
+    /// Executes an instruction for the lanes of `mask`, which is not empty.
+    #[inline(always)]
+    fn execute(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+        match inst.op {
+            Op::Bra { .. } => return self.branch(warp, split, inst, mask),
+            Op::BrxIdx { .. } => return self.indexed_branch(warp, split, inst),
+            Op::Call { .. } => return self.call(warp, split, inst),
+            Op::Ret { .. } => return self.ret(warp, split),
+            Op::Exit => return self.exit(warp, split, mask),
+            Op::Trap => return self.trap(warp, split, inst, mask),
+            Op::Bar { .. } => return self.bar(warp, split, inst),
+            Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect => {
+                return self.collective(warp, split, inst, mask);
+            }
+            Op::Mma(_) | Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Movmatrix => {
+                return self.matrix(warp, split, inst, mask);
+            }
+            Op::Ld(m) => return self.load(warp, split, inst, &m, mask),
+            Op::St(m) => self.store(warp, split, inst, &m, mask),
+            Op::Atom(a) | Op::Red(a) => return self.atomic(warp, split, inst, &a, mask),
+            Op::CpAsync(c) => self.copy_async(warp, split, inst, &c, mask),
+            Op::CpAsyncCommitGroup => warp.copies.commit(mask),
+            Op::CpAsyncWaitGroup => self.wait_group(warp, inst, mask),
+            Op::CpAsyncWaitAll => self.wait_all(warp, mask),
+            Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
+            Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
+            Op::Membar(scope) | Op::Fence(_, scope) => self.fence(warp, scope, mask),
+            Op::Activemask => {
+                let active = [mask; 32];
+                warp.registers.set32(inst.d[0], mask, &active);
+            }
+            Op::Nanosleep => return Flow::Yield,
+            Op::Prefetch(..) | Op::Discard(_) | Op::Pmevent | Op::Brkpt | Op::FenceMbarrierInit => {}
+            Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
+            Op::Mov(ty) => self.mov(warp, inst, ty, mask),
+            Op::Cvta { space, to_space, .. } => self.cvta(warp, inst, space, to_space, mask),
+            Op::Isspacep(space) => self.isspacep(warp, inst, space, mask),
+            _ => super::alu::execute(&mut warp.registers, &mut warp.carry, inst, mask),
+        }
+        Flow::Next
+    }
+}
+
+/// Lanes outside `mask` skip the instruction and wait behind it.
+fn split_off(warp: &mut Warp, split: &mut Split, mask: u32) -> Split {
+    warp.push_group(split, split.pc + 1);
+    let mut rest = split.clone();
+    rest.mask &= !mask;
+    rest.pc += 1;
+    split.mask = mask;
+    rest
+}
+
+/// Instructions that tell the recorder themselves.
+fn records_itself(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Ld(_)
+            | Op::St(_)
+            | Op::Atom(_)
+            | Op::Red(_)
+            | Op::Ldmatrix(_)
+            | Op::Stmatrix(_)
+            | Op::CpAsync(_)
+            | Op::Bar { .. }
+    )
+}

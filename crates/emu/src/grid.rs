@@ -1,0 +1,349 @@
+//! A launch: the contract checked, buffers mapped, CTAs run apart and in parallel, or together where they communicate.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
+
+use ptx::{Access, Arg, Function, Kernel};
+use rayon::prelude::*;
+
+use crate::counters::{Counter, Counters};
+use crate::decode::{Program, decode};
+use crate::exec::{Context, Cta, GlobalOrder, Outcome, Progress};
+use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
+use crate::numerics::tensor::TensorRules;
+use crate::report::{Findings, HazardKind, Options, Place, Report, ThreadId};
+use crate::trace::CtaTrace;
+use crate::EmuError;
+
+/// CTAs that may run at a time where they communicate: more than any GPU holds.
+const RESIDENT: usize = 4096;
+
+/// Runs a kernel with one buffer for each of its contract, and says what it found. Buffers of [`Access::Write`] count as
+/// uninitialised, whatever they hold.
+///
+/// # Errors
+/// When the contract does not fit, when the kernel has an instruction that is not implemented (nothing is run then), or
+/// when it does not end within [`Options::step_limit`].
+pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
+    let entry = check_contract(kernel, buffers)?;
+    let mut program = decode(kernel, kernel.buffers.len())?;
+    program.params = parameters(kernel, entry);
+    let sm = options.sm.unwrap_or(kernel.module.target.sm);
+    check_shared(program.layout.shared_bytes, sm)?;
+    let rules = TensorRules::of_sm(sm).unwrap_or(TensorRules::Ampere);
+    let fresh: Vec<Bitmap> = kernel.buffers.iter().map(|b| Bitmap::new(b.bytes)).collect();
+    let variables: Vec<Vec<AtomicU32>> = program.layout.variables.iter().map(|v| words(&v.contents)).collect();
+    let global = map_buffers(kernel, buffers, &fresh, &program, &variables);
+    let context = Context {
+        program: &program,
+        launch: &kernel.launch,
+        global: &global,
+        options,
+        rules,
+        apart: !program.communicates,
+    };
+    let mut total = Total::default();
+    if program.communicates {
+        run_together(&context, kernel.launch.grid.count(), &mut total)?;
+    } else {
+        run_apart(&context, kernel.launch.grid.count(), &mut total)?;
+    }
+    after_checks(&context, kernel, options, &mut total.findings);
+    drop(global);
+    keep_written(kernel, buffers, fresh);
+    Ok(total.report(&program, kernel))
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Total {
+    findings: Findings,
+    counters: Counters,
+    traces: Vec<CtaTrace>,
+    steps: u64,
+}
+
+impl Total {
+    fn add(&mut self, outcome: Outcome) {
+        self.findings.merge(outcome.findings);
+        self.counters.add(&outcome.counters);
+        self.traces.extend(outcome.trace);
+        self.steps += outcome.steps;
+    }
+
+    fn join(mut self, other: Total) -> Total {
+        self.findings.merge(other.findings);
+        self.counters.add(&other.counters);
+        self.traces.extend(other.traces);
+        self.steps += other.steps;
+        self
+    }
+
+    /// Counts by the module's numbering, without the returns that decoding adds.
+    fn report(mut self, program: &Program, kernel: &Kernel) -> Report {
+        let count = program.functions.iter().map(|f| f.end - f.start - u32::from(f.end > f.start)).sum::<u32>();
+        let mut numbered = vec![Counter::default(); count as usize];
+        for info in program.functions.iter().filter(|f| f.end > f.start) {
+            for pc in info.start..info.end - 1 {
+                let inst = &program.code[pc as usize];
+                let counted = self.counters.instructions.get(pc as usize).copied().unwrap_or_default();
+                numbered[inst.number as usize] = Counter { line: inst.line, ..counted };
+            }
+        }
+        self.counters.instructions = numbered;
+        self.counters.shared_bytes = program.layout.shared_bytes;
+        self.counters.warps = (kernel.launch.block.count() as u32).div_ceil(32);
+        self.traces.sort_by_key(|t| t.cta);
+        Report {
+            hazards: self.findings.into_sorted(),
+            counters: self.counters,
+            traces: self.traces,
+            steps: self.steps,
+        }
+    }
+}
+
+fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k Function, EmuError> {
+    let entry = kernel.module.entries().find(|f| *f.name == *kernel.entry).ok_or_else(|| EmuError::NoEntry {
+        name: kernel.entry.clone(),
+        available: kernel.module.entries().map(|f| f.name.to_string()).collect(),
+    })?;
+    if entry.params.len() != kernel.args.len() {
+        return Err(EmuError::ArgumentCount {
+            entry: kernel.entry.clone(),
+            expected: entry.params.len(),
+            given: kernel.args.len(),
+        });
+    }
+    for (index, (param, arg)) in entry.params.iter().zip(&kernel.args).enumerate() {
+        if param.bytes() != arg.bytes() {
+            let name = param.name.to_string();
+            return Err(EmuError::ArgumentSize { index, name, expected: param.bytes(), given: arg.bytes() });
+        }
+        if let Arg::Buffer { index: buffer, .. } = arg
+            && *buffer >= kernel.buffers.len()
+        {
+            return Err(EmuError::NoSuchBuffer { index, buffer: *buffer, buffers: kernel.buffers.len() });
+        }
+    }
+    if kernel.buffers.len() != buffers.len() {
+        return Err(EmuError::BufferCount { expected: kernel.buffers.len(), given: buffers.len() });
+    }
+    for (spec, buffer) in kernel.buffers.iter().zip(buffers) {
+        if buffer.len() < spec.bytes {
+            let name = spec.name.clone();
+            return Err(EmuError::BufferSize { name, expected: spec.bytes, given: buffer.len() });
+        }
+    }
+    check_launch(kernel, entry)?;
+    Ok(entry)
+}
+
+/// Limits of compute capability 8.0 and later (CUDA C++ Programming Guide, "Compute Capabilities").
+fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
+    let launch = &kernel.launch;
+    let wrong = |what, given: String, accepted: &str| {
+        Err(EmuError::Launch { what, given, accepted: accepted.to_string() })
+    };
+    let (block, grid) = (launch.block, launch.grid);
+    let threads = block.count();
+    if threads == 0 || threads > 1024 || block.0 > 1024 || block.1 > 1024 || block.2 > 64 {
+        return wrong("the block", format!("{block:?}"), "1 to 1024 threads, at most 64 of them in z");
+    }
+    if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
+        return wrong("the grid", format!("{grid:?}"), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
+    }
+    if grid.count() * threads.div_ceil(32) >= u64::from(u32::MAX) {
+        return wrong("the grid", format!("{grid:?}"), "fewer than 2^32 warps in all: use a smaller problem");
+    }
+    if launch.cluster.count() != 1 {
+        return wrong("the cluster", format!("{:?}", launch.cluster), "one CTA");
+    }
+    let block = [block.0, block.1, block.2];
+    if let Some(required) = entry.bounds.required_threads
+        && required.map(|n| n.max(1)) != block
+    {
+        return wrong("the block", format!("{block:?}"), &format!(".reqntid {required:?}"));
+    }
+    if let Some(max) = entry.bounds.max_threads
+        && threads > max.iter().map(|n| u64::from((*n).max(1))).product()
+    {
+        return wrong("the block", format!("{block:?}"), &format!("no more threads than .maxntid {max:?}"));
+    }
+    Ok(())
+}
+
+/// Shared memory that a CTA may have (CUDA C++ Programming Guide, table of technical specifications).
+fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
+    let limit = match sm {
+        80 | 87 => 163 * 1024,
+        0..=99 if sm < 90 => 99 * 1024,
+        90..=119 => 227 * 1024,
+        _ => 99 * 1024,
+    };
+    if bytes > limit {
+        return Err(EmuError::Launch {
+            what: "shared memory of a CTA",
+            given: format!("{bytes} bytes"),
+            accepted: format!("at most {limit} bytes on sm_{sm}"),
+        });
+    }
+    Ok(())
+}
+
+fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (param, arg) in entry.params.iter().zip(&kernel.args) {
+        bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
+        match *arg {
+            Arg::Buffer { index, offset } => {
+                bytes.extend((GlobalMemory::base(index) + offset).to_le_bytes());
+            }
+            Arg::Null => bytes.extend([0; 8]),
+            Arg::U32(v) => bytes.extend(v.to_le_bytes()),
+            Arg::I32(v) => bytes.extend(v.to_le_bytes()),
+            Arg::U64(v) => bytes.extend(v.to_le_bytes()),
+            Arg::I64(v) => bytes.extend(v.to_le_bytes()),
+            Arg::F32(v) => bytes.extend(v.to_le_bytes()),
+        }
+    }
+    bytes
+}
+
+fn words(bytes: &[u8]) -> Vec<AtomicU32> {
+    let word = |four: &[u8]| {
+        let mut word = [0; 4];
+        word[..four.len()].copy_from_slice(four);
+        AtomicU32::new(u32::from_le_bytes(word))
+    };
+    bytes.chunks(4).map(word).collect()
+}
+
+fn map_buffers<'a>(
+    kernel: &Kernel,
+    buffers: &'a [&mut Buffer],
+    fresh: &'a [Bitmap],
+    program: &Program,
+    variables: &'a [Vec<AtomicU32>],
+) -> GlobalMemory<'a> {
+    let mut regions = Vec::new();
+    for ((spec, buffer), fresh) in kernel.buffers.iter().zip(buffers).zip(fresh) {
+        let written = match spec.access {
+            Access::Write => Some(fresh),
+            _ if buffer.initialised.is_full() => None,
+            _ => Some(&buffer.initialised),
+        };
+        let access = RegionAccess::Contract(spec.access);
+        regions.push(Region::new(spec.name.clone(), spec.bytes, access, &buffer.words, written));
+    }
+    for (variable, words) in program.layout.variables.iter().zip(variables) {
+        let bytes = variable.contents.len();
+        regions.push(Region::new(variable.name.clone(), bytes, RegionAccess::Variable, words, None));
+    }
+    GlobalMemory { regions }
+}
+
+/// CTAs that cannot see each other: in parallel, in any order.
+fn run_apart(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuError> {
+    let warps = (context.launch.block.count() as usize).div_ceil(32);
+    let granule = context.program.granules[1];
+    let found = (0..ctas)
+        .into_par_iter()
+        .try_fold(Total::default, |mut sum, cta| {
+            let order = GlobalOrder::new(granule, warps);
+            let (outcome, _) = Cta::new(context, cta, order).run()?;
+            sum.add(outcome);
+            Ok(sum)
+        })
+        .try_reduce(Total::default, |a, b| Ok(a.join(b)))?;
+    *total = found;
+    Ok(())
+}
+
+/// CTAs that communicate: turn by turn, so that one that waits for another sees it arrive.
+fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuError> {
+    let warps = (context.launch.block.count() as usize).div_ceil(32);
+    let mut order = GlobalOrder::new(context.program.granules[1], warps);
+    let mut next = 0;
+    let mut resident: VecDeque<Cta> = VecDeque::new();
+    let room = resident_ctas(context, warps);
+    while next < ctas || !resident.is_empty() {
+        while next < ctas && resident.len() < room {
+            resident.push_back(Cta::new(context, next, GlobalOrder::default()));
+            next += 1;
+        }
+        let Some(mut cta) = resident.pop_front() else { break };
+        cta.env.order = order;
+        let progress = cta.turn()?;
+        order = std::mem::take(&mut cta.env.order);
+        if progress == Progress::Running {
+            resident.push_back(cta);
+        } else {
+            cta.env.order = order;
+            let (outcome, back) = cta.finish();
+            order = back;
+            total.add(outcome);
+        }
+    }
+    Ok(())
+}
+
+/// As many as fit in about a gigabyte.
+fn resident_ctas(context: &Context, warps: usize) -> usize {
+    let [w32, w64, _] = context.program.sizes;
+    let granules = context.program.layout.shared_bytes as usize / context.program.granules[0] as usize;
+    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * warps);
+    ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
+}
+
+/// What only shows when all CTAs have run: races between CTAs that ran one after the other, and outputs not written.
+fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings: &mut Findings) {
+    let line = |pc: u32| context.program.code[pc as usize].line;
+    for region in &context.global.regions {
+        if !options.checks.races {
+            break;
+        }
+        let Some((granule, writer, reader)) = region.read_and_written() else { continue };
+        let offset = granule as i64 * i64::from(context.program.granules[1]);
+        let thread = |cta: Option<u32>| cta.map(|cta| ThreadId { cta: u64::from(cta), warp: 0, lane: 0 });
+        findings.report(HazardKind::Race, line(writer.pc), Some(line(reader.pc)), || {
+            let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset };
+            let threads = [thread(writer.cta), thread(reader.cta)].into_iter().flatten().collect();
+            (threads, Some(place), "writes what another CTA reads, and nothing orders CTAs".into())
+        });
+    }
+    if options.checks.unwritten {
+        for (index, (spec, region)) in kernel.buffers.iter().zip(&context.global.regions).enumerate() {
+            if spec.access == Access::Write {
+                check_written(options.must_write.get(&index).map(Vec::as_slice), spec.bytes, region, findings);
+            }
+        }
+    }
+}
+
+fn check_written(
+    ranges: Option<&[std::ops::Range<usize>]>,
+    bytes: usize,
+    region: &Region,
+    findings: &mut Findings,
+) {
+    let whole = [0..bytes];
+    let Some(written) = region.written else { return };
+    for range in ranges.unwrap_or(&whole) {
+        if let Some((first, count)) = written.missing(range.clone()) {
+            findings.report(HazardKind::UnwrittenOutput, 0, None, || {
+                let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset: first as i64 };
+                (Vec::new(), Some(place), format!("{count} bytes of the output were never written"))
+            });
+        }
+    }
+}
+
+/// What the kernel wrote is initialised from now on.
+fn keep_written(kernel: &Kernel, buffers: &mut [&mut Buffer], fresh: Vec<Bitmap>) {
+    for ((spec, buffer), fresh) in kernel.buffers.iter().zip(buffers).zip(fresh) {
+        if spec.access == Access::Write {
+            buffer.initialised.union(&fresh);
+        }
+    }
+}

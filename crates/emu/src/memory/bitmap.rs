@@ -1,0 +1,65 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One bit per byte of a buffer; several CTAs set bits at once.
+#[derive(Debug, Default)]
+pub(crate) struct Bitmap {
+    words: Vec<AtomicU64>,
+    bytes: usize,
+}
+
+impl Bitmap {
+    /// All bits clear.
+    pub fn new(bytes: usize) -> Bitmap {
+        Bitmap { words: (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), bytes }
+    }
+
+    /// Sets the bits of an aligned access of up to 64 bytes.
+    #[inline(always)]
+    pub fn set(&self, offset: usize, bytes: usize) {
+        let bits = mask(offset, bytes);
+        let word = &self.words[offset / 64];
+        if word.load(Relaxed) & bits != bits {
+            word.fetch_or(bits, Relaxed);
+        }
+    }
+
+    /// Whether all bits of an aligned access of up to 64 bytes are set.
+    #[inline(always)]
+    pub fn all(&self, offset: usize, bytes: usize) -> bool {
+        let bits = mask(offset, bytes);
+        self.words[offset / 64].load(Relaxed) & bits == bits
+    }
+
+    /// Sets the bits of a range.
+    pub fn set_range(&mut self, range: std::ops::Range<usize>) {
+        for offset in range.start..range.end.min(self.bytes) {
+            *self.words[offset / 64].get_mut() |= 1 << (offset % 64);
+        }
+    }
+
+    /// Sets the bits that are set in another map.
+    pub fn union(&mut self, other: &Bitmap) {
+        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
+            *mine.get_mut() |= theirs.load(Relaxed);
+        }
+    }
+
+    /// First byte of the range that is not set, and how many are not.
+    pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
+        let is_clear = |o: &usize| self.words[o / 64].load(Relaxed) >> (o % 64) & 1 == 0;
+        let mut clear = (range.start..range.end.min(self.bytes)).filter(is_clear);
+        let first = clear.next()?;
+        Some((first, 1 + clear.count()))
+    }
+
+    /// Whether every byte is set.
+    pub fn is_full(&self) -> bool {
+        let (whole, rest) = (self.bytes / 64, self.bytes % 64);
+        self.words[..whole].iter().all(|w| w.load(Relaxed) == !0) && (rest == 0 || self.all(whole * 64, rest))
+    }
+}
+
+#[inline(always)]
+fn mask(offset: usize, bytes: usize) -> u64 {
+    (!0 >> (64 - bytes)) << (offset % 64)
+}

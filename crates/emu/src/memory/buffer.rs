@@ -1,0 +1,54 @@
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::Bitmap;
+
+/// Device memory of the emulator. It starts uninitialised: reading what was not uploaded or stored is a finding.
+#[derive(Debug)]
+pub struct Buffer {
+    pub(crate) words: Vec<AtomicU32>,
+    pub(crate) bytes: usize,
+    pub(crate) initialised: Bitmap,
+}
+
+impl Buffer {
+    /// `bytes` of uninitialised memory. It holds a signalling pattern (NaN in every float format).
+    pub fn uninitialised(bytes: usize) -> Buffer {
+        let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(!0)).collect();
+        Buffer { words, bytes, initialised: Bitmap::new(bytes) }
+    }
+
+    /// A buffer with these contents.
+    pub fn from_bytes(data: &[u8]) -> Buffer {
+        let mut buffer = Buffer::uninitialised(data.len());
+        buffer.write(data);
+        buffer
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Overwrites the start; what does not fit is left out.
+    pub(crate) fn write(&mut self, data: &[u8]) {
+        let data = &data[..data.len().min(self.bytes)];
+        for (word, four) in self.words.iter_mut().zip(data.chunks(4)) {
+            let mut bytes = word.get_mut().to_le_bytes();
+            bytes[..four.len()].copy_from_slice(four);
+            *word.get_mut() = u32::from_le_bytes(bytes);
+        }
+        self.initialised.set_range(0..data.len());
+    }
+
+    /// The contents.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.words.iter().flat_map(|w| w.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(self.bytes);
+        bytes
+    }
+}

@@ -1,0 +1,181 @@
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use ptx::Access;
+
+use super::{Bitmap, Chunk};
+
+/// Address space of one buffer: 2^36 bytes.
+const SLOT_BITS: u32 = 36;
+
+/// What a region is to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegionAccess {
+    /// A buffer of the contract.
+    Contract(Access),
+    /// A module-scope variable.
+    Variable,
+}
+
+/// A buffer as the kernel sees it.
+#[derive(Debug)]
+pub(crate) struct Region<'a> {
+    pub name: String,
+    pub bytes: usize,
+    pub access: RegionAccess,
+    words: &'a [AtomicU32],
+    /// Bytes that have been written; `None` when all had been before the launch.
+    pub written: Option<&'a Bitmap>,
+    /// Last CTA to touch each granule, when CTAs run apart.
+    writers: OnceLock<Box<[AtomicU64]>>,
+    readers: OnceLock<Box<[AtomicU64]>>,
+}
+
+/// Several CTAs have read the granule.
+const MANY: u32 = u32::MAX;
+
+/// An access of another CTA that is not ordered with the present one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForeignAccess {
+    /// The CTA; `None` when several read.
+    pub cta: Option<u32>,
+    pub pc: u32,
+}
+
+impl<'a> Region<'a> {
+    pub fn new(
+        name: String,
+        bytes: usize,
+        access: RegionAccess,
+        words: &'a [AtomicU32],
+        written: Option<&'a Bitmap>,
+    ) -> Region<'a> {
+        Region { name, bytes, access, words, written, writers: OnceLock::new(), readers: OnceLock::new() }
+    }
+
+    /// Whether the kernel may store to it.
+    pub fn writable(&self) -> bool {
+        self.access != RegionAccess::Contract(Access::Read)
+    }
+
+    #[inline(always)]
+    pub fn load(&self, offset: usize, bytes: usize) -> Chunk {
+        let mut chunk = [0; 8];
+        let at = offset / 4;
+        if bytes < 4 {
+            let word = self.words[at].load(Relaxed);
+            chunk[0] = word >> (8 * (offset % 4)) & (u32::MAX >> (32 - 8 * bytes));
+        } else {
+            for (word, source) in chunk.iter_mut().zip(&self.words[at..at + bytes / 4]) {
+                *word = source.load(Relaxed);
+            }
+        }
+        chunk
+    }
+
+    #[inline(always)]
+    pub fn store(&self, offset: usize, bytes: usize, chunk: &Chunk) {
+        let at = offset / 4;
+        if bytes < 4 {
+            let shift = 8 * (offset % 4);
+            let mask = (u32::MAX >> (32 - 8 * bytes)) << shift;
+            let word = &self.words[at];
+            let mut old = word.load(Relaxed);
+            while let Err(now) =
+                word.compare_exchange_weak(old, old & !mask | chunk[0] << shift & mask, Relaxed, Relaxed)
+            {
+                old = now;
+            }
+        } else {
+            for (word, target) in chunk.iter().zip(&self.words[at..at + bytes / 4]) {
+                target.store(*word, Relaxed);
+            }
+        }
+        if let Some(written) = self.written {
+            written.set(offset, bytes);
+        }
+    }
+
+    fn table<'t>(&self, table: &'t OnceLock<Box<[AtomicU64]>>, granule: usize) -> &'t [AtomicU64] {
+        table.get_or_init(|| (0..self.bytes.div_ceil(granule)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Notes a write by a CTA that nothing orders with others. Returns the access of another one that it races with.
+    pub fn note_write(&self, offset: usize, bytes: usize, granule: usize, cta: u32, pc: u32) -> Option<ForeignAccess> {
+        let mine = u64::from(cta + 1) << 32 | u64::from(pc);
+        let mut found = None;
+        let writers = self.table(&self.writers, granule);
+        for g in offset / granule..(offset + bytes).div_ceil(granule) {
+            if writers[g].load(Relaxed) != mine {
+                found = found.or(other_cta(writers[g].swap(mine, Relaxed), cta));
+            }
+            if let Some(readers) = self.readers.get() {
+                found = found.or(other_cta(readers[g].load(Relaxed), cta));
+            }
+        }
+        found
+    }
+
+    /// Notes a read likewise.
+    pub fn note_read(&self, offset: usize, bytes: usize, granule: usize, cta: u32, pc: u32) -> Option<ForeignAccess> {
+        let mine = u64::from(cta + 1) << 32 | u64::from(pc);
+        let mut found = None;
+        let readers = self.table(&self.readers, granule);
+        for g in offset / granule..(offset + bytes).div_ceil(granule) {
+            let mut old = readers[g].load(Relaxed);
+            while old >> 32 != u64::from(cta + 1) && old >> 32 != u64::from(MANY) {
+                let new = if old == 0 { mine } else { u64::from(MANY) << 32 | u64::from(pc) };
+                match readers[g].compare_exchange_weak(old, new, Relaxed, Relaxed) {
+                    Ok(_) => break,
+                    Err(now) => old = now,
+                }
+            }
+            if let Some(writers) = self.writers.get() {
+                found = found.or(other_cta(writers[g].load(Relaxed), cta));
+            }
+        }
+        found
+    }
+
+    /// After the run: the first granule that one CTA wrote and another read, in whichever order they ran.
+    pub fn read_and_written(&self) -> Option<(usize, ForeignAccess, ForeignAccess)> {
+        let (writers, readers) = (self.writers.get()?, self.readers.get()?);
+        writers.iter().zip(readers).enumerate().find_map(|(g, (w, r))| {
+            let (w, r) = (w.load(Relaxed), r.load(Relaxed));
+            let writer = (w >> 32) as u32;
+            let reader = if writer == 0 { None } else { other_cta(r, writer - 1) };
+            Some((g, other_cta(w, MANY - 1)?, reader?))
+        })
+    }
+}
+
+fn other_cta(entry: u64, cta: u32) -> Option<ForeignAccess> {
+    let owner = (entry >> 32) as u32;
+    let pc = entry as u32;
+    match owner {
+        0 => None,
+        MANY => Some(ForeignAccess { cta: None, pc }),
+        _ => (owner != cta + 1).then(|| ForeignAccess { cta: Some(owner - 1), pc }),
+    }
+}
+
+/// All buffers and module variables of a launch.
+#[derive(Debug)]
+pub(crate) struct GlobalMemory<'a> {
+    pub regions: Vec<Region<'a>>,
+}
+
+impl GlobalMemory<'_> {
+    /// Address of a region's first byte: in the middle of its slot, so that small negative offsets stay in it.
+    pub const fn base(index: usize) -> u64 {
+        ((index as u64 + 1) << SLOT_BITS) + (1 << (SLOT_BITS - 1))
+    }
+
+    /// The region an address belongs to, and the offset from its start, in bounds or not.
+    #[inline(always)]
+    pub fn find(&self, address: u64) -> Option<(&Region<'_>, i64)> {
+        let index = (address >> SLOT_BITS) as usize;
+        let region = self.regions.get(index.wrapping_sub(1))?;
+        Some((region, address.wrapping_sub(GlobalMemory::base(index - 1)) as i64))
+    }
+}

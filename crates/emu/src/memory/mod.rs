@@ -1,0 +1,79 @@
+//! Address spaces. Each space has a window of the generic address space; each buffer has 64 GB of its own, in the middle
+//! of which it lies, so that an address outside still says which buffer it missed.
+
+mod bitmap;
+mod buffer;
+mod global;
+mod local;
+
+pub(crate) use bitmap::Bitmap;
+pub use buffer::Buffer;
+pub(crate) use global::{ForeignAccess, GlobalMemory, Region, RegionAccess};
+pub(crate) use local::LocalMemory;
+
+use ptx::Space;
+
+const WINDOW_BITS: u32 = 40;
+/// Shared memory begins here in its window: address 0 is no valid one, and the base is aligned for every swizzle.
+pub(crate) const SHARED_BASE: u64 = 1024;
+/// Local memory begins here in its window.
+pub(crate) const LOCAL_BASE: u64 = 1024;
+/// Constant variables begin here in their window.
+pub(crate) const CONST_BASE: u64 = 1024;
+
+/// First generic address of a space's window; 0 for global memory, whose addresses are generic ones.
+pub(crate) const fn window(space: Space) -> u64 {
+    match space {
+        Space::Generic | Space::Global => 0,
+        Space::Shared | Space::SharedCluster => 0x7c << WINDOW_BITS,
+        Space::Local => 0x7d << WINDOW_BITS,
+        Space::Const => 0x7e << WINDOW_BITS,
+        Space::Param => 0x7f << WINDOW_BITS,
+    }
+}
+
+/// The space a generic address points into and the address in that space.
+#[inline(always)]
+pub(crate) fn resolve(address: u64) -> (Space, u64) {
+    let inside = address & ((1 << WINDOW_BITS) - 1);
+    match address >> WINDOW_BITS {
+        0x7c => (Space::Shared, inside),
+        0x7d => (Space::Local, inside),
+        0x7e => (Space::Const, inside),
+        0x7f => (Space::Param, inside),
+        _ => (Space::Global, address),
+    }
+}
+
+/// Up to 32 bytes in little-endian words: what one lane moves.
+pub(crate) type Chunk = [u32; 8];
+
+/// Reads `bytes` bytes at `offset`.
+#[inline(always)]
+pub(crate) fn load_bytes(memory: &[u8], offset: usize, bytes: usize) -> Chunk {
+    let mut chunk = [0; 8];
+    match bytes {
+        1 => chunk[0] = u32::from(memory[offset]),
+        2 => chunk[0] = u32::from(u16::from_le_bytes([memory[offset], memory[offset + 1]])),
+        _ => {
+            for (word, four) in chunk.iter_mut().zip(memory[offset..offset + bytes].chunks_exact(4)) {
+                *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+            }
+        }
+    }
+    chunk
+}
+
+/// Writes `bytes` bytes at `offset`.
+#[inline(always)]
+pub(crate) fn store_bytes(memory: &mut [u8], offset: usize, bytes: usize, chunk: &Chunk) {
+    match bytes {
+        1 => memory[offset] = chunk[0] as u8,
+        2 => memory[offset..offset + 2].copy_from_slice(&(chunk[0] as u16).to_le_bytes()),
+        _ => {
+            for (word, four) in chunk.iter().zip(memory[offset..offset + bytes].chunks_exact_mut(4)) {
+                four.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! f32 `.rn` and packed f16 and bf16 arithmetic on whole registers: what attention kernels spend their time in.
+//!
+//! Inactive lanes keep `d`. Hardware vectors and fused multiply-adds are used where the CPU has them; the bits are
+//! the same without.
+
+use pulp::{Simd, WithSimd};
+
+use crate::numerics::Lanes32;
+
+/// A lane-wise f32 operation, rounded to nearest even.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum F32Op {
+    /// a + b.
+    Add,
+    /// a − b.
+    Sub,
+    /// a · b.
+    Mul,
+    /// a · b + c, rounded once.
+    Fma,
+    /// The smaller operand; a NaN loses.
+    Min,
+    /// The larger operand; a NaN loses.
+    Max,
+}
+
+/// `d = op(a, b, c)` in the lanes of `active`, `c` being read by [`F32Op::Fma`] alone.
+#[inline]
+pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&Lanes32; 3]) {
+    let arch = pulp::Arch::new();
+    match op {
+        F32Op::Add => {
+            arch.dispatch(Lanewise { f: |[a, b, _]: [f32; 3]| a + b, ftz, active, d, inputs: [a, b, c] })
+        }
+        F32Op::Sub => {
+            arch.dispatch(Lanewise { f: |[a, b, _]: [f32; 3]| a - b, ftz, active, d, inputs: [a, b, c] })
+        }
+        F32Op::Mul => {
+            arch.dispatch(Lanewise { f: |[a, b, _]: [f32; 3]| a * b, ftz, active, d, inputs: [a, b, c] })
+        }
+        F32Op::Fma => arch.dispatch(Lanewise {
+            f: |[a, b, c]: [f32; 3]| a.mul_add(b, c),
+            ftz,
+            active,
+            d,
+            inputs: [a, b, c],
+        }),
+        F32Op::Min => arch.dispatch(Lanewise {
+            f: |[a, b, _]: [f32; 3]| smaller(a, b),
+            ftz,
+            active,
+            d,
+            inputs: [a, b, c],
+        }),
+        F32Op::Max => arch.dispatch(Lanewise {
+            f: |[a, b, _]: [f32; 3]| -smaller(-a, -b),
+            ftz,
+            active,
+            d,
+            inputs: [a, b, c],
+        }),
+    }
+}
+
+/// The smaller of two, −0 below +0, NaN only if both are.
+#[inline(always)]
+fn smaller(a: f32, b: f32) -> f32 {
+    let equal = f32::from_bits(a.to_bits() | b.to_bits());
+    let ordered = if a < b {
+        a
+    } else if a == b {
+        equal
+    } else {
+        b
+    };
+    // A comparison with NaN is false and leaves b.
+    if b.is_nan() { a } else { ordered }
+}
+
+/// A value rather than a closure, so that its body is sure to be compiled for the vector set chosen.
+struct Lanewise<'a, F> {
+    f: F,
+    ftz: bool,
+    active: u32,
+    d: &'a mut Lanes32,
+    inputs: [&'a Lanes32; 3],
+}
+
+impl<F: Fn([f32; 3]) -> f32 + Copy> WithSimd for Lanewise<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { f, ftz, active, d, inputs: [a, b, c] } = self;
+        let kept = if ftz { MIN_NORMAL } else { 0 };
+        for lane in 0..32 {
+            let operands = [a[lane], b[lane], c[lane]].map(|x| f32::from_bits(flush(x, kept)));
+            let result = f(operands);
+            let bits = if result.is_nan() { 0x7FFF_FFFF } else { flush(result.to_bits(), kept) };
+            d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
+        }
+    }
+}
+
+/// Bits of the smallest normal f32.
+pub(in crate::numerics) const MIN_NORMAL: u32 = 0x0080_0000;
+
+/// Magnitudes below `kept` become zero.
+#[inline(always)]
+pub(in crate::numerics) fn flush(bits: u32, kept: u32) -> u32 {
+    if bits & 0x7FFF_FFFF < kept { bits & 0x8000_0000 } else { bits }
+}
+
+/// A 16-bit format, two values to a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Packed {
+    /// `.f16x2`.
+    F16x2,
+    /// `.bf16x2`.
+    Bf16x2,
+}
+
+/// A packed operation, each half rounded once to nearest even.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PackedOp {
+    /// a + b.
+    Add,
+    /// a − b.
+    Sub,
+    /// a · b.
+    Mul,
+    /// a · b + c.
+    Fma,
+    /// max(a · b + c, 0): `.relu`.
+    FmaRelu,
+    /// The smaller operand; a NaN loses.
+    Min,
+    /// The larger operand; a NaN loses.
+    Max,
+}
+
+/// `d = op(a, b, c)` on both halves of the lanes of `active`.
+pub fn packed_op(format: Packed, op: PackedOp, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 3]) {
+    match format {
+        Packed::F16x2 => packed_in::<10, 5>(op, active, d, inputs),
+        Packed::Bf16x2 => packed_in::<7, 8>(op, active, d, inputs),
+    }
+}
+
+/// Each operation gives the value before its one rounding, or one that rounds as it does.
+fn packed_in<const F: u32, const E: u32>(op: PackedOp, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 3]) {
+    match op {
+        PackedOp::Add => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, b)),
+        PackedOp::Sub => packed::<F, E>(active, d, inputs, |[a, b, _]| sum_to_odd(a, -b)),
+        // At most 22 bits: exact.
+        PackedOp::Mul => packed::<F, E>(active, d, inputs, |[a, b, _]| a * b),
+        PackedOp::Fma => packed::<F, E>(active, d, inputs, |[a, b, c]| sum_to_odd(a * b, c)),
+        PackedOp::FmaRelu => packed::<F, E>(active, d, inputs, |[a, b, c]| {
+            let sum = sum_to_odd(a * b, c);
+            if sum <= 0.0 { 0.0 } else { sum }
+        }),
+        PackedOp::Min => packed::<F, E>(active, d, inputs, |[a, b, _]| smaller64(a, b)),
+        PackedOp::Max => packed::<F, E>(active, d, inputs, |[a, b, _]| -smaller64(-a, -b)),
+    }
+}
+
+fn packed<const FRACTION: u32, const EXPONENT: u32>(
+    active: u32,
+    d: &mut Lanes32,
+    inputs: [&Lanes32; 3],
+    f: impl Fn([f64; 3]) -> f64,
+) {
+    pulp::Arch::new().dispatch(PackedLanes::<_, FRACTION, EXPONENT> { f, active, d, inputs });
+}
+
+/// `cvt.rn.{f16x2,bf16x2}.f32 d, a, b` in the lanes of `active`: a to the upper half, b to the lower.
+pub fn pack(format: Packed, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2]) {
+    let arch = pulp::Arch::new();
+    match format {
+        Packed::F16x2 => arch.dispatch(PackLanes::<10, 5> { active, d, inputs }),
+        Packed::Bf16x2 => arch.dispatch(PackLanes::<7, 8> { active, d, inputs }),
+    }
+}
+
+struct PackLanes<'a, const FRACTION: u32, const EXPONENT: u32> {
+    active: u32,
+    d: &'a mut Lanes32,
+    inputs: [&'a Lanes32; 2],
+}
+
+impl<const FRACTION: u32, const EXPONENT: u32> WithSimd for PackLanes<'_, FRACTION, EXPONENT> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { active, d, inputs: [a, b] } = self;
+        for lane in 0..32 {
+            let [high, low] =
+                [a[lane], b[lane]].map(|bits| narrow::<FRACTION, EXPONENT>(f64::from(f32::from_bits(bits))));
+            d[lane] = if active >> lane & 1 == 1 { high << 16 | low } else { d[lane] };
+        }
+    }
+}
+
+struct PackedLanes<'a, F, const FRACTION: u32, const EXPONENT: u32> {
+    f: F,
+    active: u32,
+    d: &'a mut Lanes32,
+    inputs: [&'a Lanes32; 3],
+}
+
+impl<F, const FRACTION: u32, const EXPONENT: u32> WithSimd for PackedLanes<'_, F, FRACTION, EXPONENT>
+where
+    F: Fn([f64; 3]) -> f64,
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { f, active, d, inputs: [a, b, c] } = self;
+        let mut halves = [[0; 32]; 2];
+        for (half, shift) in halves.iter_mut().zip([0, 16]) {
+            for lane in 0..32 {
+                let operands = [a[lane], b[lane], c[lane]].map(|x| widen::<FRACTION>(x >> shift & 0xFFFF));
+                half[lane] = narrow::<FRACTION, EXPONENT>(f(operands));
+            }
+        }
+        for lane in 0..32 {
+            let bits = halves[0][lane] | halves[1][lane] << 16;
+            d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
+        }
+    }
+}
+
+#[inline(always)]
+fn smaller64(a: f64, b: f64) -> f64 {
+    let equal = f64::from_bits(a.to_bits() | b.to_bits());
+    let ordered = if a < b {
+        a
+    } else if a == b {
+        equal
+    } else {
+        b
+    };
+    if b.is_nan() { a } else { ordered }
+}
+
+/// x + y rounded to odd, which a later rounding to fewer bits cannot tell from the exact sum (Boldo and Melquiond,
+/// IEEE TC 2008).
+#[inline(always)]
+fn sum_to_odd(x: f64, y: f64) -> f64 {
+    let sum = x + y;
+    // Knuth's two-sum: sum + error = x + y exactly.
+    let y_part = sum - x;
+    let error = (x - (sum - y_part)) + (y - y_part);
+    let bits = sum.to_bits();
+    // An even sum that lost something moves one unit toward what it lost.
+    let moved = if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits.wrapping_sub(1) };
+    if error != 0.0 && error.is_finite() && bits & 1 == 0 { f64::from_bits(moved) } else { sum }
+}
+
+/// A 16-bit float as f64.
+#[inline(always)]
+pub(in crate::numerics) fn widen<const FRACTION: u32>(bits: u32) -> f64 {
+    let sign = (bits & 0x8000) << 16;
+    let magnitude = bits & 0x7FFF;
+    let value = if FRACTION == 7 {
+        f32::from_bits(magnitude << 16)
+    } else {
+        // f16 fields read as f32 are off by 2^112; that product is exact, also for subnormals.
+        let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+        if magnitude >= 0x7C00 { f32::from_bits(magnitude << 13 | 0x7F80_0000) } else { scaled }
+    };
+    f64::from(f32::from_bits(value.to_bits() | sign))
+}
+
+/// Rounds to nearest even: adding and subtracting 1.5·2^52 units leaves a whole number of them.
+#[inline(always)]
+pub(in crate::numerics) fn narrow<const FRACTION: u32, const EXPONENT: u32>(value: f64) -> u32 {
+    let bias = (1 << (EXPONENT - 1)) - 1;
+    let exponent = ((value.to_bits() >> 52 & 0x7FF) as i32 - 1023).clamp(1 - bias, bias + 1);
+    let magic = f64::from_bits(((exponent - FRACTION as i32 + 52 + 1023) as u64) << 52) * 1.5;
+    let magnitude = ((value.abs() + magic) - magic) as f32;
+    let sign = (value.to_bits() >> 63 << 15) as u32;
+    let infinity = 0x7FFF >> FRACTION << FRACTION;
+    let bits = if FRACTION == 7 {
+        magnitude.to_bits() >> 16
+    } else {
+        // An f16 is an f32 with another bias and 13 bits fewer. Below 2^-14 it counts units of 2^-24, which are
+        // the units in the last place of a f32 just above one half.
+        let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(infinity);
+        let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        if magnitude < 6.103_515_6e-5 { subnormal } else { normal }
+    };
+    if value.is_nan() { 0x7FFF } else { sign | if value.is_infinite() { infinity } else { bits } }
+}

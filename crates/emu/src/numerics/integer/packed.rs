@@ -1,0 +1,62 @@
+//! Dot products of packed bytes, and minima and maxima of packed halves.
+
+use super::IntType;
+
+/// The `i`-th piece of `ty`'s width in a word.
+fn piece(ty: IntType, word: u32, i: u32) -> i64 {
+    ty.read(u64::from(word >> (ty.bits() * i))) as i64
+}
+
+/// `dp4a`: c plus four byte products, wrapping; `a_type` and `b_type` are u8 or s8.
+pub fn dp4a(a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32) -> u32 {
+    let sum: i64 = (0..4).map(|i| piece(a_type, a, i) * piece(b_type, b, i)).sum();
+    c.wrapping_add(sum as u32)
+}
+
+/// Which bytes of b a `dp2a` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// `.lo`: bytes 0 and 1.
+    Low,
+    /// `.hi`: bytes 2 and 3.
+    High,
+}
+
+/// `dp2a`: c plus two products of a half by a byte; `a_type` is u16 or s16, `b_type` u8 or s8.
+pub fn dp2a(half: Half, a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32) -> u32 {
+    let first = match half {
+        Half::Low => 0,
+        Half::High => 2,
+    };
+    let sum: i64 = (0..2).map(|i| piece(a_type, a, i) * piece(b_type, b, first + i)).sum();
+    c.wrapping_add(sum as u32)
+}
+
+/// Applies `f` to the two halves of each word: `min.u16x2`, `max.s16x2` and their like.
+pub fn halves(ty: IntType, a: u32, b: u32, f: impl Fn(i64, i64) -> i64) -> u32 {
+    (0..2).fold(0, |word, i| {
+        let result = f(piece(ty, a, i), piece(ty, b, i));
+        word | (ty.write(i128::from(result)) as u32) << (16 * i)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use IntType::{S8, S16, U8, U16};
+
+    #[test]
+    fn dot_products_extend_by_type() {
+        assert_eq!(dp4a(U8, U8, 0xFFFF_FFFF, 0xFFFF_FFFF, 1), 4 * 255 * 255 + 1);
+        assert_eq!(dp4a(U8, S8, 0xFFFF_FFFF, 0xFFFF_FFFF, 0) as i32, -4 * 255);
+        assert_eq!(dp4a(S8, S8, 0x0102_0304, 0x0506_0708, 0), 5 + 12 + 21 + 32);
+        assert_eq!(dp2a(Half::High, S16, U8, 0xFFFF_0002, 0x0305_0000, 10), 10 + 2 * 5 - 3);
+        assert_eq!(dp2a(Half::Low, U16, U8, 0xFFFF_0002, 0x0000_0305, 0), 2 * 5 + 0xFFFF * 3);
+    }
+
+    #[test]
+    fn packed_halves_compare_apart() {
+        assert_eq!(halves(S16, 0xFFFF_0005, 0x0001_FFF0, i64::max), 0x0001_0005);
+        assert_eq!(halves(U16, 0xFFFF_0005, 0x0001_FFF0, i64::min), 0x0001_0005);
+    }
+}

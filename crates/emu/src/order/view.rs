@@ -1,0 +1,116 @@
+use super::{Agent, Clock, Epoch, FLIGHT};
+
+/// What the lanes of one warp know.
+#[derive(Clone, Debug)]
+pub(crate) struct WarpView {
+    /// First warp of the CTA.
+    home: Agent,
+    /// Index in the CTA.
+    warp: usize,
+    /// Lanes that exist.
+    present: u32,
+    /// Time of accesses made now.
+    now: Epoch,
+    /// What every lane knows.
+    base: Clock,
+    /// What some lanes know beyond that.
+    groups: Vec<(u32, Clock)>,
+}
+
+impl WarpView {
+    pub fn new(home: Agent, warp: usize, warps: usize, present: u32) -> WarpView {
+        WarpView { home, warp, present, now: 1, base: Clock::new(warps), groups: Vec::new() }
+    }
+
+    pub fn now(&self) -> Epoch {
+        self.now
+    }
+
+    pub fn home(&self) -> Agent {
+        self.home
+    }
+
+    pub fn agent(&self) -> Agent {
+        self.home + self.warp as Agent
+    }
+
+    /// Epoch up to which every lane of this warp knows every lane of another warp of the CTA; 0 for other CTAs.
+    #[inline(always)]
+    pub fn known_to_all(&self, warp: usize) -> Epoch {
+        self.base.warp(warp)
+    }
+
+    /// Whether the accesses of `lanes` of a warp of this CTA at `epoch` happened before what `lane` does now.
+    #[inline(always)]
+    pub fn knows(&self, lane: usize, warp: usize, lanes: u32, epoch: Epoch) -> bool {
+        epoch <= self.base.warp(warp)
+            || (epoch != FLIGHT && warp == self.warp && lanes == 1 << lane)
+            || self.knows_agent(lane, self.home + warp as Agent, lanes, epoch)
+    }
+
+    /// The same for any warp of the grid.
+    pub fn knows_agent(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
+        if epoch == FLIGHT {
+            return false;
+        }
+        let own = if agent == self.agent() { 1 << lane } else { 0 };
+        self.was_told(lane, agent, lanes & !own, epoch)
+    }
+
+    /// Whether `lane` knows it from a synchronisation, rather than because it did it itself.
+    pub fn was_told(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
+        let mut left = self.base.unknown(self.home, agent, lanes, epoch);
+        for (members, clock) in &self.groups {
+            if members >> lane & 1 == 1 {
+                left &= clock.unknown(self.home, agent, left, epoch);
+            }
+        }
+        left == 0
+    }
+
+    /// Whether all lanes of this warp know what any of them did at `epoch`: a later access then stands for it.
+    #[inline(always)]
+    pub fn subsumes_own(&self, epoch: Epoch) -> bool {
+        epoch <= self.base.warp(self.warp)
+    }
+
+    /// What `lanes` know and did so far, and a new epoch begins.
+    pub fn release(&mut self, lanes: u32) -> Clock {
+        let mut clock = self.base.clone();
+        for (members, known) in &self.groups {
+            if members & lanes != 0 {
+                clock.join(self.home, known);
+            }
+        }
+        let lanes = if lanes & self.present == self.present { !0 } else { lanes };
+        clock.learn(self.home, self.agent(), lanes, self.now);
+        self.now += 1;
+        clock
+    }
+
+    /// From now on `lanes` know what `clock` knows. `live` are the lanes that still run.
+    pub fn acquire(&mut self, lanes: u32, live: u32, clock: &Clock) {
+        if lanes & live == live {
+            self.base.join(self.home, clock);
+            return;
+        }
+        match self.groups.iter_mut().find(|(members, _)| *members == lanes) {
+            Some((_, known)) => known.join(self.home, clock),
+            None => self.groups.push((lanes, clock.clone())),
+        }
+    }
+
+    /// All live lanes meet: what one knows, all know.
+    pub fn meet(&mut self, lanes: u32, live: u32) {
+        let clock = self.release(lanes);
+        self.acquire(lanes, live, &clock);
+        if lanes & live == live {
+            self.groups.clear();
+        }
+    }
+
+    /// Forgets separate knowledge after a synchronisation that all live lanes took part in.
+    pub fn merged(&mut self) {
+        self.groups.clear();
+    }
+}

@@ -1,0 +1,70 @@
+//! Problems that between them meet every branch of a forward family.
+
+use problem::{DType, Layout, Mask, Problem, Strides, Tensor};
+
+/// Small problems: every row width class, tails, masks, groups and strides.
+pub fn torture() -> Vec<Problem> {
+    let mut all = Vec::new();
+    for (i, dim) in [8, 32, 40, 64, 72, 80, 96, 128, 136, 192, 248, 256].into_iter().enumerate() {
+        let dtype = if i % 2 == 0 { DType::F16 } else { DType::Bf16 };
+        for (mask, seq_q, seq_kv) in [
+            (Mask::None, 80, 64),
+            (Mask::None, 70, 133),
+            (Mask::Causal, 100, 100),
+            (Mask::Causal, 17, 150),
+            (Mask::Causal, 90, 37),
+        ] {
+            let mut p = Problem::new(1, 1, seq_q, dim, dtype).with_mask(mask);
+            p.seq_kv = seq_kv;
+            all.push(p.with_layout(Layout::Bhsd));
+        }
+    }
+    let grouped = |mask| {
+        let mut p = Problem::new(2, 4, 65, 64, DType::F16).with_mask(mask);
+        p.seq_kv = 129;
+        p.with_heads_kv(2, Layout::Bshd)
+    };
+    all.extend(Mask::ALL.map(grouped));
+    all.extend(Mask::ALL.map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_mask(mask).with_seq_kv(0, Layout::Bhsd)));
+    all.push(Problem::new(1, 1, 1, 64, DType::F16).with_seq_kv(1, Layout::Bhsd));
+    all.push(Problem::new(1, 1, 1, 128, DType::Bf16).with_seq_kv(300, Layout::Bhsd));
+    all.extend(strided());
+    for scale in [0.0, -0.3, 4.0] {
+        let mut p = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
+        p.scale = Some(scale);
+        all.push(p);
+    }
+    let mut wide_values = Problem::new(1, 2, 70, 64, DType::F16);
+    wide_values.head_dim_v = 96;
+    all.push(wide_values.with_layout(Layout::Bshd));
+    let mut narrow_values = Problem::new(1, 2, 70, 72, DType::Bf16);
+    narrow_values.head_dim_v = 40;
+    all.push(narrow_values.with_layout(Layout::Bhsd));
+    all
+}
+
+/// Strides that no dense tensor has: padded rows, rows backwards, one row for all, odd ones.
+fn strided() -> Vec<Problem> {
+    let base = || Problem::new(2, 2, 50, 64, DType::F16);
+    let mut padded = base();
+    for tensor in Tensor::ALL {
+        let strides = Strides { batch: 2 * 50 * 96 + 16, head: 50 * 96 + 8, row: 96 };
+        match tensor {
+            Tensor::Q => padded.q = strides,
+            Tensor::K => padded.k = strides,
+            Tensor::V => padded.v = strides,
+            Tensor::Out => padded.out = strides,
+        }
+    }
+    let mut backwards = base().with_mask(Mask::Causal);
+    backwards.k.row = -64;
+    backwards.v.head = -backwards.v.head;
+    backwards.out.row = -64;
+    let mut broadcast = base();
+    (broadcast.k.batch, broadcast.v.row, broadcast.q.head) = (0, 0, 0);
+    let mut odd = base().with_mask(Mask::Causal);
+    for strides in [&mut odd.q, &mut odd.k, &mut odd.v, &mut odd.out] {
+        *strides = Strides { batch: 2 * 50 * 67, head: 50 * 67, row: 67 };
+    }
+    vec![padded, backwards, broadcast, odd]
+}
