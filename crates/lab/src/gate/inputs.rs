@@ -1,6 +1,6 @@
 //! What a kernel is fed: independent random draws, and the inputs that break kernels.
 
-use problem::{Problem, Tensor};
+use problem::{Mask, Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -20,7 +20,7 @@ pub enum Style {
     NearTies,
     /// Logits growing along the keys: the running maximum moves in every block, so each rescale counts.
     Rising,
-    /// NaN and infinities in one key and one value row of each head.
+    /// NaN in one key of each head, and infinity in one value where every row sees it.
     NonFinite,
     /// NaN in every element of the buffers that belongs to no row (the padding between rows).
     PoisonedPadding,
@@ -113,7 +113,12 @@ fn element(
             (4.0 * along - 2.0) * 4.0 / (problem.head_dim as f32).sqrt() + 0.05 * noise
         }
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
-        (Style::NonFinite, Tensor::V) if row == problem.seq_kv / 3 && d == 1 => f32::INFINITY,
+        // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
+        (Style::NonFinite, Tensor::V)
+            if problem.mask == Mask::None && row == problem.seq_kv / 3 && d == 1 =>
+        {
+            f32::INFINITY
+        }
         (Style::HugeLogits | Style::NearTies | Style::Rising | Style::NonFinite, _) => noise,
     }
 }
