@@ -212,10 +212,6 @@ impl Findings {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
     pub fn merge(&mut self, other: Findings) {
         other.list.into_iter().for_each(|h| self.add(h));
     }

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use ptx::{Function, Initializer, Module, Name, ParamSpace, Space, Variable};
 
 use crate::EmuError;
-use crate::memory::{CONST_BASE, GlobalMemory, LOCAL_BASE, SHARED_BASE};
+use crate::memory::{CONST_BASE, GlobalMemory, SHARED_BASE};
 
 /// A module-scope `.global` variable.
 #[derive(Clone, Debug)]
@@ -203,6 +203,3 @@ impl Layout {
 fn param_key(entry: &str, name: &str) -> Name {
     format!("{entry}({name})").into()
 }
-
-/// First address of local memory in its space.
-pub(crate) const FRAME_BASE: u64 = LOCAL_BASE;

@@ -7,7 +7,7 @@ mod operands;
 
 use std::collections::HashMap;
 
-use ptx::{Function, Kernel, Module, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
+use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
 
 pub(crate) use layout::Layout;
 pub(crate) use operands::{scope_strength, strength};
@@ -160,7 +160,6 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
     let reached = reachable(&functions, entry);
     let layout = Layout::new(module, &functions, buffers, kernel.launch.dynamic_shared)?;
     let mut decoder = Decoder {
-        module,
         functions: &functions,
         layout: &layout,
         current: 0,
@@ -243,7 +242,6 @@ fn reachable(functions: &[&Function], entry: usize) -> Vec<bool> {
 
 /// State of decoding.
 struct Decoder<'m> {
-    module: &'m Module,
     functions: &'m [&'m Function],
     layout: &'m Layout,
     /// The function being decoded, and the line.

@@ -106,8 +106,6 @@ pub(crate) struct Env<'a> {
     wakes: Vec<(usize, u8, Rc<Clock>, barrier::Tally)>,
     /// Lanes of each warp that have not exited.
     live: Vec<u32>,
-    /// Threads of each warp.
-    present: Vec<u32>,
     steps: u64,
 }
 
@@ -152,7 +150,6 @@ impl<'a> Cta<'a> {
             rng: SmallRng::seed_from_u64(seed),
             wakes: Vec::new(),
             live: present.clone(),
-            present: present.clone(),
             steps: 0,
         };
         let warps: Vec<Warp> =

@@ -78,7 +78,6 @@ pub(crate) struct FenceState {
 #[derive(Debug)]
 pub(crate) struct Warp {
     pub index: usize,
-    pub present: u32,
     /// Lanes that have not exited.
     pub live: u32,
     pub registers: Registers,
@@ -102,7 +101,6 @@ impl Warp {
         local.grow(entry.frame as usize);
         Warp {
             index,
-            present,
             live: present,
             registers: Registers::new(program),
             carry: 0,
