@@ -228,7 +228,7 @@ impl DenseShadow {
         let mut verdict = Verdict::Fine;
         for g in self.granules(offset, bytes) {
             let w = &self.writes[g];
-            let local = (w.agent - a.view.home()) as usize;
+            let local = w.agent.wrapping_sub(a.view.home()) as usize;
             if w.epoch == 0 {
                 verdict = Verdict::Uninitialised;
             } else if w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps) {
