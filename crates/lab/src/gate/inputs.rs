@@ -18,8 +18,11 @@ pub enum Style {
     HugeLogits,
     /// Every key equal but for the last bits: all probabilities near 1/seq_kv, and a lost key shows.
     NearTies,
-    /// Logits growing along the keys: the running maximum moves in every block, so each rescale counts.
+    /// Logits growing along the keys: walking forward, the running maximum moves by many bits in every block, so that
+    /// each rescale counts.
     Rising,
+    /// Logits falling along the keys: the same for kernels that walk backward.
+    Falling,
     /// NaN in one key of each head, and infinity in one value where every row sees it.
     NonFinite,
     /// NaN in every element of the buffers that belongs to no row (the padding between rows).
@@ -28,12 +31,13 @@ pub enum Style {
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 7] = [
+    pub const ALL: [Style; 8] = [
         Style::Normal,
         Style::Positive,
         Style::HugeLogits,
         Style::NearTies,
         Style::Rising,
+        Style::Falling,
         Style::NonFinite,
         Style::PoisonedPadding,
     ];
@@ -46,6 +50,7 @@ impl Style {
             Style::HugeLogits => "huge logits",
             Style::NearTies => "near ties",
             Style::Rising => "rising maximum",
+            Style::Falling => "falling maximum",
             Style::NonFinite => "NaN and Inf",
             Style::PoisonedPadding => "NaN in padding",
         }
@@ -106,11 +111,13 @@ fn element(
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
         }
         (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtype.unit_roundoff() as f32 * noise),
-        // Queries of one sign along a key direction that grows with its position.
-        (Style::Rising, Tensor::Q) => 1.0 + 0.1 * noise,
-        (Style::Rising, Tensor::K) => {
-            let along = row as f32 / problem.seq_kv.max(1) as f32;
-            (4.0 * along - 2.0) * 4.0 / (problem.head_dim as f32).sqrt() + 0.05 * noise
+        // Queries of one sign, keys along them: logits from −24 to 24, whatever the head dim.
+        (Style::Rising | Style::Falling, Tensor::Q) => 1.0 + 0.1 * noise,
+        (Style::Rising | Style::Falling, Tensor::K) => {
+            let along = 2.0 * row as f32 / problem.seq_kv.max(1) as f32 - 1.0;
+            let slope = if style == Style::Rising { along } else { -along };
+            let scale = problem.softmax_scale() * problem.head_dim as f32;
+            24.0 * slope / scale.abs().max(1e-3) + 0.05 * noise
         }
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
         // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
@@ -119,7 +126,9 @@ fn element(
         {
             f32::INFINITY
         }
-        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::NonFinite, _) => noise,
+        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::Falling | Style::NonFinite, _) => {
+            noise
+        },
     }
 }
 

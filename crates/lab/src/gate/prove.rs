@@ -41,7 +41,8 @@ impl Settings {
         let runs = vec![
             (Style::Normal, 1, Schedule::Late),
             (Style::Rising, 2, Schedule::Random),
-            (Style::PoisonedPadding, 3, Schedule::Early),
+            (Style::Falling, 3, Schedule::Late),
+            (Style::PoisonedPadding, 4, Schedule::Early),
         ];
         Settings { runs, traced_ctas: 4, step_limit: 50_000_000 }
     }
