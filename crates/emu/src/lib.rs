@@ -5,7 +5,9 @@
 //! - `memory`: address spaces, with gaps between buffers so that no access out of bounds goes unseen.
 //! - `order`: happens-before by vector clocks, and the last accesses of every place.
 //! - `exec`: warps of 32 lanes that part and meet, barriers, asynchronous copies, atomics.
-//! - [`trace`]: what a CTA issued, for a time model to replay.
+//! - [`trace`]: what a CTA issued, for the time model to replay.
+//! - [`model`]: predicted time on a described machine, and what bounds it.
+//! - [`resources`]: registers, spills and occupancy.
 //!
 //! [`run`] runs a kernel and says everything it found; [`Emulator`] is the same as a [`ptx::Machine`].
 
@@ -16,9 +18,11 @@ mod exec;
 mod grid;
 mod machine;
 mod memory;
+pub mod model;
 pub mod numerics;
 mod order;
 mod report;
+pub mod resources;
 pub mod trace;
 
 pub use counters::{Counter, Counters};

@@ -16,6 +16,7 @@
 mod arch;
 mod error;
 pub mod forward;
+pub mod ladder;
 mod plan;
 
 pub use arch::Arch;

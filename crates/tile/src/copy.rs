@@ -1,4 +1,4 @@
-use ptx::{Builder, CmpOp, Global, Pointer, Pred, R16, R32, R64, Shared};
+use ptx::{Builder, CmpOp, Global, Pointer, Pred, R16, R32, Shared};
 
 use crate::Threads;
 use crate::layout::{CHUNK_BYTES, TileLayout};
@@ -67,7 +67,7 @@ impl TileCopy {
     ) -> TileCopy {
         let lanes = layout.chunks.next_power_of_two();
         let step = (count / lanes).max(1);
-        let row: R32 = k.shr_u(index, lanes.trailing_zeros());
+        let row = k.shr_u(index, lanes.trailing_zeros());
         let chunk = k.and(index, lanes - 1);
         let active = (lanes != layout.chunks).then(|| k.setp_u(CmpOp::Lt, chunk, layout.chunks));
         let period = layout.period();
@@ -85,7 +85,7 @@ impl TileCopy {
     pub fn start(&self, k: &mut Builder, tensor: Global, first: R32) -> Global {
         let row = k.add(first, self.row);
         let wide = k.zext(row);
-        let rows: R64 = k.mad(wide, self.row_bytes, tensor.base);
+        let rows = k.mad(wide, self.row_bytes, tensor.base);
         Global { base: k.mad_wide_u(self.chunk, CHUNK_BYTES, rows), offset: tensor.offset }
     }
 

@@ -20,7 +20,7 @@ pub fn store_rows(
     to: Global,
     limit: Option<R32>,
 ) {
-    let start: R32 = k.mad(threads.warp, layout.bytes(), tile.base);
+    let start = k.mad(threads.warp, layout.bytes(), tile.base);
     let tile = Shared { base: start, offset: tile.offset };
     write_fragments(k, threads, half, o, layout, tile);
     k.warp_sync();
@@ -38,8 +38,8 @@ fn write_fragments(
 ) {
     let zero = k.mov(0);
     let row = layout.emit_offset(k, threads.quad, zero);
-    let in_row: R32 = k.mad(threads.column, 2, row);
-    let base: R32 = k.add(tile.base, in_row);
+    let in_row = k.mad(threads.column, 2, row);
+    let base = k.add(tile.base, in_row);
     let group = layout.group();
     let places: Vec<R32> =
         (0..group).map(|c| if c == 0 { base } else { k.xor(base, c * CHUNK_BYTES) }).collect();
@@ -62,7 +62,7 @@ pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, li
     let first_lane = k.setp_u(CmpOp::Eq, threads.column, 0);
     for (i, &value) in lse.iter().enumerate() {
         let row = (i / 2 * 16 + i % 2 * 8) as u32;
-        let left: R32 = k.sub(limit, threads.quad);
+        let left = k.sub(limit, threads.quad);
         let exists = k.setp_s_and(CmpOp::Gt, left, row, first_lane);
         k.guarded(exists, |k| k.st(ptx::Pointer::at(to, 4 * i64::from(row)), value));
     }

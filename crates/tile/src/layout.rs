@@ -70,7 +70,7 @@ impl TileLayout {
             let swizzle = k.and(slow, group - 1);
             k.xor(chunk, swizzle)
         };
-        let start: R32 = k.mul(row, self.pitch());
+        let start = k.mul(row, self.pitch());
         k.mad(place, CHUNK_BYTES, start)
     }
 }

@@ -53,13 +53,13 @@ impl Bound {
                 Bound { full: (!divides).then(|| k.div_u(rows.seq_kv, block_n)), end }
             }
             MaskRule::Causal => {
-                let shift: R32 = k.sub(rows.seq_kv, rows.seq_q);
-                let past_last: R32 = k.add(rows.first, rows.rows);
-                let past_last: R32 = k.min_u(past_last, rows.seq_q);
-                let keys: R32 = k.add(past_last, shift);
+                let shift = k.sub(rows.seq_kv, rows.seq_q);
+                let past_last = k.add(rows.first, rows.rows);
+                let past_last = k.min_u(past_last, rows.seq_q);
+                let keys = k.add(past_last, shift);
                 let keys = k.max_s(keys, 0);
-                let first: R32 = k.add(rows.first, shift);
-                let first: R32 = k.add(first, 1);
+                let first = k.add(rows.first, shift);
+                let first = k.add(first, 1);
                 let first = k.max_s(first, 0);
                 Bound { full: Some(k.div_u(first, block_n)), end: blocks_up(k, keys, block_n) }
             }
@@ -68,7 +68,7 @@ impl Bound {
 }
 
 fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
-    let up: R32 = k.add(keys, block_n - 1);
+    let up = k.add(keys, block_n - 1);
     k.div_u(up, block_n)
 }
 
@@ -91,7 +91,7 @@ impl Masker {
         rows: &RowRange,
         warp_rows: u32,
     ) -> Masker {
-        let first: R32 = k.mad(threads.warp, warp_rows, rows.first);
+        let first = k.mad(threads.warp, warp_rows, rows.first);
         Masker { rule, rows: *rows, row: k.add(first, threads.quad), column: threads.column }
     }
 
@@ -100,10 +100,10 @@ impl Masker {
         if block.coverage == Coverage::Full {
             return;
         }
-        let first: R32 = k.add(block.origin, self.column);
+        let first = k.add(block.origin, self.column);
         for i in 0..s.lane_rows() {
             let end = self.keys_seen(k, i);
-            let left: R32 = k.sub(end, first);
+            let left = k.sub(end, first);
             for (column, score) in s.row(i).enumerate() {
                 let column = column as u32;
                 let seen = k.setp_s(CmpOp::Gt, left, column / 2 * 8 + column % 2);
@@ -117,9 +117,9 @@ impl Masker {
         match self.rule {
             MaskRule::All => self.rows.seq_kv,
             MaskRule::Causal => {
-                let shift: R32 = k.sub(self.rows.seq_kv, self.rows.seq_q);
-                let diagonal: R32 = k.add(self.row, shift);
-                let end: R32 = k.add(diagonal, i / 2 * 16 + i % 2 * 8 + 1);
+                let shift = k.sub(self.rows.seq_kv, self.rows.seq_q);
+                let diagonal = k.add(self.row, shift);
+                let end = k.add(diagonal, i / 2 * 16 + i % 2 * 8 + 1);
                 k.min_s(end, self.rows.seq_kv)
             }
         }

@@ -66,7 +66,7 @@ impl KvPipeline {
         value: Stream,
         ragged: Option<R32>,
     ) -> KvPipeline {
-        let current: R32 = k.sub(bound.end, 1);
+        let current = k.sub(bound.end, 1);
         let stage = k.mov(0);
         let stage_bytes = key.layout.bytes() + value.layout.bytes();
         KvPipeline { stages, stage_bytes, block_n, ragged, bound, key, value, current, stage }
@@ -77,7 +77,7 @@ impl KvPipeline {
         for ahead in 0..self.ahead().max(1) {
             self.if_block(k, ahead, |k| {
                 let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
-                    let before: R32 = k.mul(self.current, self.block_n);
+                    let before = k.mul(self.current, self.block_n);
                     k.sub(keys, before)
                 });
                 let stage = i64::from(ahead * self.stage_bytes);
@@ -147,7 +147,7 @@ impl KvPipeline {
             let free = if self.stages == 2 {
                 k.xor(self.stage, self.stage_bytes)
             } else {
-                let before: R32 = k.sub(self.stage, self.stage_bytes);
+                let before = k.sub(self.stage, self.stage_bytes);
                 let wraps = k.setp_u(CmpOp::Eq, self.stage, 0);
                 k.selp(last_stage, before, wraps)
             };
@@ -170,7 +170,7 @@ impl KvPipeline {
             1 => {}
             2 => k.xor_to(self.stage, self.stage, self.stage_bytes),
             _ => {
-                let next: R32 = k.add(self.stage, self.stage_bytes);
+                let next = k.add(self.stage, self.stage_bytes);
                 let wraps = k.setp_u(CmpOp::Eq, next, self.stages * self.stage_bytes);
                 k.selp_to(self.stage, 0, next, wraps);
             }

@@ -48,7 +48,7 @@ impl MatrixReader {
             Order::ChunksFirst => {
                 let in_matrix = k.and(lane, 7);
                 let upper = k.and(lane, 16);
-                let half: R32 = k.shr_u(upper, 1);
+                let half = k.shr_u(upper, 1);
                 let third = k.shr_u(lane, 3);
                 (k.add(in_matrix, half), k.and(third, 1))
             }

@@ -39,28 +39,27 @@ numbers! {
 
 const FTZ: FloatMods = FloatMods { ftz: true, ..FloatMods::NONE };
 
-/// One table row an instruction: both the method with a fresh result and its `_to` twin.
+/// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a register, so
+/// that it fixes the kind of the others.
 macro_rules! instructions {
-    ($($(#[$doc:meta])* $name:ident / $to:ident <$v:ident: $bound:ident> ($($arg:ident),+) = $op:expr;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident / $to:ident <$v:ident: $bound:ident> ($a:ident $(, $arg:ident)*) = $op:expr;)*) => {$(
         $(#[$doc])*
-        pub fn $name<$v: $bound>(&mut self, $($arg: impl Into<Src<$v>>),+) -> $v {
+        pub fn $name<$v: $bound>(&mut self, $a: $v $(, $arg: impl Into<Src<$v>>)*) -> $v {
             let d = self.reg();
-            self.$to::<$v>(d, $($arg),+);
+            self.$to::<$v>(d, $a $(, $arg)*);
             d
         }
 
         $(#[$doc])*
         /// Written to `d`.
-        pub fn $to<$v: $bound>(&mut self, d: $v, $($arg: impl Into<Src<$v>>),+) {
-            self.compute(d, $op, [$($arg.into().into()),+]);
+        pub fn $to<$v: $bound>(&mut self, d: $v, $a: $v $(, $arg: impl Into<Src<$v>>)*) {
+            self.compute(d, $op, [Operand::Reg($a.reg()) $(, $arg.into().into())*]);
         }
     )*};
 }
 
 impl Builder {
     instructions! {
-        /// `a`, moved.
-        mov / mov_to <V: Value>(a) = Op::Mov(V::TYPE);
         /// `a + b`.
         add / add_to <V: Number>(a, b) = Op::Binary(BinaryOp::Add, V::ARITH, FloatMods::NONE);
         /// `a − b`.
@@ -103,32 +102,38 @@ impl Builder {
         div / div_to <V: Float>(a, b) = Op::Binary(BinaryOp::Div, V::TYPE, FloatMods::RN);
     }
 
+    /// `a`, moved to a fresh register.
+    pub fn mov<V: Value>(&mut self, a: impl Into<Src<V>>) -> V {
+        let d = self.reg();
+        self.mov_to(d, a);
+        d
+    }
+
+    /// `a`, moved to `d`.
+    pub fn mov_to<V: Value>(&mut self, d: V, a: impl Into<Src<V>>) {
+        self.compute(d, Op::Mov(V::TYPE), [a.into().into()]);
+    }
+
     // ---- shifts and bits ---------------------------------------------------------------------------------------
 
     /// `a << bits`.
-    pub fn shl<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+    pub fn shl<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shl, V::TYPE, a, bits)
     }
 
     /// `a >> bits`, zeros shifted in.
-    pub fn shr_u<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+    pub fn shr_u<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shr, V::UNSIGNED, a, bits)
     }
 
     /// `a >> bits`, the sign shifted in.
-    pub fn shr_s<V: Int>(&mut self, a: impl Into<Src<V>>, bits: impl Into<Src<R32>>) -> V {
+    pub fn shr_s<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
         self.shift(BinaryOp::Shr, V::SIGNED, a, bits)
     }
 
-    fn shift<V: Int>(
-        &mut self,
-        op: BinaryOp,
-        ty: Type,
-        a: impl Into<Src<V>>,
-        bits: impl Into<Src<R32>>,
-    ) -> V {
+    fn shift<V: Int>(&mut self, op: BinaryOp, ty: Type, a: V, bits: impl Into<Src<R32>>) -> V {
         let d = self.reg();
-        self.compute(d, Op::Binary(op, ty, FloatMods::NONE), [a.into().into(), bits.into().into()]);
+        self.compute(d, Op::Binary(op, ty, FloatMods::NONE), [Operand::Reg(a.reg()), bits.into().into()]);
         d
     }
 

@@ -136,7 +136,7 @@ impl<'a> Forward<'a> {
     fn keys_and_values(&self, k: &mut Builder, bound: Bound, divides: bool) -> KvPipeline {
         let [q, key, value, o] = self.layouts();
         let ring = self.shared.at(i64::from(q.bytes().max(o.bytes())));
-        let before_end: R32 = k.sub(bound.end, 1);
+        let before_end = k.sub(bound.end, 1);
         let first = k.mul(before_end, self.plan.block_n);
         let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
             let row_bytes = self.row_bytes(tensor);
@@ -189,7 +189,7 @@ impl<'a> Forward<'a> {
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
         let rows = self.plan.warp_rows();
         let layout = TileLayout::new(rows, self.problem.head_dim_v as u32);
-        let first: R32 = k.mad(self.threads.warp, rows, self.rows.first);
+        let first = k.mad(self.threads.warp, rows, self.rows.first);
         let limit = self.rows_left(k, first);
         // A CTA without keys has not waited for its queries, which lie where O will.
         k.cp_async_wait(0);
@@ -200,11 +200,11 @@ impl<'a> Forward<'a> {
         store_rows(k, &self.threads, self.half, o, layout, self.shared, &copy, to, Some(limit));
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.grid);
-            let rows_before: R32 = k.mad(batch, self.problem.heads_q as u32, head);
+            let rows_before = k.mad(batch, self.problem.heads_q as u32, head);
             let first = k.zext(first);
             let seq_q = k.zext(self.rows.seq_q);
             let heads = k.zext(rows_before);
-            let row: R64 = k.mad(heads, seq_q, first);
+            let row = k.mad(heads, seq_q, first);
             let to = Global::from(k.mad(row, 4, start.base));
             store_lse(k, &self.threads, lse, to, limit);
         }
@@ -220,7 +220,7 @@ impl<'a> Forward<'a> {
             Tensor::Q | Tensor::Out => head,
         };
         let [batch, head] = [batch, head].map(|n| k.zext(n));
-        let of_batch: R64 = k.mad(batch, batch_bytes, start.base);
+        let of_batch = k.mad(batch, batch_bytes, start.base);
         Global::from(k.mad(head, head_bytes, of_batch))
     }
 
@@ -244,7 +244,7 @@ fn row_block(k: &mut Builder, grid: Grid, rule: MaskRule) -> R32 {
         MaskRule::All => index,
         MaskRule::Causal => {
             let count = k.special(count);
-            let last: R32 = k.sub(count, 1);
+            let last = k.sub(count, 1);
             k.sub(last, index)
         }
     }

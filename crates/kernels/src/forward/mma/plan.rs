@@ -1,4 +1,4 @@
-use problem::{DType, Problem, Tensor};
+use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Rescale, TileLayout};
 
@@ -59,14 +59,16 @@ impl MmaPlan {
         let roomy = arch.shared_per_sm > 128 * 1024;
         let (block_m, block_n, warps) = match (dim, roomy) {
             (..=64, _) => (128, 64, 4),
-            (65..=128, true) => (128, 64, 4),
+            (65..=112, true) => (128, 64, 4),
+            // 64 keys are as fast and spill two registers.
+            (113..=128, true) => (128, 48, 4),
             (65..=128, false) => (128, 32, 4),
             (_, true) => (128, 64, 8),
             (_, false) => (64, 32, 4),
         };
-        let ctas = problem.seq_q.div_ceil(block_m) * problem.heads_q * problem.batch;
-        let small = ctas < 2 * arch.multiprocessors as usize;
-        let (block_m, warps) = if small { (64, 4) } else { (block_m as u32, warps) };
+        let ctas = problem.seq_q.div_ceil(block_m as usize) * problem.heads_q * problem.batch;
+        let small = ctas < arch.multiprocessors as usize;
+        let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
         let rows_per_warp = block_m / warps;
         let mut plan = MmaPlan {
             block_m,
@@ -76,11 +78,14 @@ impl MmaPlan {
             queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
-            grid: Grid::RowsFirst,
+            grid: if problem.mask == Mask::Causal { Grid::HeadsFirst } else { Grid::RowsFirst },
             lse: false,
         };
         if plan.check_alignment(problem).is_err() {
             plan.copy = CopyMode::Elements;
+        }
+        if plan.check_grid(problem).is_err() {
+            plan.grid = Grid::RowsFirst;
         }
         while plan.stages > 1 && plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
             plan.stages -= 1;

@@ -1,0 +1,179 @@
+//! Integer values as sums of registers: what lets the compiler fold addresses and join loads of adjacent words.
+
+use std::collections::HashMap;
+
+use ptx::{BinaryOp, Body, Imm, Instruction, Module, Op, Operand, Statement, TernaryOp};
+use smallvec::{SmallVec, smallvec};
+
+use super::dataflow::writes;
+use super::lower::{Action, Cached, Direction, Lowered};
+
+/// Σ coefficient · register + constant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Linear {
+    pub terms: SmallVec<[(u32, i64); 2]>,
+    pub constant: i64,
+}
+
+impl Linear {
+    fn register(register: u32) -> Linear {
+        Linear { terms: smallvec![(register, 1)], constant: 0 }
+    }
+
+    fn scaled(mut self, factor: i64) -> Linear {
+        self.terms.iter_mut().for_each(|(_, c)| *c = c.wrapping_mul(factor));
+        self.constant = self.constant.wrapping_mul(factor);
+        self
+    }
+
+    fn plus(mut self, other: Linear) -> Linear {
+        for (register, coefficient) in other.terms {
+            match self.terms.iter_mut().find(|(r, _)| *r == register) {
+                Some((_, c)) => *c = c.wrapping_add(coefficient),
+                None => self.terms.push((register, coefficient)),
+            }
+        }
+        self.terms.retain(|(_, c)| *c != 0);
+        self.terms.sort_unstable();
+        self.constant = self.constant.wrapping_add(other.constant);
+        self
+    }
+}
+
+/// The result of an instruction as a sum of its sources, if it is one. Wrapping of narrow values is ignored, as the
+/// compiler may ignore it in addresses.
+pub(super) fn linear(instruction: &Instruction, base: u32) -> Option<Linear> {
+    use BinaryOp as B;
+    use TernaryOp as T;
+    let operand = |i: usize| match instruction.operands.get(i) {
+        Some(Operand::Reg(r)) => Some(Linear::register(base + r.0)),
+        Some(Operand::Imm(Imm::Int(n))) => Some(Linear { constant: *n, ..Linear::default() }),
+        _ => None,
+    };
+    let product = |a: Linear, b: Linear| match (a.terms.is_empty(), b.terms.is_empty()) {
+        (true, _) => Some(b.scaled(a.constant)),
+        (_, true) => Some(a.scaled(b.constant)),
+        _ => None,
+    };
+    if instruction.guard.is_some() || !matches!(instruction.operands.first(), Some(Operand::Reg(_))) {
+        return None;
+    }
+    match instruction.op {
+        Op::Mov(ty) if !ty.is_float() => operand(1),
+        Op::Cvta { .. } => operand(1),
+        Op::Cvt(c) if !c.to.is_float() && !c.from.is_float() && c.to.bits() >= c.from.bits() => operand(1),
+        Op::Binary(_, ty, _) | Op::Ternary(_, ty, _) if ty.is_float() => None,
+        Op::Binary(B::Add, ..) => Some(operand(1)?.plus(operand(2)?)),
+        Op::Binary(B::Sub, ..) => Some(operand(1)?.plus(operand(2)?.scaled(-1))),
+        Op::Binary(B::MulLo | B::MulWide, ..) => product(operand(1)?, operand(2)?),
+        Op::Binary(B::Shl, ..) => match operand(2)? {
+            by if by.terms.is_empty() && (0..63).contains(&by.constant) => {
+                Some(operand(1)?.scaled(1 << by.constant))
+            }
+            _ => None,
+        },
+        Op::Ternary(T::MadLo | T::MadWide, ..) => Some(product(operand(1)?, operand(2)?)?.plus(operand(3)?)),
+        _ => None,
+    }
+}
+
+/// Low bits known to be zero, for each register of a function: the least over its definitions.
+pub(super) fn alignments(module: &Module, body: &Body) -> Vec<u8> {
+    const UNDEFINED: u8 = 63;
+    let mut zeros = vec![UNDEFINED; body.registers.len()];
+    let code =
+        || body.statements.iter().filter_map(|s| if let Statement::Inst(i) = s { Some(i) } else { None });
+    // Each round only lowers figures; what still moves after a few is a counter that halves, and those do not exist.
+    for _ in 0..16 {
+        let before = zeros.clone();
+        for instruction in code() {
+            let known = low_zeros(module, body, instruction, &zeros);
+            for r in writes(instruction) {
+                let slot = &mut zeros[r.0 as usize];
+                *slot = (*slot).min(known);
+            }
+        }
+        if zeros == before {
+            break;
+        }
+    }
+    zeros.iter_mut().filter(|z| **z == UNDEFINED).for_each(|z| *z = 0);
+    zeros
+}
+
+fn low_zeros(module: &Module, body: &Body, instruction: &Instruction, zeros: &[u8]) -> u8 {
+    let of = |i: usize| match instruction.operands.get(i) {
+        Some(Operand::Reg(r)) => zeros[r.0 as usize],
+        Some(Operand::Imm(Imm::Int(n))) => n.trailing_zeros().min(63) as u8,
+        Some(Operand::Symbol(name, offset)) => {
+            let variable = module.variables().chain(&body.variables).find(|v| v.name == *name);
+            let align = variable.map_or(1, |v| v.align.max(1)).trailing_zeros();
+            align.min(offset.trailing_zeros()).min(63) as u8
+        }
+        _ => 0,
+    };
+    match (linear(instruction, 0), instruction.op) {
+        (Some(sum), _) => {
+            let terms =
+                sum.terms.iter().map(|(r, c)| zeros[*r as usize].saturating_add(c.trailing_zeros() as u8));
+            terms.chain([sum.constant.trailing_zeros() as u8]).min().unwrap_or(0).min(63)
+        }
+        (None, Op::Mov(_)) => of(1),
+        (None, Op::Binary(BinaryOp::And, ..)) => of(1).max(of(2)),
+        (None, Op::Binary(BinaryOp::Or | BinaryOp::Xor, ..)) => of(1).min(of(2)),
+        (None, Op::Selp(_)) => of(1).min(of(2)),
+        _ => 0,
+    }
+}
+
+/// For each load of a straight run, the earlier load that it becomes part of: ptxas joins loads of adjacent elements to
+/// one of two or four, up to 16 bytes, where it can prove the alignment.
+pub(super) fn joined_loads(nodes: &[Lowered], alignment: &[u8]) -> Vec<Option<usize>> {
+    let mut values: HashMap<u32, Linear> = HashMap::new();
+    let mut roots: HashMap<u32, u8> = HashMap::new();
+    let mut leaders: HashMap<(bool, Linear, u32), usize> = HashMap::new();
+    let mut joined = vec![None; nodes.len()];
+    let mut next_root = alignment.len() as u32;
+    for (i, node) in nodes.iter().enumerate() {
+        let value_of = |r: u32| values.get(&r).cloned().unwrap_or_else(|| Linear::register(r));
+        let shared = matches!(node.action, Action::Shared(_));
+        match node.action {
+            Action::Shared(Direction::Load) | Action::Cached(Direction::Load, Cached::L1 | Cached::Local) => {
+                if let Some(load) = node.load {
+                    let mut place = value_of(load.base);
+                    place.constant += load.offset;
+                    let window = window(&place, load.element, alignment, &roots);
+                    if window > i64::from(load.element) {
+                        place.constant = place.constant.div_euclid(window);
+                        let leader = *leaders.entry((shared, place, load.element)).or_insert(i);
+                        joined[i] = (leader != i).then_some(leader);
+                    }
+                }
+            }
+            Action::Shared(_) => leaders.retain(|key, _| !key.0),
+            Action::Cached(..) => leaders.retain(|key, _| key.0),
+            Action::Arithmetic | Action::Exchange | Action::Branch => {}
+            _ => leaders.clear(),
+        }
+        let result = node.linear.as_ref().map(|sum| {
+            let constant = Linear { constant: sum.constant, ..Linear::default() };
+            sum.terms.iter().fold(constant, |all, (r, c)| all.plus(value_of(*r).scaled(*c)))
+        });
+        for r in &node.writes {
+            let value = result.clone().unwrap_or_else(|| {
+                next_root += 1;
+                roots.insert(next_root, alignment.get(*r as usize).copied().unwrap_or(0));
+                Linear::register(next_root)
+            });
+            values.insert(*r, value);
+        }
+    }
+    joined
+}
+
+/// Bytes of the widest aligned access that could hold this element.
+fn window(place: &Linear, element: u32, alignment: &[u8], roots: &HashMap<u32, u8>) -> i64 {
+    let zeros = |root: u32| roots.get(&root).or(alignment.get(root as usize)).copied().unwrap_or(0);
+    let known = place.terms.iter().map(|(r, c)| u32::from(zeros(*r)) + c.trailing_zeros()).min().unwrap_or(4);
+    (1i64 << known.min(4)).min(4 * i64::from(element))
+}

@@ -1,0 +1,392 @@
+//! A module as the replay sees it: every instruction with its cost, its registers and its part in the memory system,
+//! after the foldings that ptxas does within a function.
+//!
+//! - Copies, address-space conversions, loads of parameters, unpacking: nothing is left (cost table).
+//! - `add` of a constant that only addresses read becomes the offset of the access.
+//! - `mul` and `shl` read by one `add` of the same block become FFMA, IMAD, IMAD.WIDE or LEA.
+
+use ptx::{
+    Address, BarKind, Base, BinaryOp, Body, CacheOp, Imm, Instruction, MemSem, Module, Op, Operand,
+    Precision, Space, Statement, Type,
+};
+use smallvec::SmallVec;
+
+use super::address::{Linear, alignments, linear};
+use super::cost::{Cost, cost};
+use super::dataflow::{reads, writes};
+use super::machine::Gpu;
+
+/// What an instruction does besides arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Nothing.
+    Arithmetic,
+    /// Goes through the load-store unit without memory: shuffles.
+    Exchange,
+    /// Shared memory.
+    Shared(Direction),
+    /// Global, local, constant or generic memory.
+    Cached(Direction, Cached),
+    /// `cp.async`.
+    Copy,
+    /// Closes a group of copies.
+    Commit,
+    /// Waits until at most this many groups are open.
+    WaitGroups(u32),
+    /// CTA barrier.
+    Barrier(BarKind),
+    /// Memory fence, or another barrier of the warp alone.
+    Fence,
+    /// Changes the program counter.
+    Branch,
+}
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Load,
+    Store,
+    Atomic,
+}
+
+/// How an access uses the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cached {
+    /// Through L1.
+    L1,
+    /// Past L1: `.cg`, `.cv`, volatile.
+    L2,
+    /// Local memory: written back, private to a thread.
+    Local,
+}
+
+/// Registers of an instruction, numbered over the whole module.
+pub(super) type Registers = SmallVec<[u32; 6]>;
+
+/// One instruction.
+#[derive(Clone, Debug)]
+pub(super) struct Lowered {
+    pub cost: Cost,
+    pub action: Action,
+    pub reads: Registers,
+    pub writes: Registers,
+    /// Its result as a sum of its sources, so that unrolling folds it into offsets.
+    pub linear: Option<Linear>,
+    /// Where a scalar load reads.
+    pub load: Option<ScalarLoad>,
+}
+
+impl Lowered {
+    /// Whether it is `r = r + constant`: a loop's counter.
+    pub(super) fn is_induction(&self) -> bool {
+        match (&self.linear, self.writes.as_slice()) {
+            (Some(sum), [result]) => sum.terms.as_slice() == [(*result, 1)] && sum.constant != 0,
+            _ => false,
+        }
+    }
+}
+
+/// The address of a load of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScalarLoad {
+    /// Base register.
+    pub base: u32,
+    /// Bytes added.
+    pub offset: i64,
+    /// Bytes read.
+    pub element: u32,
+}
+
+/// A run of instructions with one way in and one way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub start: u32,
+    pub len: u32,
+    /// Its last instruction may branch to its first.
+    pub is_loop: bool,
+    /// How many iterations may be merged into one straight run.
+    pub unroll: u32,
+    /// The compiler knows the counter at every iteration, and it starts from 0.
+    pub counted: bool,
+}
+
+/// All functions of a module.
+#[derive(Debug, Default)]
+pub(super) struct Program {
+    /// By event `pc`.
+    pub code: Vec<Lowered>,
+    pub blocks: Vec<Block>,
+    /// The block of each `pc`.
+    pub block_of: Vec<u32>,
+    /// Low bits known to be zero, by register.
+    pub alignment: Vec<u8>,
+    /// Registers of all functions together.
+    pub registers: u32,
+}
+
+impl Program {
+    /// Lowers every function that has a body.
+    pub(super) fn new(module: &Module, gpu: &Gpu) -> Program {
+        let mut program = Program::default();
+        for body in module.functions().filter_map(|f| f.body.as_ref()) {
+            program.add(module, body, gpu);
+        }
+        program
+    }
+
+    fn add(&mut self, module: &Module, body: &Body, gpu: &Gpu) {
+        let instructions: Vec<&Instruction> = body
+            .statements
+            .iter()
+            .filter_map(|s| if let Statement::Inst(i) = s { Some(i) } else { None })
+            .collect();
+        let first = self.code.len() as u32;
+        self.code.extend(instructions.iter().map(|i| lower(i, gpu, self.registers)));
+        self.find_blocks(body, &instructions, first);
+        let folded = foldable(&instructions, &self.block_of[first as usize..], body.registers.len());
+        folded.into_iter().for_each(|i| self.code[first as usize + i].cost = Cost::FREE);
+        self.alignment.extend(alignments(module, body));
+        self.registers += body.registers.len() as u32;
+    }
+
+    fn find_blocks(&mut self, body: &Body, instructions: &[&Instruction], first: u32) {
+        let (mut leaders, mut labels, mut rolled) = (vec![first], vec![None; body.labels.len()], Vec::new());
+        let mut pc = first;
+        for statement in &body.statements {
+            match statement {
+                Statement::Label(label) => {
+                    leaders.push(pc);
+                    if let Some(slot) = labels.get_mut(label.0 as usize) {
+                        *slot = Some(pc);
+                    }
+                }
+                Statement::Pragma(text) if text.contains("nounroll") => rolled.push(pc),
+                Statement::Pragma(_) => {}
+                Statement::Inst(_) => {
+                    pc += 1;
+                    if ends_block(self.code[pc as usize - 1].action) {
+                        leaders.push(pc);
+                    }
+                }
+            }
+        }
+        leaders.sort_unstable();
+        leaders.dedup();
+        leaders.retain(|l| *l < pc);
+        for (i, start) in leaders.iter().copied().enumerate() {
+            let end = leaders.get(i + 1).copied().unwrap_or(pc);
+            let last = instructions[(end - 1 - first) as usize];
+            let target = match (&last.op, last.operands.first()) {
+                (Op::Bra { .. }, Some(Operand::Label(label))) => {
+                    labels.get(label.0 as usize).copied().flatten()
+                }
+                _ => None,
+            };
+            let is_loop = target == Some(start);
+            let range = (start - first) as usize..(end - first) as usize;
+            let trips = if is_loop { constant_trips(instructions, range) } else { None };
+            let (unroll, counted) = match is_loop && !rolled.contains(&start) {
+                true => unroll_factor(end - start, trips),
+                false => (1, false),
+            };
+            self.block_of.extend((start..end).map(|_| self.blocks.len() as u32));
+            self.blocks.push(Block { start, len: end - start, is_loop, unroll, counted });
+        }
+    }
+}
+
+/// Iterations that ptxas 13 lays out as one straight run, as seen in its code: all of them where it knows how many and
+/// they come to a few hundred instructions; otherwise four where the body is short.
+fn unroll_factor(len: u32, trips: Option<Trips>) -> (u32, bool) {
+    let most = if len <= 16 { 1024 } else { 640 };
+    match trips {
+        // What matters is that loads of later iterations are in flight: a few hundred instructions show it.
+        Some(t) if t.count.saturating_mul(len) <= most => {
+            let shown = t.count.min((320 / len).max(1));
+            (if shown < t.count { 1 << shown.ilog2() } else { shown }, t.from_zero)
+        }
+        _ if len <= 64 => (4, false),
+        _ => (1, false),
+    }
+}
+
+/// What is known of a counted loop.
+#[derive(Clone, Copy)]
+struct Trips {
+    count: u32,
+    from_zero: bool,
+}
+
+/// How often a loop runs, where start, step and end of its counter are constants.
+fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -> Option<Trips> {
+    let predicate = instructions[body.end - 1].guard?.reg;
+    let compare = instructions[body.clone()].iter().find(|i| writes(i).contains(&predicate))?;
+    let (Op::Setp { .. }, Some(Operand::Reg(counter)), Some(Operand::Imm(Imm::Int(end)))) =
+        (compare.op, compare.operands.get(1), compare.operands.get(2))
+    else {
+        return None;
+    };
+    let (mut start, mut step) = (None, None);
+    for (i, instruction) in instructions.iter().enumerate().filter(|(_, i)| writes(i).contains(counter)) {
+        let sum = linear(instruction, 0)?;
+        match (sum.terms.as_slice(), body.contains(&i)) {
+            ([], false) if start.is_none() => start = Some(sum.constant),
+            ([(r, 1)], true) if *r == counter.0 && step.is_none() => step = Some(sum.constant),
+            _ => return None,
+        }
+    }
+    let (start, step) = (start?, step?);
+    let count = u32::try_from(end.checked_sub(start)?.checked_div(step)?).ok()?;
+    Some(Trips { count: count.max(1), from_zero: start == 0 })
+}
+
+fn ends_block(action: Action) -> bool {
+    matches!(action, Action::Branch | Action::Barrier(_))
+}
+
+fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
+    let mut sources: Registers = reads(instruction).into_iter().map(|r| base + r.0).collect();
+    let results: Registers = writes(instruction).into_iter().map(|r| base + r.0).collect();
+    if instruction.guard.is_some() {
+        // Where the guard is false the old value stays, so it is a source too.
+        sources.extend(results.iter().copied());
+    }
+    Lowered {
+        cost: cost(instruction, gpu),
+        action: action(instruction),
+        reads: sources,
+        writes: results,
+        linear: linear(instruction, base),
+        load: scalar_load(instruction, base),
+    }
+}
+
+fn scalar_load(instruction: &Instruction, base: u32) -> Option<ScalarLoad> {
+    match (instruction.op, instruction.operands.get(1), instruction.guard) {
+        (Op::Ld(m), Some(Operand::Address(Address { base: Base::Reg(r), offset })), None)
+            if m.vector == 1 && matches!(m.sem, MemSem::Default | MemSem::Weak) =>
+        {
+            Some(ScalarLoad { base: base + r.0, offset: *offset, element: m.bytes() })
+        }
+        _ => None,
+    }
+}
+
+fn action(instruction: &Instruction) -> Action {
+    match &instruction.op {
+        Op::Ld(m) if matches!(m.space, Space::Param | Space::Const) => Action::Arithmetic,
+        Op::St(m) if m.space == Space::Param => Action::Arithmetic,
+        Op::Ld(m) => access(m.space, Direction::Load, past_l1(m)),
+        Op::St(m) => access(m.space, Direction::Store, past_l1(m)),
+        Op::Atom(a) | Op::Red(a) => access(a.space, Direction::Atomic, true),
+        Op::Ldmatrix(_) => Action::Shared(Direction::Load),
+        Op::Stmatrix(_) => Action::Shared(Direction::Store),
+        Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Action::Shared(Direction::Atomic),
+        Op::Prefetch(..) | Op::Discard(_) => Action::Cached(Direction::Store, Cached::L2),
+        Op::CpAsync(_) => Action::Copy,
+        Op::CpAsyncCommitGroup => Action::Commit,
+        Op::CpAsyncWaitAll => Action::WaitGroups(0),
+        Op::CpAsyncWaitGroup => match instruction.operands.first() {
+            Some(Operand::Imm(Imm::Int(n))) => Action::WaitGroups(*n as u32),
+            _ => Action::WaitGroups(0),
+        },
+        Op::Shfl(_) | Op::Match(..) | Op::Movmatrix => Action::Exchange,
+        Op::Bar { kind, .. } => Action::Barrier(*kind),
+        Op::Membar(_) | Op::Fence(..) | Op::FenceProxy(_) | Op::FenceMbarrierInit => Action::Fence,
+        Op::BarWarpSync | Op::BarrierCluster(_) | Op::Griddepcontrol(_) => Action::Fence,
+        Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit | Op::Trap => {
+            Action::Branch
+        }
+        _ => Action::Arithmetic,
+    }
+}
+
+fn past_l1(m: &ptx::Memory) -> bool {
+    use ptx::MemSem as M;
+    matches!(m.cache, Some(CacheOp::Cg | CacheOp::Cv))
+        || !matches!(m.sem, M::Default | M::Weak)
+        || m.l1 == Some(ptx::Eviction::NoAllocate)
+}
+
+fn access(space: Space, direction: Direction, past_l1: bool) -> Action {
+    match space {
+        Space::Shared | Space::SharedCluster => Action::Shared(direction),
+        Space::Local => Action::Cached(direction, Cached::Local),
+        _ if past_l1 => Action::Cached(direction, Cached::L2),
+        _ => Action::Cached(direction, Cached::L1),
+    }
+}
+
+/// Instructions of a function that ptxas merges into others, by position.
+fn foldable(instructions: &[&Instruction], block_of: &[u32], registers: usize) -> Vec<usize> {
+    let mut uses: Vec<SmallVec<[u32; 2]>> = vec![SmallVec::new(); registers];
+    let mut definitions = vec![0u32; registers];
+    for (i, instruction) in instructions.iter().enumerate() {
+        for r in reads(instruction) {
+            uses[r.0 as usize].push(i as u32);
+        }
+        for r in writes(instruction) {
+            definitions[r.0 as usize] += 1;
+        }
+    }
+    let mut folded = Vec::new();
+    let mut taken = vec![false; instructions.len()];
+    for (i, instruction) in instructions.iter().enumerate() {
+        let Some(Operand::Reg(result)) = instruction.operands.first() else { continue };
+        let readers = &uses[result.0 as usize];
+        if instruction.guard.is_some() || readers.is_empty() || definitions[result.0 as usize] != 1 {
+            continue;
+        }
+        if adds_constant(instruction)
+            && readers.iter().all(|u| only_as_address(instructions[*u as usize], *result))
+        {
+            folded.push(i);
+        } else if let [reader] = readers.as_slice() {
+            let j = *reader as usize;
+            if !taken[j] && block_of[i] == block_of[j] && merges(instruction, instructions[j]) {
+                taken[j] = true;
+                folded.push(i);
+            }
+        }
+    }
+    folded
+}
+
+fn adds_constant(instruction: &Instruction) -> bool {
+    matches!(instruction.op, Op::Binary(BinaryOp::Add, ty, _) if !ty.is_float())
+        && matches!(instruction.operands.get(2), Some(Operand::Imm(_)))
+}
+
+fn only_as_address(instruction: &Instruction, register: ptx::Reg) -> bool {
+    let in_address =
+        |o: &Operand| matches!(o, Operand::Address(a) if matches!(a.base, Base::Reg(r) if r == register));
+    let elsewhere = |o: &Operand| match o {
+        Operand::Reg(r) => *r == register,
+        Operand::Vector(parts) => parts.contains(&Operand::Reg(register)),
+        _ => false,
+    };
+    instruction.operands.iter().any(in_address) && !instruction.operands.iter().any(elsewhere)
+}
+
+/// Whether `producer` becomes part of `consumer`, its only reader.
+fn merges(producer: &Instruction, consumer: &Instruction) -> bool {
+    use BinaryOp as B;
+    let Op::Binary(second, sum, modifiers) = consumer.op else { return false };
+    if !matches!(second, B::Add | B::Sub) {
+        return false;
+    }
+    match producer.op {
+        // Contraction needs both without a rounding written (PTX ISA, `mul` and `add`, "Notes").
+        Op::Binary(B::Mul, ty, first) => {
+            ty == sum
+                && ty.is_float()
+                && (first.precision, modifiers.precision) == (Precision::Unspecified, Precision::Unspecified)
+        }
+        Op::Binary(B::MulLo | B::Shl, ty, _) => {
+            second == B::Add && ty.bits() == sum.bits() && ty.bits() == 32
+        }
+        Op::Binary(B::MulWide, ty, _) => second == B::Add && ty.bits() == 32 && sum.bits() == 64,
+        Op::Cvt(c) => c.from.bits() == 32 && !c.from.is_float() && matches!(sum, Type::S64 | Type::U64),
+        _ => false,
+    }
+}

@@ -1,0 +1,323 @@
+//! From the replay of one SM to the time of a launch.
+
+use ptx::{Launch, Module};
+use thiserror::Error;
+
+use super::cost::{Pipe, TICK};
+use super::lower::{Action, Cached, Program};
+use super::machine::Gpu;
+use super::memory::{CacheState, Residency};
+use super::plan::Layouts;
+use super::prediction::{Bound, Cause, Prediction, Roofline, Utilisation};
+use super::replay::{Outcome, Planned, replay};
+use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
+use crate::trace::{CtaTrace, Detail};
+
+/// Events replayed at most: about half a second.
+const BUDGET: u64 = 6_000_000;
+/// Share of the time from which on a unit counts as the bound.
+const SATURATED: f64 = 0.65;
+/// Relative uncertainty where everything is known: of public latencies and of the imitation of ptxas.
+const BASE_UNCERTAINTY: f64 = 0.30;
+
+/// What is to be predicted.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The module the traces were recorded from.
+    pub module: &'a Module,
+    /// The launch they were recorded from.
+    pub launch: &'a Launch,
+    /// Traces of some of its CTAs, in any order. CTAs without one are taken to be like the nearest that has.
+    pub traces: &'a [CtaTrace],
+    /// What a CTA takes.
+    pub resources: &'a Resources,
+    /// Bytes of global memory that the whole grid touches, each counted once.
+    pub footprint: u64,
+    /// State of L2 at the launch.
+    pub cache: CacheState,
+}
+
+/// Why there is no prediction.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ModelError {
+    /// The kernel does not fit the machine.
+    #[error("{machine} cannot run it: {reason}")]
+    DoesNotFit {
+        /// The machine's name.
+        machine: &'static str,
+        /// What does not fit.
+        reason: OccupancyError,
+    },
+    /// Nothing was recorded.
+    #[error("no CTA was traced, of a grid of {grid}: at least one trace is needed")]
+    NoTrace {
+        /// CTAs of the grid.
+        grid: u64,
+    },
+}
+
+/// Predicts the time of one launch.
+///
+/// # Errors
+/// When the kernel does not fit the machine, or the grid has CTAs and none was traced.
+pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
+    let Subject { launch, resources, traces, .. } = *subject;
+    let grid = launch.grid.count();
+    let shared = resources.shared.saturating_add(launch.dynamic_shared);
+    let occupancy = occupancy(gpu, launch.block.count(), resources.registers, shared)
+        .map_err(|reason| ModelError::DoesNotFit { machine: gpu.name, reason })?;
+    if traces.is_empty() {
+        return Err(ModelError::NoTrace { grid });
+    }
+    let program = Program::new(subject.module, gpu);
+    let mut layouts = Layouts::new(&program, gpu);
+    let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
+    let queue = busiest_sm(grid, gpu, &occupancy, traces);
+    let residency = Residency {
+        active_sms: grid.min(u64::from(gpu.sms)) as u32,
+        ctas: u64::from(occupancy.ctas).min(queue.len() as u64) as u32,
+        shared_per_cta: occupancy.shared,
+        cold: cold_share(subject, gpu, &program, grid),
+    };
+    let issues: u64 = queue.iter().map(|t| traces[*t].issues()).sum();
+    let taken = affordable(&queue, traces, residency.ctas as usize);
+    let registers = layouts.registers();
+    let outcome = replay(gpu, &layouts.all, registers, &planned, taken, residency, BUDGET);
+    Ok(Scene { subject, gpu, occupancy, queue: &queue, issues, outcome }.prediction(grid, program.code.len()))
+}
+
+/// The CTAs that one SM works through, as indices of traces: those whose number is the SM's modulo the number of SMs.
+/// Where all CTAs run at once, the SM with the most to do decides; otherwise SMs that are done early take more, so one in
+/// the middle stands for all.
+fn busiest_sm(grid: u64, gpu: &Gpu, occupancy: &Occupancy, traces: &[CtaTrace]) -> Vec<usize> {
+    let sms = u64::from(gpu.sms);
+    let nearest =
+        |cta: u64| (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(cta), *t)).unwrap_or(0);
+    let of_sm = |sm: u64| (sm..grid).step_by(sms as usize).map(nearest).collect::<Vec<usize>>();
+    let rounds = grid.div_ceil(sms);
+    if rounds <= u64::from(occupancy.ctas) {
+        let work = |queue: &Vec<usize>| queue.iter().map(|t| traces[*t].issues()).sum::<u64>();
+        return (0..grid.min(sms)).map(of_sm).max_by_key(work).unwrap_or_default();
+    }
+    let mut queue = of_sm(((grid - 1) % sms) / 2);
+    queue.resize(rounds as usize, nearest(grid / 2));
+    queue
+}
+
+/// As much of the queue as the budget allows, in whole waves, at least one.
+fn affordable<'q>(queue: &'q [usize], traces: &[CtaTrace], resident: usize) -> &'q [usize] {
+    let mut events = 0;
+    let within = |t: &&usize| {
+        events += traces[**t].issues();
+        events <= BUDGET
+    };
+    let count = queue.iter().take_while(within).count();
+    if count == queue.len() {
+        return queue;
+    }
+    let waves = (count / resident.max(1)).max(1);
+    &queue[..(waves * resident).min(queue.len())]
+}
+
+/// Which part of the sectors that are new to a CTA come from DRAM.
+fn cold_share(subject: &Subject, gpu: &Gpu, program: &Program, grid: u64) -> f64 {
+    if subject.cache == CacheState::Warm && subject.footprint <= gpu.memory.l2_bytes {
+        return 0.0;
+    }
+    let mut fresh = 0u64;
+    for event in subject.traces.iter().flat_map(|t| t.warps.iter().flatten()) {
+        let global = program.code.get(event.pc as usize).is_some_and(|i| match i.action {
+            Action::Cached(_, how) => how != Cached::Local,
+            _ => i.action == Action::Copy,
+        });
+        fresh += match event.detail {
+            Detail::Cached(f) | Detail::Copy { source: f, .. } if global => u64::from(f.fresh),
+            _ => 0,
+        };
+    }
+    let asked = 32.0 * fresh as f64 * grid as f64 / subject.traces.len() as f64;
+    (subject.footprint as f64 / asked.max(1.0)).min(1.0)
+}
+
+/// Everything that a prediction is made of.
+struct Scene<'a> {
+    subject: &'a Subject<'a>,
+    gpu: &'a Gpu,
+    occupancy: Occupancy,
+    queue: &'a [usize],
+    /// Instructions of the busiest SM.
+    issues: u64,
+    outcome: Outcome,
+}
+
+impl Scene<'_> {
+    fn prediction(self, grid: u64, code: usize) -> Prediction {
+        let (gpu, outcome) = (self.gpu, &self.outcome);
+        let scale = if outcome.events == 0 { 0.0 } else { self.issues as f64 / outcome.events as f64 };
+        let cycles = outcome.end as f64 / TICK as f64 * scale * self.spill_factor(code);
+        let utilisation = self.utilisation();
+        let active_sms = (grid as f64 / f64::from(gpu.sms)).min(1.0);
+        let load = utilisation.tensor * active_sms;
+        let clock_mhz = gpu.clock_mhz - (gpu.clock_mhz - gpu.loaded_clock_mhz) * load;
+        let busy_us = cycles / clock_mhz;
+        let us = busy_us + gpu.launch_us;
+        let split = self.split(gpu.launch_us / us);
+        let uncertainty = self.uncertainty(scale);
+        let rounds = self.queue.len().max(1) as f64;
+        let roofline = self.roofline(grid, us);
+        let all_flops = roofline.flops.max(1.0);
+        Prediction {
+            machine: gpu.name,
+            us,
+            us_low: busy_us / (1.0 + uncertainty) + gpu.launch_us / 1.5,
+            us_high: busy_us * (1.0 + uncertainty) + gpu.launch_us * 1.5,
+            bound: bound(&utilisation, &split),
+            split,
+            utilisation,
+            occupancy: self.occupancy,
+            waves: rounds / f64::from(self.occupancy.ctas),
+            tail: (1.0 - grid as f64 / (f64::from(gpu.sms).min(grid.max(1) as f64) * rounds)).max(0.0),
+            active_sms,
+            clock_mhz,
+            cycles,
+            tensor_share: roofline.tensor_flops / us * 1e-6 / gpu.tensor_tflops(),
+            tensor_fraction: roofline.tensor_flops / all_flops,
+            roofline,
+            replayed: if scale > 1.0 { 1.0 / scale } else { 1.0 },
+        }
+    }
+
+    fn utilisation(&self) -> Utilisation {
+        let o = &self.outcome;
+        let end = o.end.max(1) as f64;
+        let units = end * f64::from(self.gpu.schedulers);
+        let pipe = |p: Pipe| (o.pipes[p as usize] as f64 / units).min(1.0);
+        Utilisation {
+            issue: ((o.slots * TICK) as f64 / units).min(1.0),
+            fma: pipe(Pipe::Fma),
+            alu: pipe(Pipe::Alu),
+            half: pipe(Pipe::Half),
+            double: pipe(Pipe::Double),
+            mufu: pipe(Pipe::Mufu),
+            tensor: pipe(Pipe::Tensor),
+            shared: (o.unit[0] as f64 / end).min(1.0),
+            l1: (o.unit[1] as f64 / end).min(1.0),
+            l2: o.bandwidth.0.min(1.0),
+            dram: o.bandwidth.1.min(1.0),
+        }
+    }
+
+    /// Shares by cause, with what an empty kernel takes.
+    fn split(&self, launch: f64) -> Vec<(Cause, f64)> {
+        let total = self.outcome.waits.iter().sum::<u64>() as f64;
+        let launch = if total > 0.0 { launch } else { 1.0 };
+        let waits = Cause::ALL.iter().zip(&self.outcome.waits).filter(|(_, ticks)| **ticks > 0);
+        let mut split: Vec<(Cause, f64)> =
+            waits.map(|(cause, ticks)| (*cause, *ticks as f64 / total * (1.0 - launch))).collect();
+        split.push((Cause::Launch, launch));
+        split.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        split
+    }
+
+    /// Spills are the compiler's and not in the trace: each word spilled adds an instruction to those of the code, and
+    /// the code is taken to run evenly.
+    fn spill_factor(&self, code: usize) -> f64 {
+        let words = f64::from((self.subject.resources.spill_loads + self.subject.resources.spill_stores) / 4);
+        1.0 + words / code.max(1) as f64
+    }
+
+    fn uncertainty(&self, scale: f64) -> f64 {
+        let resources = self.subject.resources;
+        let estimated = if resources.source == Source::Estimate { 0.10 } else { 0.0 };
+        let spills = if resources.spill_loads + resources.spill_stores > 0 { 0.20 } else { 0.0 };
+        let extrapolated = if scale > 1.01 { 0.10 } else { 0.0 };
+        BASE_UNCERTAINTY + estimated + spills + extrapolated
+    }
+
+    fn roofline(&self, grid: u64, us: f64) -> Roofline {
+        let (o, gpu) = (&self.outcome, self.gpu);
+        let traces = self.subject.traces;
+        let mean = traces.iter().map(CtaTrace::issues).sum::<u64>() as f64 / traces.len() as f64;
+        let whole = mean * grid as f64 / o.events.max(1) as f64;
+        let tensor_flops = o.tensor_flops as f64 * whole;
+        let flops = tensor_flops + o.flops as f64 * whole;
+        let l2_bytes = 32.0 * o.l2_sectors as f64 * whole;
+        let dram_bytes = 32.0 * o.dram_sectors as f64 * whole;
+        let peak = if tensor_flops > 0.0 {
+            gpu.tensor_tflops()
+        } else {
+            2.0 * f64::from(gpu.rates.fma * gpu.sms) * gpu.clock_mhz * 1e-6
+        };
+        let (bytes, gbps) = if dram_bytes > 0.0 {
+            (dram_bytes, gpu.memory.dram_gbps)
+        } else {
+            (l2_bytes, f64::from(gpu.memory.l2_bandwidth) * gpu.clock_mhz * 1e-3)
+        };
+        let intensity = flops / bytes.max(1.0);
+        let roof_tflops = peak.min(intensity * gbps * 1e-3);
+        Roofline {
+            flops,
+            tensor_flops,
+            l2_bytes,
+            dram_bytes,
+            intensity,
+            tflops: flops / us * 1e-6,
+            roof_tflops,
+        }
+    }
+}
+
+/// The unit that is busy nearly all the time, or else what warps wait for most.
+fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
+    let share =
+        |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
+    if share(&[Cause::Launch]) > 0.5 {
+        return Bound::Launch;
+    }
+    let units = [
+        (u.tensor, Bound::Tensor),
+        (u.dram, Bound::Dram),
+        (u.l2, Bound::L2),
+        (u.shared, Bound::Shared),
+        (u.l1, Bound::L1),
+        (u.mufu, Bound::Mufu),
+        (u.fma, Bound::Fma),
+        (u.alu, Bound::Alu),
+        (u.half, Bound::Half),
+        (u.double, Bound::Double),
+        (u.issue, Bound::Issue),
+    ];
+    let busiest = units.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((_, bound)) = busiest.filter(|(busy, _)| *busy >= SATURATED) {
+        return bound;
+    }
+    use Cause as C;
+    let waits = [
+        (share(&[C::Barrier]), Bound::Serial),
+        (share(&[C::SharedBandwidth]), Bound::Shared),
+        (share(&[C::TensorPipe]), Bound::Tensor),
+        (share(&[C::FmaPipe]), Bound::Fma),
+        (share(&[C::AluPipe]), Bound::Alu),
+        (share(&[C::HalfPipe]), Bound::Half),
+        (share(&[C::DoublePipe]), Bound::Double),
+        (share(&[C::NotSelected, C::Issue]), Bound::Issue),
+        (share(&[C::L2Bandwidth]), Bound::L2),
+        (share(&[C::DramBandwidth]), Bound::Dram),
+        (
+            share(&[
+                C::L1,
+                C::L2,
+                C::Dram,
+                C::Arithmetic,
+                C::Mufu,
+                C::TensorLatency,
+                C::SharedLatency,
+                C::Exchange,
+                C::AsyncCopy,
+                C::Branch,
+            ]),
+            Bound::Latency,
+        ),
+    ];
+    waits.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bound::Latency, |(_, bound)| bound)
+}

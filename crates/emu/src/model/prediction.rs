@@ -1,0 +1,165 @@
+//! What a prediction says.
+
+use serde::Serialize;
+
+use crate::resources::Occupancy;
+
+macro_rules! causes {
+    ($($variant:ident = $name:literal, $doc:literal;)*) => {
+        /// Where the time of a warp goes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Cause { $(#[doc = $doc] $variant),* }
+
+        impl Cause {
+            /// Every cause.
+            pub const ALL: &'static [Cause] = &[$(Cause::$variant),*];
+
+            /// A short name for tables.
+            pub const fn name(self) -> &'static str {
+                match self { $(Cause::$variant => $name),* }
+            }
+        }
+    };
+}
+
+causes! {
+    Issue = "issuing", "It issues: the only time that is work.";
+    NotSelected = "issue slots", "It could issue, but another warp of its scheduler did.";
+    Arithmetic = "arithmetic latency", "Waits for the result of an arithmetic instruction.";
+    FmaPipe = "FMA pipe", "The f32 pipe is taken.";
+    AluPipe = "ALU pipe", "The integer and logic pipe is taken.";
+    HalfPipe = "f16 pipe", "The half-precision and conversion pipe is taken.";
+    DoublePipe = "f64 pipe", "The f64 pipe is taken.";
+    Mufu = "special functions", "Waits for a special-function result, or for that pipe.";
+    TensorPipe = "tensor pipe", "The tensor core is taken.";
+    TensorLatency = "tensor latency", "Waits for the result of an mma.";
+    SharedLatency = "shared latency", "Waits for shared memory that was free to answer.";
+    SharedBandwidth = "shared bandwidth", "Waits for shared memory that is busy: conflicts, or too many accesses.";
+    Exchange = "shuffles", "Waits for a shuffle.";
+    L1 = "L1", "Waits for L1, or for its tags.";
+    L2 = "L2 latency", "Waits for L2.";
+    L2Bandwidth = "L2 bandwidth", "Waits for L2, which has more to do than it can.";
+    Dram = "DRAM latency", "Waits for DRAM.";
+    DramBandwidth = "DRAM bandwidth", "Waits for DRAM, which has more to do than it can.";
+    AsyncCopy = "asynchronous copies", "Waits for groups of cp.async.";
+    Barrier = "barriers", "Waits at a barrier for other warps.";
+    Branch = "branches", "Refills after a branch.";
+    Launch = "launch", "Before the first instruction and after the last: what an empty kernel takes.";
+}
+
+/// What limits a kernel: the thing to make faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Tensor cores are nearly always busy.
+    Tensor,
+    /// The f32 pipe is.
+    Fma,
+    /// The integer and logic pipe is.
+    Alu,
+    /// The half-precision and conversion pipe is.
+    Half,
+    /// The f64 pipe is.
+    Double,
+    /// Special functions are.
+    Mufu,
+    /// Issue slots are used up.
+    Issue,
+    /// Shared memory (or shuffles) is nearly always busy.
+    Shared,
+    /// L1 is.
+    L1,
+    /// L2 bandwidth.
+    L2,
+    /// DRAM bandwidth.
+    Dram,
+    /// No unit is busy: chains of dependent instructions.
+    Latency,
+    /// Warps wait at barriers for a few that work.
+    Serial,
+    /// The kernel is hardly longer than an empty one.
+    Launch,
+}
+
+/// How busy each unit of the SM is, from 0 to 1, between first and last instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "the names of the units")]
+pub struct Utilisation {
+    pub issue: f64,
+    pub fma: f64,
+    pub alu: f64,
+    pub half: f64,
+    pub double: f64,
+    pub mufu: f64,
+    pub tensor: f64,
+    pub shared: f64,
+    pub l1: f64,
+    pub l2: f64,
+    pub dram: f64,
+}
+
+/// A kernel's place under the roofline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Roofline {
+    /// Operations, counting lanes that are active, of the whole grid.
+    pub flops: f64,
+    /// Of these, on tensor cores.
+    pub tensor_flops: f64,
+    /// Bytes moved between L2 and the SMs.
+    pub l2_bytes: f64,
+    /// Bytes moved between DRAM and L2.
+    pub dram_bytes: f64,
+    /// FLOP per byte of DRAM (of L2 where DRAM is not touched).
+    pub intensity: f64,
+    /// TFLOP/s predicted.
+    pub tflops: f64,
+    /// TFLOP/s that the roofline allows at that intensity.
+    pub roof_tflops: f64,
+}
+
+/// The predicted time of a kernel and where it goes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The machine's name.
+    pub machine: &'static str,
+    /// Time of one launch, µs.
+    pub us: f64,
+    /// Lower end of the stated uncertainty.
+    pub us_low: f64,
+    /// Upper end.
+    pub us_high: f64,
+    /// What limits it.
+    pub bound: Bound,
+    /// Fractions of warp time by cause; they sum to 1. Largest first; causes without a share are left out.
+    pub split: Vec<(Cause, f64)>,
+    /// How busy the units are.
+    pub utilisation: Utilisation,
+    /// CTAs on an SM, and what limits them.
+    pub occupancy: Occupancy,
+    /// CTAs that the busiest SM works through, over those it can hold at a time.
+    pub waves: f64,
+    /// Fraction of the time in which the last, partly filled wave leaves SMs idle.
+    pub tail: f64,
+    /// Fraction of SMs that have work at all.
+    pub active_sms: f64,
+    /// Clock assumed, MHz.
+    pub clock_mhz: f64,
+    /// Clocks from the first instruction to the last.
+    pub cycles: f64,
+    /// Fraction of the machine's dense mma.sync rate that is reached over the whole time.
+    pub tensor_share: f64,
+    /// Fraction of arithmetic done on tensor cores.
+    pub tensor_fraction: f64,
+    /// The roofline point.
+    pub roofline: Roofline,
+    /// Fraction of the grid's instructions that were replayed; the rest is taken at their mean rate.
+    pub replayed: f64,
+}
+
+impl Prediction {
+    /// The share of a cause.
+    pub fn share(&self, cause: Cause) -> f64 {
+        self.split.iter().find(|(c, _)| *c == cause).map_or(0.0, |(_, share)| *share)
+    }
+}

@@ -1,0 +1,146 @@
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+use super::{Resources, Source};
+
+/// NVIDIA's assembler, run as a program.
+#[derive(Clone, Debug)]
+pub struct Ptxas {
+    path: PathBuf,
+    version: String,
+}
+
+/// Why ptxas gave no figures.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages say it")]
+pub enum PtxasError {
+    #[error("ptxas not found: set FLASHCORE_PTXAS to its path, put it on PATH, or fetch the tools")]
+    NotFound,
+    #[error("{path}: {reason}")]
+    NotUsable { path: PathBuf, reason: String },
+    #[error("ptxas cannot assemble for {arch}:\n{message}")]
+    Rejected { arch: String, message: String },
+    #[error("ptxas says nothing of an entry `{0}`")]
+    NoSuchEntry(String),
+}
+
+impl Ptxas {
+    /// The program at `path`.
+    ///
+    /// # Errors
+    /// When it does not run or is not ptxas.
+    pub fn at(path: &Path) -> Result<Ptxas, PtxasError> {
+        let unusable = |reason: String| PtxasError::NotUsable { path: path.to_owned(), reason };
+        let output = Command::new(path).arg("--version").output().map_err(|e| unusable(e.to_string()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.split_whitespace().find(|w| w.starts_with('V') && w.contains('.'));
+        match version {
+            Some(v) if text.contains("ptx") => {
+                Ok(Ptxas { path: path.to_owned(), version: v[1..].to_owned() })
+            }
+            _ => Err(unusable("not ptxas".to_owned())),
+        }
+    }
+
+    /// Looks in the environment (`FLASHCORE_PTXAS`), in `.tools` of the working directory and those above it, and on
+    /// `PATH`, in that order.
+    ///
+    /// # Errors
+    /// When there is none, or the one named by the environment is not usable.
+    pub fn find() -> Result<Ptxas, PtxasError> {
+        if let Some(path) = std::env::var_os("FLASHCORE_PTXAS").filter(|p| !p.is_empty()) {
+            return Ptxas::at(Path::new(&path));
+        }
+        let here = std::env::current_dir().unwrap_or_default();
+        let tools = here.ancestors().flat_map(|dir| {
+            let tools = dir.join(".tools");
+            [tools.join("ptxas"), tools.join("bin/ptxas"), tools.join("nvidia/cu13/bin/ptxas")]
+        });
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let on_path = std::env::split_paths(&path).map(|dir| dir.join("ptxas"));
+        let candidate = tools.chain(on_path).find(|p| p.is_file());
+        candidate.map_or(Err(PtxasError::NotFound), |path| Ptxas::at(&path))
+    }
+
+    /// Its version, like `13.0.88`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Assembles PTX for an architecture (`sm_89`) and reads back what the entry takes.
+    ///
+    /// # Errors
+    /// When ptxas refuses the text, or does not know the entry.
+    pub fn resources(&self, ptx: &str, arch: &str, entry: &str) -> Result<Resources, PtxasError> {
+        let unusable =
+            |e: std::io::Error| PtxasError::NotUsable { path: self.path.clone(), reason: e.to_string() };
+        let mut child = Command::new(&self.path)
+            .args(["-v", "-arch", arch, "-o", "/dev/null", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(unusable)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A refusal closes the pipe early; the message on stderr says why.
+            let _ = stdin.write_all(ptx.as_bytes());
+        }
+        let output = child.wait_with_output().map_err(unusable)?;
+        let text =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            return Err(PtxasError::Rejected { arch: arch.to_owned(), message: text.trim().to_owned() });
+        }
+        let source = Source::Ptxas(self.version.clone());
+        parse(&text, entry, source).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))
+    }
+}
+
+/// Reads what `ptxas -v` says of one entry.
+fn parse(text: &str, entry: &str, source: Source) -> Option<Resources> {
+    let mut lines = text.lines().skip_while(|l| !l.contains(&format!("Compiling entry function '{entry}'")));
+    lines.next()?;
+    let of_entry: Vec<&str> = lines.take_while(|l| !l.contains("Compiling entry function")).collect();
+    let before = |unit: &str| {
+        let line = of_entry.iter().find(|l| l.contains(unit))?;
+        line[..line.find(unit)?].split([' ', ',']).rfind(|w| !w.is_empty())?.parse::<u32>().ok()
+    };
+    Some(Resources {
+        registers: before(" registers")?,
+        spill_stores: before(" bytes spill stores").unwrap_or(0),
+        spill_loads: before(" bytes spill loads").unwrap_or(0),
+        stack: before(" bytes stack frame").unwrap_or(0),
+        shared: before(" bytes smem").unwrap_or(0),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "ptxas info    : 0 bytes gmem\n\
+        ptxas info    : Compiling entry function 'other' for 'sm_89'\n\
+        ptxas info    : Used 9 registers, used 0 barriers, 352 bytes cmem[0]\n\
+        ptxas info    : Compiling entry function 'attend' for 'sm_89'\n\
+        ptxas info    : Function properties for attend\n\
+        \x20   8192 bytes stack frame, 24 bytes spill stores, 16 bytes spill loads\n\
+        ptxas info    : Used 255 registers, used 1 barriers, 8192 bytes cumulative stack size, 28672 bytes smem\n";
+
+    #[test]
+    fn reads_the_report_of_the_entry_asked_for() {
+        let of = |entry| parse(TEXT, entry, Source::Ptxas("13.0".into()));
+        let found = of("attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
+        assert_eq!(found, Some((255, 24, 16, 8192, 28672)));
+        assert_eq!(of("other").map(|r| (r.registers, r.shared)), Some((9, 0)));
+        assert_eq!(of("absent"), None);
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error() {
+        assert!(matches!(Ptxas::at(Path::new("/nonexistent/ptxas")), Err(PtxasError::NotUsable { .. })));
+    }
+}

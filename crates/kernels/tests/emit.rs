@@ -1,0 +1,194 @@
+//! What the plans emit: histograms of instructions as goldens, and ptxas' and nvdisasm's word on the result where the
+//! tools are at hand (`cargo xtask test` provides them).
+
+mod tools;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, Statement};
+use tile::{CopyMode, Rescale};
+use tools::Assembled;
+
+fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
+    match Plan::default_for(problem, arch).unwrap() {
+        Plan::Mma(plan) => plan,
+    }
+}
+
+/// Launch, registers and instructions of a kernel, one a line.
+fn histogram(kernel: &Kernel) -> String {
+    let mut text = String::new();
+    let launch = &kernel.launch;
+    writeln!(text, "target {} version {}", kernel.module.target, kernel.module.version).unwrap();
+    writeln!(text, "grid {:?} block {:?} shared {}", launch.grid, launch.block, launch.dynamic_shared)
+        .unwrap();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for item in &kernel.module.items {
+        let Item::Function(function) = item else { continue };
+        let body = function.body.as_ref().unwrap();
+        for statement in &body.statements {
+            let Statement::Inst(inst) = statement else { continue };
+            let line = inst.display(body).to_string();
+            let line =
+                line.split_once(' ').filter(|(guard, _)| guard.starts_with('@')).map_or(&*line, |p| p.1);
+            let mnemonic = line.split([' ', ';']).next().unwrap();
+            *counts.entry(mnemonic.to_owned()).or_default() += 1;
+        }
+    }
+    for (mnemonic, count) in counts {
+        writeln!(text, "{count:5} {mnemonic}").unwrap();
+    }
+    text
+}
+
+/// Plans that differ in what they emit.
+fn golden_cases() -> Vec<(&'static str, Problem, MmaPlan, Arch)> {
+    let mission = Problem::mission();
+    let of = |problem: &Problem, arch: Arch| default_plan(problem, &arch);
+    let causal = Problem::new(4, 16, 2048, 128, DType::Bf16).with_mask(Mask::Causal);
+    let odd = Problem::new(1, 8, 500, 72, DType::F16);
+    let wide = Problem::new(1, 64, 4096, 256, DType::F16);
+    let mut unaligned = Problem::new(1, 8, 500, 64, DType::F16);
+    unaligned.q.row = 67;
+    let simple = MmaPlan { stages: 1, rescale: Rescale::Always, ..of(&mission, Arch::SM_80) };
+    let lse = MmaPlan { lse: true, ..of(&causal, Arch::SM_80) };
+    vec![
+        ("mission", mission.clone(), of(&mission, Arch::SM_90), Arch::SM_90),
+        ("mission_one_stage_always", mission, simple, Arch::SM_80),
+        ("causal_d128_lse", causal, lse, Arch::SM_80),
+        ("ragged_d72", odd.clone(), of(&odd, Arch::SM_86), Arch::SM_86),
+        ("d256_8_warps", wide.clone(), of(&wide, Arch::SM_80), Arch::SM_80),
+        ("unaligned", unaligned.clone(), of(&unaligned, Arch::SM_89), Arch::SM_89),
+    ]
+}
+
+/// `UPDATE_GOLDEN=1 cargo test -p flashcore-kernels` writes them anew; the diff is the review.
+#[test]
+fn histograms_are_the_golden_ones() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../filetests/emit");
+    for (name, problem, plan, arch) in golden_cases() {
+        let kernel = emit(&problem, &Plan::Mma(plan), &arch).unwrap();
+        let (path, got) = (folder.join(format!("{name}.txt")), histogram(&kernel));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, &got).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(got, golden, "{} differs", path.display());
+    }
+}
+
+#[test]
+fn defaults_assemble_without_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let dims = [32, 40, 64, 72, 96, 120, 128, 136, 192, 256];
+    let cases: Vec<(usize, Mask, Arch)> = dims
+        .into_iter()
+        .zip(Mask::ALL.into_iter().cycle())
+        .flat_map(|(dim, mask)| Arch::ALL.map(|arch| (dim, mask, arch)))
+        .collect();
+    std::thread::scope(|scope| {
+        for share in cases.chunks(cases.len().div_ceil(2)) {
+            let ptxas = &ptxas;
+            scope.spawn(move || {
+                for &(dim, mask, arch) in share {
+                    let dtype = if dim % 16 == 0 { DType::F16 } else { DType::Bf16 };
+                    let problem = Problem::new(8, 32, 2048, dim, dtype).with_mask(mask);
+                    let kernel = emit(&problem, &Plan::default_for(&problem, &arch).unwrap(), &arch).unwrap();
+                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel);
+                    assert_eq!(spills, 0, "head_dim {dim} {mask} sm_{}: {registers} registers", arch.sm);
+                }
+            });
+        }
+    });
+}
+
+/// The instructions that make the family what it is reach the machine code, in the number that was emitted.
+#[test]
+fn machine_code_holds_tensor_cores_matrix_loads_and_asynchronous_copies() {
+    let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
+    else {
+        return;
+    };
+    for arch in Arch::ALL {
+        let problem = Problem::new(8, 32, 2048, 64, DType::F16);
+        let kernel = emit(&problem, &Plan::default_for(&problem, &arch).unwrap(), &arch).unwrap();
+        let text = kernel.module.to_string();
+        let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
+        for (ptx, machine) in [("mma.sync", "HMMA"), ("ldmatrix", "LDSM"), ("cp.async.cg", "LDGSTS")] {
+            let (emitted, found) = (text.matches(ptx).count(), sass.matches(machine).count());
+            assert!(found >= emitted && emitted > 0, "sm_{}: {emitted} {ptx}, {found} {machine}", arch.sm);
+        }
+    }
+}
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_the_reason() {
+    let problem = Problem::mission();
+    let good = default_plan(&problem, &Arch::SM_80);
+    let reason = |plan: MmaPlan, problem: &Problem, arch: &Arch| {
+        Plan::Mma(plan).check(problem, arch).expect_err("refused").to_string()
+    };
+    let of = |change: fn(&mut MmaPlan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        reason(plan, &Problem::mission(), &Arch::SM_80)
+    };
+    assert!(of(|p| p.block_m = 40).starts_with("block_m = 40; accepted: multiples of 16 · warps"));
+    assert!(of(|p| p.block_n = 0).starts_with("block_n = 0;"));
+    assert!(of(|p| p.warps = 0).starts_with("warps = 0; accepted: 1 to 16"));
+    assert!(of(|p| p.stages = 0).starts_with("stages = 0;"));
+    assert!(of(|p| p.rescale = Rescale::Beyond(16)).starts_with("rescale threshold = 16;"));
+    assert!(
+        of(|p| (p.block_m, p.block_n) = (256, 256))
+            .contains("registers per thread are needed, 255 are there")
+    );
+    let wide = Problem::new(1, 8, 512, 256, DType::F16);
+    let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };
+    assert_eq!(
+        reason(needs, &wide, &Arch::SM_89),
+        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles or fewer stages"
+    );
+    let mut unaligned = Problem::mission();
+    unaligned.k.row = 68;
+    assert_eq!(
+        reason(MmaPlan { copy: CopyMode::Async16, ..good.clone() }, &unaligned, &Arch::SM_80),
+        "k: row stride = 68 elements is not a multiple of 8, as 16-byte copies need; take copy = elements"
+    );
+    let float = Problem::new(1, 8, 512, 64, DType::F32);
+    assert!(reason(good.clone(), &float, &Arch::SM_80).starts_with("dtype = f32 is not computed by mma"));
+    let dim = Problem::new(1, 8, 512, 60, DType::F16);
+    assert!(reason(good.clone(), &dim, &Arch::SM_80).starts_with("head_dim = 60; accepted: multiples of 8"));
+    let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
+    assert!(reason(good, &heads, &Arch::SM_80).starts_with("heads_q = 70000; accepted: up to 65535"));
+}
+
+#[test]
+fn plans_survive_serde() {
+    let problem = Problem::mission().with_seq_kv(100, Layout::Bhsd);
+    let plan = Plan::default_for(&problem, &Arch::SM_89).unwrap();
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
+}
+
+#[test]
+fn buffers_and_arguments_follow_the_strides() {
+    let mut problem = Problem::mission();
+    problem.k.row = -64;
+    problem.out.row = 72;
+    problem.out.head = 512 * 72;
+    let plan = MmaPlan { lse: true, ..default_plan(&problem, &Arch::SM_80) };
+    let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap();
+    let dense = 8 * 512 * 64 * 2;
+    let sizes: Vec<(&str, usize)> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();
+    let out = 8 * 512 * 72 * 2 - 16;
+    assert_eq!(sizes, [("q", dense), ("k", dense), ("v", dense), ("out", out), ("lse", 8 * 512 * 4)]);
+    assert_eq!(kernel.args[1], ptx::Arg::Buffer { index: 1, offset: 511 * 64 * 2 });
+    let params: Vec<u32> =
+        kernel.module.function(&kernel.entry).unwrap().params.iter().map(|p| p.bytes()).collect();
+    assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+}

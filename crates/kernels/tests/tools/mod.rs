@@ -1,0 +1,72 @@
+//! NVIDIA's assembler and disassembler, where `cargo xtask test` or the environment names them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ptx::Kernel;
+
+/// What ptxas made of a kernel.
+pub struct Assembled {
+    pub registers: u32,
+    /// Bytes stored and loaded.
+    pub spills: u32,
+    cubin: Scratch,
+}
+
+/// A file that goes when it is no longer needed.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A file left behind in the temporary folder does no harm.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn scratch(suffix: &str) -> Scratch {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let n = COUNT.fetch_add(1, Ordering::Relaxed);
+    Scratch(std::env::temp_dir().join(format!("flashcore-{}-{n}.{suffix}", std::process::id())))
+}
+
+/// The tool that an environment variable names.
+pub fn find(variable: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable).map(PathBuf::from);
+    if path.is_none() {
+        eprintln!("{variable} is not set: not checked");
+    }
+    path
+}
+
+/// Assembles a kernel for its target.
+pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
+    let (text, cubin) = (scratch("ptx"), scratch("cubin"));
+    std::fs::write(&text.0, kernel.module.to_string()).unwrap();
+    let arch = format!("-arch={}", kernel.module.target);
+    let output =
+        Command::new(ptxas).args(["-v", &arch]).arg(&text.0).arg("-o").arg(&cubin.0).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "ptxas refuses the kernel:\n{log}");
+    Assembled {
+        registers: number_before(&log, " registers").unwrap_or_else(|| panic!("no registers in {log}")),
+        spills: [" bytes spill stores", " bytes spill loads"]
+            .map(|what| number_before(&log, what).unwrap_or_else(|| panic!("no spills in {log}")))
+            .iter()
+            .sum(),
+        cubin,
+    }
+}
+
+/// The machine code of a kernel.
+pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
+    let output = Command::new(nvdisasm).arg("-c").arg(&kernel.cubin.0).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The number that stands before `what`.
+fn number_before(log: &str, what: &str) -> Option<u32> {
+    let before = &log[..log.find(what)?];
+    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
