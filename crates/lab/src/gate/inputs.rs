@@ -126,9 +126,7 @@ fn element(
         {
             f32::INFINITY
         }
-        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::Falling | Style::NonFinite, _) => {
-            noise
-        },
+        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::Falling | Style::NonFinite, _) => noise,
     }
 }
 
