@@ -2,6 +2,7 @@
 //! that knows peers, statistics and storage.
 
 pub mod bench;
+pub mod diagnose;
 pub mod differential;
 pub mod files;
 pub mod gate;
