@@ -2,6 +2,7 @@
 //! that knows peers, statistics and storage.
 
 pub mod bench;
+pub mod climb;
 pub mod diagnose;
 pub mod differential;
 pub mod files;
@@ -9,4 +10,5 @@ pub mod gate;
 pub mod launchfile;
 pub mod provenance;
 pub mod store;
+pub mod study;
 pub mod values;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::gate::inputs::{Style, draw};
 use crate::gate::judge::{ErrorFigures, judge};
 use crate::values::{Inputs, Values};
-pub use row::{Mode, Row};
+pub use row::{Mode, Row, problem_json};
 pub use stats::{Comparison, Round, SpeedVerdict, compare, median, quantile};
 pub use torch::{Torch, TorchError, python};
 
