@@ -11,4 +11,5 @@ pub mod launchfile;
 pub mod provenance;
 pub mod store;
 pub mod study;
+pub mod tools;
 pub mod values;
