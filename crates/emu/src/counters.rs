@@ -181,7 +181,9 @@ mod tests {
 
     #[test]
     fn counting_without_allocation_agrees() {
-        for (step, bytes) in [(4u64, 4), (0, 4), (2, 2), (8, 8), (16, 16), (128, 4), (64, 16), (144, 16), (136, 8)] {
+        for (step, bytes) in
+            [(4u64, 4), (0, 4), (2, 2), (8, 8), (16, 16), (128, 4), (64, 16), (144, 16), (136, 8)]
+        {
             let addresses = std::array::from_fn(|l| 1024 + (l as u64 * step) % 4096);
             for lanes in [!0, 0xff, 0x8001_0001, 0x5555_5555] {
                 let expected = shared_passes(lanes, &addresses, bytes);

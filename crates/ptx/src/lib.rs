@@ -29,7 +29,7 @@ pub use module::{
     ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
 };
 pub use op::*;
-pub use parse::{ParseError, parse};
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use parse::{ParseError, parse};
 pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};

@@ -71,13 +71,22 @@ impl Env<'_> {
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
-                let message = format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                let message =
+                    format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
                 (vec![thread], None, message)
             });
         }
     }
 
-    fn arrive(&mut self, warp: &mut Warp, split: &Split, inst: &Inst, kind: BarKind, id: usize, count: Option<u32>) {
+    fn arrive(
+        &mut self,
+        warp: &mut Warp,
+        split: &Split,
+        inst: &Inst,
+        kind: BarKind,
+        id: usize,
+        count: Option<u32>,
+    ) {
         let clock = warp.view.release(split.mask);
         let home = warp.view.home();
         let barrier = &mut self.barriers[id];
@@ -121,13 +130,15 @@ impl Env<'_> {
 
     /// Threads that have exited are not waited for by barriers that all threads of the CTA take part in.
     pub(super) fn complete_barriers_after_exit(&mut self) {
-        (0..self.barriers.len()).filter(|id| self.barriers[*id].expected.is_none()).collect::<Vec<_>>().into_iter().for_each(
-            |id| {
+        (0..self.barriers.len())
+            .filter(|id| self.barriers[*id].expected.is_none())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|id| {
                 if !self.barriers[id].arrived.is_empty() {
                     self.complete(id);
                 }
-            },
-        );
+            });
     }
 
     /// A waiting split goes on behind its barrier.
@@ -146,7 +157,9 @@ impl Env<'_> {
         match kind {
             BarKind::Sync | BarKind::Arrive => {}
             BarKind::RedPopc => warp.registers.set32(inst.d[0], mask, &[tally.count; 32]),
-            BarKind::RedAnd => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads)),
+            BarKind::RedAnd => {
+                warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads))
+            }
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
     }
@@ -154,12 +167,12 @@ impl Env<'_> {
     /// Nobody can go on: says who waits for what.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let mut lines = Vec::new();
-        let mut first = None;
+        let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
         for warp in warps {
             for split in &warp.splits {
                 let line = self.line(split.pc);
                 let State::Barrier(id) = split.state else { continue };
-                first = first.or(Some((line, warp.index, split.mask.trailing_zeros() as usize)));
+                waiters.push((line, self.thread(warp.index, split.mask.trailing_zeros() as usize)));
                 let barrier = &self.barriers[usize::from(id)];
                 let arrived = 32 * barrier.arrived.len();
                 let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
@@ -169,9 +182,11 @@ impl Env<'_> {
                 ));
             }
         }
-        let (line, warp, lane) = first.unwrap_or((0, 0, 0));
-        let thread = self.thread(warp, lane);
-        self.findings.report(HazardKind::Deadlock, line, None, || (vec![thread], None, lines.join("; ")));
+        let line = waiters.first().map_or(0, |(line, _)| *line);
+        let other = waiters.iter().find(|(other, _)| *other != line);
+        let threads = waiters.first().into_iter().chain(other).map(|(_, thread)| *thread).collect();
+        let other_line = other.map(|(line, _)| *line);
+        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, lines.join("; ")));
     }
 }
 

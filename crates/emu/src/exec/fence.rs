@@ -105,7 +105,11 @@ impl Env<'_> {
             return;
         }
         let mut clock = crate::order::Clock::new(self.live.len());
-        clock.join_foreign(home, &self.variables(space)[&address].clock.clone(), self.variables(space)[&address].home);
+        clock.join_foreign(
+            home,
+            &self.variables(space)[&address].clock.clone(),
+            self.variables(space)[&address].home,
+        );
         if acquire {
             warp.view.acquire(1 << lane, warp.live, &clock);
             return;

@@ -2,9 +2,9 @@
 
 use ptx::Op;
 
+use super::Env;
 use super::control::parts;
 use super::warp::{Split, State, Warp};
-use super::Env;
 use crate::EmuError;
 use crate::decode::Inst;
 
@@ -67,6 +67,9 @@ impl Env<'_> {
                     split.mask & if negated { !value } else { value }
                 }
             };
+            if inst.watched && self.context.options.checks.uninitialised {
+                self.watch(warp, inst, split.mask, mask);
+            }
             if mask == 0 {
                 self.count(warp, split.pc as usize, inst, 0);
                 split.pc += 1;

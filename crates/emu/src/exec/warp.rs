@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::copy::CopyQueue;
 use super::registers::Registers;
+use super::undefined::Undefined;
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
 use crate::order::{Clock, Strength, WarpView};
@@ -87,6 +88,7 @@ pub(crate) struct Warp {
     pub view: WarpView,
     pub local: LocalMemory,
     pub copies: CopyQueue,
+    pub undefined: Undefined,
     pub released: Vec<FenceState>,
     pub seen: Vec<FenceState>,
     /// Instructions issued, and of these up to the last CTA barrier.
@@ -119,6 +121,7 @@ impl Warp {
             view: WarpView::new(home, index, warps, present),
             local,
             copies: CopyQueue::default(),
+            undefined: Undefined::new(program),
             released: Vec::new(),
             seen: Vec::new(),
             steps: 0,
