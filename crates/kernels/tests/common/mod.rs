@@ -50,8 +50,7 @@ fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], 
     let strides: Strides = problem.strides(tensor);
     (0..batch).flat_map(move |b| {
         (0..heads).flat_map(move |h| {
-            (0..seq)
-                .map(move |s| ([b, h, s], (origin as i64 + strides.offset(b, h, s)) as usize))
+            (0..seq).map(move |s| ([b, h, s], (origin as i64 + strides.offset(b, h, s)) as usize))
         })
     })
 }
@@ -137,7 +136,8 @@ impl Run {
                     *w = (w.0 + weight * v, w.1 + weight * v.abs());
                 }
             }
-            for (d, (got, (value, magnitude))) in self.row(Tensor::Out, [b, h, s]).into_iter().zip(want).enumerate()
+            for (d, (got, (value, magnitude))) in
+                self.row(Tensor::Out, [b, h, s]).into_iter().zip(want).enumerate()
             {
                 let bound = unit * (magnitude + value.abs()) * 1.01 + 1e-5 * magnitude + 1e-7;
                 assert!(
@@ -154,7 +154,10 @@ impl Run {
             }
         }
         for (i, &bits) in self.out.iter().enumerate() {
-            assert!(written[i] || bits == POISON, "{p:?}\nelement {i} of out lies between rows and was written");
+            assert!(
+                written[i] || bits == POISON,
+                "{p:?}\nelement {i} of out lies between rows and was written"
+            );
         }
     }
 }
