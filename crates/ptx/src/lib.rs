@@ -8,10 +8,12 @@
 
 mod builder;
 mod kernel;
+mod labels;
 mod machine;
 mod module;
 mod op;
 mod operand;
+mod parse;
 mod print;
 mod signature;
 mod types;
@@ -27,6 +29,7 @@ pub use module::{
     ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
 };
 pub use op::*;
+pub use parse::{ParseError, parse};
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
 pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};

@@ -95,6 +95,7 @@ impl Builder {
     /// The module of this one kernel, with the lowest `.version` that knows the target and all that was emitted.
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
+        self.body.number_labels();
         let version = self.version.max(lowest_version(target));
         let function = Function {
             kind: FunctionKind::Entry,
