@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or wrong.
 //!
 //! They are exhibits, not kernels to use: the emulator must prove the right ones, refute the broken ones for the right
@@ -189,20 +188,3 @@ impl RungPlan {
         }
     }
 }
-=======
-//! scratch
-#![allow(missing_docs, unreachable_pub)]
-pub mod u8_baseline;
-pub mod u8_common;
-pub mod u8_stage_a;
-pub mod u8_stage_b;
-pub fn dump(p: &problem::Problem, a: &crate::Arch) -> Vec<ptx::Kernel> {
-    vec![
-        u8_baseline::emit(p, a, u8_baseline::Width::Byte),
-        u8_baseline::emit(p, a, u8_baseline::Width::Vector16),
-        u8_stage_a::emit(p, a),
-        u8_stage_b::emit(p, a, u8_stage_b::Conversion::Union),
-        u8_stage_b::emit(p, a, u8_stage_b::Conversion::ThroughRegisters),
-    ]
-}
->>>>>>> emu
