@@ -15,6 +15,12 @@ mod phase3;
 mod phase4;
 mod phase6;
 mod serial;
+mod u8_baseline;
+mod u8_common;
+mod u8_stage_a;
+mod u8_stage_b;
+
+pub use u8_common::{Quantised, dequantise, quantise};
 
 use problem::{Mask, Problem};
 use ptx::Kernel;
@@ -44,6 +50,27 @@ pub enum RungPlan {
     Phase6It2,
     /// Tensor-core scores, serial softmax, scalar values.
     P1Wmma,
+    /// 8-bit inputs, a byte a load.
+    U8Baseline,
+    /// 16 bytes a load.
+    U8Cycle2a,
+    /// `cp.async` stages, then a pass that converts.
+    U8StageA,
+    /// The union: converted in place, by threads that do not wait for each other.
+    U8StageB,
+    /// Converted in place through registers and a barrier.
+    U8StageBRepaired,
+}
+
+/// What the buffers of a rung hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Inputs {
+    /// `q`, `k`, `v`, `out`, all in f16.
+    F16,
+    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, f32, of each head of Q, then of K,
+    /// then of V. The result is to be judged against what [`dequantise`] gives.
+    Quantised,
 }
 
 /// What the proof must come to.
@@ -75,6 +102,8 @@ pub struct Rung {
     pub story: &'static str,
     /// How the kernel is made.
     pub plan: RungPlan,
+    /// What its buffers hold.
+    pub inputs: Inputs,
     /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
     pub mask: Mask,
     /// What the proof must come to.
@@ -85,12 +114,13 @@ pub struct Rung {
     pub forecast_us: Option<(f64, f64)>,
 }
 
-/// The rungs on f16 tensors, in the order of the story.
+/// Every rung, in the order of the story.
 pub fn rungs() -> Vec<Rung> {
     let rung = |plan: RungPlan, story, quoted_us, forecast_us| Rung {
         name: plan.name(),
         story,
         plan,
+        inputs: plan.inputs(),
         mask: plan.mask(),
         expected: plan.expected(),
         quoted_us,
@@ -116,12 +146,17 @@ pub fn rungs() -> Vec<Rung> {
         ),
         rung(RungPlan::Phase6It2, "256 threads, 32 of which accumulate", Some(1776.0), Some((500.0, 600.0))),
         rung(RungPlan::P1Wmma, "tensor cores for 4 % of the time", Some(1169.0), Some((200.0, 300.0))),
+        rung(RungPlan::U8Baseline, "8-bit inputs, converted one by one", Some(1596.75), None),
+        rung(RungPlan::U8Cycle2a, "the same, 16 codes a load", Some(1453.93), None),
+        rung(RungPlan::U8StageA, "asynchronous copies hide what took no time", Some(2046.88), None),
+        rung(RungPlan::U8StageB, "a union converts in place, and races", Some(2007.81), None),
+        rung(RungPlan::U8StageBRepaired, "in place through registers and a barrier", None, None),
     ]
 }
 
 impl RungPlan {
     /// Every rung, in the order of the story.
-    pub const ALL: [RungPlan; 9] = [
+    pub const ALL: [RungPlan; 14] = [
         RungPlan::Minimal,
         RungPlan::NanReduction,
         RungPlan::Phase1,
@@ -131,6 +166,11 @@ impl RungPlan {
         RungPlan::Phase6It1,
         RungPlan::Phase6It2,
         RungPlan::P1Wmma,
+        RungPlan::U8Baseline,
+        RungPlan::U8Cycle2a,
+        RungPlan::U8StageA,
+        RungPlan::U8StageB,
+        RungPlan::U8StageBRepaired,
     ];
 
     /// Its name, which is also that of the kernel.
@@ -145,6 +185,23 @@ impl RungPlan {
             RungPlan::Phase6It1 => "phase6_it1",
             RungPlan::Phase6It2 => "phase6_it2",
             RungPlan::P1Wmma => "p1_wmma",
+            RungPlan::U8Baseline => "u8_baseline",
+            RungPlan::U8Cycle2a => "u8_cycle2a",
+            RungPlan::U8StageA => "u8_stage_a",
+            RungPlan::U8StageB => "u8_stage_b",
+            RungPlan::U8StageBRepaired => "u8_stage_b_repaired",
+        }
+    }
+
+    /// What its buffers hold.
+    pub const fn inputs(self) -> Inputs {
+        match self {
+            RungPlan::U8Baseline
+            | RungPlan::U8Cycle2a
+            | RungPlan::U8StageA
+            | RungPlan::U8StageB
+            | RungPlan::U8StageBRepaired => Inputs::Quantised,
+            _ => Inputs::F16,
         }
     }
 
@@ -159,7 +216,7 @@ impl RungPlan {
     /// What its proof must come to.
     pub const fn expected(self) -> Expected {
         match self {
-            RungPlan::Phase4Race => Expected::Refuted(Reason::Race),
+            RungPlan::Phase4Race | RungPlan::U8StageB => Expected::Refuted(Reason::Race),
             RungPlan::NanReduction => Expected::Refuted(Reason::NotANumber),
             _ => Expected::Proven,
         }
@@ -185,6 +242,13 @@ impl RungPlan {
             RungPlan::Phase6It1 => phase6::emit(problem, arch, phase6::Home::Local),
             RungPlan::Phase6It2 => phase6::emit(problem, arch, phase6::Home::Shared),
             RungPlan::P1Wmma => p1_wmma::emit(problem, arch),
+            RungPlan::U8Baseline => u8_baseline::emit(problem, arch, u8_baseline::Width::Byte),
+            RungPlan::U8Cycle2a => u8_baseline::emit(problem, arch, u8_baseline::Width::Vector16),
+            RungPlan::U8StageA => u8_stage_a::emit(problem, arch),
+            RungPlan::U8StageB => u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::Union),
+            RungPlan::U8StageBRepaired => {
+                u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::ThroughRegisters)
+            }
         }
     }
 }

@@ -4,13 +4,13 @@
 //! kernels do: 32 query rows by 64 keys, four warps with eight rows each, a lane to a key for the scores and a lane to
 //! a column for the output, tiles of half without padding, so that the 32 lanes of a score loop read one bank.
 
-use problem::{Layout, Mask, Problem};
+use problem::Problem;
 use ptx::{
     Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, Shared,
     SpecialReg, Type,
 };
 
-use crate::{Arch, PlanError};
+use crate::Arch;
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;
@@ -61,35 +61,6 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
         half::f16::from_f32(exact).to_f32()
     };
     tensor.codes.iter().enumerate().map(value).collect()
-}
-
-/// The rungs compute dense self-attention of this shape only.
-pub(super) fn check(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
-    let dense = problem.clone().with_layout(Layout::Bhsd);
-    let needs = |what, value: usize, accepted: &str| PlanError::Value {
-        what,
-        value: value as u64,
-        accepted: accepted.to_owned(),
-    };
-    if problem.dtype != problem::DType::F16 {
-        return Err(PlanError::DType { family, dtype: problem.dtype, accepted: "f16" });
-    }
-    if problem.head_dim != DIM as usize || problem.head_dim_v != DIM as usize {
-        return Err(needs("head_dim", problem.head_dim, "64"));
-    }
-    if !problem.seq_q.is_multiple_of(KEYS as usize) {
-        return Err(needs("seq_q", problem.seq_q, "multiples of 64"));
-    }
-    if problem.seq_kv != problem.seq_q {
-        return Err(needs("seq_kv", problem.seq_kv, "seq_q"));
-    }
-    if problem.heads_kv != problem.heads_q {
-        return Err(needs("heads_kv", problem.heads_kv, "heads_q"));
-    }
-    if problem.mask != Mask::None || *problem != dense {
-        return Err(needs("mask or strides", 0, "no mask and dense [batch, head, sequence, dim]"));
-    }
-    Ok(())
 }
 
 /// How a tile of codes becomes a tile of halves in shared memory.
