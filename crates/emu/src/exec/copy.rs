@@ -201,7 +201,7 @@ impl Env<'_> {
                     store_bytes(&mut self.shared, offset, flight.bytes as usize, &data);
                 }
                 if self.context.options.checks.races {
-                    self.shadow.land(offset, flight.bytes as usize, warp.view.agent(), lane, epoch, touch);
+                    self.shadow.land(offset, flight.bytes as usize, (warp.view.agent(), lane), epoch, touch);
                 }
             });
             flight.lanes &= !landing;
