@@ -8,13 +8,16 @@
 
 mod builder;
 mod kernel;
+mod labels;
 mod machine;
 mod module;
 mod op;
 mod operand;
+mod parse;
 mod print;
 mod signature;
 mod types;
+mod verify;
 
 pub use builder::{
     Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
@@ -28,5 +31,7 @@ pub use module::{
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use parse::{ParseError, parse};
 pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};
+pub use verify::{Requirement, Rule, Verified, Violation, Violations};

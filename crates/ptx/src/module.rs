@@ -217,6 +217,13 @@ pub struct Function {
     pub body: Option<Body>,
 }
 
+impl Function {
+    /// How many parameters and return values are registers. Those are the first of the body's registers, in order.
+    pub fn register_params(&self) -> usize {
+        self.returns.iter().chain(&self.params).filter(|param| param.space == ParamSpace::Reg).count()
+    }
+}
+
 /// A declared virtual register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
@@ -229,7 +236,7 @@ pub struct Register {
 /// The body of a function. Nested scopes are flattened on parsing: what they declare is renamed where it would clash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Body {
-    /// Registers, indexed by [`Reg`](crate::Reg).
+    /// Registers, indexed by [`Reg`](crate::Reg); first those among the return values and parameters.
     pub registers: Vec<Register>,
     /// Names of labels, indexed by [`Label`](crate::Label).
     pub labels: Vec<Name>,

@@ -54,8 +54,9 @@ impl Module {
                     let mut head = Header(function).to_string();
                     head.push('\n');
                     line += head.matches('\n').count() as u32;
+                    let skipped = function.register_params();
                     let Some(body) = &mut function.body else { continue };
-                    line += body.declarations().matches('\n').count() as u32 + 1;
+                    line += body.declarations(skipped).matches('\n').count() as u32 + 1;
                     for statement in &mut body.statements {
                         if let Statement::Inst(inst) = statement {
                             inst.line = line;
@@ -104,7 +105,7 @@ impl Display for Function {
         write!(f, "{}", Header(self))?;
         let Some(body) = &self.body else { return writeln!(f, ";") };
         writeln!(f, "\n{{")?;
-        f.write_str(&body.declarations())?;
+        f.write_str(&body.declarations(self.register_params()))?;
         for statement in &body.statements {
             match statement {
                 Statement::Label(label) => writeln!(f, "{}:", name(&body.labels, label.0))?,
@@ -222,10 +223,11 @@ fn initializer(f: &mut Formatter<'_>, elements: impl Iterator<Item = String>, sc
 }
 
 impl Body {
-    /// The `.reg` and variable declarations, one a line. Registers whose names count up from 0 become one range.
-    fn declarations(&self) -> String {
+    /// The `.reg` and variable declarations, one a line. Registers whose names count up from 0 become one range. The
+    /// first ones are declared as parameters.
+    fn declarations(&self, skipped: usize) -> String {
         let mut text = String::new();
-        let mut rest = self.registers.as_slice();
+        let mut rest = self.registers.get(skipped..).unwrap_or(&[]);
         while let Some(first) = rest.first() {
             let run = range_length(rest);
             let declared = match first.name.strip_suffix('0') {
@@ -263,13 +265,18 @@ impl Instruction {
     /// The instruction as text; `body` knows the names of registers and labels.
     pub fn display<'a>(&'a self, body: &'a Body) -> impl Display + 'a {
         fmt::from_fn(move |f| {
+            // ptxas takes the targets of `brx.idx` by name only; a scope of its own keeps that name apart.
+            if let Some(Operand::Labels(labels)) = self.operands.get(1) {
+                let names: Vec<&str> = labels.iter().map(|label| name(&body.labels, label.0)).collect();
+                write!(f, "{{ $targets: .branchtargets {}; ", names.join(", "))?;
+            }
             if let Some(guard) = self.guard {
                 let not = if guard.negated { "!" } else { "" };
                 write!(f, "@{not}{} ", register(body, guard.reg))?;
             }
             write!(f, "{}", self.op)?;
             self.operands(f, body)?;
-            f.write_char(';')
+            f.write_str(if matches!(self.operands.get(1), Some(Operand::Labels(_))) { "; }" } else { ";" })
         })
     }
 
@@ -322,10 +329,7 @@ impl Display for Shown<'_> {
             Operand::Symbol(symbol, 0) => f.write_str(symbol),
             Operand::Symbol(symbol, offset) => write!(f, "{symbol}{offset:+}"),
             Operand::Label(label) => f.write_str(name(&body.labels, label.0)),
-            Operand::Labels(labels) => {
-                let names: Vec<&str> = labels.iter().map(|label| name(&body.labels, label.0)).collect();
-                write!(f, "{{{}}}", names.join(", "))
-            }
+            Operand::Labels(_) => f.write_str("$targets"),
             Operand::Function(function) => f.write_str(function),
         }
     }

@@ -97,6 +97,7 @@ impl Builder {
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
         registers::sort(&mut self.body);
+        self.body.number_labels();
         let version = self.version.max(lowest_version(target));
         let function = Function {
             kind: FunctionKind::Entry,

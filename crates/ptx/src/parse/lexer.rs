@@ -1,0 +1,189 @@
+//! Text to tokens. A token is a kind and a span; its text is looked up in the source.
+
+use super::Failure;
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `add`, `%r1`, `$L_0`, `_`.
+    Name,
+    /// `.b32`, `.shared::cta`, `.L2::cache_hint`; the text starts with the dot.
+    Dot,
+    /// `12`, `0x1F`, `0f3F800000`, `1.5e3`, `9.0`.
+    Number,
+    /// `"…"`, quotes included.
+    String,
+    /// One character, or two for `<<`, `>>`, `==`, `!=`, `<=`, `>=`, `&&`, `||`.
+    Punct(u8, u8),
+    /// After the last token.
+    End,
+}
+
+/// A kind with its place in the text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Token {
+    pub(super) kind: Kind,
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// From 1.
+    pub(super) line: u32,
+}
+
+const fn starts_name(c: u8) -> bool {
+    c.is_ascii_alphabetic() || matches!(c, b'_' | b'$' | b'%')
+}
+
+const fn continues_name(c: u8) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$')
+}
+
+/// The tokens of `text`, comments and white space left out, an [`Kind::End`] at the end. The text must be shorter than
+/// 4 GiB.
+pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
+    let mut lexer = Lexer { bytes: text.as_bytes(), at: 0, line: 1 };
+    let mut tokens = Vec::with_capacity(text.len() / 4);
+    loop {
+        lexer.skip_blank()?;
+        let (start, line) = (lexer.at, lexer.line);
+        let kind = lexer.token()?;
+        tokens.push(Token { kind, start: start as u32, end: lexer.at as u32, line });
+        if kind == Kind::End {
+            return Ok(tokens);
+        }
+    }
+}
+
+struct Lexer<'t> {
+    bytes: &'t [u8],
+    at: usize,
+    line: u32,
+}
+
+impl Lexer<'_> {
+    fn peek(&self, ahead: usize) -> u8 {
+        self.bytes.get(self.at + ahead).copied().unwrap_or(0)
+    }
+
+    fn skip_while(&mut self, accepts: impl Fn(u8) -> bool) {
+        while self.at < self.bytes.len() && accepts(self.bytes[self.at]) {
+            self.at += 1;
+        }
+    }
+
+    fn skip_blank(&mut self) -> Result<(), Failure> {
+        loop {
+            match (self.peek(0), self.peek(1)) {
+                (b'\n', _) => {
+                    self.line += 1;
+                    self.at += 1;
+                }
+                (b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c', _) => self.at += 1,
+                // NVRTC ends its text with a NUL.
+                (0, 0) if self.at < self.bytes.len() => self.at += 1,
+                (b'/', b'/') => self.skip_while(|c| c != b'\n'),
+                (b'/', b'*') => self.skip_comment()?,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn skip_comment(&mut self) -> Result<(), Failure> {
+        let start = self.at;
+        self.at += 2;
+        while self.at < self.bytes.len() {
+            match (self.peek(0), self.peek(1)) {
+                (b'*', b'/') => {
+                    self.at += 2;
+                    return Ok(());
+                }
+                (b'\n', _) => self.line += 1,
+                _ => {}
+            }
+            self.at += 1;
+        }
+        Err(Failure::at(start, "a comment that is never closed; expected `*/`"))
+    }
+
+    fn token(&mut self) -> Result<Kind, Failure> {
+        if self.at >= self.bytes.len() {
+            return Ok(Kind::End);
+        }
+        let c = self.peek(0);
+        if starts_name(c) && (c != b'%' || continues_name(self.peek(1))) {
+            self.at += 1;
+            self.skip_while(continues_name);
+            return Ok(Kind::Name);
+        }
+        match c {
+            b'.' if continues_name(self.peek(1)) => {
+                self.at += 1;
+                self.skip_while(continues_name);
+                while self.peek(0) == b':' && self.peek(1) == b':' && continues_name(self.peek(2)) {
+                    self.at += 2;
+                    self.skip_while(continues_name);
+                }
+                Ok(Kind::Dot)
+            }
+            b'0'..=b'9' => {
+                self.number();
+                Ok(Kind::Number)
+            }
+            b'"' => self.string(),
+            _ => self.punctuation(),
+        }
+    }
+
+    /// Takes everything that could belong to a number; whether it is one is decided where its value is wanted.
+    fn number(&mut self) {
+        let hexadecimal =
+            self.peek(0) == b'0' && matches!(self.peek(1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D');
+        self.skip_while(|c| c.is_ascii_alphanumeric());
+        if hexadecimal {
+            return;
+        }
+        if self.peek(0) == b'.' && self.peek(1).is_ascii_digit() {
+            self.at += 1;
+            self.skip_while(|c| c.is_ascii_alphanumeric());
+        }
+        let exponent = matches!(self.bytes[self.at - 1], b'e' | b'E');
+        if exponent && matches!(self.peek(0), b'+' | b'-') && self.peek(1).is_ascii_digit() {
+            self.at += 1;
+            self.skip_while(|c| c.is_ascii_digit());
+        }
+    }
+
+    fn string(&mut self) -> Result<Kind, Failure> {
+        let start = self.at;
+        self.at += 1;
+        loop {
+            match self.peek(0) {
+                b'"' => {
+                    self.at += 1;
+                    return Ok(Kind::String);
+                }
+                b'\\' => self.at += 2,
+                b'\n' => break,
+                0 if self.at >= self.bytes.len() => break,
+                _ => self.at += 1,
+            }
+        }
+        Err(Failure::at(start, "a string that is never closed; expected `\"` on the same line"))
+    }
+
+    fn punctuation(&mut self) -> Result<Kind, Failure> {
+        let (c, next) = (self.peek(0), self.peek(1));
+        let double = matches!(
+            (c, next),
+            (b'<', b'<' | b'=') | (b'>', b'>' | b'=') | (b'=' | b'!', b'=') | (b'&', b'&') | (b'|', b'|')
+        );
+        if double {
+            self.at += 2;
+            return Ok(Kind::Punct(c, next));
+        }
+        if !c.is_ascii_punctuation() || matches!(c, b'\\' | b'\'' | b'`' | b'"') {
+            return Err(Failure::at(self.at, "a character that PTX does not use here"));
+        }
+        self.at += 1;
+        Ok(Kind::Punct(c, 0))
+    }
+}

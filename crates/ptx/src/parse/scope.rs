@@ -1,0 +1,227 @@
+//! Names of one function: scopes, renaming, labels.
+
+use std::collections::{HashMap, HashSet};
+
+use super::Failure;
+use crate::{Label, Name, Reg};
+
+/// How deep `{ … }` may nest.
+const MAX_DEPTH: usize = 64;
+
+/// How many other names are tried for one that clashes; more means that the text was made to clash.
+const MAX_RENAMES: u32 = 8;
+
+/// What a name in a function stands for.
+#[derive(Clone, Debug)]
+pub(super) enum Symbol {
+    Register(Reg),
+    /// A variable or parameter, by its name in the flat body.
+    Variable(Name),
+}
+
+#[derive(Default)]
+struct Scope<'t> {
+    symbols: HashMap<Name, Symbol>,
+    labels: HashMap<&'t str, Label>,
+    /// `.branchtargets` and other lists that an instruction names.
+    targets: HashMap<&'t str, Vec<Label>>,
+}
+
+/// A label that has been mentioned or placed. A label mentioned in a scope that never places it is the enclosing
+/// scope's label of that name.
+struct Seen<'t> {
+    name: &'t str,
+    mentioned_at: usize,
+    placed: bool,
+    outer: Option<Label>,
+}
+
+/// Everything declared in the function being read.
+#[derive(Default)]
+pub(super) struct Names<'t> {
+    scopes: Vec<Scope<'t>>,
+    /// Names taken in the flat body.
+    used: HashSet<Name>,
+    labels: Vec<Seen<'t>>,
+    /// Renamed so far; part of each new name.
+    renamed: u32,
+}
+
+impl<'t> Names<'t> {
+    pub(super) fn depth(&self) -> usize {
+        self.scopes.len()
+    }
+
+    pub(super) fn open(&mut self, offset: usize) -> Result<(), Failure> {
+        if self.scopes.len() >= MAX_DEPTH {
+            return Err(Failure::at(offset, format!("scopes nested deeper than {MAX_DEPTH}")));
+        }
+        self.scopes.push(Scope::default());
+        Ok(())
+    }
+
+    /// Leaves a scope: labels that it mentions and does not place are the enclosing scope's.
+    pub(super) fn close(&mut self) {
+        let Some(scope) = self.scopes.pop() else { return };
+        if self.scopes.is_empty() {
+            return;
+        }
+        let mut labels: Vec<_> = scope.labels.into_iter().collect();
+        labels.sort_by_key(|&(_, label)| label.0);
+        for (name, label) in labels {
+            let seen = &self.labels[label.0 as usize];
+            if !seen.placed {
+                let offset = seen.mentioned_at;
+                let outer = self.mention(name, offset);
+                self.labels[label.0 as usize].outer = Some(outer);
+            }
+        }
+    }
+
+    /// A name for the flat body that nothing else has: `wanted` if it is free. `taken` tells of names outside the
+    /// function.
+    fn free(&mut self, wanted: &str, taken: impl Fn(&str) -> bool) -> Option<Name> {
+        let is_free = |name: &str, used: &HashSet<Name>| !used.contains(name) && !taken(name);
+        if is_free(wanted, &self.used) {
+            return Some(wanted.into());
+        }
+        (0..MAX_RENAMES).find_map(|_| {
+            let name = format!("{wanted}${}", self.renamed);
+            self.renamed += 1;
+            is_free(&name, &self.used).then(|| name.into())
+        })
+    }
+
+    /// Declares a variable or parameter; returns its name in the flat body.
+    pub(super) fn variable(
+        &mut self,
+        name: &str,
+        offset: usize,
+        taken: impl Fn(&str) -> bool,
+    ) -> Result<Name, Failure> {
+        let flat = self.free(name, taken).ok_or_else(|| clash(name, offset))?;
+        self.declare(name, Symbol::Variable(flat.clone()), offset)?;
+        self.used.insert(flat.clone());
+        Ok(flat)
+    }
+
+    /// Declares one register; returns its name in the flat body.
+    pub(super) fn register(
+        &mut self,
+        name: &str,
+        reg: Reg,
+        offset: usize,
+        taken: impl Fn(&str) -> bool,
+    ) -> Result<Name, Failure> {
+        let flat = self.free(name, taken).ok_or_else(|| clash(name, offset))?;
+        self.declare(name, Symbol::Register(reg), offset)?;
+        self.used.insert(flat.clone());
+        Ok(flat)
+    }
+
+    /// Declares `prefix0` … `prefix(count-1)`, registers from `first` on; returns their names in the flat body.
+    pub(super) fn range(
+        &mut self,
+        prefix: &str,
+        count: u32,
+        first: Reg,
+        offset: usize,
+        taken: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Name>, Failure> {
+        let names = |prefix: &str| (0..count).map(|i| Name::from(format!("{prefix}{i}"))).collect::<Vec<_>>();
+        let declared = names(prefix);
+        let mut flat = declared.clone();
+        for attempt in 0.. {
+            if flat.iter().all(|name| !self.used.contains(name) && !taken(name)) {
+                break;
+            }
+            if attempt == MAX_RENAMES {
+                return Err(clash(prefix, offset));
+            }
+            flat = names(&format!("{prefix}${}_", self.renamed));
+            self.renamed += 1;
+        }
+        for (name, i) in declared.into_iter().zip(0..) {
+            self.declare(&name.clone(), Symbol::Register(Reg(first.0 + i)), offset)?;
+        }
+        self.used.extend(flat.iter().cloned());
+        Ok(flat)
+    }
+
+    fn declare(&mut self, name: &str, symbol: Symbol, offset: usize) -> Result<(), Failure> {
+        let Some(scope) = self.scopes.last_mut() else { return Ok(()) };
+        match scope.symbols.insert(name.into(), symbol) {
+            None => Ok(()),
+            Some(_) => Err(Failure::at(offset, format!("`{name}` is declared twice in this scope"))),
+        }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Symbol> {
+        self.scopes.iter().rev().find_map(|scope| scope.symbols.get(name))
+    }
+
+    /// The label of that name as seen from the innermost scope.
+    pub(super) fn mention(&mut self, name: &'t str, offset: usize) -> Label {
+        let fresh = Label(self.labels.len() as u32);
+        let Some(scope) = self.scopes.last_mut() else { return fresh };
+        *scope.labels.entry(name).or_insert_with(|| {
+            self.labels.push(Seen { name, mentioned_at: offset, placed: false, outer: None });
+            fresh
+        })
+    }
+
+    /// Places a label in the innermost scope.
+    pub(super) fn place(&mut self, name: &'t str, offset: usize) -> Result<Label, Failure> {
+        let label = self.mention(name, offset);
+        if std::mem::replace(&mut self.labels[label.0 as usize].placed, true) {
+            return Err(Failure::at(offset, format!("the label `{name}` is placed twice")));
+        }
+        Ok(label)
+    }
+
+    pub(super) fn add_targets(&mut self, name: &'t str, labels: Vec<Label>) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.targets.insert(name, labels);
+        }
+    }
+
+    pub(super) fn targets(&self, name: &str) -> Option<&Vec<Label>> {
+        self.scopes.iter().rev().find_map(|scope| scope.targets.get(name))
+    }
+
+    /// For each label that was seen, the one it is in the flat body, and the names of those. Called when all scopes
+    /// are closed.
+    pub(super) fn resolve_labels(&mut self) -> Result<(Vec<Label>, Vec<Name>), Failure> {
+        let mut flat = vec![Label(0); self.labels.len()];
+        let mut names = Vec::new();
+        // An enclosing scope's label may be newer than the inner mention of it, so placed ones come first.
+        for i in 0..self.labels.len() {
+            let Seen { name, placed, mentioned_at, .. } = self.labels[i];
+            if placed {
+                flat[i] = Label(names.len() as u32);
+                let free = self.free(name, |_| false).ok_or_else(|| clash(name, mentioned_at))?;
+                self.used.insert(free.clone());
+                names.push(free);
+            }
+        }
+        for i in 0..self.labels.len() {
+            let mut root = i;
+            while let Some(outer) = self.labels[root].outer {
+                root = outer.0 as usize;
+            }
+            let Seen { name, placed, mentioned_at, .. } = self.labels[root];
+            if !placed {
+                return Err(Failure::at(
+                    mentioned_at,
+                    format!("the label `{name}` is not placed anywhere in sight"),
+                ));
+            }
+            flat[i] = flat[root];
+        }
+        Ok((flat, names))
+    }
+}
+
+fn clash(name: &str, offset: usize) -> Failure {
+    Failure::at(offset, format!("`{name}` clashes with other names of the function and could not be renamed"))
+}

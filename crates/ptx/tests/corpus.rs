@@ -1,0 +1,62 @@
+//! Real PTX from NVRTC and Triton: it parses, verifies, survives a round trip through the printer, and ptxas takes
+//! what was printed.
+
+mod ptxas;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flashcore_ptx::{Module, parse};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus")
+}
+
+fn read(path: &Path) -> Result<Module, Failed> {
+    let text = std::fs::read_to_string(path)?;
+    Ok(parse(&text).map_err(|e| format!("{}: {e}", path.display()))?)
+}
+
+fn round_trip(path: &Path) -> Result<(), Failed> {
+    let module = read(path)?;
+    let printed = module.to_string();
+    let again = parse(&printed).map_err(|e| format!("printed text: {e}"))?;
+    if again != module {
+        return Err("the printed text reads back as another module".into());
+    }
+    Ok(())
+}
+
+fn verify(path: &Path) -> Result<(), Failed> {
+    read(path)?.verify()?;
+    Ok(())
+}
+
+fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
+    let module = read(path)?;
+    Ok(ptxas::assemble(ptxas, &module)?)
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(corpus())
+        .expect("the corpus stands in the repository")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "ptx"))
+        .collect();
+    files.sort();
+    let ptxas = ptxas::find().map(Arc::new);
+    let mut trials = Vec::new();
+    for file in files {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let path = file.clone();
+        trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
+        let path = file.clone();
+        trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
+        if let Some(ptxas) = ptxas.clone() {
+            trials.push(Trial::test(format!("ptxas/{name}"), move || assemble(&file, &ptxas)));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}

@@ -1,0 +1,41 @@
+//! NVIDIA's assembler, where it is present: `FLASHCORE_PTXAS` names it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use flashcore_ptx::Module;
+
+/// The assembler, or a message that it is missing.
+pub fn find() -> Option<PathBuf> {
+    let path = std::env::var_os("FLASHCORE_PTXAS").map(PathBuf::from);
+    if path.is_none() {
+        eprintln!("FLASHCORE_PTXAS is not set: no text is given to ptxas");
+    }
+    path
+}
+
+/// Assembles the printed module for its own target.
+pub fn assemble(ptxas: &Path, module: &Module) -> Result<(), String> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("flashcore-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let source = std::env::temp_dir().join(&name).with_extension("ptx");
+    let result = source.with_extension("cubin");
+    std::fs::write(&source, module.to_string()).map_err(|e| e.to_string())?;
+    let run = Command::new(ptxas)
+        .arg("-arch")
+        .arg(module.target.to_string())
+        .arg(&source)
+        .arg("-o")
+        .arg(&result)
+        .output()
+        .map_err(|e| format!("{}: {e}", ptxas.display()))?;
+    // Kept when it fails, to look at.
+    if run.status.success() {
+        for file in [&source, &result] {
+            std::fs::remove_file(file).map_err(|e| e.to_string())?;
+        }
+        return Ok(());
+    }
+    Err(format!("{}\n{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr)))
+}
