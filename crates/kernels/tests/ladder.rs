@@ -22,13 +22,7 @@ fn machine(schedule: Schedule, seed: u64) -> Emulator {
 fn right_rungs_match_f64_without_hazards() {
     for rung in rungs().into_iter().filter(|r| r.expected == Expected::Proven) {
         let mut machine = machine(Schedule::Random, 5);
-        let run = common::run(
-            &mut machine,
-            &problem(rung.plan),
-            &Plan::Ladder { rung: rung.plan },
-            &Arch::SM_89,
-            11,
-        );
+        let run = common::run(&mut machine, &problem(rung.plan), &Plan::Ladder { rung: rung.plan }, &Arch::SM_89, 11);
         run.check();
     }
 }
