@@ -143,6 +143,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.block_n = 0).starts_with("block_n = 0;"));
     assert!(of(|p| p.warps = 0).starts_with("warps = 0; accepted: 1 to 16"));
     assert!(of(|p| p.stages = 0).starts_with("stages = 0;"));
+    assert!(of(|p| p.resident_ctas = Some(0)).starts_with("resident_ctas = 0;"));
+    assert!(of(|p| p.resident_ctas = Some(3)).starts_with("73728 bytes of shared memory"));
     assert!(of(|p| p.rescale = Rescale::Beyond(16)).starts_with("rescale threshold = 16;"));
     assert!(
         of(|p| (p.block_m, p.block_n) = (256, 256))
@@ -152,7 +154,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };
     assert_eq!(
         reason(needs, &wide, &Arch::SM_89),
-        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles or fewer stages"
+        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles, fewer stages or fewer resident CTAs"
     );
     let mut unaligned = Problem::mission();
     unaligned.k.row = 68;
