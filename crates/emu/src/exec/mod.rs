@@ -10,6 +10,7 @@ mod copy;
 mod fence;
 mod matrix;
 mod mbarrier;
+mod moves;
 mod registers;
 mod run;
 mod scalar;
