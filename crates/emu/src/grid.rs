@@ -335,9 +335,8 @@ fn check_written(
     region: &Region,
     findings: &mut Findings,
 ) {
-    let whole = [0..bytes];
     let Some(written) = region.written else { return };
-    for range in ranges.unwrap_or(&whole) {
+    for range in ranges.unwrap_or(std::slice::from_ref(&(0..bytes))) {
         if let Some((first, count)) = written.missing(range.clone()) {
             findings.report(HazardKind::UnwrittenOutput, 0, None, || {
                 let place =

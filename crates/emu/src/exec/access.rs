@@ -91,10 +91,10 @@ impl Env<'_> {
 
     /// After many reads of what does not change: lets the lanes go ahead that wait for these, and other warps run.
     pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
-        if split.polls % 64 == 0 {
+        if split.polls.is_multiple_of(64) {
             warp.release_parked();
         }
-        if split.polls % 4 == 0 { Flow::Yield } else { Flow::Next }
+        if split.polls.is_multiple_of(4) { Flow::Yield } else { Flow::Next }
     }
 
     pub(super) fn store(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, m: &Memory, mask: u32) {

@@ -6,7 +6,7 @@ use ptx::{BarKind, Op};
 
 use super::Env;
 use super::run::Flow;
-use super::warp::{Split, State, Warp};
+use super::warp::{Sequential, Split, State, Warp};
 use crate::decode::Inst;
 use crate::order::Clock;
 use crate::report::HazardKind;
@@ -27,8 +27,18 @@ pub(crate) struct Barrier {
     arrived: Vec<usize>,
     waiting: Vec<usize>,
     clock: Option<Clock>,
+    carried: Sequential,
     tally: Tally,
     line: u32,
+}
+
+/// What a warp that a barrier lets go takes with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wake {
+    pub warp: usize,
+    pub barrier: u8,
+    release: Rc<(Clock, Sequential)>,
+    tally: Tally,
 }
 
 impl Env<'_> {
@@ -98,6 +108,7 @@ impl Env<'_> {
                 barrier.line = inst.line;
             }
         }
+        barrier.carried.join(home, &warp.sequential(split.mask));
         if inst.s[2].is_some() {
             let votes = warp.registers.get_pred(inst.s[2], inst.negated, 2) & split.mask;
             barrier.tally.count += votes.count_ones();
@@ -122,9 +133,14 @@ impl Env<'_> {
             return;
         }
         let done = std::mem::take(&mut self.barriers[id]);
-        let clock = Rc::new(done.clock.unwrap_or_default());
+        let release = Rc::new((done.clock.unwrap_or_default(), done.carried));
         for warp in done.waiting {
-            self.wakes.push((warp, id as u8, Rc::clone(&clock), done.tally));
+            self.wakes.push(Wake {
+                warp,
+                barrier: id as u8,
+                release: Rc::clone(&release),
+                tally: done.tally,
+            });
         }
     }
 
@@ -142,7 +158,8 @@ impl Env<'_> {
     }
 
     /// A waiting split goes on behind its barrier.
-    pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, clock: &Clock, tally: Tally) {
+    pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
+        let ((clock, carried), tally) = (&*wake.release, wake.tally);
         let split = &mut warp.splits[at];
         let inst = &self.context.program.code[split.pc as usize];
         split.pc += 1;
@@ -153,6 +170,7 @@ impl Env<'_> {
         if mask & warp.live == warp.live {
             warp.view.merged();
         }
+        warp.inherit(mask, carried);
         let Op::Bar { kind, .. } = inst.op else { return };
         match kind {
             BarKind::Sync | BarKind::Arrive => {}

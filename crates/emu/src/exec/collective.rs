@@ -22,7 +22,11 @@ impl Env<'_> {
         let forced = std::mem::take(&mut split.forced);
         match inst.op {
             Op::BarWarpSync if forced => {}
-            Op::BarWarpSync => warp.view.meet(mask, warp.live),
+            Op::BarWarpSync => {
+                warp.view.meet(mask, warp.live);
+                let carried = warp.sequential(mask);
+                warp.inherit(mask, &carried);
+            }
             Op::Shfl(mode) => self.shuffle(warp, inst, mode, mask),
             Op::Vote(mode) => vote(warp, inst, mode, mask),
             Op::Match(mode, _) => match_lanes(warp, inst, mode, mask),

@@ -180,15 +180,15 @@ impl Env<'_> {
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
         for (matrix, slot) in slots.iter().enumerate() {
             let values = warp.registers.get32(*slot);
-            for lane in 0..32 {
+            for (lane, &value) in values.iter().enumerate() {
                 let (r, c) = (lane / 4, lane % 4);
                 if m.trans {
                     for half in 0..2 {
                         let word = &mut rows[8 * matrix + 2 * c + half][r / 2];
-                        *word |= half_of(values[lane], half) << (16 * (r % 2));
+                        *word |= half_of(value, half) << (16 * (r % 2));
                     }
                 } else {
-                    rows[8 * matrix + r][c] = values[lane];
+                    rows[8 * matrix + r][c] = value;
                 }
             }
         }

@@ -17,7 +17,6 @@ mod undefined;
 mod warp;
 
 use std::collections::HashMap;
-use std::rc::Rc;
 
 use ptx::{Launch, Space, SpecialReg};
 use rand::rngs::SmallRng;
@@ -33,7 +32,7 @@ use crate::report::{Findings, HazardKind, Options, Place, Schedule, ThreadId};
 use crate::trace::{CtaTrace, Recorder};
 use crate::{EmuError, exec::warp::State};
 
-use barrier::Barrier;
+use barrier::{Barrier, Wake};
 use mbarrier::Mbarriers;
 use warp::Warp;
 
@@ -72,6 +71,7 @@ struct SyncVariable {
     /// First agent of the CTA that the clock is of.
     home: u32,
     strength: Strength,
+    sequential: bool,
 }
 
 /// What a CTA left behind.
@@ -103,8 +103,8 @@ pub(crate) struct Env<'a> {
     findings: Findings,
     recorder: Option<Recorder>,
     rng: SmallRng,
-    /// Warps that a barrier lets go: (warp, barrier, what it learns, result of a reduction).
-    wakes: Vec<(usize, u8, Rc<Clock>, barrier::Tally)>,
+    /// Warps that a barrier lets go.
+    wakes: Vec<Wake>,
     /// Lanes of each warp that have not exited.
     live: Vec<u32>,
     steps: u64,
@@ -214,11 +214,11 @@ impl<'a> Cta<'a> {
 
     /// Lets warps go on that a barrier released.
     fn wake(&mut self) {
-        while let Some((index, id, clock, tally)) = self.env.wakes.pop() {
-            let warp = &mut self.warps[index];
+        while let Some(wake) = self.env.wakes.pop() {
+            let warp = &mut self.warps[wake.warp];
             for at in 0..warp.splits.len() {
-                if warp.splits[at].state == State::Barrier(id) {
-                    self.env.leave_barrier(warp, at, &clock, tally);
+                if warp.splits[at].state == State::Barrier(wake.barrier) {
+                    self.env.leave_barrier(warp, at, &wake);
                 }
             }
         }

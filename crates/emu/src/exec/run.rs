@@ -1,6 +1,6 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::Op;
+use ptx::{FenceSem, Op};
 
 use super::Env;
 use super::control::parts;
@@ -149,7 +149,8 @@ impl Env<'_> {
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
             Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
-            Op::Membar(scope) | Op::Fence(_, scope) => self.fence(warp, scope, mask),
+            Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
+            Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {
                 let active = [mask; 32];
                 warp.registers.set32(inst.d[0], mask, &active);

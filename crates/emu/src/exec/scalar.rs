@@ -66,13 +66,12 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
         Op::Szext(mode, ty) => return word(bits::szext(int_type(ty)?, overlong(mode), a as u32, b as u32)),
         Op::Fns => return word(bits::fns(a as u32, b as u32, c as i32)),
         Op::Dp4a(x, y) => {
-            return word(packed::dp4a(int_type(x)?, int_type(y)?, a as u32, b as u32, c as u32));
+            return word(packed::dp4a(byte_type(x), byte_type(y), a as u32, b as u32, c as u32));
         }
         Op::Dp2a(half, x, y) => {
-            // The types named are the bytes'; `a` holds halves of the same signedness.
             let wide = if x.is_signed() { IntType::S16 } else { IntType::U16 };
             let half = if half == DotHalf::Lo { Half::Low } else { Half::High };
-            return word(packed::dp2a(half, wide, int_type(y)?, a as u32, b as u32, c as u32));
+            return word(packed::dp2a(half, wide, byte_type(y), a as u32, b as u32, c as u32));
         }
         Op::Cvt(cvt) => return convert(&cvt, a, b),
         _ => return None,
@@ -92,6 +91,11 @@ pub(crate) fn int_type(ty: Type) -> Option<IntType> {
         Type::S64 => IntType::S64,
         _ => return None,
     })
+}
+
+/// The elements of a word whose type only says their sign.
+fn byte_type(ty: Type) -> IntType {
+    if ty.is_signed() { IntType::S8 } else { IntType::U8 }
 }
 
 fn format(ty: Type) -> Option<Format> {

@@ -223,7 +223,7 @@ impl DenseShadow {
 
     #[inline(always)]
     fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
-        offset >> self.shift..(offset + bytes - 1 >> self.shift) + 1
+        offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1
     }
 
     #[inline(always)]
@@ -231,15 +231,16 @@ impl DenseShadow {
         let mut verdict = Verdict::Fine;
         for g in self.granules(offset, bytes) {
             let w = &self.writes[g];
-            let local = w.agent.wrapping_sub(a.view.home()) as usize;
+            let local = (w.agent - a.view.home()) as usize;
             if w.epoch == 0 {
                 verdict = Verdict::Uninitialised;
             } else if w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps) {
                 verdict = Verdict::Conflict(w.conflict());
-            } else if w.touch == Touch::Atomic && a.strength == Strength::Weak {
-                if let Some(c) = self.unordered_reads(g, a, true) {
-                    verdict = Verdict::Conflict(c);
-                }
+            } else if w.touch == Touch::Atomic
+                && a.strength == Strength::Weak
+                && let Some(c) = self.unordered_reads(g, a, true)
+            {
+                verdict = Verdict::Conflict(c);
             }
             let slot = &mut self.reads[g * self.warps + a.warp];
             let old = *slot;
@@ -349,7 +350,7 @@ impl PagedShadow {
 
     fn cells(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Cell> {
         let first = address >> self.shift;
-        let last = address + bytes - 1 >> self.shift;
+        let last = (address + bytes - 1) >> self.shift;
         let page = self
             .pages
             .entry(first / PAGE)

@@ -15,6 +15,12 @@ mod phase3;
 mod phase4;
 mod phase6;
 mod serial;
+mod u8_baseline;
+mod u8_common;
+mod u8_stage_a;
+mod u8_stage_b;
+
+pub use u8_common::{Quantised, dequantise, quantise};
 
 use problem::{Mask, Problem};
 use ptx::Kernel;
@@ -44,6 +50,16 @@ pub enum RungPlan {
     Phase6It2,
     /// Tensor-core scores, serial softmax, scalar values.
     P1Wmma,
+    /// u8 inputs, one byte a load.
+    U8Baseline,
+    /// u8 inputs, 16 bytes a load.
+    U8Cycle2a,
+    /// u8 inputs, copied asynchronously in two stages.
+    U8StageA,
+    /// Codes and halves in one union.
+    U8StageB,
+    /// The union, converted through registers.
+    U8StageBRepaired,
 }
 
 /// What the proof must come to.
@@ -85,7 +101,7 @@ pub struct Rung {
     pub forecast_us: Option<(f64, f64)>,
 }
 
-/// The rungs on f16 tensors, in the order of the story.
+/// The rungs in the order of the story.
 pub fn rungs() -> Vec<Rung> {
     let rung = |plan: RungPlan, story, quoted_us, forecast_us| Rung {
         name: plan.name(),
@@ -116,12 +132,17 @@ pub fn rungs() -> Vec<Rung> {
         ),
         rung(RungPlan::Phase6It2, "256 threads, 32 of which accumulate", Some(1776.0), Some((500.0, 600.0))),
         rung(RungPlan::P1Wmma, "tensor cores for 4 % of the time", Some(1169.0), Some((200.0, 300.0))),
+        rung(RungPlan::U8Baseline, "u8 inputs, decoded in the inner loop", Some(1596.75), None),
+        rung(RungPlan::U8Cycle2a, "u8 inputs, 16 bytes a load", Some(1453.93), None),
+        rung(RungPlan::U8StageA, "cp.async hides loads that took no time", Some(2046.88), None),
+        rung(RungPlan::U8StageB, "a union of codes and halves, converted in place", Some(2007.81), None),
+        rung(RungPlan::U8StageBRepaired, "the same through registers and a barrier", None, None),
     ]
 }
 
 impl RungPlan {
     /// Every rung, in the order of the story.
-    pub const ALL: [RungPlan; 9] = [
+    pub const ALL: [RungPlan; 14] = [
         RungPlan::Minimal,
         RungPlan::NanReduction,
         RungPlan::Phase1,
@@ -131,6 +152,11 @@ impl RungPlan {
         RungPlan::Phase6It1,
         RungPlan::Phase6It2,
         RungPlan::P1Wmma,
+        RungPlan::U8Baseline,
+        RungPlan::U8Cycle2a,
+        RungPlan::U8StageA,
+        RungPlan::U8StageB,
+        RungPlan::U8StageBRepaired,
     ];
 
     /// Its name, which is also that of the kernel.
@@ -145,6 +171,11 @@ impl RungPlan {
             RungPlan::Phase6It1 => "phase6_it1",
             RungPlan::Phase6It2 => "phase6_it2",
             RungPlan::P1Wmma => "p1_wmma",
+            RungPlan::U8Baseline => "u8_baseline",
+            RungPlan::U8Cycle2a => "u8_cycle2a",
+            RungPlan::U8StageA => "u8_stage_a",
+            RungPlan::U8StageB => "u8_stage_b",
+            RungPlan::U8StageBRepaired => "u8_stage_b_repaired",
         }
     }
 
@@ -159,10 +190,23 @@ impl RungPlan {
     /// What its proof must come to.
     pub const fn expected(self) -> Expected {
         match self {
-            RungPlan::Phase4Race => Expected::Refuted(Reason::Race),
+            RungPlan::Phase4Race | RungPlan::U8StageB => Expected::Refuted(Reason::Race),
             RungPlan::NanReduction => Expected::Refuted(Reason::NotANumber),
             _ => Expected::Proven,
         }
+    }
+
+    /// Whether q, k and v are u8 codes ([`quantise`]) with the scales of their heads in a buffer behind the output. Such
+    /// a rung is judged against the values that the codes stand for.
+    pub const fn quantised(self) -> bool {
+        matches!(
+            self,
+            RungPlan::U8Baseline
+                | RungPlan::U8Cycle2a
+                | RungPlan::U8StageA
+                | RungPlan::U8StageB
+                | RungPlan::U8StageBRepaired
+        )
     }
 
     /// Whether the kernel can be emitted.
@@ -185,6 +229,13 @@ impl RungPlan {
             RungPlan::Phase6It1 => phase6::emit(problem, arch, phase6::Home::Local),
             RungPlan::Phase6It2 => phase6::emit(problem, arch, phase6::Home::Shared),
             RungPlan::P1Wmma => p1_wmma::emit(problem, arch),
+            RungPlan::U8Baseline => u8_baseline::emit(problem, arch, u8_baseline::Width::Byte),
+            RungPlan::U8Cycle2a => u8_baseline::emit(problem, arch, u8_baseline::Width::Vector16),
+            RungPlan::U8StageA => u8_stage_a::emit(problem, arch),
+            RungPlan::U8StageB => u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::Union),
+            RungPlan::U8StageBRepaired => {
+                u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::ThroughRegisters)
+            }
         }
     }
 }

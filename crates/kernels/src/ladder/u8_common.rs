@@ -6,13 +6,13 @@
 //! keys, four warps with eight rows each, a lane to a key for the scores and a lane to a column for the output, tiles
 //! without padding, so that the lanes of a score loop read two banks (codes) or one (halves).
 
-use problem::{Layout, Mask, Problem};
+use problem::Problem;
 use ptx::{
     Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, Shared,
     SpecialReg, Type,
 };
 
-use crate::{Arch, PlanError};
+use crate::Arch;
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;
@@ -63,35 +63,6 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
         half::f16::from_f32(exact).to_f32()
     };
     tensor.codes.iter().enumerate().map(value).collect()
-}
-
-/// The rungs compute dense self-attention of this shape only.
-pub(super) fn check(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
-    let dense = problem.clone().with_layout(Layout::Bhsd);
-    let needs = |what, value: usize, accepted: &str| PlanError::Value {
-        what,
-        value: value as u64,
-        accepted: accepted.to_owned(),
-    };
-    if problem.dtype != problem::DType::F16 {
-        return Err(PlanError::DType { family, dtype: problem.dtype, accepted: "f16" });
-    }
-    if problem.head_dim != DIM as usize || problem.head_dim_v != DIM as usize {
-        return Err(needs("head_dim", problem.head_dim, "64"));
-    }
-    if !problem.seq_q.is_multiple_of(KEYS as usize) {
-        return Err(needs("seq_q", problem.seq_q, "multiples of 64"));
-    }
-    if problem.seq_kv != problem.seq_q {
-        return Err(needs("seq_kv", problem.seq_kv, "seq_q"));
-    }
-    if problem.heads_kv != problem.heads_q {
-        return Err(needs("heads_kv", problem.heads_kv, "heads_q"));
-    }
-    if problem.mask != Mask::None || *problem != dense {
-        return Err(needs("mask or strides", 0, "no mask and dense [batch, head, sequence, dim]"));
-    }
-    Ok(())
 }
 
 /// What the tiles in shared memory hold.
@@ -167,7 +138,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl
         module: k.into_module(arch.target()),
         entry: entry.to_owned(),
         launch: Launch {
-            grid: Dim3(problem.seq_q as u32 / ROWS, heads, 1),
+            grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
             cluster: Dim3(1, 1, 1),
             block: Dim3(THREADS, 1, 1),
             dynamic_shared: WARPS * KEYS * 4 + loader.shared_bytes(),
@@ -186,8 +157,9 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl
 fn body<L: Loader>(k: &mut Builder, problem: &Problem, heads: u32, loader: &mut L) {
     let inputs = ["q", "k", "v"].map(|name| k.param_pointer(name));
     let (out, scales) = (k.param_pointer("out"), k.param_pointer("scales"));
-    let (thread, row_block, head) =
-        (k.special(SpecialReg::TidX), k.special(SpecialReg::CtaidX), k.special(SpecialReg::CtaidY));
+    let (thread, row_block) = (k.special(SpecialReg::TidX), k.special(SpecialReg::CtaidX));
+    let (head, batch) = (k.special(SpecialReg::CtaidY), k.special(SpecialReg::CtaidZ));
+    let head: R32 = k.mad(batch, problem.heads_q as u32, head);
     let seq = problem.seq_q as u32;
     let head_start: R32 = k.mul(head, seq * DIM);
     let first_row: R32 = k.mul(row_block, ROWS);
