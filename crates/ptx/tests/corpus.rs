@@ -35,7 +35,7 @@ fn verify(path: &Path) -> Result<(), Failed> {
 
 fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
     let module = read(path)?;
-    Ok(ptxas::assemble(ptxas, &module)?)
+    Ok(ptxas::assemble(ptxas, &module.to_string(), module.target)?)
 }
 
 fn main() {
