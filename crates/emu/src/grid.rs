@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 use ptx::{Access, Arg, Function, Kernel};
 use rayon::prelude::*;
 
+use crate::EmuError;
 use crate::counters::{Counter, Counters};
 use crate::decode::{Program, decode};
 use crate::exec::{Context, Cta, GlobalOrder, Outcome, Progress};
@@ -13,7 +14,6 @@ use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::report::{Findings, HazardKind, Options, Place, Report, ThreadId};
 use crate::trace::CtaTrace;
-use crate::EmuError;
 
 /// CTAs that may run at a time where they communicate: more than any GPU holds.
 const RESIDENT: usize = 4096;
@@ -32,7 +32,8 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     check_shared(program.layout.shared_bytes, sm)?;
     let rules = TensorRules::of_sm(sm).unwrap_or(TensorRules::Ampere);
     let fresh: Vec<Bitmap> = kernel.buffers.iter().map(|b| Bitmap::new(b.bytes)).collect();
-    let variables: Vec<Vec<AtomicU32>> = program.layout.variables.iter().map(|v| words(&v.contents)).collect();
+    let variables: Vec<Vec<AtomicU32>> =
+        program.layout.variables.iter().map(|v| words(&v.contents)).collect();
     let global = map_buffers(kernel, buffers, &fresh, &program, &variables);
     let context = Context {
         program: &program,
@@ -81,7 +82,8 @@ impl Total {
 
     /// Counts by the module's numbering, without the returns that decoding adds.
     fn report(mut self, program: &Program, kernel: &Kernel) -> Report {
-        let count = program.functions.iter().map(|f| f.end - f.start - u32::from(f.end > f.start)).sum::<u32>();
+        let count =
+            program.functions.iter().map(|f| f.end - f.start - u32::from(f.end > f.start)).sum::<u32>();
         let mut numbered = vec![Counter::default(); count as usize];
         for info in program.functions.iter().filter(|f| f.end > f.start) {
             for pc in info.start..info.end - 1 {
@@ -104,10 +106,11 @@ impl Total {
 }
 
 fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k Function, EmuError> {
-    let entry = kernel.module.entries().find(|f| *f.name == *kernel.entry).ok_or_else(|| EmuError::NoEntry {
-        name: kernel.entry.clone(),
-        available: kernel.module.entries().map(|f| f.name.to_string()).collect(),
-    })?;
+    let entry =
+        kernel.module.entries().find(|f| *f.name == *kernel.entry).ok_or_else(|| EmuError::NoEntry {
+            name: kernel.entry.clone(),
+            available: kernel.module.entries().map(|f| f.name.to_string()).collect(),
+        })?;
     if entry.params.len() != kernel.args.len() {
         return Err(EmuError::ArgumentCount {
             entry: kernel.entry.clone(),
@@ -315,7 +318,12 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
     if options.checks.unwritten {
         for (index, (spec, region)) in kernel.buffers.iter().zip(&context.global.regions).enumerate() {
             if spec.access == Access::Write {
-                check_written(options.must_write.get(&index).map(Vec::as_slice), spec.bytes, region, findings);
+                check_written(
+                    options.must_write.get(&index).map(Vec::as_slice),
+                    spec.bytes,
+                    region,
+                    findings,
+                );
             }
         }
     }
@@ -327,12 +335,12 @@ fn check_written(
     region: &Region,
     findings: &mut Findings,
 ) {
-    let whole = [0..bytes];
     let Some(written) = region.written else { return };
-    for range in ranges.unwrap_or(&whole) {
+    for range in ranges.unwrap_or(std::slice::from_ref(&(0..bytes))) {
         if let Some((first, count)) = written.missing(range.clone()) {
             findings.report(HazardKind::UnwrittenOutput, 0, None, || {
-                let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset: first as i64 };
+                let place =
+                    Place { space: ptx::Space::Global, name: region.name.clone(), offset: first as i64 };
                 (Vec::new(), Some(place), format!("{count} bytes of the output were never written"))
             });
         }

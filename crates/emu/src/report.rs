@@ -134,7 +134,12 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}[{:#x}]", if self.name.is_empty() { &self.space.suffix()[1..] } else { &self.name }, self.offset)
+        write!(
+            f,
+            "{}[{:#x}]",
+            if self.name.is_empty() { &self.space.suffix()[1..] } else { &self.name },
+            self.offset
+        )
     }
 }
 

@@ -1,4 +1,4 @@
-use problem::{DType, ProblemError};
+use problem::{DType, Mask, ProblemError};
 
 /// Why no kernel could be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +21,12 @@ pub enum PlanError {
     /// A number outside its range, or not a multiple of what it must be.
     #[error("{what} = {value}; accepted: {accepted}")]
     Value { what: &'static str, value: u64, accepted: String },
+    /// A mask that the family does not compute.
+    #[error("mask = {mask} is not computed by {family}; accepted: {accepted}")]
+    Mask { family: &'static str, mask: Mask, accepted: Mask },
+    /// Strides other than those of a dense tensor.
+    #[error("{tensor} is not dense; accepted by {family}: [batch, head, sequence, dim] without gaps")]
+    NotDense { family: &'static str, tensor: &'static str },
     /// More shared memory than a CTA can have.
     #[error(
         "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles or fewer stages"

@@ -3,6 +3,7 @@ use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::mma::MmaPlan;
+use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
 /// How a problem is computed: a kernel family and its genes. Pure data, the only input of a generator besides the
@@ -12,6 +13,11 @@ use crate::{Arch, KernelError, PlanError};
 pub enum Plan {
     /// Forward attention on `mma.sync`, for every GPU since sm_80.
     Mma(MmaPlan),
+    /// A kernel of the seeds' story.
+    Ladder {
+        /// Which one.
+        rung: RungPlan,
+    },
 }
 
 impl Plan {
@@ -30,6 +36,7 @@ impl Plan {
     pub const fn family(&self) -> &'static str {
         match self {
             Plan::Mma(_) => "mma",
+            Plan::Ladder { .. } => "ladder",
         }
     }
 
@@ -40,6 +47,7 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
+            Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
 }
@@ -54,5 +62,6 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     plan.check(problem, arch)?;
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
+        Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

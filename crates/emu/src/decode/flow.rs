@@ -7,27 +7,39 @@ use super::{Inst, NOWHERE};
 
 /// Sets `reconverge` of every instruction in `start..end` at which lanes can part.
 pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end: u32) {
+    let blocks = blocks(code, targets, start, end);
+    let exit = blocks.len();
+    let successors: Vec<Vec<usize>> = blocks.iter().map(|b| b.successors.clone()).collect();
+    for (block, parent) in blocks.iter().zip(post_dominators(&successors, exit)) {
+        code[block.end as usize - 1].reconverge =
+            parent.filter(|p| *p != exit).map_or(NOWHERE, |p| blocks[p].start);
+    }
+}
+
+/// Instructions that are executed one after the other.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub start: u32,
+    pub end: u32,
+    /// Indices of blocks; the number of blocks stands for the exit.
+    pub successors: Vec<usize>,
+}
+
+/// The blocks of a function, in order.
+pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Vec<Block> {
     if start == end {
-        return;
+        return Vec::new();
     }
     let leaders = leaders(code, targets, start, end);
     let block_of = |pc: u32| leaders.partition_point(|l| *l <= pc) - 1;
-    let exit = leaders.len();
-    let mut successors: Vec<Vec<usize>> = Vec::with_capacity(exit);
-    for (b, _) in leaders.iter().enumerate() {
-        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
-        let next = successors_of(&code[last as usize], last, targets)
-            .into_iter()
-            .map(|pc| if (start..end).contains(&pc) { block_of(pc) } else { exit })
-            .collect();
-        successors.push(next);
-    }
-    let ipdom = post_dominators(&successors, exit);
-    for (b, parent) in ipdom.iter().enumerate().take(exit) {
-        let last = leaders.get(b + 1).copied().unwrap_or(end) - 1;
-        code[last as usize].reconverge =
-            parent.filter(|p| *p != exit).map_or(NOWHERE, |p| leaders[p]);
-    }
+    let ends = leaders[1..].iter().copied().chain([end]);
+    let block = |(&start, block_end): (&u32, u32)| {
+        let last = block_end - 1;
+        let next = successors_of(&code[last as usize], last, targets).into_iter();
+        let target = |pc: u32| if (leaders[0]..end).contains(&pc) { block_of(pc) } else { leaders.len() };
+        Block { start, end: block_end, successors: next.map(target).collect() }
+    };
+    leaders.iter().zip(ends).map(block).collect()
 }
 
 fn is_end(inst: &Inst) -> bool {

@@ -188,9 +188,12 @@ impl Layout {
 
     /// Name and offset of a place in shared memory, from the start of shared memory.
     pub fn shared_place(&self, offset: i64) -> (String, i64) {
-        let inside = |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
+        let inside =
+            |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
         let nearest = self.shared.iter().find(inside).or_else(|| {
-            self.shared.iter().min_by_key(|v| (offset - i64::from(v.start)).abs().min((offset - i64::from(v.start + v.bytes)).abs()))
+            self.shared.iter().min_by_key(|v| {
+                (offset - i64::from(v.start)).abs().min((offset - i64::from(v.start + v.bytes)).abs())
+            })
         });
         match nearest {
             Some(v) => (v.name.clone(), offset - i64::from(v.start)),

@@ -1,6 +1,7 @@
 //! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
 //! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
 
+mod defined;
 mod flow;
 mod layout;
 mod operands;
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 
 use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
 
+pub(crate) use defined::{Uses, defines, operand_list, uses};
 pub(crate) use layout::Layout;
 pub(crate) use operands::{scope_strength, strength};
 
@@ -85,6 +87,8 @@ pub(crate) struct Inst {
     pub list: (u32, u16),
     /// Start of the source address of cp.async.
     pub source: (Slot, i64),
+    /// It reads or writes a register that may be undefined.
+    pub watched: bool,
 }
 
 /// `target` of a `mov` from a clock.
@@ -105,6 +109,16 @@ pub(crate) struct Call {
     pub callee: usize,
     pub arguments: Vec<Transfer>,
     pub results: Vec<Transfer>,
+}
+
+impl Call {
+    /// Registers that the call itself writes: they are defined.
+    fn passed_slots(&self) -> impl Iterator<Item = Slot> {
+        self.arguments.iter().chain(&self.results).filter_map(|t| match t {
+            Transfer::Register { to, .. } => Some(*to),
+            Transfer::Bytes { .. } => None,
+        })
+    }
 }
 
 /// What execution needs to know of a function.
@@ -142,6 +156,8 @@ pub(crate) struct Program {
     pub params: Vec<u8>,
     /// Narrowest access to shared and to global memory.
     pub granules: [u32; 2],
+    /// Registers that may be undefined where they are read.
+    pub suspects: Vec<Slot>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
 }
@@ -211,11 +227,13 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         layout,
         params: Vec::new(),
         granules,
+        suspects: Vec::new(),
         communicates,
     };
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
+    defined::watch(&mut program);
     Ok(program)
 }
 
@@ -295,8 +313,10 @@ impl Decoder<'_> {
 
     fn new_slot(&mut self, class: Class) -> Result<Slot, EmuError> {
         let next = &mut self.next[class as usize];
-        let index = u16::try_from(*next)
-            .map_err(|_| EmuError::Unsupported { line: 0, what: "more than 65536 registers of a width".into() })?;
+        let index = u16::try_from(*next).map_err(|_| EmuError::Unsupported {
+            line: 0,
+            what: "more than 65536 registers of a width".into(),
+        })?;
         *next += 1;
         Ok(Slot { class, index })
     }
@@ -327,7 +347,8 @@ impl Decoder<'_> {
             for statement in &body.statements {
                 let Statement::Inst(inst) = statement else { continue };
                 self.line = inst.line;
-                let mut decoded = if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
+                let mut decoded =
+                    if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
                 decoded.number = self.number;
                 self.number += 1;
                 self.code.push(decoded);
@@ -354,7 +375,8 @@ impl Decoder<'_> {
         };
         let function = self.functions[index];
         if function.params.len() != arguments.len() || function.returns.len() != results.len() {
-            return self.malformed(format!("`{callee}` is called with the wrong number of arguments or results"));
+            return self
+                .malformed(format!("`{callee}` is called with the wrong number of arguments or results"));
         }
         let mut call = Call { callee: index, arguments: Vec::new(), results: Vec::new() };
         for (param, given) in function.params.iter().zip(arguments) {
@@ -390,15 +412,16 @@ impl Decoder<'_> {
             }
             (ParamSpace::Reg, operand) => {
                 let body = self.functions[callee].body.as_ref();
-                let position =
-                    body.and_then(|b| b.registers.iter().position(|r| r.name == param.name));
+                let position = body.and_then(|b| b.registers.iter().position(|r| r.name == param.name));
                 let Some(to) = position.and_then(|p| self.registers[callee].get(p).copied()) else {
                     return self.malformed(format!("`{}` is not a register of the callee", param.name));
                 };
                 let from = self.source(operand, param.ty)?;
                 Ok(Transfer::Register { from, to })
             }
-            (ParamSpace::Param, _) => self.unsupported("a register or constant passed to a .param of a function"),
+            (ParamSpace::Param, _) => {
+                self.unsupported("a register or constant passed to a .param of a function")
+            }
         }
     }
 }
@@ -420,6 +443,7 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
+            watched: false,
         }
     }
 }

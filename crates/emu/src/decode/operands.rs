@@ -1,8 +1,8 @@
 //! Operands of each operation, in the order that [`ptx::Op`] documents.
 
 use ptx::{
-    Address, Base, BinaryOp, CacheOp, Imm, Instruction, Mbarrier, MemSem, Op, Operand, Scope, Space, SpecialReg,
-    TernaryOp, Type, UnaryOp,
+    Address, Base, BinaryOp, CacheOp, Imm, Instruction, Mbarrier, MemSem, Op, Operand, Scope, Space,
+    SpecialReg, TernaryOp, Type, UnaryOp,
 };
 
 use super::{CLOCK, Class, Decoder, Inst, Slot};
@@ -88,7 +88,9 @@ impl Decoder<'_> {
             Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => self.matrix(out, o),
             Op::Movmatrix => self.lanewise(out, o, B32, &[B32]),
             Op::CpAsync(_) | Op::CpAsyncMbarrierArrive { .. } | Op::Mbarrier(_) => self.asynchronous(out, o),
-            Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => self.sources(out, o, 0, &[U32]),
+            Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => {
+                self.sources(out, o, 0, &[U32])
+            }
             Op::Shfl(_) => {
                 out.d = self.pair(o.get(0)?, B32, Pred)?;
                 self.sources(out, o, 1, &[B32, B32, B32, B32])
@@ -177,7 +179,8 @@ impl Decoder<'_> {
     fn pair(&self, operand: &Operand, first: Type, second: Type) -> Result<[Slot; 2]> {
         match operand {
             Operand::Pair(a, b) => {
-                let slot = |r: &Option<ptx::Reg>, ty| r.map_or(Ok(Slot::NONE), |r| self.register(r, Class::of(ty)));
+                let slot =
+                    |r: &Option<ptx::Reg>, ty| r.map_or(Ok(Slot::NONE), |r| self.register(r, Class::of(ty)));
                 Ok([slot(a, first)?, slot(b, second)?])
             }
             other => Ok([self.destination(other, first)?, Slot::NONE]),
@@ -246,7 +249,9 @@ impl Decoder<'_> {
             8 | 16 => Type::B16,
             32 => Type::B32,
             64 => Type::B64,
-            _ => return self.malformed("a register is packed from a number of parts that does not divide it"),
+            _ => {
+                return self.malformed("a register is packed from a number of parts that does not divide it");
+            }
         };
         let start = self.pool.len() as u32;
         for part in parts {
@@ -269,7 +274,8 @@ impl Decoder<'_> {
             return Ok(());
         }
         let entry = &self.functions[self.current].name;
-        let address = self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
+        let address =
+            self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
         match address {
             Some(address) => {
                 out.s[0] = self.constant(out.d[0].class, address.wrapping_add_signed(offset))?;
@@ -488,7 +494,11 @@ impl Decoder<'_> {
                 self.note_access(Space::Shared, bytes);
                 self.note_access(Space::Global, bytes);
                 let rest = o.list.len() - 3 - usize::from(c.cache_hint);
-                if rest == 0 { Ok(()) } else { self.sources(out, o, 3, &[if c.ignore_src { Pred } else { U32 }]) }
+                if rest == 0 {
+                    Ok(())
+                } else {
+                    self.sources(out, o, 3, &[if c.ignore_src { Pred } else { U32 }])
+                }
             }
             Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
             Op::Mbarrier(op) => match op {
@@ -519,8 +529,8 @@ impl Decoder<'_> {
     }
 
     fn barrier(&mut self, out: &mut Inst, o: &Operands, kind: ptx::BarKind) -> Result<()> {
-        use ptx::BarKind::{RedAnd, RedOr, RedPopc};
         use Type::{Pred, U32};
+        use ptx::BarKind::{RedAnd, RedOr, RedPopc};
         let reduction = matches!(kind, RedAnd | RedOr | RedPopc);
         let (first, last) = (usize::from(reduction), o.list.len() - usize::from(reduction));
         if reduction {

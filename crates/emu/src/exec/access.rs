@@ -47,7 +47,14 @@ fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32
 }
 
 impl Env<'_> {
-    pub(super) fn load(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, m: &Memory, mask: u32) -> Flow {
+    pub(super) fn load(
+        &mut self,
+        warp: &mut Warp,
+        split: &mut Split,
+        inst: &Inst,
+        m: &Memory,
+        mask: u32,
+    ) -> Flow {
         let bytes = m.bytes();
         let strength = strength(m.sem, m.scope);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
@@ -59,7 +66,9 @@ impl Env<'_> {
             left &= !lanes;
             self.count_access(warp, split.pc, inst, space, lanes, &places, bytes);
             for_lanes(lanes, |lane| {
-                if let Some(chunk) = self.load_lane(warp, split.pc, inst, space, lane, places[lane], bytes, strength) {
+                if let Some(chunk) =
+                    self.load_lane(warp, split.pc, inst, space, lane, places[lane], bytes, strength)
+                {
                     chunks[lane] = chunk;
                 }
             });
@@ -82,10 +91,10 @@ impl Env<'_> {
 
     /// After many reads of what does not change: lets the lanes go ahead that wait for these, and other warps run.
     pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
-        if split.polls % 64 == 0 {
+        if split.polls.is_multiple_of(64) {
             warp.release_parked();
         }
-        if split.polls % 4 == 0 { Flow::Yield } else { Flow::Next }
+        if split.polls.is_multiple_of(4) { Flow::Yield } else { Flow::Next }
     }
 
     pub(super) fn store(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, m: &Memory, mask: u32) {
@@ -103,12 +112,24 @@ impl Env<'_> {
             left &= !lanes;
             self.count_access(warp, split.pc, inst, space, lanes, &places, bytes);
             for_lanes(lanes, |lane| {
-                self.store_lane(warp, split.pc, inst, space, lane, places[lane], bytes, &chunks[lane], strength);
+                self.store_lane(
+                    warp,
+                    split.pc,
+                    inst,
+                    space,
+                    lane,
+                    places[lane],
+                    bytes,
+                    &chunks[lane],
+                    strength,
+                );
             });
             if matches!(space, Space::Global | Space::Shared) {
                 let release = matches!(m.sem, MemSem::Release);
                 if strength != Strength::Weak {
-                    for_lanes(lanes, |lane| self.publish(warp, space, places[lane], lane, strength, release, false));
+                    for_lanes(lanes, |lane| {
+                        self.publish(warp, space, places[lane], lane, strength, release, false)
+                    });
                 }
             }
         }
@@ -177,9 +198,14 @@ impl Env<'_> {
             Space::Local => {
                 let offset = self.flat_offset(warp, inst, lane, space, address, size)?;
                 if self.context.options.checks.uninitialised && !warp.local.is_written(lane, offset, size) {
-                    self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some((space, address)), || {
-                        "reads local memory that the thread has not written".into()
-                    });
+                    self.report(
+                        HazardKind::UninitialisedRead,
+                        inst,
+                        warp.index,
+                        lane,
+                        Some((space, address)),
+                        || "reads local memory that the thread has not written".into(),
+                    );
                 }
                 Some(warp.local.load(lane, offset, size))
             }
@@ -193,17 +219,31 @@ impl Env<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn judge_shared_read(&mut self, verdict: Verdict, inst: &Inst, warp: usize, lane: usize, address: u64) {
+    pub(super) fn judge_shared_read(
+        &mut self,
+        verdict: Verdict,
+        inst: &Inst,
+        warp: usize,
+        lane: usize,
+        address: u64,
+    ) {
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
                 if self.context.options.checks.uninitialised {
-                    self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some((Space::Shared, address)), || {
-                        "reads shared memory that no thread has written".into()
-                    });
+                    self.report(
+                        HazardKind::UninitialisedRead,
+                        inst,
+                        warp,
+                        lane,
+                        Some((Space::Shared, address)),
+                        || "reads shared memory that no thread has written".into(),
+                    );
                 }
             }
-            Verdict::Conflict(c) => self.report_conflict(inst, warp, lane, false, &c, (Space::Shared, address)),
+            Verdict::Conflict(c) => {
+                self.report_conflict(inst, warp, lane, false, &c, (Space::Shared, address))
+            }
         }
     }
 
@@ -220,9 +260,14 @@ impl Env<'_> {
         let context = self.context;
         let (region, _) = context.global.find(address)?;
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
-            self.report(HazardKind::UninitialisedRead, inst, access.warp, lane, Some((Space::Global, address)), || {
-                "reads global memory that nothing was written to".into()
-            });
+            self.report(
+                HazardKind::UninitialisedRead,
+                inst,
+                access.warp,
+                lane,
+                Some((Space::Global, address)),
+                || "reads global memory that nothing was written to".into(),
+            );
         }
         if context.options.checks.races && region.writable() {
             if let Some(c) = self.order.shadow.read(address, bytes as u64, access) {
@@ -249,7 +294,11 @@ impl Env<'_> {
         let Some(other) = other else { return };
         let other_line = Some(self.line(other.pc));
         let mut threads = vec![self.thread(warp, lane)];
-        threads.extend(other.cta.map(|cta| crate::report::ThreadId { cta: u64::from(cta), warp: 0, lane: 0 }));
+        threads.extend(other.cta.map(|cta| crate::report::ThreadId {
+            cta: u64::from(cta),
+            warp: 0,
+            lane: 0,
+        }));
         let place = self.place(Space::Global, address);
         self.findings.report(HazardKind::Race, inst.line, other_line, || {
             let verb = if writes { "writes" } else { "reads" };
@@ -328,9 +377,14 @@ impl Env<'_> {
         let context = self.context;
         let Some((region, _)) = context.global.find(address) else { return };
         if !region.writable() {
-            return self.report(HazardKind::OutOfBounds, inst, access.warp, lane, Some((Space::Global, address)), || {
-                "stores to a buffer that the launch contract only lets it read".into()
-            });
+            return self.report(
+                HazardKind::OutOfBounds,
+                inst,
+                access.warp,
+                lane,
+                Some((Space::Global, address)),
+                || "stores to a buffer that the launch contract only lets it read".into(),
+            );
         }
         if context.options.checks.races {
             if let Some(c) = self.order.shadow.write(address, bytes as u64, access) {
@@ -372,7 +426,14 @@ impl Env<'_> {
 
     /// Offset of a good access from the start of its buffer.
     #[inline(always)]
-    pub(super) fn global_offset(&mut self, inst: &Inst, warp: usize, lane: usize, address: u64, bytes: usize) -> Option<usize> {
+    pub(super) fn global_offset(
+        &mut self,
+        inst: &Inst,
+        warp: usize,
+        lane: usize,
+        address: u64,
+        bytes: usize,
+    ) -> Option<usize> {
         let found = self.context.global.find(address);
         let size = found.map_or(0, |(region, _)| region.bytes);
         match found {
@@ -390,7 +451,15 @@ impl Env<'_> {
         }
     }
 
-    fn flat_offset(&mut self, warp: &Warp, inst: &Inst, lane: usize, space: Space, address: u64, bytes: usize) -> Option<usize> {
+    fn flat_offset(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        space: Space,
+        address: u64,
+        bytes: usize,
+    ) -> Option<usize> {
         let program = self.context.program;
         let (base, size) = match space {
             Space::Local => (LOCAL_BASE, warp.local.bytes()),
@@ -411,7 +480,16 @@ impl Env<'_> {
 
     #[cold]
     #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn out_of_bounds(&mut self, inst: &Inst, warp: usize, lane: usize, space: Space, address: u64, bytes: usize, size: usize) {
+    fn out_of_bounds(
+        &mut self,
+        inst: &Inst,
+        warp: usize,
+        lane: usize,
+        space: Space,
+        address: u64,
+        bytes: usize,
+        size: usize,
+    ) {
         self.report(HazardKind::OutOfBounds, inst, warp, lane, Some((space, address)), || {
             if size == 0 {
                 format!("accesses {bytes} bytes at {address:#x}, where nothing is")
@@ -422,7 +500,15 @@ impl Env<'_> {
     }
 
     #[cold]
-    fn misaligned(&mut self, inst: &Inst, warp: usize, lane: usize, space: Space, address: u64, bytes: usize) {
+    fn misaligned(
+        &mut self,
+        inst: &Inst,
+        warp: usize,
+        lane: usize,
+        space: Space,
+        address: u64,
+        bytes: usize,
+    ) {
         self.report(HazardKind::Misaligned, inst, warp, lane, Some((space, address)), || {
             format!("accesses {bytes} bytes at address {address:#x}, which is no multiple of {bytes}")
         });
@@ -503,8 +589,9 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
     let bits = ty.bits();
     match (bits, slot.class) {
         (64, _) => {
-            let value =
-                std::array::from_fn(|l| u64::from(chunks[l][2 * element]) | u64::from(chunks[l][2 * element + 1]) << 32);
+            let value = std::array::from_fn(|l| {
+                u64::from(chunks[l][2 * element]) | u64::from(chunks[l][2 * element + 1]) << 32
+            });
             registers.set64(slot, mask, &value);
         }
         (32, Class::W32) => registers.set32(slot, mask, &std::array::from_fn(|l| chunks[l][element])),

@@ -202,7 +202,9 @@ fn ternary(r: &mut Registers, inst: &Inst, op: TernaryOp, ty: Type, mods: FloatM
             into32(r, inst, |d, sources| f32_op(F32Op::Fma, mods.ftz, mask, d, sources));
             true
         }
-        (TernaryOp::Fma, Type::F16x2 | Type::Bf16x2) if is_plain(FloatMods { relu: false, ..mods }) && !mods.ftz => {
+        (TernaryOp::Fma, Type::F16x2 | Type::Bf16x2)
+            if is_plain(FloatMods { relu: false, ..mods }) && !mods.ftz =>
+        {
             let op = if mods.relu { PackedOp::FmaRelu } else { PackedOp::Fma };
             let Some(format) = packed_format(ty) else { return false };
             into32(r, inst, |d, sources| packed_op(format, op, mask, d, sources));
@@ -356,7 +358,9 @@ fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
             let a = r.get32(inst.s[0]).map(u64::from);
             r.set64(inst.d[0], mask, &a);
         }
-        (U64 | S64 | B64, S32) if inst.s[0].class == Class::W32 && cvt.saturation == ptx::CvtSaturation::None => {
+        (U64 | S64 | B64, S32)
+            if inst.s[0].class == Class::W32 && cvt.saturation == ptx::CvtSaturation::None =>
+        {
             let a = r.get32(inst.s[0]).map(|v| v as i32 as i64 as u64);
             r.set64(inst.d[0], mask, &a);
         }
@@ -436,9 +440,27 @@ pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
         AtomicOp::Or => (old | b) & mask,
         AtomicOp::Xor => (old ^ b) & mask,
         AtomicOp::Exch => b & mask,
-        AtomicOp::Cas => if old & mask == b & mask { c & mask } else { old },
-        AtomicOp::Inc => if old & mask >= b & mask { 0 } else { old + 1 },
-        AtomicOp::Dec => if old & mask == 0 || old & mask > b & mask { b & mask } else { old - 1 },
+        AtomicOp::Cas => {
+            if old & mask == b & mask {
+                c & mask
+            } else {
+                old
+            }
+        }
+        AtomicOp::Inc => {
+            if old & mask >= b & mask {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomicOp::Dec => {
+            if old & mask == 0 || old & mask > b & mask {
+                b & mask
+            } else {
+                old - 1
+            }
+        }
         AtomicOp::Add => two(BinaryOp::Add),
         AtomicOp::Min => two(BinaryOp::Min),
         AtomicOp::Max => two(BinaryOp::Max),

@@ -13,7 +13,14 @@ use crate::order::{Access, Strength, Touch};
 use crate::report::HazardKind;
 
 impl Env<'_> {
-    pub(super) fn atomic(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, a: &Atomic, mask: u32) -> Flow {
+    pub(super) fn atomic(
+        &mut self,
+        warp: &mut Warp,
+        split: &mut Split,
+        inst: &Inst,
+        a: &Atomic,
+        mask: u32,
+    ) -> Flow {
         let bytes = a.ty.bytes();
         let places = addresses(&warp.registers, inst).map(|address| match inst.space {
             Space::Generic => resolve(address),
@@ -27,7 +34,8 @@ impl Env<'_> {
             let (space, address) = places[lane];
             let operand = warp.registers.lane(inst.s[0], lane);
             let other = warp.registers.lane(inst.s[1], lane);
-            let Some((before, after)) = self.atomic_lane(warp, split.pc, inst, a, lane, space, address, operand, other)
+            let Some((before, after)) =
+                self.atomic_lane(warp, split.pc, inst, a, lane, space, address, operand, other)
             else {
                 return;
             };
@@ -113,9 +121,11 @@ impl Env<'_> {
         self.observe(warp, space, address, lane, strong, acquire);
         match region {
             Some(region) if region.writable() => region.store(offset, bytes, &chunk),
-            Some(_) => self.report(HazardKind::OutOfBounds, inst, warp.index, lane, Some((space, address)), || {
-                "stores to a buffer that the launch contract only lets it read".into()
-            }),
+            Some(_) => {
+                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, Some((space, address)), || {
+                    "stores to a buffer that the launch contract only lets it read".into()
+                })
+            }
             None => store_bytes(&mut self.shared, offset, bytes, &chunk),
         }
         self.publish(warp, space, address, lane, strong, release, true);
@@ -140,18 +150,28 @@ impl Env<'_> {
         let conflict = match space {
             Space::Shared => {
                 if checks.uninitialised && !self.shadow.is_written(offset, bytes) {
-                    self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some((space, address)), || {
-                        "an atomic on shared memory that no thread has written".into()
-                    });
+                    self.report(
+                        HazardKind::UninitialisedRead,
+                        inst,
+                        warp.index,
+                        lane,
+                        Some((space, address)),
+                        || "an atomic on shared memory that no thread has written".into(),
+                    );
                 }
                 self.shadow.write(offset, bytes, &access).map(|(c, at)| (c, SHARED_BASE + at as u64))
             }
             _ => {
                 let written = self.context.global.find(address).and_then(|(region, _)| region.written);
                 if checks.uninitialised && written.is_some_and(|w| !w.all(offset, bytes)) {
-                    self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some((space, address)), || {
-                        "an atomic on global memory that nothing was written to".into()
-                    });
+                    self.report(
+                        HazardKind::UninitialisedRead,
+                        inst,
+                        warp.index,
+                        lane,
+                        Some((space, address)),
+                        || "an atomic on global memory that nothing was written to".into(),
+                    );
                 }
                 self.order.shadow.write(address, bytes as u64, &access).map(|c| (c, address))
             }

@@ -6,7 +6,7 @@ use ptx::{BarKind, Op};
 
 use super::Env;
 use super::run::Flow;
-use super::warp::{Split, State, Warp};
+use super::warp::{Sequential, Split, State, Warp};
 use crate::decode::Inst;
 use crate::order::Clock;
 use crate::report::HazardKind;
@@ -27,8 +27,18 @@ pub(crate) struct Barrier {
     arrived: Vec<usize>,
     waiting: Vec<usize>,
     clock: Option<Clock>,
+    carried: Sequential,
     tally: Tally,
     line: u32,
+}
+
+/// What a warp that a barrier lets go takes with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wake {
+    pub warp: usize,
+    pub barrier: u8,
+    release: Rc<(Clock, Sequential)>,
+    tally: Tally,
 }
 
 impl Env<'_> {
@@ -71,13 +81,22 @@ impl Env<'_> {
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
-                let message = format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                let message =
+                    format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
                 (vec![thread], None, message)
             });
         }
     }
 
-    fn arrive(&mut self, warp: &mut Warp, split: &Split, inst: &Inst, kind: BarKind, id: usize, count: Option<u32>) {
+    fn arrive(
+        &mut self,
+        warp: &mut Warp,
+        split: &Split,
+        inst: &Inst,
+        kind: BarKind,
+        id: usize,
+        count: Option<u32>,
+    ) {
         let clock = warp.view.release(split.mask);
         let home = warp.view.home();
         let barrier = &mut self.barriers[id];
@@ -89,6 +108,7 @@ impl Env<'_> {
                 barrier.line = inst.line;
             }
         }
+        barrier.carried.join(home, &warp.sequential(split.mask));
         if inst.s[2].is_some() {
             let votes = warp.registers.get_pred(inst.s[2], inst.negated, 2) & split.mask;
             barrier.tally.count += votes.count_ones();
@@ -113,25 +133,33 @@ impl Env<'_> {
             return;
         }
         let done = std::mem::take(&mut self.barriers[id]);
-        let clock = Rc::new(done.clock.unwrap_or_default());
+        let release = Rc::new((done.clock.unwrap_or_default(), done.carried));
         for warp in done.waiting {
-            self.wakes.push((warp, id as u8, Rc::clone(&clock), done.tally));
+            self.wakes.push(Wake {
+                warp,
+                barrier: id as u8,
+                release: Rc::clone(&release),
+                tally: done.tally,
+            });
         }
     }
 
     /// Threads that have exited are not waited for by barriers that all threads of the CTA take part in.
     pub(super) fn complete_barriers_after_exit(&mut self) {
-        (0..self.barriers.len()).filter(|id| self.barriers[*id].expected.is_none()).collect::<Vec<_>>().into_iter().for_each(
-            |id| {
+        (0..self.barriers.len())
+            .filter(|id| self.barriers[*id].expected.is_none())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|id| {
                 if !self.barriers[id].arrived.is_empty() {
                     self.complete(id);
                 }
-            },
-        );
+            });
     }
 
     /// A waiting split goes on behind its barrier.
-    pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, clock: &Clock, tally: Tally) {
+    pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
+        let ((clock, carried), tally) = (&*wake.release, wake.tally);
         let split = &mut warp.splits[at];
         let inst = &self.context.program.code[split.pc as usize];
         split.pc += 1;
@@ -142,11 +170,14 @@ impl Env<'_> {
         if mask & warp.live == warp.live {
             warp.view.merged();
         }
+        warp.inherit(mask, carried);
         let Op::Bar { kind, .. } = inst.op else { return };
         match kind {
             BarKind::Sync | BarKind::Arrive => {}
             BarKind::RedPopc => warp.registers.set32(inst.d[0], mask, &[tally.count; 32]),
-            BarKind::RedAnd => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads)),
+            BarKind::RedAnd => {
+                warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count == tally.threads))
+            }
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
     }
@@ -154,12 +185,12 @@ impl Env<'_> {
     /// Nobody can go on: says who waits for what.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let mut lines = Vec::new();
-        let mut first = None;
+        let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
         for warp in warps {
             for split in &warp.splits {
                 let line = self.line(split.pc);
                 let State::Barrier(id) = split.state else { continue };
-                first = first.or(Some((line, warp.index, split.mask.trailing_zeros() as usize)));
+                waiters.push((line, self.thread(warp.index, split.mask.trailing_zeros() as usize)));
                 let barrier = &self.barriers[usize::from(id)];
                 let arrived = 32 * barrier.arrived.len();
                 let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
@@ -169,9 +200,11 @@ impl Env<'_> {
                 ));
             }
         }
-        let (line, warp, lane) = first.unwrap_or((0, 0, 0));
-        let thread = self.thread(warp, lane);
-        self.findings.report(HazardKind::Deadlock, line, None, || (vec![thread], None, lines.join("; ")));
+        let line = waiters.first().map_or(0, |(line, _)| *line);
+        let other = waiters.iter().find(|(other, _)| *other != line);
+        let threads = waiters.first().into_iter().chain(other).map(|(_, thread)| *thread).collect();
+        let other_line = other.map(|(line, _)| *line);
+        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, lines.join("; ")));
     }
 }
 

@@ -22,7 +22,11 @@ impl Env<'_> {
         let forced = std::mem::take(&mut split.forced);
         match inst.op {
             Op::BarWarpSync if forced => {}
-            Op::BarWarpSync => warp.view.meet(mask, warp.live),
+            Op::BarWarpSync => {
+                warp.view.meet(mask, warp.live);
+                let carried = warp.sequential(mask);
+                warp.inherit(mask, &carried);
+            }
             Op::Shfl(mode) => self.shuffle(warp, inst, mode, mask),
             Op::Vote(mode) => vote(warp, inst, mode, mask),
             Op::Match(mode, _) => match_lanes(warp, inst, mode, mask),
@@ -70,6 +74,7 @@ impl Env<'_> {
         let mut result = a;
         let mut valid = 0u32;
         let mut absent = 0u32;
+        let mut sources = [0; 32];
         for_lanes(mask, |lane| {
             let lane32 = lane as u32;
             let (b, clamp, segment) = (b[lane] & 31, c[lane] & 31, c[lane] >> 8 & 31);
@@ -81,16 +86,20 @@ impl Env<'_> {
                 ShflMode::Bfly => (lane32 ^ b, lane32 ^ b <= max),
                 ShflMode::Idx => (min | b & !segment, min | b & !segment <= max),
             };
-            let source = if inside { source as usize } else { lane };
+            let source = if inside { source as usize & 31 } else { lane };
+            sources[lane] = source;
             valid |= u32::from(inside) << lane;
             absent |= u32::from(mask >> source & 1 == 0) << lane;
-            result[lane] = a[source & 31];
+            result[lane] = a[source];
         });
         if absent != 0 {
             let lane = absent.trailing_zeros() as usize;
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, None, || {
                 "the lane shuffles from a lane that does not take part: the value is undefined".into()
             });
+        }
+        if inst.watched {
+            warp.undefined.shuffled(inst, mask, &sources);
         }
         warp.registers.set32(inst.d[0], mask, &result);
         warp.registers.set_pred(inst.d[1], mask, valid);

@@ -103,7 +103,13 @@ impl Env<'_> {
             match *transfer {
                 Transfer::Register { to, .. } => write_slot(warp, to, split.mask, &value),
                 Transfer::Bytes { caller, callee, bytes } => {
-                    copy_local(warp, split.mask, pointer as usize + caller as usize, next_frame + callee as usize, bytes);
+                    copy_local(
+                        warp,
+                        split.mask,
+                        pointer as usize + caller as usize,
+                        next_frame + callee as usize,
+                        bytes,
+                    );
                 }
             }
         }
@@ -122,7 +128,8 @@ impl Env<'_> {
         let callee = &program.functions[call.callee];
         let caller_frame = program.functions[frame.caller as usize].frame as usize;
         let first = split.mask.trailing_zeros() as usize;
-        let pointer = (warp.registers.lane(program.frame_pointer, first) - crate::memory::LOCAL_BASE) as usize;
+        let pointer =
+            (warp.registers.lane(program.frame_pointer, first) - crate::memory::LOCAL_BASE) as usize;
         let back = pointer - caller_frame;
         let results: Vec<_> = call.results.iter().map(|t| read_transfer(warp, t)).collect();
         if let Some(saved) = &frame.saved {
@@ -203,7 +210,8 @@ impl Env<'_> {
         );
         let mut threads = vec![self.thread(warp.index, split.mask.trailing_zeros() as usize)];
         threads.extend(other.map(|s| self.thread(warp.index, s.mask.trailing_zeros() as usize)));
-        self.findings.report(HazardKind::BarrierDivergence, inst.line, other_line, || (threads, None, message));
+        self.findings
+            .report(HazardKind::BarrierDivergence, inst.line, other_line, || (threads, None, message));
     }
 }
 

@@ -73,7 +73,15 @@ impl Env<'_> {
         for_lanes(mask, |lane| {
             let Some(offset) = self.shared_offset(warp, inst, lane, to[lane], bytes as usize) else { return };
             let source_is_good = taken[lane] == 0
-                || self.global_offset(inst, warp.index, lane, from[lane], taken[lane].next_power_of_two() as usize).is_some();
+                || self
+                    .global_offset(
+                        inst,
+                        warp.index,
+                        lane,
+                        from[lane],
+                        taken[lane].next_power_of_two() as usize,
+                    )
+                    .is_some();
             if !source_is_good {
                 return;
             }
@@ -143,7 +151,8 @@ impl Env<'_> {
             let step = if left >= 4 { 4 } else { 1 };
             let inst = &self.context.program.code[flight.pc as usize];
             let access = plain(warp, flight.pc, lane, Strength::Weak);
-            let part = self.load_global(inst, &access, lane, flight.source[lane] + u64::from(at), step as usize);
+            let part =
+                self.load_global(inst, &access, lane, flight.source[lane] + u64::from(at), step as usize);
             data[at as usize / 4] |= part.map_or(0, |p| p[0]) << (8 * (at % 4));
             at += step;
         }
@@ -153,7 +162,9 @@ impl Env<'_> {
     pub(super) fn wait_group(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
         let committed = warp.copies.committed;
-        self.land(warp, mask, |flight, lane| flight.open >> lane & 1 == 0 && flight.group[lane] + keep < committed[lane]);
+        self.land(warp, mask, |flight, lane| {
+            flight.open >> lane & 1 == 0 && flight.group[lane] + keep < committed[lane]
+        });
     }
 
     pub(super) fn wait_all(&mut self, warp: &mut Warp, mask: u32) {
@@ -171,7 +182,14 @@ impl Env<'_> {
         self.land_at(warp, mask, epoch, Touch::Copy, due);
     }
 
-    fn land_at(&mut self, warp: &mut Warp, mask: u32, epoch: u32, touch: Touch, due: impl Fn(&Flight, usize) -> bool) {
+    fn land_at(
+        &mut self,
+        warp: &mut Warp,
+        mask: u32,
+        epoch: u32,
+        touch: Touch,
+        due: impl Fn(&Flight, usize) -> bool,
+    ) {
         let mut flights = std::mem::take(&mut warp.copies.flights);
         for flight in &mut flights {
             let mut landing = 0;

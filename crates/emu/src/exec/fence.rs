@@ -1,17 +1,16 @@
 //! Releases and acquires through memory (PTX ISA, "Release and Acquire Patterns"): a fence, then a strong write; a strong
 //! read that sees it, then a fence. The read and write must be strong enough for the threads to see each other.
 
-use ptx::{Scope, Space};
+use ptx::{FenceSem, Scope, Space};
 
 use super::warp::{FenceState, Warp};
 use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
-use crate::order::Strength;
+use crate::order::{Clock, Strength};
 
 impl Env<'_> {
-    pub(super) fn fence(&mut self, warp: &mut Warp, scope: Scope, lanes: u32) {
+    pub(super) fn fence(&mut self, warp: &mut Warp, sem: FenceSem, scope: Scope, lanes: u32) {
         let strength = scope_strength(scope);
-        let home = warp.view.home();
         for seen in std::mem::take(&mut warp.seen) {
             let here = seen.lanes & lanes;
             if here != 0 && (strength == Strength::Gpu || seen.strength != Strength::Gpu) {
@@ -29,8 +28,8 @@ impl Env<'_> {
             }
         }
         warp.released.retain(|f| f.lanes != 0);
-        debug_assert_eq!(home, warp.view.home());
-        warp.released.push(FenceState { lanes, strength, clock });
+        let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
+        warp.released.push(FenceState { lanes, strength, sequential, clock });
     }
 
     fn variables(&mut self, space: Space) -> &mut std::collections::HashMap<u64, SyncVariable> {
@@ -50,24 +49,21 @@ impl Env<'_> {
         read_modify_write: bool,
     ) {
         let home = warp.view.home();
-        let mut clock = None;
+        let mut clock: Option<Clock> = None;
         let mut reach = Strength::Weak;
         if release {
             clock = Some(warp.view.release(1 << lane));
             reach = strength;
         }
-        for fence in warp.released.iter().filter(|f| f.lanes >> lane & 1 == 1) {
+        let mut sequential = false;
+        for fence in warp.released.iter().filter(|f| !release && f.lanes >> lane & 1 == 1) {
             let far = fence.strength.min(strength);
+            sequential |= fence.sequential;
             match &mut clock {
-                Some(known) if !release => {
-                    // Of fences of several scopes, the farthest decides, and what the nearer ones cover is left out.
-                    if far > reach {
-                        *known = fence.clock.clone();
-                        reach = far;
-                    }
-                }
-                Some(_) => {}
-                None => (clock, reach) = (Some(fence.clock.clone()), far),
+                // Of fences of several scopes the farthest decide; what only the nearer ones cover is left out.
+                Some(known) if far == reach => known.join(home, &fence.clock),
+                Some(_) if far < reach => {}
+                _ => (clock, reach) = (Some(fence.clock.clone()), far),
             }
         }
         let variables = self.variables(space);
@@ -76,10 +72,11 @@ impl Env<'_> {
                 // A release sequence: what was released here before stays released.
                 let mut joined = clock;
                 joined.join_foreign(home, &old.clock, old.home);
-                *old = SyncVariable { clock: joined, home, strength: reach.min(old.strength) };
+                let sequential = sequential || old.sequential;
+                *old = SyncVariable { clock: joined, home, strength: reach.min(old.strength), sequential };
             }
             (Some(clock), _) => {
-                variables.insert(address, SyncVariable { clock, home, strength: reach });
+                variables.insert(address, SyncVariable { clock, home, strength: reach, sequential });
             }
             (None, Some(_)) if !read_modify_write => {
                 variables.remove(&address);
@@ -98,22 +95,26 @@ impl Env<'_> {
         strength: Strength,
         acquire: bool,
     ) {
+        let warps = self.live.len();
         let Some(variable) = self.variables(space).get(&address) else { return };
         let home = warp.view.home();
-        let foreign = variable.home != home;
+        let (foreign, sequential) = (variable.home != home, variable.sequential);
         if foreign && variable.strength.min(strength) != Strength::Gpu {
             return;
         }
-        let mut clock = crate::order::Clock::new(self.live.len());
-        clock.join_foreign(home, &self.variables(space)[&address].clock.clone(), self.variables(space)[&address].home);
+        let mut clock = Clock::new(warps);
+        clock.join_foreign(home, &variable.clock, variable.home);
         if acquire {
             warp.view.acquire(1 << lane, warp.live, &clock);
             return;
         }
         let reach = if foreign { Strength::Gpu } else { Strength::Cta };
         match warp.seen.iter_mut().find(|s| s.lanes == 1 << lane && s.strength == reach) {
-            Some(seen) => seen.clock.join(home, &clock),
-            None => warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, clock }),
+            Some(seen) => {
+                seen.clock.join(home, &clock);
+                seen.sequential |= sequential;
+            }
+            None => warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, sequential, clock }),
         }
     }
 }

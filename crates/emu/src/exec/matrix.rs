@@ -1,6 +1,6 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
 
-use ptx::{Mma, MatrixAccess, Op, Type};
+use ptx::{MatrixAccess, Mma, Op, Type};
 
 use super::Env;
 use super::run::Flow;
@@ -149,11 +149,25 @@ impl Env<'_> {
     }
 
     /// 16 bytes that the whole warp reads.
-    fn load_row(&mut self, warp: &Warp, pc: u32, inst: &Inst, lane: usize, address: u64, mask: u32) -> Option<Chunk> {
+    fn load_row(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        inst: &Inst,
+        lane: usize,
+        address: u64,
+        mask: u32,
+    ) -> Option<Chunk> {
         let offset = self.shared_offset(warp, inst, lane, address, 16)?;
         if self.context.options.checks.races {
-            let access =
-                Access { view: &warp.view, warp: warp.index, lanes: mask, pc, strength: Strength::Weak, touch: Touch::Plain };
+            let access = Access {
+                view: &warp.view,
+                warp: warp.index,
+                lanes: mask,
+                pc,
+                strength: Strength::Weak,
+                touch: Touch::Plain,
+            };
             let verdict = self.shadow.read(offset, 16, &access);
             self.judge_shared_read(verdict, inst, warp.index, lane, address);
         }
@@ -166,15 +180,15 @@ impl Env<'_> {
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
         for (matrix, slot) in slots.iter().enumerate() {
             let values = warp.registers.get32(*slot);
-            for lane in 0..32 {
+            for (lane, &value) in values.iter().enumerate() {
                 let (r, c) = (lane / 4, lane % 4);
                 if m.trans {
                     for half in 0..2 {
                         let word = &mut rows[8 * matrix + 2 * c + half][r / 2];
-                        *word |= half_of(values[lane], half) << (16 * (r % 2));
+                        *word |= half_of(value, half) << (16 * (r % 2));
                     }
                 } else {
-                    rows[8 * matrix + r][c] = values[lane];
+                    rows[8 * matrix + r][c] = value;
                 }
             }
         }

@@ -42,7 +42,14 @@ impl Mbarriers {
 }
 
 impl Env<'_> {
-    pub(super) fn mbarrier(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, op: Mbarrier, mask: u32) -> Flow {
+    pub(super) fn mbarrier(
+        &mut self,
+        warp: &mut Warp,
+        split: &mut Split,
+        inst: &Inst,
+        op: Mbarrier,
+        mask: u32,
+    ) -> Flow {
         if op == Mbarrier::PendingCount {
             let counts = warp.registers.get64(inst.s[0]).map(|state| state as u32);
             warp.registers.set32(inst.d[0], mask, &counts);
@@ -52,12 +59,16 @@ impl Env<'_> {
         if inst.space == Space::Generic {
             places = places.map(|a| resolve(a).1);
         }
-        let wait = matches!(op, Mbarrier::TestWait | Mbarrier::TryWait | Mbarrier::TestWaitParity | Mbarrier::TryWaitParity);
+        let wait = matches!(
+            op,
+            Mbarrier::TestWait | Mbarrier::TryWait | Mbarrier::TestWaitParity | Mbarrier::TryWaitParity
+        );
         if wait {
             return self.test_wait(warp, split, inst, op, mask, &places);
         }
-        let counts: [u32; 32] =
-            std::array::from_fn(|l| if inst.s[0].is_some() { warp.registers.lane(inst.s[0], l) as u32 } else { 1 });
+        let counts: [u32; 32] = std::array::from_fn(|l| {
+            if inst.s[0].is_some() { warp.registers.lane(inst.s[0], l) as u32 } else { 1 }
+        });
         let mut states = [0u64; 32];
         // An arrival releases what the thread did before.
         let clock = (!matches!(op, Mbarrier::Init | Mbarrier::Inval)).then(|| warp.view.release(mask));
@@ -73,7 +84,8 @@ impl Env<'_> {
                 _ => {
                     let drop = op == Mbarrier::ArriveDrop;
                     if let Some(clock) = &clock {
-                        states[lane] = self.arrive_at(warp, inst, lane, places[lane], counts[lane], drop, clock);
+                        states[lane] =
+                            self.arrive_at(warp, inst, lane, places[lane], counts[lane], drop, clock);
                     }
                 }
             }
@@ -85,7 +97,8 @@ impl Env<'_> {
 
     fn init(&mut self, address: u64, count: u32) {
         let clock = Clock::new(self.live.len());
-        let object = Object { expected: count, pending: count, phase: 0, arriving: clock.clone(), completed: clock };
+        let object =
+            Object { expected: count, pending: count, phase: 0, arriving: clock.clone(), completed: clock };
         self.mbarriers.objects.insert(address, object);
     }
 
@@ -102,9 +115,14 @@ impl Env<'_> {
         clock: &Clock,
     ) -> u64 {
         let Some(object) = self.mbarriers.objects.get_mut(&address) else {
-            self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some((Space::Shared, address)), || {
-                "arrives at an mbarrier that was not initialised".into()
-            });
+            self.report(
+                HazardKind::UninitialisedRead,
+                inst,
+                warp.index,
+                lane,
+                Some((Space::Shared, address)),
+                || "arrives at an mbarrier that was not initialised".into(),
+            );
             return 0;
         };
         let state = object.phase << 32 | u64::from(object.pending);
@@ -181,7 +199,14 @@ impl Env<'_> {
     }
 
     /// The arrivals of `cp.async.mbarrier.arrive`.
-    pub(super) fn arrive_for_copies(&mut self, warp: &Warp, inst: &Inst, places: &[u64; 32], mask: u32, clock: &Clock) {
+    pub(super) fn arrive_for_copies(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        places: &[u64; 32],
+        mask: u32,
+        clock: &Clock,
+    ) {
         for_lanes(mask, |lane| {
             self.arrive_at(warp, inst, lane, places[lane], 1, false, clock);
         });

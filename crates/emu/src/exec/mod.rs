@@ -13,10 +13,10 @@ mod mbarrier;
 mod registers;
 mod run;
 mod scalar;
+mod undefined;
 mod warp;
 
 use std::collections::HashMap;
-use std::rc::Rc;
 
 use ptx::{Launch, Space, SpecialReg};
 use rand::rngs::SmallRng;
@@ -32,7 +32,7 @@ use crate::report::{Findings, HazardKind, Options, Place, Schedule, ThreadId};
 use crate::trace::{CtaTrace, Recorder};
 use crate::{EmuError, exec::warp::State};
 
-use barrier::Barrier;
+use barrier::{Barrier, Wake};
 use mbarrier::Mbarriers;
 use warp::Warp;
 
@@ -71,6 +71,7 @@ struct SyncVariable {
     /// First agent of the CTA that the clock is of.
     home: u32,
     strength: Strength,
+    sequential: bool,
 }
 
 /// What a CTA left behind.
@@ -102,8 +103,8 @@ pub(crate) struct Env<'a> {
     findings: Findings,
     recorder: Option<Recorder>,
     rng: SmallRng,
-    /// Warps that a barrier lets go: (warp, barrier, what it learns, result of a reduction).
-    wakes: Vec<(usize, u8, Rc<Clock>, barrier::Tally)>,
+    /// Warps that a barrier lets go.
+    wakes: Vec<Wake>,
     /// Lanes of each warp that have not exited.
     live: Vec<u32>,
     steps: u64,
@@ -121,8 +122,7 @@ impl<'a> Cta<'a> {
         let program = context.program;
         let threads = context.launch.block.count() as usize;
         let warps = threads.div_ceil(32);
-        let present: Vec<u32> =
-            (0..warps).map(|w| u32::MAX >> (32 - (threads - 32 * w).min(32))).collect();
+        let present: Vec<u32> = (0..warps).map(|w| u32::MAX >> (32 - (threads - 32 * w).min(32))).collect();
         let home = (cta as u32).wrapping_mul(warps as u32);
         let shared = program.layout.shared_bytes as usize;
         let seed = context.options.seed ^ cta.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -154,10 +154,14 @@ impl<'a> Cta<'a> {
         };
         let warps: Vec<Warp> =
             (0..warps).map(|w| Warp::new(program, w, present.len(), home, present[w])).collect();
-        let mut cta = Cta { turn: (0..warps.len()).collect(), warps, env: {
-            env.counters.warps = present.len() as u32;
-            env
-        } };
+        let mut cta = Cta {
+            turn: (0..warps.len()).collect(),
+            warps,
+            env: {
+                env.counters.warps = present.len() as u32;
+                env
+            },
+        };
         cta.set_specials();
         if context.options.schedule != Schedule::Late {
             cta.turn.shuffle(&mut cta.env.rng);
@@ -210,11 +214,11 @@ impl<'a> Cta<'a> {
 
     /// Lets warps go on that a barrier released.
     fn wake(&mut self) {
-        while let Some((index, id, clock, tally)) = self.env.wakes.pop() {
-            let warp = &mut self.warps[index];
+        while let Some(wake) = self.env.wakes.pop() {
+            let warp = &mut self.warps[wake.warp];
             for at in 0..warp.splits.len() {
-                if warp.splits[at].state == State::Barrier(id) {
-                    self.env.leave_barrier(warp, at, &clock, tally);
+                if warp.splits[at].state == State::Barrier(wake.barrier) {
+                    self.env.leave_barrier(warp, at, &wake);
                 }
             }
         }
@@ -258,7 +262,9 @@ impl Env<'_> {
     /// Where an address of a space is, in names.
     fn place(&self, space: Space, address: u64) -> Place {
         let (name, offset) = match space {
-            Space::Shared => self.context.program.layout.shared_place(address.wrapping_sub(SHARED_BASE) as i64),
+            Space::Shared => {
+                self.context.program.layout.shared_place(address.wrapping_sub(SHARED_BASE) as i64)
+            }
             Space::Global => match self.context.global.find(address) {
                 Some((region, offset)) => (region.name.clone(), offset),
                 None => (String::new(), address as i64),

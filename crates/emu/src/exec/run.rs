@@ -1,10 +1,10 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::Op;
+use ptx::{FenceSem, Op};
 
+use super::Env;
 use super::control::parts;
 use super::warp::{Split, State, Warp};
-use super::Env;
 use crate::EmuError;
 use crate::decode::Inst;
 
@@ -67,6 +67,9 @@ impl Env<'_> {
                     split.mask & if negated { !value } else { value }
                 }
             };
+            if inst.watched && self.context.options.checks.uninitialised {
+                self.watch(warp, inst, split.mask, mask);
+            }
             if mask == 0 {
                 self.count(warp, split.pc as usize, inst, 0);
                 split.pc += 1;
@@ -146,7 +149,8 @@ impl Env<'_> {
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
             Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
-            Op::Membar(scope) | Op::Fence(_, scope) => self.fence(warp, scope, mask),
+            Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
+            Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {
                 let active = [mask; 32];
                 warp.registers.set32(inst.d[0], mask, &active);

@@ -1,19 +1,21 @@
 //! Every lane-wise operation on the bits of one lane, in the terms of [`numerics`](crate::numerics).
 
 use ptx::{
-    BinaryOp, BoolOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, DotHalf, FloatMods, Op, Precision, PrmtMode, ShfMode,
-    ShiftDirection, TernaryOp, TestpOp, Type, UnaryOp,
+    BinaryOp, BoolOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, DotHalf, FloatMods, Op, Precision,
+    PrmtMode, ShfMode, ShiftDirection, TernaryOp, TestpOp, Type, UnaryOp,
 };
 
 use crate::numerics::approx::{DivApprox, Function, PackedFunction, div_f32, f32_function, packed_function};
-use crate::numerics::convert::{Conversion, FloatType, NumberType, Precision as Target, convert_halves, pack_pair};
+use crate::numerics::convert::{
+    Conversion, FloatType, NumberType, Precision as Target, convert_halves, pack_pair,
+};
 use crate::numerics::float::compare::{self, Comparison, Property};
 use crate::numerics::float::lanes::Packed;
 use crate::numerics::float::{self, Extremum, ExtremumModifiers, Modifiers, Operation};
+use crate::numerics::integer::IntType;
 use crate::numerics::integer::arithmetic::{self as int, Carried};
 use crate::numerics::integer::bits::{self, Overlong, Permute};
 use crate::numerics::integer::packed::{self, Half};
-use crate::numerics::integer::IntType;
 use crate::numerics::round::{Format, Rounding};
 
 /// The result of an operation on one lane; `None` when there is no such operation.
@@ -35,7 +37,13 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
             u64::from(holds) * one
         }
         Op::Setp { cmp, ty, ftz, .. } => u64::from(compare(cmp, ty, ftz, a, b)?),
-        Op::Selp(_) => if c & 1 == 1 { a } else { b },
+        Op::Selp(_) => {
+            if c & 1 == 1 {
+                a
+            } else {
+                b
+            }
+        }
         Op::Slct { cond, ftz, .. } => {
             let takes_a = match cond {
                 Type::S32 => c as u32 as i32 >= 0,
@@ -45,20 +53,25 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
         }
         Op::Testp(op, ty) => u64::from(compare::test(property(op), format(ty)?, a)),
         Op::Lop3 => return word(bits::lop3(a as u32, b as u32, c as u32, d as u8)),
-        Op::Shf(ShiftDirection::Left, mode) => return word(bits::shf_l(overlong(mode), a as u32, b as u32, c as u32)),
-        Op::Shf(ShiftDirection::Right, mode) => return word(bits::shf_r(overlong(mode), a as u32, b as u32, c as u32)),
+        Op::Shf(ShiftDirection::Left, mode) => {
+            return word(bits::shf_l(overlong(mode), a as u32, b as u32, c as u32));
+        }
+        Op::Shf(ShiftDirection::Right, mode) => {
+            return word(bits::shf_r(overlong(mode), a as u32, b as u32, c as u32));
+        }
         Op::Bfe(ty) => bits::bfe(int_type(ty)?, a, b, c),
         Op::Bfi(ty) => bits::bfi(int_type(ty)?, a, b, c, d),
         Op::Prmt(mode) => return word(bits::prmt(permute(mode), a as u32, b as u32, c as u32)),
         Op::Bmsk(mode) => return word(bits::bmsk(overlong(mode), a as u32, b as u32)),
         Op::Szext(mode, ty) => return word(bits::szext(int_type(ty)?, overlong(mode), a as u32, b as u32)),
         Op::Fns => return word(bits::fns(a as u32, b as u32, c as i32)),
-        Op::Dp4a(x, y) => return word(packed::dp4a(int_type(x)?, int_type(y)?, a as u32, b as u32, c as u32)),
+        Op::Dp4a(x, y) => {
+            return word(packed::dp4a(byte_type(x), byte_type(y), a as u32, b as u32, c as u32));
+        }
         Op::Dp2a(half, x, y) => {
-            // The types named are the bytes'; `a` holds halves of the same signedness.
             let wide = if x.is_signed() { IntType::S16 } else { IntType::U16 };
             let half = if half == DotHalf::Lo { Half::Low } else { Half::High };
-            return word(packed::dp2a(half, wide, int_type(y)?, a as u32, b as u32, c as u32));
+            return word(packed::dp2a(half, wide, byte_type(y), a as u32, b as u32, c as u32));
         }
         Op::Cvt(cvt) => return convert(&cvt, a, b),
         _ => return None,
@@ -78,6 +91,11 @@ pub(crate) fn int_type(ty: Type) -> Option<IntType> {
         Type::S64 => IntType::S64,
         _ => return None,
     })
+}
+
+/// The elements of a word whose type only says their sign.
+fn byte_type(ty: Type) -> IntType {
+    if ty.is_signed() { IntType::S8 } else { IntType::U8 }
 }
 
 fn format(ty: Type) -> Option<Format> {
@@ -247,7 +265,9 @@ fn floating(op: BinaryOp, ty: Type, mods: FloatMods, a: u64, b: u64) -> Option<u
         BinaryOp::Sub => Operation::Sub,
         BinaryOp::Mul => Operation::Mul,
         BinaryOp::Div => match mods.precision {
-            Precision::Approx => return Some(div_f32(DivApprox::Approx, mods.ftz, a as u32, b as u32).into()),
+            Precision::Approx => {
+                return Some(div_f32(DivApprox::Approx, mods.ftz, a as u32, b as u32).into());
+            }
             Precision::Full => return Some(div_f32(DivApprox::Full, mods.ftz, a as u32, b as u32).into()),
             _ => Operation::Div,
         },
@@ -270,7 +290,9 @@ fn ternary(op: TernaryOp, ty: Type, mods: FloatMods, [a, b, c]: [u64; 3]) -> Opt
         let rounding = rounding(mods.precision)?;
         let modifiers = Modifiers { ftz: mods.ftz, sat: mods.sat, relu: mods.relu };
         return matches!(op, TernaryOp::Fma | TernaryOp::Mad).then(|| {
-            each(ty, [a, b, c], |operands| float::arithmetic(Operation::Fma, format, rounding, modifiers, operands))
+            each(ty, [a, b, c], |operands| {
+                float::arithmetic(Operation::Fma, format, rounding, modifiers, operands)
+            })
         });
     };
     let add = |product: u64| int.write(int.read(product) + int.read(c));

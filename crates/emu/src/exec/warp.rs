@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::copy::CopyQueue;
 use super::registers::Registers;
+use super::undefined::Undefined;
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
 use crate::order::{Clock, Strength, WarpView};
@@ -71,7 +72,39 @@ pub(crate) struct Group {
 pub(crate) struct FenceState {
     pub lanes: u32,
     pub strength: Strength,
+    /// Of a `fence.sc` of gpu scope: see [`Sequential`].
+    pub sequential: bool,
     pub clock: Clock,
+}
+
+/// What sequentially consistent fences of gpu scope made visible, and what strong reads saw of that.
+///
+/// A `fence.sc` synchronises with every later one (PTX ISA, "Fence-SC"), and what a thread observed tells which was
+/// later. So neither fence need stand in the thread that signals or observes, as fences of a release or acquire pattern
+/// must: `write; membar.gl; bar.sync; one thread: atom` and `one thread: atom; bar.sync; membar.gl; read` order the writes
+/// and reads of all threads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sequential {
+    released: Option<Clock>,
+    seen: Option<Clock>,
+}
+
+impl Sequential {
+    /// Adds what others carry to the same CTA.
+    pub fn join(&mut self, home: u32, other: &Sequential) {
+        for (mine, theirs) in [(&mut self.released, &other.released), (&mut self.seen, &other.seen)] {
+            if let Some(clock) = theirs {
+                join_option(mine, home, clock);
+            }
+        }
+    }
+}
+
+fn join_option(known: &mut Option<Clock>, home: u32, clock: &Clock) {
+    match known {
+        Some(known) => known.join(home, clock),
+        None => *known = Some(clock.clone()),
+    }
 }
 
 /// A warp of a CTA.
@@ -87,6 +120,7 @@ pub(crate) struct Warp {
     pub view: WarpView,
     pub local: LocalMemory,
     pub copies: CopyQueue,
+    pub undefined: Undefined,
     pub released: Vec<FenceState>,
     pub seen: Vec<FenceState>,
     /// Instructions issued, and of these up to the last CTA barrier.
@@ -119,6 +153,7 @@ impl Warp {
             view: WarpView::new(home, index, warps, present),
             local,
             copies: CopyQueue::default(),
+            undefined: Undefined::new(program),
             released: Vec::new(),
             seen: Vec::new(),
             steps: 0,
@@ -277,6 +312,33 @@ impl Warp {
         split.groups.truncate(common);
         split.meet = split.groups.last().map_or(NOWHERE, |&g| self.groups[g as usize].pc);
         self.wake_complete_groups();
+    }
+
+    /// What a barrier carries from these lanes to those that leave it.
+    pub fn sequential(&self, lanes: u32) -> Sequential {
+        let gather = |list: &[FenceState]| {
+            let mut all: Option<Clock> = None;
+            for state in list.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
+                join_option(&mut all, self.view.home(), &state.clock);
+            }
+            all
+        };
+        Sequential { released: gather(&self.released), seen: gather(&self.seen) }
+    }
+
+    /// The lanes have left a barrier that carried this.
+    pub fn inherit(&mut self, lanes: u32, carried: &Sequential) {
+        let state = |clock: &Clock| FenceState {
+            lanes,
+            strength: Strength::Gpu,
+            sequential: true,
+            clock: clock.clone(),
+        };
+        for (list, clock) in [(&mut self.released, &carried.released), (&mut self.seen, &carried.seen)] {
+            let Some(clock) = clock else { continue };
+            list.retain(|f| !(f.sequential && f.lanes & !lanes == 0));
+            list.push(state(clock));
+        }
     }
 
     pub fn is_done(&self) -> bool {

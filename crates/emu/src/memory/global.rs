@@ -101,7 +101,14 @@ impl<'a> Region<'a> {
     }
 
     /// Notes a write by a CTA that nothing orders with others. Returns the access of another one that it races with.
-    pub fn note_write(&self, offset: usize, bytes: usize, granule: usize, cta: u32, pc: u32) -> Option<ForeignAccess> {
+    pub fn note_write(
+        &self,
+        offset: usize,
+        bytes: usize,
+        granule: usize,
+        cta: u32,
+        pc: u32,
+    ) -> Option<ForeignAccess> {
         let mine = u64::from(cta + 1) << 32 | u64::from(pc);
         let mut found = None;
         let writers = self.table(&self.writers, granule);
@@ -117,7 +124,14 @@ impl<'a> Region<'a> {
     }
 
     /// Notes a read likewise.
-    pub fn note_read(&self, offset: usize, bytes: usize, granule: usize, cta: u32, pc: u32) -> Option<ForeignAccess> {
+    pub fn note_read(
+        &self,
+        offset: usize,
+        bytes: usize,
+        granule: usize,
+        cta: u32,
+        pc: u32,
+    ) -> Option<ForeignAccess> {
         let mine = u64::from(cta + 1) << 32 | u64::from(pc);
         let mut found = None;
         let readers = self.table(&self.readers, granule);

@@ -118,7 +118,10 @@ impl Read {
             self.strength = self.strength.min(new.strength);
             return true;
         }
-        if self.epoch == 0 || a.view.subsumes_own(self.epoch) || self.lanes == new.lanes && self.touch == new.touch {
+        if self.epoch == 0
+            || a.view.subsumes_own(self.epoch)
+            || self.lanes == new.lanes && self.touch == new.touch
+        {
             *self = new;
             return true;
         }
@@ -220,7 +223,7 @@ impl DenseShadow {
 
     #[inline(always)]
     fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
-        offset >> self.shift..(offset + bytes - 1 >> self.shift) + 1
+        offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1
     }
 
     #[inline(always)]
@@ -233,10 +236,11 @@ impl DenseShadow {
                 verdict = Verdict::Uninitialised;
             } else if w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps) {
                 verdict = Verdict::Conflict(w.conflict());
-            } else if w.touch == Touch::Atomic && a.strength == Strength::Weak {
-                if let Some(c) = self.unordered_reads(g, a, true) {
-                    verdict = Verdict::Conflict(c);
-                }
+            } else if w.touch == Touch::Atomic
+                && a.strength == Strength::Weak
+                && let Some(c) = self.unordered_reads(g, a, true)
+            {
+                verdict = Verdict::Conflict(c);
             }
             let slot = &mut self.reads[g * self.warps + a.warp];
             let old = *slot;
@@ -255,7 +259,8 @@ impl DenseShadow {
         for g in self.granules(offset, bytes) {
             let w = &self.writes[g];
             let local = (w.agent.wrapping_sub(a.view.home())) as usize;
-            if w.epoch != 0 && w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps) {
+            if w.epoch != 0 && w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps)
+            {
                 found = found.or(Some((w.conflict(), g << self.shift)));
             }
             if let Some(c) = self.unordered_reads(g, a, false) {
@@ -291,13 +296,22 @@ impl DenseShadow {
         }
         self.extra.get(&g)?.iter().find_map(|(warp, r)| {
             let agent = home + *warp as Agent;
-            let lanes = if atomics_only && r.touch != Touch::Atomic { 0 } else { read_unordered(r, agent, a, true) };
+            let lanes =
+                if atomics_only && r.touch != Touch::Atomic { 0 } else { read_unordered(r, agent, a, true) };
             (lanes != 0).then(|| r.conflict(agent, lanes))
         })
     }
 
     /// The asynchronous write of a thread is complete as of `epoch`.
-    pub fn land(&mut self, offset: usize, bytes: usize, agent: Agent, lane: usize, epoch: Epoch, touch: Touch) {
+    pub fn land(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        agent: Agent,
+        lane: usize,
+        epoch: Epoch,
+        touch: Touch,
+    ) {
         for g in self.granules(offset, bytes) {
             let w = &mut self.writes[g];
             if w.epoch == FLIGHT && w.agent == agent && usize::from(w.lane) == lane {
@@ -336,10 +350,11 @@ impl PagedShadow {
 
     fn cells(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Cell> {
         let first = address >> self.shift;
-        let last = address + bytes - 1 >> self.shift;
-        let page = self.pages.entry(first / PAGE).or_insert_with(|| {
-            vec![Cell { write: Write::NEVER, reads: SmallVec::new() }; PAGE as usize]
-        });
+        let last = (address + bytes - 1) >> self.shift;
+        let page = self
+            .pages
+            .entry(first / PAGE)
+            .or_insert_with(|| vec![Cell { write: Write::NEVER, reads: SmallVec::new() }; PAGE as usize]);
         page[(first % PAGE) as usize..=(last % PAGE).max(first % PAGE) as usize].iter_mut()
     }
 
@@ -393,6 +408,7 @@ fn note_read(reads: &mut SmallVec<[(Agent, Read); 1]>, a: &Access) {
     }
     // What everyone who reads now already knows of needs no record of its own.
     let lane = a.lanes.trailing_zeros() as usize;
-    reads.retain(|(owner, r)| r.touch == Touch::Atomic || !a.view.knows_agent(lane, *owner, r.lanes, r.epoch));
+    reads
+        .retain(|(owner, r)| r.touch == Touch::Atomic || !a.view.knows_agent(lane, *owner, r.lanes, r.epoch));
     reads.push((agent, Read::of(a)));
 }

@@ -1,15 +1,241 @@
-//! scratch
-#![allow(missing_docs, unreachable_pub)]
-pub mod u8_baseline;
-pub mod u8_common;
-pub mod u8_stage_a;
-pub mod u8_stage_b;
-pub fn dump(p: &problem::Problem, a: &crate::Arch) -> Vec<ptx::Kernel> {
+//! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or wrong.
+//!
+//! They are exhibits, not kernels to use: the emulator must prove the right ones, refute the broken ones for the right
+//! reason, and the time model must say from their structure alone what they took. Where the seeds are silent, a rung
+//! does what an engineer of that level writes first, and its file says so; nothing is tuned towards a figure.
+//! As `nvcc` compiles such sources: 64-long inner loops unrolled by four, `__half` loaded two bytes at a time and
+//! widened to f32, `__expf` as `ex2.approx`, static shared memory, no padding, division at the end.
+
+mod common;
+mod minimal;
+mod nan_reduction;
+mod p1_wmma;
+mod phase1;
+mod phase3;
+mod phase4;
+mod phase6;
+mod serial;
+mod u8_baseline;
+mod u8_common;
+mod u8_stage_a;
+mod u8_stage_b;
+
+pub use u8_common::{Quantised, dequantise, quantise};
+
+use problem::{Mask, Problem};
+use ptx::Kernel;
+use serde::{Deserialize, Serialize};
+
+use crate::{Arch, PlanError};
+
+/// Which rung: the whole plan of a kernel that has no genes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RungPlan {
+    /// One query row a CTA.
+    Minimal,
+    /// 16 rows; warp reductions that forget the other warps.
+    NanReduction,
+    /// 16 rows; one thread reduces.
+    Phase1,
+    /// 32 rows, four warps of which one works.
+    Phase3,
+    /// Warp reductions, and one barrier too few.
+    Phase4Race,
+    /// The same with the barrier.
+    Phase4,
+    /// Accumulators of 2048 floats a thread.
+    Phase6It1,
+    /// 256 threads, accumulators in shared memory.
+    Phase6It2,
+    /// Tensor-core scores, serial softmax, scalar values.
+    P1Wmma,
+    /// u8 inputs, one byte a load.
+    U8Baseline,
+    /// u8 inputs, 16 bytes a load.
+    U8Cycle2a,
+    /// u8 inputs, copied asynchronously in two stages.
+    U8StageA,
+    /// Codes and halves in one union.
+    U8StageB,
+    /// The union, converted through registers.
+    U8StageBRepaired,
+}
+
+/// What the proof must come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expected {
+    /// Right, and no hazard.
+    Proven,
+    /// Refuted, for this reason.
+    Refuted(Reason),
+}
+
+/// Why a rung is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Two threads reach one place without order.
+    Race,
+    /// The output holds NaN although no input does.
+    NotANumber,
+}
+
+/// A step of the seeds' story.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rung {
+    /// Its name, as in the plan's serde form.
+    pub name: &'static str,
+    /// What happened, in a sentence.
+    pub story: &'static str,
+    /// How the kernel is made.
+    pub plan: RungPlan,
+    /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
+    pub mask: Mask,
+    /// What the proof must come to.
+    pub expected: Expected,
+    /// The seeds' own time on an L4, mission problem, in µs; quoted, not measured by this project.
+    pub quoted_us: Option<f64>,
+    /// The range that the seeds had forecast for it, in µs.
+    pub forecast_us: Option<(f64, f64)>,
+}
+
+/// The rungs in the order of the story.
+pub fn rungs() -> Vec<Rung> {
+    let rung = |plan: RungPlan, story, quoted_us, forecast_us| Rung {
+        name: plan.name(),
+        story,
+        plan,
+        mask: plan.mask(),
+        expected: plan.expected(),
+        quoted_us,
+        forecast_us,
+    };
     vec![
-        u8_baseline::emit(p, a, u8_baseline::Width::Byte),
-        u8_baseline::emit(p, a, u8_baseline::Width::Vector16),
-        u8_stage_a::emit(p, a),
-        u8_stage_b::emit(p, a, u8_stage_b::Conversion::Union),
-        u8_stage_b::emit(p, a, u8_stage_b::Conversion::ThroughRegisters),
+        rung(RungPlan::Minimal, "one query row a CTA: the first that was right", Some(2870.0), None),
+        rung(RungPlan::NanReduction, "Phase 1 before its fix: warps reduce alone and give NaN", None, None),
+        rung(RungPlan::Phase1, "16 rows a CTA, one thread reduces while 127 wait", Some(3652.0), None),
+        rung(RungPlan::Phase3, "32 rows a CTA, but one warp of four works", Some(1634.0), None),
+        rung(
+            RungPlan::Phase4Race,
+            "warp reductions, and a barrier dropped",
+            Some(1028.0),
+            Some((500.0, 800.0)),
+        ),
+        rung(RungPlan::Phase4, "the same with the barrier put back", None, None),
+        rung(
+            RungPlan::Phase6It1,
+            "2048 accumulators a thread, in local memory",
+            Some(1844.0),
+            Some((500.0, 600.0)),
+        ),
+        rung(RungPlan::Phase6It2, "256 threads, 32 of which accumulate", Some(1776.0), Some((500.0, 600.0))),
+        rung(RungPlan::P1Wmma, "tensor cores for 4 % of the time", Some(1169.0), Some((200.0, 300.0))),
+        rung(RungPlan::U8Baseline, "u8 inputs, decoded in the inner loop", Some(1596.75), None),
+        rung(RungPlan::U8Cycle2a, "u8 inputs, 16 bytes a load", Some(1453.93), None),
+        rung(RungPlan::U8StageA, "cp.async hides loads that took no time", Some(2046.88), None),
+        rung(RungPlan::U8StageB, "a union of codes and halves, converted in place", Some(2007.81), None),
+        rung(RungPlan::U8StageBRepaired, "the same through registers and a barrier", None, None),
     ]
+}
+
+impl RungPlan {
+    /// Every rung, in the order of the story.
+    pub const ALL: [RungPlan; 14] = [
+        RungPlan::Minimal,
+        RungPlan::NanReduction,
+        RungPlan::Phase1,
+        RungPlan::Phase3,
+        RungPlan::Phase4Race,
+        RungPlan::Phase4,
+        RungPlan::Phase6It1,
+        RungPlan::Phase6It2,
+        RungPlan::P1Wmma,
+        RungPlan::U8Baseline,
+        RungPlan::U8Cycle2a,
+        RungPlan::U8StageA,
+        RungPlan::U8StageB,
+        RungPlan::U8StageBRepaired,
+    ];
+
+    /// Its name, which is also that of the kernel.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RungPlan::Minimal => "minimal",
+            RungPlan::NanReduction => "nan_reduction",
+            RungPlan::Phase1 => "phase1",
+            RungPlan::Phase3 => "phase3",
+            RungPlan::Phase4Race => "phase4_race",
+            RungPlan::Phase4 => "phase4",
+            RungPlan::Phase6It1 => "phase6_it1",
+            RungPlan::Phase6It2 => "phase6_it2",
+            RungPlan::P1Wmma => "p1_wmma",
+            RungPlan::U8Baseline => "u8_baseline",
+            RungPlan::U8Cycle2a => "u8_cycle2a",
+            RungPlan::U8StageA => "u8_stage_a",
+            RungPlan::U8StageB => "u8_stage_b",
+            RungPlan::U8StageBRepaired => "u8_stage_b_repaired",
+        }
+    }
+
+    /// The only mask it computes.
+    pub const fn mask(self) -> Mask {
+        match self {
+            RungPlan::Phase6It1 | RungPlan::Phase6It2 => Mask::Causal,
+            _ => Mask::None,
+        }
+    }
+
+    /// What its proof must come to.
+    pub const fn expected(self) -> Expected {
+        match self {
+            RungPlan::Phase4Race | RungPlan::U8StageB => Expected::Refuted(Reason::Race),
+            RungPlan::NanReduction => Expected::Refuted(Reason::NotANumber),
+            _ => Expected::Proven,
+        }
+    }
+
+    /// Whether q, k and v are u8 codes ([`quantise`]) with the scales of their heads in a buffer behind the output. Such
+    /// a rung is judged against the values that the codes stand for.
+    pub const fn quantised(self) -> bool {
+        matches!(
+            self,
+            RungPlan::U8Baseline
+                | RungPlan::U8Cycle2a
+                | RungPlan::U8StageA
+                | RungPlan::U8StageB
+                | RungPlan::U8StageBRepaired
+        )
+    }
+
+    /// Whether the kernel can be emitted.
+    ///
+    /// # Errors
+    /// The first thing about the problem that the rung does not compute.
+    pub fn check(self, problem: &Problem, _arch: &Arch) -> Result<(), PlanError> {
+        common::check(problem, self)
+    }
+
+    /// The kernel; the plan has been checked.
+    pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Kernel {
+        match self {
+            RungPlan::Minimal => minimal::emit(problem, arch),
+            RungPlan::NanReduction => nan_reduction::emit(problem, arch),
+            RungPlan::Phase1 => phase1::emit(problem, arch),
+            RungPlan::Phase3 => phase3::emit(problem, arch),
+            RungPlan::Phase4Race => phase4::emit(problem, arch, phase4::Scores::Unordered),
+            RungPlan::Phase4 => phase4::emit(problem, arch, phase4::Scores::BehindBarrier),
+            RungPlan::Phase6It1 => phase6::emit(problem, arch, phase6::Home::Local),
+            RungPlan::Phase6It2 => phase6::emit(problem, arch, phase6::Home::Shared),
+            RungPlan::P1Wmma => p1_wmma::emit(problem, arch),
+            RungPlan::U8Baseline => u8_baseline::emit(problem, arch, u8_baseline::Width::Byte),
+            RungPlan::U8Cycle2a => u8_baseline::emit(problem, arch, u8_baseline::Width::Vector16),
+            RungPlan::U8StageA => u8_stage_a::emit(problem, arch),
+            RungPlan::U8StageB => u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::Union),
+            RungPlan::U8StageBRepaired => {
+                u8_stage_b::emit(problem, arch, u8_stage_b::Conversion::ThroughRegisters)
+            }
+        }
+    }
 }

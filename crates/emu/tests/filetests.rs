@@ -1,0 +1,223 @@
+//! Runs `filetests/run` and `filetests/hazard`: PTX with the launch, and what must come of it, in comments.
+//!
+//! ```text
+//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given)
+//! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
+//! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
+//! // arg: out                                   (a buffer, `buffer+bytes`, or u32/i32/f32 and a value)
+//! // expect: out u32 0 1 2                      (first words after the run; f32 too)
+//! st.shared.u32 [%r1], %r2;  // hazard: race    (on the line of either access)
+//! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)
+//! ```
+//!
+//! Every schedule may find only what is announced, and what is announced some schedule must find.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use flashcore_emu::{Buffer, EmuError, Options, Report, Schedule, run};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+
+struct Case {
+    kernel: Kernel,
+    contents: Vec<Option<Vec<u8>>>,
+    expected: Vec<(usize, Vec<u32>)>,
+    /// Kind and line; line 0 for the whole kernel.
+    hazards: BTreeSet<(String, u32)>,
+    error: Option<String>,
+    step_limit: Option<u64>,
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("`{text}` is no number"))
+}
+
+fn word(kind: &str, text: &str) -> u32 {
+    match kind {
+        "f32" => number::<f32>(text).to_bits(),
+        "i32" => number::<i32>(text) as u32,
+        _ if text.starts_with("0x") => u32::from_str_radix(&text[2..], 16).expect("a hexadecimal number"),
+        _ => number(text),
+    }
+}
+
+fn read(text: &str) -> Case {
+    let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let entry = module.entries().next().expect("an entry").name.to_string();
+    let launch =
+        Launch { grid: Dim3(1, 1, 1), cluster: Dim3(1, 1, 1), block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let kernel = Kernel { module, entry, launch, buffers: Vec::new(), args: Vec::new() };
+    let mut case = Case {
+        kernel,
+        contents: Vec::new(),
+        expected: Vec::new(),
+        hazards: BTreeSet::new(),
+        error: None,
+        step_limit: None,
+    };
+    for (index, line) in text.lines().enumerate() {
+        let Some((code, comment)) = line.split_once("//") else { continue };
+        let Some((key, value)) = comment.trim().split_once(':') else { continue };
+        let words: Vec<&str> = value.split_whitespace().collect();
+        let at = if code.trim().is_empty() { 0 } else { index as u32 + 1 };
+        case.directive(key, &words, at);
+    }
+    case
+}
+
+impl Case {
+    fn directive(&mut self, key: &str, words: &[&str], line: u32) {
+        match (key, words) {
+            ("launch", settings) => settings.iter().for_each(|s| self.launch(s)),
+            ("buffer", [name, bytes, access, init @ ..]) => self.buffer(name, number(bytes), access, init),
+            ("arg", [kind, value]) => self.kernel.args.push(match *kind {
+                "f32" => Arg::F32(number(value)),
+                "i32" => Arg::I32(number(value)),
+                _ => Arg::U32(number(value)),
+            }),
+            ("arg", [name]) => {
+                let (name, offset) = name.split_once('+').unwrap_or((name, "0"));
+                let index = self.index(name);
+                self.kernel.args.push(Arg::Buffer { index, offset: number(offset) });
+            }
+            ("expect", [name, kind, values @ ..]) => {
+                let values = values.iter().map(|v| word(kind, v)).collect();
+                self.expected.push((self.index(name), values));
+            }
+            ("hazard", kinds) => {
+                self.hazards.extend(kinds.iter().map(|k| (k.to_string(), line)));
+            }
+            ("error", words) => self.error = Some(words.join(" ")),
+            ("steps", [limit]) => self.step_limit = Some(number(limit)),
+            _ => {}
+        }
+    }
+
+    fn index(&self, name: &str) -> usize {
+        self.kernel
+            .buffers
+            .iter()
+            .position(|b| b.name == name)
+            .unwrap_or_else(|| panic!("no buffer `{name}`"))
+    }
+
+    fn launch(&mut self, setting: &str) {
+        let (key, value) = setting.split_once('=').expect("key=value");
+        let mut extents = value.split(',').map(number);
+        let mut next = || extents.next().unwrap_or(1);
+        match key {
+            "grid" => self.kernel.launch.grid = Dim3(next(), next(), next()),
+            "block" => self.kernel.launch.block = Dim3(next(), next(), next()),
+            "shared" => self.kernel.launch.dynamic_shared = next(),
+            _ => panic!("`{key}` is no setting of a launch"),
+        }
+    }
+
+    fn buffer(&mut self, name: &str, bytes: usize, access: &str, init: &[&str]) {
+        let access = match access {
+            "read" => Access::Read,
+            "write" => Access::Write,
+            _ => Access::ReadWrite,
+        };
+        self.kernel.buffers.push(BufferSpec { name: name.to_string(), bytes, access });
+        self.contents.push(match init {
+            ["zeros"] => Some(vec![0; bytes]),
+            ["iota"] => Some((0..bytes as u32 / 4).flat_map(u32::to_le_bytes).collect()),
+            _ => None,
+        });
+    }
+
+    fn run(&self, schedule: Schedule, seed: u64) -> Result<(Report, Vec<Buffer>), EmuError> {
+        let mut buffers: Vec<Buffer> = self
+            .kernel
+            .buffers
+            .iter()
+            .zip(&self.contents)
+            .map(|(spec, contents)| match contents {
+                Some(bytes) => Buffer::from_bytes(bytes),
+                None => Buffer::uninitialised(spec.bytes),
+            })
+            .collect();
+        let mut options = Options { seed, schedule, ..Options::default() };
+        options.step_limit = self.step_limit.unwrap_or(options.step_limit);
+        let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
+        Ok((report, buffers))
+    }
+
+    /// Runs every schedule. What is wrong, in words.
+    fn judge(&self) -> Result<(), String> {
+        let mut missing = self.hazards.clone();
+        for (schedule, seed) in [
+            (Schedule::Late, 0),
+            (Schedule::Late, 1),
+            (Schedule::Early, 2),
+            (Schedule::Random, 3),
+            (Schedule::Random, 4),
+        ] {
+            let (report, buffers) = match (self.run(schedule, seed), &self.error) {
+                (Err(error), Some(expected)) if error.to_string().contains(expected) => continue,
+                (Err(error), _) => return Err(error.to_string()),
+                (Ok(_), Some(expected)) => return Err(format!("no error, where `{expected}` was announced")),
+                (Ok(run), None) => run,
+            };
+            for hazard in &report.hazards {
+                let lines = [Some(hazard.line), hazard.other_line];
+                let announced: Vec<_> = lines
+                    .into_iter()
+                    .flatten()
+                    .map(|line| (hazard.kind.name().to_string(), line))
+                    .filter(|key| self.hazards.contains(key))
+                    .collect();
+                if announced.is_empty() {
+                    return Err(format!("{schedule:?} {seed}: {hazard}"));
+                }
+                announced.iter().for_each(|key| {
+                    missing.remove(key);
+                });
+            }
+            for (index, words) in &self.expected {
+                let bytes = buffers[*index].to_bytes();
+                let got: Vec<u32> = bytes
+                    .chunks_exact(4)
+                    .take(words.len())
+                    .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+                    .collect();
+                if got != *words {
+                    let name = &self.kernel.buffers[*index].name;
+                    return Err(format!("{schedule:?} {seed}: {name} is {got:x?}, not {words:x?}"));
+                }
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { Err(format!("not found: {missing:?}")) }
+    }
+}
+
+fn folder(name: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests").join(name);
+    let mut files: Vec<_> =
+        std::fs::read_dir(&path).expect("the folder").map(|f| f.expect("a file").path()).collect();
+    files.sort();
+    let failures: Vec<String> = files
+        .iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "ptx"))
+        .filter_map(|file| {
+            let text = std::fs::read_to_string(file).expect("readable");
+            let case = read(&text);
+            let wrong = (name == "run" && !case.hazards.is_empty())
+                .then(|| "hazards belong to the other folder".into());
+            let error = wrong.or_else(|| case.judge().err())?;
+            Some(format!("{}: {error}", file.file_name()?.to_string_lossy()))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{} of {} fail:\n{}", failures.len(), files.len(), failures.join("\n"));
+}
+
+#[test]
+fn correct_kernels_run_without_alarm() {
+    folder("run");
+}
+
+#[test]
+fn hazards_are_found_where_they_are() {
+    folder("hazard");
+}
