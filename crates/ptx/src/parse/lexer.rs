@@ -9,7 +9,7 @@ pub(super) enum Kind {
     Name,
     /// `.b32`, `.shared::cta`, `.L2::cache_hint`; the text starts with the dot.
     Dot,
-    /// `12`, `0x1F`, `0f3F800000`, `1.5e3`, `9.0`.
+    /// `12`, `0x1F`, `0f3F800000`, `1.5e3`, `9.0`, `.5`.
     Number,
     /// `"…"`, quotes included.
     String,
@@ -115,6 +115,10 @@ impl Lexer<'_> {
             return Ok(Kind::Name);
         }
         match c {
+            b'.' if self.peek(1).is_ascii_digit() => {
+                self.number();
+                Ok(Kind::Number)
+            }
             b'.' if continues_name(self.peek(1)) => {
                 self.at += 1;
                 self.skip_while(continues_name);
