@@ -218,7 +218,10 @@ impl<'t> Parser<'t> {
         };
         let start = self.here();
         if self.peek() == Kind::Name && matches!(self.names.find(self.text()), Some(Symbol::Register(_))) {
-            return Err(Failure::at(start, "indirect calls are not supported; expected the name of a function"));
+            return Err(Failure::at(
+                start,
+                "indirect calls are not supported; expected the name of a function",
+            ));
         }
         let function = self.symbol_name()?;
         let arguments = match self.eat(b',') {
