@@ -28,6 +28,16 @@ fn round_trip(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+fn verify(path: &Path) -> Result<(), Failed> {
+    let module = read(path)?;
+    module.verify()?;
+    let minimum = module.minimum_version();
+    if minimum > module.version {
+        return Err(format!("needs {minimum} but has {}", module.version).into());
+    }
+    Ok(())
+}
+
 fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
     let module = read(path)?;
     Ok(ptxas::assemble(ptxas, &module)?)
@@ -45,6 +55,8 @@ fn main() {
     let mut trials = Vec::new();
     for file in files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let path = file.clone();
+        trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
         let path = file.clone();
         trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
         if let Some(ptxas) = ptxas.clone() {

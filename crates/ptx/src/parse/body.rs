@@ -1,13 +1,15 @@
 //! Bodies of functions: declarations, labels, instructions.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::lexer::Kind;
 use super::modifiers::Modifiers;
 use super::scope::Symbol;
 use super::variable::declared_space;
 use super::{Failure, Parser, mnemonic};
-use crate::{Body, Guard, Instruction, Label, Linkage, Op, Operand, Reg, Register, Statement, Type};
+use crate::{
+    Body, Guard, Imm, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
+};
 
 /// Labels that a compiler writes for its debugger only.
 const DEBUG_LABELS: [&str; 3] = ["$L__tmp", "$L__func_begin", "$L__func_end"];
@@ -31,6 +33,7 @@ impl<'t> Parser<'t> {
                 Kind::Punct(b';', 0) => self.next(),
                 Kind::Dot => self.directive(&mut body)?,
                 Kind::Name if self.peek_second() == Kind::Punct(b':', 0) => self.label(&mut body)?,
+                Kind::Undefined => self.undefined(&mut body),
                 Kind::Name | Kind::Punct(b'@', 0) => {
                     let instruction = self.instruction(&body)?;
                     body.statements.push(Statement::Inst(instruction));
@@ -159,11 +162,31 @@ impl<'t> Parser<'t> {
             self.next();
         }
         let mut op = mnemonic::op(&mut modifiers)?;
-        let operands = self.operands(op)?;
+        let mut operands = self.operands(op)?;
         if let (Op::CpAsync(copy), Some(&Operand::Reg(Reg(r)))) = (&mut op, operands.get(3)) {
             copy.ignore_src = body.registers.get(r as usize).is_some_and(|reg| reg.ty == Type::Pred);
         }
+        for (operand, slot) in operands.iter_mut().zip(op.signature()) {
+            normalise(operand, slot.kind);
+        }
         Ok(Instruction { guard, op, operands, line })
+    }
+
+    /// A register that a compiler leaves undefined on purpose gets the value 0, which is as good as any: then a read of
+    /// it is not taken for a mistake.
+    fn undefined(&mut self, body: &mut Body) {
+        let (line, name) = (self.line(), self.text());
+        self.next();
+        let Some(&Symbol::Register(reg)) = self.names.find(name) else { return };
+        let zero = |ty: Type| match ty {
+            Type::F32 => (ty, Imm::F32(0)),
+            Type::F64 => (ty, Imm::F64(0)),
+            Type::Pred => (ty, Imm::Int(0)),
+            _ => (Type::bits_of(ty.bits()), Imm::Int(0)),
+        };
+        let (ty, zero) = zero(body.registers[reg.0 as usize].ty);
+        let operands = smallvec![Operand::Reg(reg), Operand::Imm(zero)];
+        body.statements.push(Statement::Inst(Instruction { guard: None, op: Op::Mov(ty), operands, line }));
     }
 
     fn operands(&mut self, op: Op) -> Result<SmallVec<[Operand; 4]>, Failure> {
@@ -230,5 +253,18 @@ impl<'t> Parser<'t> {
         };
         operands.extend([results, Operand::Function(function), arguments]);
         Ok(())
+    }
+}
+
+/// A vector of one is a scalar and the reverse, as the position wants it: compilers write `{%r1}` for both.
+fn normalise(operand: &mut Operand, kind: SlotKind) {
+    match (kind, &mut *operand) {
+        (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {
+            *operand = parts.remove(0);
+        }
+        (SlotKind::Vector(_, 1) | SlotKind::WideVector(_, 1), Operand::Reg(_) | Operand::Imm(_)) => {
+            *operand = Operand::Vector(vec![operand.clone()]);
+        }
+        _ => {}
     }
 }

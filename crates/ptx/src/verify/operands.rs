@@ -190,11 +190,8 @@ impl Scope<'_> {
         operand: &Operand,
         fits: fn(Type, Type) -> bool,
     ) -> Result<(), Wrong> {
-        let parts = match operand {
-            Operand::Vector(parts) => parts.as_slice(),
-            // One register needs no braces.
-            other if count == 1 => std::slice::from_ref(other),
-            _ => return wrong(Rule::Operands, format!("must be a vector of {count}")),
+        let Operand::Vector(parts) = operand else {
+            return wrong(Rule::Operands, format!("must be a vector of {count}"));
         };
         if parts.len() != count {
             return wrong(Rule::Operands, format!("must have {count} elements, not {}", parts.len()));
