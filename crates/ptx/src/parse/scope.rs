@@ -204,21 +204,15 @@ impl<'t> Names<'t> {
                 names.push(free);
             }
         }
-        for i in 0..self.labels.len() {
-            let mut root = i;
+        let resolved = (0..self.labels.len()).map(|mut root| {
             while let Some(outer) = self.labels[root].outer {
                 root = outer.0 as usize;
             }
             let Seen { name, placed, mentioned_at, .. } = self.labels[root];
-            if !placed {
-                return Err(Failure::at(
-                    mentioned_at,
-                    format!("the label `{name}` is not placed anywhere in sight"),
-                ));
-            }
-            flat[i] = flat[root];
-        }
-        Ok((flat, names))
+            let message = || format!("the label `{name}` is not placed anywhere in sight");
+            if placed { Ok(flat[root]) } else { Err(Failure::at(mentioned_at, message())) }
+        });
+        Ok((resolved.collect::<Result<_, _>>()?, names))
     }
 }
 
