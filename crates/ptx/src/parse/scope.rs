@@ -195,10 +195,10 @@ impl<'t> Names<'t> {
         let mut flat = vec![Label(0); self.labels.len()];
         let mut names = Vec::new();
         // An enclosing scope's label may be newer than the inner mention of it, so placed ones come first.
-        for i in 0..self.labels.len() {
+        for (i, place) in flat.iter_mut().enumerate() {
             let Seen { name, placed, mentioned_at, .. } = self.labels[i];
             if placed {
-                flat[i] = Label(names.len() as u32);
+                *place = Label(names.len() as u32);
                 let free = self.free(name, |_| false).ok_or_else(|| clash(name, mentioned_at))?;
                 self.used.insert(free.clone());
                 names.push(free);
