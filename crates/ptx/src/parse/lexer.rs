@@ -59,10 +59,13 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
         }
         let (start, line) = (lexer.at, lexer.line);
         let kind = lexer.token()?;
-        tokens.push(Token { kind, start: start as u32, end: lexer.at as u32, line });
         if kind == Kind::End {
+            // An error at the end points behind the last token, not at the blank lines after it.
+            let (at, line) = tokens.last().map_or((0, 1), |token| (token.end, token.line));
+            tokens.push(Token { kind, start: at, end: at, line });
             return Ok(tokens);
         }
+        tokens.push(Token { kind, start: start as u32, end: lexer.at as u32, line });
     }
 }
 
