@@ -23,7 +23,7 @@ pub fn assemble(ptxas: &Path, module: &Module) -> Result<(), String> {
     let result = source.with_extension("cubin");
     std::fs::write(&source, module.to_string()).map_err(|e| e.to_string())?;
     let run = Command::new(ptxas)
-        .arg("-arch")
+        .args(["--compile-only", "-arch"])
         .arg(module.target.to_string())
         .arg(&source)
         .arg("-o")
