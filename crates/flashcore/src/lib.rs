@@ -1,1 +1,32 @@
 //! Fused attention on the best device present.
+//!
+//! ```
+//! use flashcore::{Layout, TensorView, attention};
+//!
+//! // Two heads, three queries, four keys, head dim 8: `[batch, head, sequence, dim]`.
+//! let q = vec![0.1f32; 2 * 3 * 8];
+//! let (k, v) = (vec![0.2f32; 2 * 4 * 8], vec![0.5f32; 2 * 4 * 8]);
+//! let out = attention(
+//!     TensorView::dense(&q, [1, 2, 3, 8], Layout::Bhsd)?,
+//!     TensorView::dense(&k, [1, 2, 4, 8], Layout::Bhsd)?,
+//!     TensorView::dense(&v, [1, 2, 4, 8], Layout::Bhsd)?,
+//! )
+//! .causal()
+//! .run()?;
+//! assert!(out.data.iter().all(|x| (x - 0.5).abs() < 1e-6));
+//! # Ok::<(), flashcore::AttentionError>(())
+//! ```
+//!
+//! Element types are `f32`, [`half::f16`] and [`half::bf16`]; sums are always f32. Memory grows linearly with the
+//! sequence. Query heads may share key/value heads (grouped-query attention), and a causal mask is aligned to the
+//! bottom right, as in FlashAttention.
+
+mod attention;
+mod error;
+mod tensor;
+
+pub use attention::{Attention, Device, Output, attention};
+pub use cpu::Element;
+pub use error::AttentionError;
+pub use problem::{DType, Layout, Mask, Problem, Strides};
+pub use tensor::{TensorView, TensorViewMut};

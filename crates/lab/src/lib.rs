@@ -1,4 +1,15 @@
 //! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
 //! that knows peers, statistics and storage.
 
+pub mod bench;
+pub mod climb;
+pub mod diagnose;
 pub mod differential;
+pub mod files;
+pub mod gate;
+pub mod launchfile;
+pub mod provenance;
+pub mod store;
+pub mod study;
+pub mod tools;
+pub mod values;

@@ -17,6 +17,7 @@ mod parse;
 mod print;
 mod signature;
 mod types;
+mod verify;
 
 pub use builder::{
     Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
@@ -29,7 +30,8 @@ pub use module::{
     ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
 };
 pub use op::*;
-pub use parse::{ParseError, parse};
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
+pub use parse::{ParseError, parse};
 pub use signature::{Flow, Signature, Slot, SlotKind};
 pub use types::{Space, Type};
+pub use verify::{Requirement, Rule, Verified, Violation, Violations};

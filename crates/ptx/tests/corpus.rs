@@ -28,6 +28,11 @@ fn round_trip(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+fn verify(path: &Path) -> Result<(), Failed> {
+    read(path)?.verify()?;
+    Ok(())
+}
+
 fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
     let module = read(path)?;
     Ok(ptxas::assemble(ptxas, &module)?)
@@ -47,6 +52,8 @@ fn main() {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let path = file.clone();
         trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
+        let path = file.clone();
+        trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
         if let Some(ptxas) = ptxas.clone() {
             trials.push(Trial::test(format!("ptxas/{name}"), move || assemble(&file, &ptxas)));
         }

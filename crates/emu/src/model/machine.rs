@@ -68,11 +68,13 @@ pub struct Latencies {
     pub double: u32,
     /// Warp shuffles, votes, matches.
     pub shuffle: u32,
-    /// Barrier: from the last arrival to the next instruction.
+    /// Barrier: from the last arrival to the next instruction ...
     pub barrier: u32,
+    /// ... and for each warp that it counts.
+    pub barrier_warp: u32,
     /// Shared-memory load, without conflicts.
     pub shared: u32,
-    /// Added for each further pass over the banks.
+    /// Added for each further pass over the banks: what the port of one sub-partition takes for one.
     pub shared_pass: u32,
     /// Load that hits L1.
     pub l1: u32,
@@ -152,8 +154,11 @@ pub struct Gpu {
 }
 
 /// Fixed latencies from P (FFMA, IADD3, IMAD 4; HFMA2 5; ISETP to a guard or branch 13; a branch holds its warp 5, to
-/// which a taken one adds the refill of the instruction buffer, taken as another 5); A: MUFU 18 to 23, SHFL 23; Z: barrier
-/// about 20 for a few warps; S: shared 23, each further pass 2.
+/// which a taken one adds the refill of the instruction buffer, taken as another 5); A: MUFU 18 to 23, SHFL 23; Z: a
+/// barrier takes 20 to 22 for a few warps and serves about one warp in two clocks; S: shared 23, each further pass 2 for one
+/// warp, while several sub-partitions together get a pass a clock. An H200 was asked the same questions afterwards and
+/// answered 4.0 (FFMA), 17.8 (ISETP and guarded FADD), 17.1 (ex2), 24.0 (SHFL), 22.8 (LDS), 14, 20 and 28 (barrier of 1, 4
+/// and 8 warps), 24.1 (mma k16), 2.0 a pass for one warp and 1.0 for four.
 const COMMON: Latencies = Latencies {
     alu: 4,
     half2: 5,
@@ -162,7 +167,8 @@ const COMMON: Latencies = Latencies {
     mufu: 18,
     double: 8,
     shuffle: 23,
-    barrier: 20,
+    barrier: 12,
+    barrier_warp: 2,
     shared: 23,
     shared_pass: 2,
     l1: 38,

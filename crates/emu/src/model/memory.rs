@@ -48,6 +48,13 @@ impl Server {
     }
 }
 
+/// When and from which sub-partition a request comes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub tick: u64,
+    pub port: usize,
+}
+
 /// What a request met.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
@@ -61,7 +68,9 @@ pub(super) struct Answer {
 pub(super) struct MemorySystem<'a> {
     gpu: &'a Gpu,
     /// Tick at which the load-store unit can take the next access.
-    pub unit_free: u64,
+    unit_free: u64,
+    /// The same for the port of each sub-partition to it.
+    port_free: Vec<u64>,
     /// Ticks that it was busy with shared memory and exchanges, and with the caches.
     pub unit_busy: [u64; 2],
     l2: Server,
@@ -100,6 +109,7 @@ impl<'a> MemorySystem<'a> {
         MemorySystem {
             gpu,
             unit_free: 0,
+            port_free: vec![0; gpu.schedulers as usize],
             unit_busy: [0; 2],
             l2: Server::new(share.min(f64::from(m.l2_port))),
             dram: Server::new(gpu.dram_bytes_per_clock() / sms as f64),
@@ -112,15 +122,17 @@ impl<'a> MemorySystem<'a> {
         }
     }
 
-    /// From when on the load-store unit's queue has room.
-    pub(super) fn admits(&self) -> u64 {
-        self.unit_free.saturating_sub(QUEUE * TICK)
+    /// From when on the queue of a sub-partition to the load-store unit has room.
+    pub(super) fn admits(&self, port: usize) -> u64 {
+        self.unit_free.max(self.port_free[port]).saturating_sub(QUEUE * TICK)
     }
 
-    /// Takes the load-store unit for `clocks`; returns when its turn begins.
-    fn occupy(&mut self, at: u64, clocks: u64, kind: usize) -> u64 {
-        let start = at.max(self.unit_free);
+    /// Takes the load-store unit for `clocks`; returns when its turn begins. The ports of sub-partitions carry half of what
+    /// the unit does, so that one alone takes twice the time.
+    fn occupy(&mut self, at: At, clocks: u64, kind: usize) -> u64 {
+        let start = at.tick.max(self.unit_free).max(self.port_free[at.port]);
         self.unit_free = start + clocks * TICK;
+        self.port_free[at.port] = start + clocks * TICK * u64::from(self.gpu.latency.shared_pass);
         self.unit_busy[kind] += clocks * TICK;
         start
     }
@@ -137,31 +149,25 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// A shuffle.
-    pub(super) fn exchange(&mut self, at: u64, latency: u32) -> Answer {
+    pub(super) fn exchange(&mut self, at: At, latency: u32) -> Answer {
         let start = self.occupy(at, 1, 0);
         Answer { done: start + u64::from(latency) * TICK, cause: Cause::Exchange }
     }
 
     /// An access to shared memory of so many passes.
-    pub(super) fn shared(&mut self, at: u64, passes: u64, direction: Direction) -> Answer {
+    pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
         let start = self.occupy(at, passes, 0);
         let latency = &self.gpu.latency;
         // An atomic reads, computes and writes: two trips.
         let base = u64::from(latency.shared) * if direction == Direction::Atomic { 2 } else { 1 };
-        let extra = (passes - 1) * u64::from(latency.shared_pass) + (start - at) / TICK;
+        let extra = (passes - 1) * u64::from(latency.shared_pass) + (start - at.tick) / TICK;
         let cause = if extra > base { Cause::SharedBandwidth } else { Cause::SharedLatency };
         Answer { done: start + (base + (passes - 1) * u64::from(latency.shared_pass)) * TICK, cause }
     }
 
     /// An access through the caches.
-    pub(super) fn cached(
-        &mut self,
-        at: u64,
-        f: &CacheFootprint,
-        direction: Direction,
-        how: Cached,
-    ) -> Answer {
+    pub(super) fn cached(&mut self, at: At, f: &CacheFootprint, direction: Direction, how: Cached) -> Answer {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
         let start = self.occupy(at, lines.max(sectors.div_ceil(4)), 1);
@@ -187,7 +193,7 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// The global read and the shared write of `cp.async`.
-    pub(super) fn copy(&mut self, at: u64, source: &CacheFootprint, passes: u64) -> Answer {
+    pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
         let read = self.cached(at, source, Direction::Load, Cached::L2);
         self.occupy(at, passes.max(1), 0);
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }

@@ -10,7 +10,7 @@ use ptx::BarKind;
 use super::cost::{PIPES, Pipe, TICK};
 use super::lower::Action;
 use super::machine::Gpu;
-use super::memory::{MemorySystem, Residency};
+use super::memory::{At, MemorySystem, Residency};
 use super::plan::{Layouts, Run};
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
@@ -337,7 +337,7 @@ impl<'a> Sm<'a> {
         warp.from = Ready { at: issued, cause: Cause::NotSelected };
         match self.perform(id, step, event, at) {
             Effect::Result(ready) => {
-                let queue = self.memory.admits();
+                let queue = self.memory.admits(scheduler);
                 let warp = &mut self.warps[id];
                 for r in &layout.registers[step.writes.start as usize..step.writes.end as usize] {
                     warp.registers[*r as usize] = ready;
@@ -387,20 +387,21 @@ impl<'a> Sm<'a> {
     /// What a step does beyond taking its slot and pipe.
     fn perform(&mut self, id: usize, step: &Step, event: &Event, at: u64) -> Effect {
         let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause };
+        let from = At { tick: at, port: self.warps[id].scheduler };
         let answer = |a: super::memory::Answer| Effect::Result(Ready { at: a.done, cause: a.cause });
         match step.action {
             Action::Arithmetic => Effect::Result(after(step.cost.latency, latency_cause(step))),
-            Action::Exchange => answer(self.memory.exchange(at, step.cost.latency)),
-            Action::Shared(direction) => answer(self.memory.shared(at, passes(event), direction)),
+            Action::Exchange => answer(self.memory.exchange(from, step.cost.latency)),
+            Action::Shared(direction) => answer(self.memory.shared(from, passes(event), direction)),
             Action::Cached(direction, how) => match event.detail {
                 // A generic access that was to shared memory.
-                Detail::Shared { passes } => answer(self.memory.shared(at, u64::from(passes), direction)),
+                Detail::Shared { passes } => answer(self.memory.shared(from, u64::from(passes), direction)),
                 _ if event.lanes == 0 => Effect::Result(NOW),
-                _ => answer(self.memory.cached(at, &footprint(event), direction, how)),
+                _ => answer(self.memory.cached(from, &footprint(event), direction, how)),
             },
             Action::Copy => {
                 if event.lanes != 0 {
-                    let copied = self.memory.copy(at, &footprint(event), passes(event));
+                    let copied = self.memory.copy(from, &footprint(event), passes(event));
                     let warp = &mut self.warps[id];
                     warp.open_group = warp.open_group.max(copied.done);
                 }
@@ -448,8 +449,9 @@ impl<'a> Sm<'a> {
     fn release(&mut self, slot: usize, number: usize, at: u64) {
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         let state = std::mem::take(&mut cta.barriers[number]);
+        let clocks = self.gpu.latency.barrier + self.gpu.latency.barrier_warp * state.arrived.div_ceil(32);
         for id in state.waiting {
-            let from = Ready { at: at + u64::from(self.gpu.latency.barrier) * TICK, cause: Cause::Barrier };
+            let from = Ready { at: at + u64::from(clocks) * TICK, cause: Cause::Barrier };
             self.warps[id].from = from;
             self.resume(id);
         }

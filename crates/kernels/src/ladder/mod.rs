@@ -56,7 +56,7 @@ pub enum RungPlan {
     U8Baseline,
     /// 16 bytes a load.
     U8Cycle2a,
-    /// `cp.async` stages, then a pass that converts.
+    /// `cp.async` in two stages.
     U8StageA,
     /// The union: converted in place, by threads that do not wait for each other.
     U8StageB,
@@ -148,7 +148,7 @@ pub fn rungs() -> Vec<Rung> {
         ),
         rung(RungPlan::Phase6It2, "256 threads, 32 of which accumulate", Some(1776.0), Some((500.0, 600.0))),
         rung(RungPlan::P1Wmma, "tensor cores for 4 % of the time", Some(1169.0), Some((200.0, 300.0))),
-        rung(RungPlan::U8Baseline, "8-bit inputs, converted one by one", Some(1596.75), None),
+        rung(RungPlan::U8Baseline, "8-bit inputs, decoded in the inner loop", Some(1596.75), None),
         rung(RungPlan::U8Cycle2a, "the same, 16 codes a load", Some(1453.93), None),
         rung(RungPlan::U8StageA, "asynchronous copies hide what took no time", Some(2046.88), None),
         rung(RungPlan::U8StageB, "a union converts in place, and races", Some(2007.81), None),

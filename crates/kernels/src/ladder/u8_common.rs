@@ -1,8 +1,10 @@
 //! What the u8-quantised rungs share: the quantiser of the seeds, the launch contract, and the attention loop.
 //!
-//! The seeds give times, sizes and the union; of the loop they show nothing. What stands here is what their other
-//! kernels do: 32 query rows by 64 keys, four warps with eight rows each, a lane to a key for the scores and a lane to
-//! a column for the output, tiles of half without padding, so that the 32 lanes of a score loop read one bank.
+//! The seeds give times, sizes and the union; of the loop they say only that it is scalar, and that stage B is where
+//! halves replace codes in it ("FP16 arithmetic doesn't help"). So up to stage A the tiles hold codes and the inner loop
+//! decodes each one again for every row that meets it. The rest is what their other kernels do: 32 query rows by 64
+//! keys, four warps with eight rows each, a lane to a key for the scores and a lane to a column for the output, tiles
+//! without padding, so that the lanes of a score loop read two banks (codes) or one (halves).
 
 use problem::Problem;
 use ptx::{
@@ -63,15 +65,50 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
     tensor.codes.iter().enumerate().map(value).collect()
 }
 
-/// How a tile of codes becomes a tile of halves in shared memory.
+/// What the tiles in shared memory hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    /// u8 codes, decoded wherever they are used.
+    Code,
+    /// f16 values.
+    Half,
+}
+
+impl Element {
+    const fn bytes(self) -> u32 {
+        match self {
+            Element::Code => 1,
+            Element::Half => 2,
+        }
+    }
+
+    /// The value at an address; `map` is the tensor's.
+    fn load(self, k: &mut Builder, from: Shared, (factor, offset): (F32, F32)) -> F32 {
+        match self {
+            Element::Code => {
+                let code = k.ld_as::<R32, Shared>(Type::U8, from);
+                let code = k.u32_to_f32(code);
+                k.mad(code, factor, offset)
+            }
+            Element::Half => {
+                let bits = k.ld(from);
+                k.to_f32(Half::F16, bits)
+            }
+        }
+    }
+}
+
+/// How tiles of codes come to shared memory.
 pub(super) trait Loader {
+    /// What they are there.
+    const ELEMENT: Element;
     /// Shared memory in bytes, beside what the loop needs.
     fn shared_bytes(&self) -> u32;
     /// Called once, with the number of tiles; may request the first tile.
     fn start(&mut self, k: &mut Builder, cta: &Cta);
-    /// Leaves tile `index` of keys and of values ready as halves and says where.
+    /// Leaves tile `index` of keys and of values ready and says where.
     fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2];
-    /// Leaves the CTA's query rows as halves and says where.
+    /// Leaves the CTA's query rows and says where; the barrier of the first tile covers them.
     fn queries(&mut self, k: &mut Builder, cta: &Cta) -> Shared;
 }
 
@@ -101,7 +138,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl
         module: k.into_module(arch.target()),
         entry: entry.to_owned(),
         launch: Launch {
-            grid: Dim3(problem.seq_q as u32 / ROWS, heads, 1),
+            grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
             cluster: Dim3(1, 1, 1),
             block: Dim3(THREADS, 1, 1),
             dynamic_shared: WARPS * KEYS * 4 + loader.shared_bytes(),
@@ -117,11 +154,12 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl
     }
 }
 
-fn body(k: &mut Builder, problem: &Problem, heads: u32, loader: &mut impl Loader) {
+fn body<L: Loader>(k: &mut Builder, problem: &Problem, heads: u32, loader: &mut L) {
     let inputs = ["q", "k", "v"].map(|name| k.param_pointer(name));
     let (out, scales) = (k.param_pointer("out"), k.param_pointer("scales"));
-    let (thread, row_block, head) =
-        (k.special(SpecialReg::TidX), k.special(SpecialReg::CtaidX), k.special(SpecialReg::CtaidY));
+    let (thread, row_block) = (k.special(SpecialReg::TidX), k.special(SpecialReg::CtaidX));
+    let (head, batch) = (k.special(SpecialReg::CtaidY), k.special(SpecialReg::CtaidZ));
+    let head: R32 = k.mad(batch, problem.heads_q as u32, head);
     let seq = problem.seq_q as u32;
     let head_start: R32 = k.mul(head, seq * DIM);
     let first_row: R32 = k.mul(row_block, ROWS);
@@ -136,7 +174,7 @@ fn body(k: &mut Builder, problem: &Problem, heads: u32, loader: &mut impl Loader
     });
     let shared = k.dynamic_shared(128);
     let cta = Cta { thread, codes, maps, seq, shared: shared.at(i64::from(WARPS * KEYS * 4)) };
-    let mut rows = WarpRows::new(k, thread, shared, problem.softmax_scale());
+    let mut rows = WarpRows::new(k, &cta, shared, problem.softmax_scale(), L::ELEMENT);
     loader.start(k, &cta);
     let q = loader.queries(k, &cta);
     k.for_range(0, seq / KEYS, 1, |k, index| {
@@ -156,27 +194,30 @@ struct WarpRows {
     /// The warp's row of P.
     p: Shared,
     scale: f32,
+    element: Element,
+    maps: [(F32, F32); 3],
     state: Vec<(F32, F32, [F32; 2])>,
 }
 
 impl WarpRows {
-    fn new(k: &mut Builder, thread: R32, shared: Shared, scale: f32) -> WarpRows {
-        let (warp, lane): (R32, R32) = (k.shr_u(thread, 5), k.and(thread, 31));
+    fn new(k: &mut Builder, cta: &Cta, shared: Shared, scale: f32, element: Element) -> WarpRows {
+        let (warp, lane): (R32, R32) = (k.shr_u(cta.thread, 5), k.and(cta.thread, 31));
         let p = k.shared_index(shared, warp, KEYS * 4);
         let state = (0..ROWS_PER_WARP)
             .map(|_| (k.mov(f32::NEG_INFINITY), k.mov(0.0f32), [k.mov(0.0f32), k.mov(0.0f32)]))
             .collect();
-        WarpRows { warp, lane, p, scale, state }
+        WarpRows { warp, lane, p, scale, element, maps: cta.maps, state }
     }
 
     /// One tile: scores, online softmax and output of each row in turn.
     fn update(&mut self, k: &mut Builder, q: Shared, key: Shared, value: Shared) {
         let first: R32 = k.mul(self.warp, ROWS_PER_WARP);
-        let q = k.shared_index(q, first, DIM * 2);
-        let keys = k.shared_index(key, self.lane, DIM * 2);
-        let values = k.shared_index(value, self.lane, 2);
+        let size = self.element.bytes();
+        let q = k.shared_index(q, first, DIM * size);
+        let keys = k.shared_index(key, self.lane, DIM * size);
+        let values = k.shared_index(value, self.lane, size);
         for row in 0..ROWS_PER_WARP {
-            let q_row = q.at(i64::from(row * DIM * 2));
+            let q_row = q.at(i64::from(row * DIM * size));
             let scores = self.scores(k, q_row, keys);
             let (m, l, o) = self.state[row as usize];
             self.softmax(k, scores, m, l, o);
@@ -187,12 +228,14 @@ impl WarpRows {
     /// q · k for key `lane` and key `lane + 32`.
     fn scores(&self, k: &mut Builder, q_row: Shared, keys: Shared) -> [F32; 2] {
         let s: [F32; 2] = [k.mov(0.0f32), k.mov(0.0f32)];
+        let size = i64::from(self.element.bytes());
         k.for_range(0, DIM, 4, |k, d| {
-            let (q, key) = (k.shared_index(q_row, d, 2), k.shared_index(keys, d, 2));
+            let (q, key) = (k.shared_index(q_row, d, size as u32), k.shared_index(keys, d, size as u32));
             for i in 0..4 {
-                let q = load_half(k, q.at(2 * i));
+                let q = self.element.load(k, q.at(size * i), self.maps[0]);
                 for (half, s) in s.into_iter().enumerate() {
-                    let x = load_half(k, key.at(2 * i + half as i64 * 32 * i64::from(DIM) * 2));
+                    let at = key.at(size * (i + half as i64 * 32 * i64::from(DIM)));
+                    let x = self.element.load(k, at, self.maps[1]);
                     k.mad_to(s, q, x, s);
                 }
             }
@@ -226,12 +269,14 @@ impl WarpRows {
 
     /// O += P V for columns `lane` and `lane + 32`.
     fn accumulate(&self, k: &mut Builder, values: Shared, o: [F32; 2]) {
+        let size = i64::from(self.element.bytes());
         k.for_range(0, KEYS, 4, |k, key| {
-            let (p, value) = (k.shared_index(self.p, key, 4), k.shared_index(values, key, DIM * 2));
+            let (p, value) = (k.shared_index(self.p, key, 4), k.shared_index(values, key, DIM * size as u32));
             for i in 0..4 {
                 let p: F32 = k.ld(p.at(4 * i));
                 for (half, o) in o.into_iter().enumerate() {
-                    let x = load_half(k, value.at(i * i64::from(DIM) * 2 + half as i64 * 64));
+                    let at = value.at(size * (i * i64::from(DIM) + half as i64 * 32));
+                    let x = self.element.load(k, at, self.maps[2]);
                     k.mad_to(o, p, x, o);
                 }
             }
@@ -262,16 +307,23 @@ fn exp_difference(k: &mut Builder, a: F32, b: F32) -> F32 {
     k.ex2(power)
 }
 
-fn load_half(k: &mut Builder, from: Shared) -> F32 {
-    let bits = k.ld(from);
-    k.to_f32(Half::F16, bits)
-}
-
 /// A code as a half.
 pub(super) fn decode(k: &mut Builder, code: R32, (factor, offset): (F32, F32)) -> ptx::R16 {
     let code = k.u32_to_f32(code);
     let value: F32 = k.mad(code, factor, offset);
     k.from_f32(Half::F16, value)
+}
+
+/// The tile of `KEYS` rows, in bytes.
+pub(super) const CODE_BYTES: u32 = KEYS * DIM;
+
+/// Copies codes from global to shared memory, one byte a load: element `thread`, `thread + 128`, ….
+pub(super) fn copy_scalar(k: &mut Builder, cta: &Cta, from: Global, to: Shared, elements: u32) {
+    k.for_range(cta.thread, elements, THREADS, |k, i| {
+        let (from, to) = (k.index(from, i, 1), k.shared_index(to, i, 1));
+        let code = k.ld_as::<R32, Global>(Type::U8, from);
+        k.st_as::<R32, Shared>(Type::U8, to, code);
+    });
 }
 
 /// Codes of a tile, one byte a load, decoded to halves: element `thread`, `thread + 128`, ….

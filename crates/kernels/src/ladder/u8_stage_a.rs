@@ -1,25 +1,20 @@
 //! u8 attention, stage A: 2047 µs on the seeds' L4, 0.71× of cycle 2a.
 //!
-//! What the seeds believed: cp.async hides the loads. What was wrong: the loads took 5 % of the time; hiding them cost
-//! a second copy of every tile (37 KB of shared memory), a pass that converts it, and a barrier more a tile.
+//! What the seeds believed: cp.async hides the loads. What was wrong: the loads took 5 % of the time, so there was next
+//! to nothing to hide; a second copy of every tile and the bookkeeping of stages came on top.
 
 use problem::Problem;
 use ptx::{Builder, Kernel, Pointer, R32, Shared};
 
-use super::u8_common::{self, Cta, DIM, KEYS, Loader, ROWS, THREADS, convert_scalar, has_next};
+use super::u8_common::{self, CODE_BYTES, Cta, DIM, Element, Loader, ROWS, THREADS, copy_scalar, has_next};
 use crate::Arch;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     u8_common::emit(problem, arch, "u8_stage_a", TwoStages)
 }
 
-/// Codes arrive two tiles deep; the tile in use is converted to a tile of halves beside them.
+/// Codes arrive two tiles deep.
 struct TwoStages;
-
-const CODE_BYTES: u32 = KEYS * DIM;
-const HALF_BYTES: u32 = KEYS * DIM * 2;
-/// Where the stages of codes lie: behind Q and the two tiles of halves.
-const STAGES: u32 = ROWS * DIM * 2 + 2 * HALF_BYTES;
 
 /// Requests the codes of a tile of keys and of values into a stage.
 pub(super) fn request(k: &mut Builder, cta: &Cta, index: R32, to: [Shared; 2]) {
@@ -36,13 +31,15 @@ pub(super) fn request(k: &mut Builder, cta: &Cta, index: R32, to: [Shared; 2]) {
 
 fn stage(k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
     let parity: R32 = k.and(index, 1);
-    let stage = k.shared_index(cta.shared.at(i64::from(STAGES)), parity, 2 * CODE_BYTES);
+    let stage = k.shared_index(cta.shared.at(i64::from(ROWS * DIM)), parity, 2 * CODE_BYTES);
     [stage, stage.at(i64::from(CODE_BYTES))]
 }
 
 impl Loader for TwoStages {
+    const ELEMENT: Element = Element::Code;
+
     fn shared_bytes(&self) -> u32 {
-        STAGES + 4 * CODE_BYTES
+        ROWS * DIM + 4 * CODE_BYTES
     }
 
     fn start(&mut self, k: &mut Builder, cta: &Cta) {
@@ -52,8 +49,7 @@ impl Loader for TwoStages {
     }
 
     fn queries(&mut self, k: &mut Builder, cta: &Cta) -> Shared {
-        let from = cta.codes[0];
-        convert_scalar(k, cta, cta.maps[0], |k, i| k.index(from, i, 1), cta.shared, ROWS * DIM);
+        copy_scalar(k, cta, cta.codes[0], cta.shared, ROWS * DIM);
         cta.shared
     }
 
@@ -67,12 +63,6 @@ impl Loader for TwoStages {
         k.if_(!more, |k| k.cp_async_commit());
         k.cp_async_wait(1);
         k.bar_sync();
-        let codes = stage(k, cta, index);
-        let halves = [0, 1].map(|i| cta.shared.at(i64::from(ROWS * DIM * 2 + i * HALF_BYTES)));
-        for (i, (from, to)) in codes.into_iter().zip(halves).enumerate() {
-            convert_scalar(k, cta, cta.maps[1 + i], |k, n| k.shared_index(from, n, 1), to, KEYS * DIM);
-        }
-        k.bar_sync();
-        halves
+        stage(k, cta, index)
     }
 }

@@ -9,7 +9,9 @@
 use problem::Problem;
 use ptx::{Builder, Kernel, Pointer, R32, Shared, Type};
 
-use super::u8_common::{self, Cta, DIM, KEYS, Loader, ROWS, THREADS, convert_scalar, decode, has_next};
+use super::u8_common::{
+    self, Cta, DIM, Element, KEYS, Loader, ROWS, THREADS, convert_scalar, decode, has_next,
+};
 use super::u8_stage_a::request;
 use crate::Arch;
 
@@ -67,6 +69,8 @@ impl InPlace {
 }
 
 impl Loader for InPlace {
+    const ELEMENT: Element = Element::Half;
+
     fn shared_bytes(&self) -> u32 {
         ROWS * DIM * 2 + 4 * TILE_BYTES
     }

@@ -25,7 +25,10 @@ pub fn torture() -> Vec<Problem> {
         p.with_heads_kv(2, Layout::Bshd)
     };
     all.extend(Mask::ALL.map(grouped));
-    all.extend(Mask::ALL.map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_mask(mask).with_seq_kv(0, Layout::Bhsd)));
+    all.extend(
+        Mask::ALL
+            .map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_mask(mask).with_seq_kv(0, Layout::Bhsd)),
+    );
     all.push(Problem::new(1, 1, 1, 64, DType::F16).with_seq_kv(1, Layout::Bhsd));
     all.push(Problem::new(1, 1, 1, 128, DType::Bf16).with_seq_kv(300, Layout::Bhsd));
     all.extend(strided());

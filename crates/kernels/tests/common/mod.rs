@@ -3,7 +3,7 @@
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
 use problem::{DType, Problem, Strides, Tensor};
-use ptx::Machine;
+use ptx::{Kernel, Machine};
 
 /// Inputs and outputs of one run, as the kernel's buffers hold them.
 pub struct Run {
@@ -74,6 +74,16 @@ fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Ve
 /// Emits the plan's kernel and runs it on fresh inputs.
 pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &Arch, seed: u64) -> Run {
     let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    run_kernel(machine, problem, &kernel, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+}
+
+/// Runs a kernel of the problem on fresh inputs.
+pub fn run_kernel<M: Machine>(
+    machine: &mut M,
+    problem: &Problem,
+    kernel: &Kernel,
+    seed: u64,
+) -> Result<Run, M::Error> {
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
     let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
     for spec in &kernel.buffers[3..] {
@@ -89,7 +99,7 @@ pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &A
             buffer
         })
         .collect();
-    machine.launch(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+    machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
     for (buffer, data) in buffers.iter().zip(&mut contents) {
         machine.download(buffer, data).expect("download");
     }
@@ -97,7 +107,7 @@ pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &A
     let lse = contents.get(4).map_or_else(Vec::new, |data| {
         data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     });
-    Run { problem: problem.clone(), inputs, out, lse }
+    Ok(Run { problem: problem.clone(), inputs, out, lse })
 }
 
 impl Run {

@@ -7,7 +7,9 @@ use super::modifiers::Modifiers;
 use super::scope::Symbol;
 use super::variable::declared_space;
 use super::{Failure, Parser, mnemonic};
-use crate::{Body, Guard, Instruction, Label, Linkage, Op, Operand, Reg, Register, Statement, Type};
+use crate::{
+    Body, Guard, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
+};
 
 /// Labels that a compiler writes for its debugger only.
 const DEBUG_LABELS: [&str; 3] = ["$L__tmp", "$L__func_begin", "$L__func_end"];
@@ -159,7 +161,8 @@ impl<'t> Parser<'t> {
             self.next();
         }
         let mut op = mnemonic::op(&mut modifiers)?;
-        let operands = self.operands(op)?;
+        let mut operands = self.operands(op)?;
+        canonical_braces(op, &mut operands);
         if let (Op::CpAsync(copy), Some(&Operand::Reg(Reg(r)))) = (&mut op, operands.get(3)) {
             copy.ignore_src = body.registers.get(r as usize).is_some_and(|reg| reg.ty == Type::Pred);
         }
@@ -218,7 +221,10 @@ impl<'t> Parser<'t> {
         };
         let start = self.here();
         if self.peek() == Kind::Name && matches!(self.names.find(self.text()), Some(Symbol::Register(_))) {
-            return Err(Failure::at(start, "indirect calls are not supported; expected the name of a function"));
+            return Err(Failure::at(
+                start,
+                "indirect calls are not supported; expected the name of a function",
+            ));
         }
         let function = self.symbol_name()?;
         let arguments = match self.eat(b',') {
@@ -227,5 +233,21 @@ impl<'t> Parser<'t> {
         };
         operands.extend([results, Operand::Function(function), arguments]);
         Ok(())
+    }
+}
+
+/// Triton writes `ld.global.b32 {%r1}, [%rd1]`. One value has braces in the model where the signature asks for a vector
+/// (a fragment of one register), and none elsewhere.
+fn canonical_braces(op: Op, operands: &mut [Operand]) {
+    for (slot, operand) in op.signature().iter().zip(operands) {
+        match (slot.kind, &mut *operand) {
+            (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {
+                *operand = parts.swap_remove(0);
+            }
+            (SlotKind::Vector(_, 1), Operand::Reg(reg)) => {
+                *operand = Operand::Vector(vec![Operand::Reg(*reg)])
+            }
+            _ => {}
+        }
     }
 }

@@ -10,7 +10,10 @@ const MAX_DEPTH: u32 = 64;
 /// The value of an expression. Integers are 64 bits wide, signed unless a literal says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Constant {
-    Int { value: i64, unsigned: bool },
+    Int {
+        value: i64,
+        unsigned: bool,
+    },
     /// `0f…`: kept as bits.
     F32(u32),
     F64(f64),
@@ -57,11 +60,18 @@ fn literal(text: &str) -> Option<Constant> {
         "0x" | "0X" => bits(tail, 16),
         "0b" | "0B" => bits(tail, 2),
         _ if digits.bytes().all(|c| c.is_ascii_digit()) => {
-            if digits.len() > 1 && digits.starts_with('0') { bits(digits, 8) } else { digits.parse().ok() }
+            if digits.len() > 1 && digits.starts_with('0') {
+                bits(digits, 8)
+            } else {
+                digits.parse().ok()
+            }
         }
         _ => return text.parse().ok().map(Constant::F64),
     };
-    value.map(|v| Constant::Int { value: v as i64, unsigned: v > i64::MAX as u64 || digits.len() < text.len() })
+    value.map(|v| Constant::Int {
+        value: v as i64,
+        unsigned: v > i64::MAX as u64 || digits.len() < text.len(),
+    })
 }
 
 /// How tightly a binary operator binds.
@@ -115,8 +125,9 @@ impl Parser<'_> {
     pub(super) fn unsigned(&mut self) -> Result<u32, Failure> {
         let start = self.here();
         let value = self.integer()?;
-        u32::try_from(value)
-            .map_err(|_| Failure::at(start, format!("expected an integer from 0 to 4294967295, found {value}")))
+        u32::try_from(value).map_err(|_| {
+            Failure::at(start, format!("expected an integer from 0 to 4294967295, found {value}"))
+        })
     }
 
     /// A term of an address: no operator beyond unary minus, so that `[a+4+8]` is the address parser's business.
@@ -166,7 +177,8 @@ impl Parser<'_> {
             Kind::Punct(operator @ (b'-' | b'+' | b'~' | b'!'), 0) => {
                 self.next();
                 let value = self.unary(depth + 1)?;
-                unary(operator, value).ok_or_else(|| Failure::at(start, "expected an integer after this operator"))
+                unary(operator, value)
+                    .ok_or_else(|| Failure::at(start, "expected an integer after this operator"))
             }
             _ => Err(self.expected("a constant")),
         }
@@ -208,7 +220,8 @@ fn unary(operator: u8, value: Constant) -> Option<Constant> {
 
 fn binary(operator: Kind, left: Constant, right: Constant) -> Option<Constant> {
     let Kind::Punct(first, second) = operator else { return None };
-    let (Constant::Int { value: a, unsigned: ua }, Constant::Int { value: b, unsigned: ub }) = (left, right) else {
+    let (Constant::Int { value: a, unsigned: ua }, Constant::Int { value: b, unsigned: ub }) = (left, right)
+    else {
         return float_binary((first, second), left.float(), right.float());
     };
     let unsigned = ua || ub;

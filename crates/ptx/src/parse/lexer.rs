@@ -135,7 +135,8 @@ impl Lexer<'_> {
 
     /// Takes everything that could belong to a number; whether it is one is decided where its value is wanted.
     fn number(&mut self) {
-        let hexadecimal = self.peek(0) == b'0' && matches!(self.peek(1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D');
+        let hexadecimal =
+            self.peek(0) == b'0' && matches!(self.peek(1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D');
         self.skip_while(|c| c.is_ascii_alphanumeric());
         if hexadecimal {
             return;

@@ -5,8 +5,8 @@ use super::scope::Names;
 use super::variable::declared_space;
 use super::{Failure, Parser};
 use crate::{
-    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Reg, Register, Space,
-    Target, TargetSuffix, Version,
+    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Reg, Register,
+    Space, Target, TargetSuffix, Version,
 };
 
 impl<'t> Parser<'t> {
@@ -31,7 +31,10 @@ impl<'t> Parser<'t> {
         while self.eat(b',') {
             let option = self.name("a target option")?;
             if !matches!(option, "debug" | "texmode_unified") {
-                return Err(Failure::at(self.here(), format!("the target option `{option}` is not supported")));
+                return Err(Failure::at(
+                    self.here(),
+                    format!("the target option `{option}` is not supported"),
+                ));
             }
         }
         if self.eat_dot(".address_size") {
@@ -172,7 +175,14 @@ impl<'t> Parser<'t> {
             self.spend_registers(1, start)?;
             let name = self.names.register(name, Reg(body.registers.len() as u32), start, |_| false)?;
             body.registers.push(Register { name: name.clone(), ty });
-            return Ok(Param { space: ParamSpace::Reg, align: ty.bytes(), ty, name, elements: None, pointer: None });
+            return Ok(Param {
+                space: ParamSpace::Reg,
+                align: ty.bytes(),
+                ty,
+                name,
+                elements: None,
+                pointer: None,
+            });
         }
         if !self.eat_dot(".param") {
             return Err(self.expected("`.param`"));
@@ -222,7 +232,9 @@ impl<'t> Parser<'t> {
                 ".noreturn" => bounds.no_return = true,
                 ".pragma" => self.skip_statement(),
                 ".loc" | ".file" => self.skip_line(),
-                _ => return Err(Failure::at(start, format!("unknown directive `{directive}` before a body"))),
+                _ => {
+                    return Err(Failure::at(start, format!("unknown directive `{directive}` before a body")));
+                }
             }
         }
     }

@@ -39,7 +39,11 @@ impl<'t> Parser<'t> {
                 if self.peek() == Kind::Dot {
                     return Err(Failure::at(start, "components of vector registers are not supported"));
                 }
-                Ok(if self.eat(b'|') { Operand::Pair(Some(reg), self.pair_half()?) } else { Operand::Reg(reg) })
+                Ok(if self.eat(b'|') {
+                    Operand::Pair(Some(reg), self.pair_half()?)
+                } else {
+                    Operand::Reg(reg)
+                })
             }
             Some(Symbol::Variable(_)) => self.symbol(),
             None if name.starts_with('%') => self.special(),

@@ -211,7 +211,10 @@ impl<'t> Names<'t> {
             }
             let Seen { name, placed, mentioned_at, .. } = self.labels[root];
             if !placed {
-                return Err(Failure::at(mentioned_at, format!("the label `{name}` is not placed anywhere in sight")));
+                return Err(Failure::at(
+                    mentioned_at,
+                    format!("the label `{name}` is not placed anywhere in sight"),
+                ));
             }
             flat[i] = flat[root];
         }

@@ -143,7 +143,10 @@ impl<'t> Parser<'t> {
             if first == 0 {
                 dims[0] = given.div_ceil(row).max(1);
             } else if given > row.saturating_mul(first) {
-                return Err(Failure::at(start, format!("{given} values for {} elements", row.saturating_mul(first))));
+                return Err(Failure::at(
+                    start,
+                    format!("{given} values for {} elements", row.saturating_mul(first)),
+                ));
             }
         }
         Ok(if values.addresses.is_empty() {
@@ -172,9 +175,10 @@ impl<'t> Parser<'t> {
                 let padding = end
                     .checked_sub(values.bytes.len())
                     .ok_or_else(|| Failure::at(start, "more values than the row has elements"))?;
-                self.padding_left = self.padding_left.checked_sub(padding).ok_or_else(|| {
-                    Failure::at(start, "initialisers whose short rows need too many zeros")
-                })?;
+                self.padding_left = self
+                    .padding_left
+                    .checked_sub(padding)
+                    .ok_or_else(|| Failure::at(start, "initialisers whose short rows need too many zeros"))?;
                 values.bytes.resize(end, 0);
             } else {
                 self.initial_value(values)?;

@@ -12,7 +12,7 @@ use pulp::Simd;
 use super::super::Lanes32;
 use super::super::float::lanes::{narrow, widen};
 use super::super::round::Format;
-use super::recipe::{Order, Recipe};
+use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, Input, MmaKind, TensorRules, decode, reference};
 
 const ROWS: usize = 16;
@@ -20,20 +20,25 @@ const COLUMNS: usize = 8;
 /// Products whose aligned sum is sure to fit an i32.
 const RUN: usize = 16;
 
-/// Above the magnitude of every exponent.
-const EXPONENT_SHIFT: i32 = 512;
+/// How exponents are stored: shifted to be positive, and for zeros below all that matter.
+#[derive(Clone, Copy)]
+struct Exponents {
+    shift: i32,
+    zero: u32,
+}
 
-/// Below the (shifted) exponent of every product and C that is not zero, above that of every product that is: where
-/// all terms are zero the sum is zero in any unit.
-const SMALLEST: u32 = (2 * EXPONENT_SHIFT - 260) as u32;
+/// Exponents of A and B.
+const FACTOR: Exponents = Exponents { shift: 512, zero: 0 };
+/// Exponents of products (at most −385 with a zero factor) and of C.
+const SUM: Exponents =
+    Exponents { shift: 2 * FACTOR.shift, zero: (2 * FACTOR.shift + LEAST_ALIGNMENT) as u32 };
 
 /// A or B in the order of execution: `[k][row or column]`, value = ±magnitude · 2^(exponent − fraction bits).
 struct Side<const K: usize, const W: usize> {
     /// All bits set where negative.
     sign: [[u32; W]; K],
     magnitude: [[u32; W]; K],
-    /// That of the leading bit of the format, also for subnormals, shifted to be positive by [`EXPONENT_SHIFT`] for a
-    /// factor, twice that for a product and for C; 0 for zero.
+    /// That of the leading bit of the format, also for subnormals, stored as [`Exponents`] says.
     exponent: [[u32; W]; K],
 }
 
@@ -96,13 +101,9 @@ impl Finite<'_> {
         let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
         let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
         // A carries the shift that gives a product of the largest exponent all the bits kept.
-        let side_a = decode_side(
-            fa,
-            recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits,
-            EXPONENT_SHIFT,
-            &rows,
-        )?;
-        let side_b = decode_side(fb, 0, EXPONENT_SHIFT, &columns)?;
+        let side_a =
+            decode_side(fa, recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits, FACTOR, &rows)?;
+        let side_b = decode_side(fb, 0, FACTOR, &columns)?;
         let given = gather_sums(kind.accumulator(), c);
         let mut bits = match recipe.order {
             Order::Natural => given,
@@ -190,7 +191,7 @@ fn finish_elements<const E: usize, const K: usize, const W: usize>(
 fn decode_side<const K: usize, const W: usize>(
     format: Format,
     up: u32,
-    exponent_shift: i32,
+    exponents: Exponents,
     bits: &[[u32; W]; K],
 ) -> Option<Side<K, W>> {
     let mut side = Side { sign: [[0; W]; K], magnitude: [[0; W]; K], exponent: [[0; W]; K] };
@@ -202,12 +203,8 @@ fn decode_side<const K: usize, const W: usize>(
             let field = (x & all) >> format.fraction_bits;
             let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
             side.magnitude[i][j] = magnitude << up;
-            // Zero does not take part in the choice of the largest exponent.
-            side.exponent[i][j] = if x & all == 0 {
-                0
-            } else {
-                field.max(1).wrapping_add((exponent_shift - format.bias()) as u32)
-            };
+            let exponent = field.max(1).wrapping_add((exponents.shift - format.bias()) as u32);
+            side.exponent[i][j] = if x & all == 0 { exponents.zero } else { exponent };
             side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
             largest[j] = largest[j].max(x & all);
         }
@@ -272,13 +269,10 @@ fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
 #[inline(always)]
 fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Option<Sums> {
     match accumulator {
-        Accumulator::F16 => decode_side(
-            Format::F16,
-            Format::F32.fraction_bits - Format::F16.fraction_bits,
-            2 * EXPONENT_SHIFT,
-            bits,
-        ),
-        _ => decode_side(Format::F32, 0, 2 * EXPONENT_SHIFT, bits),
+        Accumulator::F16 => {
+            decode_side(Format::F16, Format::F32.fraction_bits - Format::F16.fraction_bits, SUM, bits)
+        }
+        _ => decode_side(Format::F32, 0, SUM, bits),
     }
 }
 
@@ -293,7 +287,7 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
     column: usize,
     start: usize,
 ) -> ([f64; ROWS], [u32; ROWS]) {
-    let mut largest = c.exponent[column].map(|exponent| exponent.max(SMALLEST));
+    let mut largest = c.exponent[column];
     for (block, largest) in S::as_mut_simd_u32s(&mut largest).0.iter_mut().enumerate() {
         for k in start..start + CHUNK {
             let exponent = S::as_simd_u32s(&a.exponent[k]).0[block];
@@ -348,7 +342,7 @@ fn products<S: Simd, const K: usize>(
 /// Exponent of the unit in which a sum with this largest (shifted) exponent is counted.
 #[inline(always)]
 fn unit_exponent(largest: u32, recipe: &Recipe) -> i32 {
-    largest as i32 - 2 * EXPONENT_SHIFT - recipe.fraction_bits as i32
+    largest as i32 - SUM.shift - recipe.fraction_bits as i32
 }
 
 /// 2^`exponent` for a normal f64.
@@ -373,14 +367,13 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     bits
 }
 
-/// Rounds to nearest even f16.
+/// Rounds to nearest even f16; a zero is +0.
 #[inline(always)]
 fn to_f16(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; ROWS] {
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
         let rounded = narrow::<10, 5>(total[row] * power_of_two(unit_exponent(largest[row], recipe)));
-        // A negative sum that rounds to zero gives +0.
-        bits[row] = if rounded == 0x8000 { 0 } else { rounded };
+        bits[row] = if rounded & 0x7FFF == 0 { 0 } else { rounded };
     }
     bits
 }

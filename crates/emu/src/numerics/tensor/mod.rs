@@ -2,10 +2,14 @@
 //! operation using mma instruction").
 //!
 //! A tensor core does not round after each addition. It multiplies exactly, aligns the products and C to the
-//! largest exponent among those that are not zero, truncates each toward zero to a few bits below that exponent, adds exactly and
-//! rounds once: toward zero for f32, to nearest even for f16. How many products join one such sum, and how many
-//! bits are kept, is the architecture's: see [`TensorRules`] and [`recipe`]. Sources: Fasi et al. 2021 (PeerJ CS
-//! 7:e330), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv 2511.10909), and the machine code of each target.
+//! largest exponent among them, truncates each toward zero to a few bits below that exponent, adds exactly and
+//! rounds once: toward zero for f32, to nearest even for f16. Zeros take no part in the alignment, a zero sum is +0,
+//! NaN comes out as 0x7FFFFFFF or 0x7FFF. How many products join one such sum, and how many bits are kept, is the
+//! architecture's: see [`TensorRules`] and [`recipe`].
+//!
+//! Sources: Fasi et al. (PeerJ CS 7:e330, 2021), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv 2511.10909),
+//! the machine code of each target, and, for Hopper, comparison with an H200. The rules of the other architectures
+//! have not been compared with hardware here.
 
 mod decode;
 mod fast;
@@ -88,25 +92,38 @@ pub fn mma_f64(
     if kind.accumulator() != Accumulator::F64 {
         return Err(UnsupportedMma { kind, rules }.into());
     }
-    let shape = kind.shape();
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            for register in 0..c.len() {
-                for lane in 0..32 {
-                    let (row, column) = layout::accumulator(shape, register, lane);
-                    let mut sum = f64::from_bits(c[register][lane]);
-                    for k in 0..shape.k {
-                        let (ra, la) = layout::locate_a(shape, 1, row, k);
-                        let (rb, lb) = layout::locate_b(1, k, column);
-                        sum = fma_f64(f64::from_bits(a[ra][la]), f64::from_bits(b[rb][lb]), sum);
-                    }
-                    d[register][lane] = sum.to_bits();
-                }
-            }
-        },
-    );
+    pulp::Arch::new().dispatch(FusedChain { shape: kind.shape(), a, b, c, d });
     Ok(())
+}
+
+/// A value rather than a closure, so that its body is sure to be compiled with hardware multiply-adds.
+struct FusedChain<'a> {
+    shape: Shape,
+    a: &'a [Lanes64],
+    b: &'a [Lanes64],
+    c: &'a [Lanes64],
+    d: &'a mut [Lanes64],
+}
+
+impl pulp::WithSimd for FusedChain<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        let Self { shape, a, b, c, d } = self;
+        for (register, (c, d)) in c.iter().zip(d).enumerate() {
+            for (lane, (c, d)) in c.iter().zip(d).enumerate() {
+                let (row, column) = layout::accumulator(shape, register, lane);
+                let mut sum = f64::from_bits(*c);
+                for k in 0..shape.k {
+                    let (ra, la) = layout::locate_a(shape, 1, row, k);
+                    let (rb, lb) = layout::locate_b(1, k, column);
+                    sum = fma_f64(f64::from_bits(a[ra][la]), f64::from_bits(b[rb][lb]), sum);
+                }
+                *d = sum.to_bits();
+            }
+        }
+    }
 }
 
 /// One step of DMMA. A NaN operand passes on, made quiet: B's before the sum's before A's (measured on an H200).
@@ -124,7 +141,7 @@ fn fma_f64(a: f64, b: f64, sum: f64) -> f64 {
 const F64_QUIET: u64 = 1 << 51;
 
 /// The NaN that DMMA produces where no operand is one.
-const F64_NAN: u64 = 0xFFF8_0000_0000_0000;
+const F64_NAN: u64 = super::float::nan(super::round::Format::F64);
 
 fn check_counts(kind: MmaKind, found: [usize; 4]) -> Result<(), OperandError> {
     let [a, b, c] = kind.registers();

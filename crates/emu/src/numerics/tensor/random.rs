@@ -15,14 +15,16 @@ pub enum Distribution {
     WideExponents,
     /// Products and C that nearly cancel.
     Cancellation,
+    /// Results about the smallest normal and subnormal numbers of the accumulator.
+    Underflow,
     /// Mostly finite, with zeros of both signs, the extremes, infinities and NaN sprinkled in.
     Specials,
 }
 
 impl Distribution {
     /// Every distribution.
-    pub const ALL: [Self; 5] =
-        [Self::Bits, Self::Normal, Self::WideExponents, Self::Cancellation, Self::Specials];
+    pub const ALL: [Self; 6] =
+        [Self::Bits, Self::Normal, Self::WideExponents, Self::Cancellation, Self::Underflow, Self::Specials];
 }
 
 /// Operands of one `mma` in 32-bit registers.
@@ -49,21 +51,23 @@ pub struct Fragment64 {
 
 /// A fragment of `kind`; the same seed gives the same fragment on every machine.
 pub fn random_fragment(kind: MmaKind, distribution: Distribution, seed: u64) -> Fragment {
-    let mut source = Source::new(distribution, seed);
+    let mut source = Source::new(kind, distribution, seed);
     let [a, b, c] = kind.registers();
-    Fragment {
-        a: registers(a, || source.input_register(kind.a())),
-        b: registers(b, || source.input_register(kind.b())),
-        c: registers(c, || source.accumulator_register(kind.accumulator())),
-    }
+    let a = registers(a, || source.input_register(kind.a()));
+    let b = registers(b, || source.input_register(kind.b()));
+    source.factors = false;
+    Fragment { a, b, c: registers(c, || source.accumulator_register(kind.accumulator())) }
 }
 
 /// A fragment of an f64 `kind`.
 pub fn random_fragment_f64(kind: MmaKind, distribution: Distribution, seed: u64) -> Fragment64 {
-    let mut source = Source::new(distribution, seed);
+    let mut source = Source::new(kind, distribution, seed);
     let [a, b, c] = kind.registers();
-    let mut draw = |count| (0..count).map(|_| std::array::from_fn(|_| source.value(Format::F64))).collect();
-    Fragment64 { a: draw(a), b: draw(b), c: draw(c) }
+    let [a, b, c] = [(a, true), (b, true), (c, false)].map(|(count, factors)| {
+        source.factors = factors;
+        (0..count).map(|_| std::array::from_fn(|_| source.value(Format::F64))).collect()
+    });
+    Fragment64 { a, b, c }
 }
 
 fn registers(count: usize, mut draw: impl FnMut() -> u32) -> Vec<Lanes32> {
@@ -76,11 +80,21 @@ struct Source {
     distribution: Distribution,
     /// Binade around which [`Distribution::Cancellation`] draws, per fragment.
     center: i32,
+    /// Exponent of the accumulator's smallest normal number.
+    smallest: i32,
+    /// Whether factors are being drawn, or sums.
+    factors: bool,
 }
 
 impl Source {
-    fn new(distribution: Distribution, seed: u64) -> Self {
-        let mut source = Self { state: seed.wrapping_mul(0xD134_2543_DE82_EF95), distribution, center: 0 };
+    fn new(kind: MmaKind, distribution: Distribution, seed: u64) -> Self {
+        let smallest = match kind.accumulator() {
+            Accumulator::F16 => Format::F16.min_exponent(),
+            Accumulator::F32 | Accumulator::S32 { .. } => Format::F32.min_exponent(),
+            Accumulator::F64 => Format::F64.min_exponent(),
+        };
+        let state = seed.wrapping_mul(0xD134_2543_DE82_EF95);
+        let mut source = Self { state, distribution, center: 0, smallest, factors: true };
         source.center = (source.next() % 9) as i32 - 4;
         source
     }
@@ -135,6 +149,7 @@ impl Source {
             Distribution::Normal => self.normal(format),
             Distribution::WideExponents => self.finite(format),
             Distribution::Cancellation => self.near_center(format),
+            Distribution::Underflow => self.small(format),
             Distribution::Specials => self.special(format),
         }
     }
@@ -166,6 +181,19 @@ impl Source {
         let field = (format.bias() + binade).max(1) as u64;
         let magnitude = (field << format.fraction_bits) + (bits >> 8) % 3 * (bits >> 16 & 1);
         self.signed(format, magnitude.min(format.max_finite()))
+    }
+
+    /// Factors whose products come near the accumulator's smallest numbers; sums that are subnormal or zero.
+    fn small(&mut self, format: Format) -> u64 {
+        let bits = self.next();
+        if !self.factors {
+            let subnormal = bits >> 8 & ((1 << format.fraction_bits) - 1);
+            return if bits & 3 == 0 { self.signed(format, 0) } else { self.signed(format, subnormal) };
+        }
+        let binade = self.smallest / 2 - (bits % 8) as i32;
+        let field = (format.bias() + binade).max(0) as u64;
+        let fraction = bits >> 8 & ((1 << format.fraction_bits) - 1);
+        self.signed(format, field << format.fraction_bits | fraction)
     }
 
     fn special(&mut self, format: Format) -> u64 {

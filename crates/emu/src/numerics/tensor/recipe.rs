@@ -2,6 +2,10 @@
 
 use super::{Accumulator, Input, MmaKind, TensorRules};
 
+/// The lowest exponent to which a sum is aligned, reached when C is zero and every product is smaller. Measured on an
+/// H200 with bf16 and tf32, the only inputs to go so low: of −127 to −136 this one alone gives every bit.
+pub const LEAST_ALIGNMENT: i32 = -133;
+
 /// The order of arithmetic of one `mma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {

@@ -3,11 +3,11 @@
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
-use super::recipe::{Order, Recipe};
+use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
 use super::{Accumulator, MmaKind, TensorRules, decode, layout};
 
 /// A dot product's number: value = significand · 2^(exponent − fraction bits of its format), where the exponent
-/// is that of the format's leading bit, also for subnormals and zero.
+/// is that of the format's leading bit, also for subnormals.
 #[derive(Clone, Copy)]
 enum Term {
     Nan,
@@ -61,12 +61,12 @@ fn output(accumulator: Accumulator, recipe: &Recipe) -> (Format, Rounding, u32) 
 fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
     let (format, rounding, dropped) = output(accumulator, recipe);
     let (mut nan, mut infinities) = (false, [false; 2]);
-    let mut largest = i32::MIN;
+    let mut largest = LEAST_ALIGNMENT;
     for term in terms {
         match *term {
             Term::Nan => nan = true,
             Term::Infinity { negative } => infinities[usize::from(negative)] = true,
-            // A zero, product or C, does not take part in the choice (measured on an H200).
+            // Zeros take no part in the alignment, whatever exponent the other factor has (seen on an H200).
             Term::Finite { significand: 0, .. } => {}
             Term::Finite { exponent, .. } => largest = largest.max(exponent),
         }
@@ -77,7 +77,6 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
         }
         (_, [true, false]) => return (format.infinity() << dropped) as u32,
         (_, [false, true]) => return ((format.infinity() | 1 << format.sign_bit()) << dropped) as u32,
-        (false, [false, false]) if largest == i32::MIN => return 0,
         (false, [false, false]) => {}
     }
     let kept = recipe.fraction_bits as i32;
@@ -101,8 +100,9 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
         && exact.magnitude != 0;
     let bits =
         if overflowed { format.infinity() | u64::from(exact.negative) << format.sign_bit() } else { bits };
-    // A result that rounds to zero is +0, whatever the sign of the sum (measured on an H200).
-    if bits << 1 & format.canonical_nan() << 1 == 0 { 0 } else { (bits << dropped) as u32 }
+    // A negative sum that rounds to nothing is +0.
+    let bits = if bits == 1 << format.sign_bit() { 0 } else { bits };
+    (bits << dropped) as u32
 }
 
 /// D of a floating-point kind with f16 or f32 accumulators, whose operands have been checked.

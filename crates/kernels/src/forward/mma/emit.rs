@@ -191,8 +191,10 @@ impl<'a> Forward<'a> {
         let layout = TileLayout::new(rows, self.problem.head_dim_v as u32);
         let first = k.mad(self.threads.warp, rows, self.rows.first);
         let limit = self.rows_left(k, first);
-        // A CTA without keys has not waited for its queries, which lie where O will.
-        k.cp_async_wait(0);
+        // O comes where Q was. A CTA without keys has not waited for Q yet, unless it went to registers.
+        if self.plan.queries == QueryHome::Shared {
+            k.cp_async_wait(0);
+        }
         k.bar_sync();
         let copy = TileCopy::by_warp(k, &self.threads, layout, self.row_bytes(Tensor::Out), self.plan.copy);
         let head = self.head(k, Tensor::Out);

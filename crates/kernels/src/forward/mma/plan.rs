@@ -58,7 +58,8 @@ impl MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let roomy = arch.shared_per_sm > 128 * 1024;
         let (block_m, block_n, warps) = match (dim, roomy) {
-            (..=64, _) => (128, 64, 4),
+            (..=64, true) => (128, 128, 4),
+            (..=64, false) => (128, 64, 4),
             (65..=112, true) => (128, 64, 4),
             // 64 keys are as fast and spill two registers.
             (113..=128, true) => (128, 48, 4),
@@ -87,10 +88,20 @@ impl MmaPlan {
         if plan.check_grid(problem).is_err() {
             plan.grid = Grid::RowsFirst;
         }
-        while plan.stages > 1 && plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
-            plan.stages -= 1;
-        }
+        plan.stages = plan.affordable_stages(problem, arch);
         plan
+    }
+
+    /// Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
+    fn affordable_stages(&self, problem: &Problem, arch: &Arch) -> u32 {
+        let fits = |&(ctas, stages): &(u64, u32)| {
+            let bytes = MmaPlan { stages, ..self.clone() }.shared_bytes(problem);
+            bytes <= u64::from(arch.shared_per_cta)
+                && ctas * (bytes + u64::from(Arch::SHARED_RESERVED)) <= u64::from(arch.shared_per_sm)
+        };
+        let choices: &[(u64, u32)] =
+            if self.warps <= 4 { &[(2, 2), (2, 1), (1, 2), (1, 1)] } else { &[(1, 2), (1, 1)] };
+        choices.iter().find(|choice| fits(choice)).map_or(1, |choice| choice.1)
     }
 
     /// Threads of a CTA.

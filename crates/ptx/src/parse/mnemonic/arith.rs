@@ -124,7 +124,9 @@ pub(super) fn bits32(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     Ok(match m.base {
         "lop3" => Op::Lop3,
         "fns" => Op::Fns,
-        "shf" => Op::Shf(m.one("`.l` or `.r`", ShiftDirection::from_name)?, m.one(CLAMP, ShfMode::from_name)?),
+        "shf" => {
+            Op::Shf(m.one("`.l` or `.r`", ShiftDirection::from_name)?, m.one(CLAMP, ShfMode::from_name)?)
+        }
         "bmsk" => Op::Bmsk(m.one(CLAMP, ShfMode::from_name)?),
         "prmt" => {
             let mode = m.find(|word| {

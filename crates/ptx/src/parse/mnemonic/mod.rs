@@ -18,7 +18,9 @@ pub(super) fn op(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
 
 fn named(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     match m.base {
-        "add" | "sub" | "addc" | "subc" | "mad" | "madc" | "mul" | "mul24" | "mad24" => arith::integer_or_float(m),
+        "add" | "sub" | "addc" | "subc" | "mad" | "madc" | "mul" | "mul24" | "mad24" => {
+            arith::integer_or_float(m)
+        }
         "bfind" => arith::bfind(m),
         "setp" => arith::setp(m),
         "set" => arith::set(m),

@@ -149,7 +149,9 @@ pub(super) fn mbarrier(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     };
     let default = match op {
         Mbarrier::Arrive | Mbarrier::ArriveNoComplete | Mbarrier::ArriveDrop => "release",
-        Mbarrier::TestWait | Mbarrier::TestWaitParity | Mbarrier::TryWait | Mbarrier::TryWaitParity => "acquire",
+        Mbarrier::TestWait | Mbarrier::TestWaitParity | Mbarrier::TryWait | Mbarrier::TryWaitParity => {
+            "acquire"
+        }
         _ => return Ok(Op::Mbarrier(op)),
     };
     if m.take(default) {

@@ -1,0 +1,134 @@
+//! The command line as written; what it means is each command's to judge.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Fused attention, and the machine that makes it faster.
+#[derive(Debug, Parser)]
+#[command(name = "flashcore", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Climb from the first slow kernel to the fused one: prove, predict, diagnose each rung; write a report
+    Climb(Climb),
+    /// Prove or refute anyone's kernel (PTX, or CUDA C++ through NVRTC) on the emulator
+    ///
+    /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
+    Check(Check),
+    /// Say why a kernel is slow: root causes, predicted time and what each line costs
+    Explain(Explain),
+    /// Compute attention on tensors in files, on this machine's fastest device
+    Run(Run),
+    /// Time the CPU kernels, interleaved with PyTorch's where python3 can import torch
+    Bench(Bench),
+    /// Show what this machine has and what that enables
+    Doctor,
+}
+
+#[derive(Debug, Args)]
+pub struct Climb {
+    /// Where the page goes
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    pub out: PathBuf,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Fewer inputs and schedules: a first look
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// PTX (.ptx) or CUDA C++ (.cu)
+    pub file: PathBuf,
+    /// The launch file: grid, block, and what each parameter is
+    #[arg(long, value_name = "FILE.toml")]
+    pub launch: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Fewer inputs and schedules
+    #[arg(long)]
+    pub quick: bool,
+    /// Architecture that CUDA C++ is compiled for
+    #[arg(long, value_name = "NN", default_value_t = 80)]
+    pub sm: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// PTX or CUDA C++; left out: the fused kernel on the mission problem
+    #[arg(requires = "launch")]
+    pub file: Option<PathBuf>,
+    /// The launch file
+    #[arg(long, value_name = "FILE.toml")]
+    pub launch: Option<PathBuf>,
+    /// The machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, default_value = "L4")]
+    pub gpu: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Lines to list, the dearest first
+    #[arg(long, default_value_t = 15)]
+    pub lines: usize,
+    /// Architecture that CUDA C++ is compiled for
+    #[arg(long, value_name = "NN", default_value_t = 80)]
+    pub sm: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Queries: .npy, or .safetensors with a tensor "q"; keys and values are read from there too unless given
+    #[arg(long, value_name = "FILE")]
+    pub q: PathBuf,
+    /// Keys (tensor "k")
+    #[arg(long, value_name = "FILE")]
+    pub k: Option<PathBuf>,
+    /// Values (tensor "v")
+    #[arg(long, value_name = "FILE")]
+    pub v: Option<PathBuf>,
+    /// The output: .npy, or .safetensors with tensors "out" and "lse"
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Each query sees the keys up to its own position, counted from the end
+    #[arg(long)]
+    pub causal: bool,
+    /// Factor on Q·Kᵀ; default 1/sqrt(head_dim)
+    #[arg(long, allow_negative_numbers = true)]
+    pub scale: Option<f32>,
+    /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
+    #[arg(long, default_value = "bhsd")]
+    pub layout: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Seconds for each problem
+    #[arg(long, default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Threads; default: all cores
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Append rows to FILE; refused outside a clean commit
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "evidence/cpu.jsonl")]
+    pub evidence: Option<PathBuf>,
+    /// Print rows as JSON lines instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// One problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
+    #[arg(long, value_name = "SHAPE")]
+    pub shape: Option<String>,
+    /// Its element type: f32, f16 or bf16
+    #[arg(long, default_value = "f32", requires = "shape")]
+    pub dtype: String,
+    /// Its mask: none or causal
+    #[arg(long, default_value = "none", requires = "shape")]
+    pub mask: String,
+}

@@ -1,0 +1,109 @@
+//! `flashcore climb`: the main job.
+
+use std::io::Write;
+
+use emu::resources::Ptxas;
+use indicatif::{ProgressBar, ProgressStyle};
+use kernels::Arch;
+use lab::climb::{Climb, Climbed, Options, Progress};
+use lab::gate::Settings;
+use lab::{report, store};
+use problem::Problem;
+
+use crate::Status;
+use crate::args;
+use crate::error::CliError;
+use crate::table;
+
+pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
+    let problem = Problem::mission();
+    let rungs = lab::climb::rungs(&problem, &Arch::SM_89)?;
+    let ptxas = Ptxas::find().ok();
+    let options = Options {
+        settings: if args.quick { Settings::quick() } else { Settings::thorough() },
+        ptxas: ptxas.as_ref(),
+        cpu_seconds: if args.quick { 0.2 } else { 1.0 },
+        problem,
+    };
+    let bar = bar(rungs.len() as u64, args.json);
+    let climb = lab::climb::climb(&options, rungs, |progress| match progress {
+        Progress::Start(name) => bar.set_message(name.to_owned()),
+        Progress::Done(rung) => {
+            bar.inc(1);
+            let us = rung.us().map_or("–".into(), |us| format!("{us:.0} µs"));
+            bar.println(format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.proof.verdict.name()));
+        }
+    })?;
+    bar.finish_and_clear();
+    store::write(&args.out, report::page(&climb).as_bytes())?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", climb.json())?;
+    } else {
+        print(&mut out, &climb)?;
+        writeln!(out, "\nreport: {}", args.out.display())?;
+    }
+    let surprises = climb.surprises();
+    if surprises.is_empty() {
+        Ok(Status::Proven)
+    } else {
+        eprintln!("flashcore: not as expected: {}", surprises.join(", "));
+        Ok(Status::Refuted)
+    }
+}
+
+fn bar(rungs: u64, json: bool) -> ProgressBar {
+    if json {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(rungs);
+    // The template is a constant; should it ever be wrong, the bar's own style will do.
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(std::time::Duration::from_millis(200));
+    bar
+}
+
+fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
+    let first = climb.rungs.first().and_then(Climbed::us);
+    let rows: Vec<Vec<String>> = climb.rungs.iter().map(|rung| row(rung, first)).collect();
+    let device = climb.machines.first().map_or("", |m| m.name);
+    let predicted = format!("{device} predicted µs");
+    let header =
+        ["rung", "verdict", "max_diff", "error / allowed", &predicted, "quoted µs", "forecast µs", "×", "bound", "root cause"];
+    table::print(out, &header, &rows)?;
+    writeln!(out)?;
+    for rung in climb.rungs.iter().filter(|r| !r.study.proof.reasons.is_empty()) {
+        writeln!(out, "{}: {}", rung.rung.name, rung.study.proof.reasons[0])?;
+    }
+    for race in &climb.cpu {
+        let p = &race.problem;
+        writeln!(
+            out,
+            "cpu {}: {:.0} µs measured, {:.1} GFLOP/s",
+            p.dtype,
+            race.ours.us(),
+            p.flops() / race.ours.us() * 1e-3
+        )?;
+    }
+    Ok(())
+}
+
+fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
+    let proof = &rung.study.proof;
+    let dash = || "–".to_owned();
+    let us = rung.us();
+    vec![
+        rung.rung.name.clone(),
+        proof.verdict.name().to_owned(),
+        proof.error.map_or_else(dash, |e| format!("{:.6}", e.max_diff)),
+        proof.error.map_or_else(dash, |e| format!("{:.1e} / {:.1e}", e.max_abs, e.max_abs_allowed)),
+        us.map_or_else(dash, |us| format!("{us:.0}")),
+        rung.rung.quoted_us.map_or_else(dash, |us| format!("{us:.0}")),
+        rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),
+        first.zip(us).map_or_else(dash, |(first, us)| format!("{:.1}", first / us)),
+        rung.study.prediction().map_or_else(dash, |p| format!("{:?}", p.bound).to_lowercase()),
+        rung.study.findings.first().map_or_else(dash, |f| f.name.to_owned()),
+    ]
+}

@@ -1,0 +1,93 @@
+use std::path::PathBuf;
+
+/// Why a command stopped. Each names the argument, its value and what would be accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// Standard output is gone.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] std::io::Error),
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// An argument outside what is accepted.
+    #[error("{argument} = {value} is not possible; accepted: {accepted}")]
+    Argument {
+        /// The argument.
+        argument: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be accepted.
+        accepted: String,
+    },
+    /// PTX that does not parse.
+    #[error("{path}: {error}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        error: ptx::ParseError,
+    },
+    /// A tensor of the wrong rank.
+    #[error("{tensor} has shape {shape:?}; attention takes four dimensions, [batch, heads, sequence, dim]")]
+    Rank {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// Tensors that do not fit each other.
+    #[error("{tensor} has shape {shape:?}, which does not fit {other} of shape {expected:?}: {rule}")]
+    Shapes {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What it must fit.
+        other: &'static str,
+        /// That one's shape.
+        expected: Vec<usize>,
+        /// What must agree.
+        rule: &'static str,
+    },
+    /// A file of this name cannot be judged.
+    #[error("{0}: a kernel is a .ptx or a .cu file")]
+    Extension(PathBuf),
+    /// Rows may only come from a commit.
+    #[error("--evidence: the repository has changes that are not committed (or there is none); commit them first, or leave --evidence out")]
+    Unclean,
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Launch(#[from] lab::launchfile::LaunchError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Gate(#[from] lab::gate::GateError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Climb(#[from] lab::climb::ClimbError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Kernel(#[from] kernels::KernelError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Nvrtc(#[from] lab::tools::NvrtcError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Store(#[from] lab::store::StoreError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    File(#[from] lab::files::FileError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Bench(#[from] lab::bench::BenchError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Cpu(#[from] cpu::CpuError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Problem(#[from] problem::ProblemError),
+}

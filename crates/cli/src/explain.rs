@@ -1,0 +1,103 @@
+//! `flashcore explain`.
+
+use std::io::Write;
+
+use emu::model::{Gpu, machine};
+use emu::resources::Ptxas;
+use kernels::Arch;
+use lab::gate::Settings;
+use lab::study::{Study, study};
+use problem::Problem;
+use serde_json::json;
+
+use crate::Status;
+use crate::args::Explain;
+use crate::error::CliError;
+use crate::{source, table};
+
+pub fn explain(args: &Explain) -> Result<Status, CliError> {
+    let gpu = Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
+        argument: "--gpu",
+        value: args.gpu.clone(),
+        accepted: machine::MACHINES.map(|g| g.name).join(", "),
+    })?;
+    let (bound, text) = match (&args.file, &args.launch) {
+        (Some(file), Some(launch)) => {
+            let (bound, text) = source::load(file, launch, args.sm)?;
+            (bound, Some(text))
+        }
+        _ => (lab::climb::fused(&Problem::mission(), &Arch::SM_89)?.bound, None),
+    };
+    let ptxas = Ptxas::find().ok();
+    let study = study(bound, text, &Settings::quick(), &[gpu], ptxas.as_ref())?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let prediction = study.prediction();
+        let object = json!({
+            "verdict": study.proof.verdict, "reasons": study.proof.reasons, "prediction": prediction,
+            "resources": study.resources, "findings": study.findings, "lines": study.lines,
+        });
+        writeln!(out, "{object}")?;
+    } else {
+        print(&mut out, &study, args.lines)?;
+    }
+    Ok(Status::Proven)
+}
+
+fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliError> {
+    writeln!(out, "{}: {}", study.bound.kernel.entry, study.proof.verdict)?;
+    for reason in &study.proof.reasons {
+        writeln!(out, "  {reason}")?;
+    }
+    if let Some(r) = &study.resources {
+        writeln!(
+            out,
+            "{} registers, {} bytes of spills, {} bytes of shared memory ({:?})",
+            r.registers,
+            r.spill_loads + r.spill_stores,
+            study.proof.counters.shared_bytes,
+            r.source
+        )?;
+    }
+    match study.predictions.first() {
+        Some(Ok(p)) => {
+            writeln!(
+                out,
+                "predicted on {}: {:.1} µs ({:.1} to {:.1}), bound by {:?}",
+                p.machine, p.us, p.us_low, p.us_high, p.bound
+            )?;
+            for (cause, share) in p.split.iter().filter(|(_, share)| *share >= 0.02) {
+                writeln!(out, "  {:>4.0} %  {}", 100.0 * share, cause.name())?;
+            }
+        }
+        Some(Err(error)) => writeln!(out, "no prediction: {error}")?,
+        None => writeln!(out, "no prediction: nothing was run")?,
+    }
+    for finding in &study.findings {
+        writeln!(out, "\n{} — at most {:.2}× faster without it", finding.name, finding.expected_gain)?;
+        writeln!(out, "  {}", finding.evidence)?;
+        writeln!(out, "  cure: {}", finding.cure)?;
+    }
+    let text: Vec<&str> = study.text.lines().collect();
+    let mut dear = study.lines.clone();
+    dear.sort_by_key(|l| std::cmp::Reverse(l.issues));
+    let rows: Vec<Vec<String>> = dear
+        .iter()
+        .take(lines)
+        .map(|l| {
+            let source = (l.line as usize).checked_sub(1).and_then(|i| text.get(i)).map_or("", |s| s.trim());
+            vec![
+                l.line.to_string(),
+                format!("{:.1}", 100.0 * l.share),
+                l.issues.to_string(),
+                format!("{:.1}", l.lanes),
+                format!("{:.1}", l.conflicts),
+                format!("{:.1}", l.sectors),
+                source.to_owned(),
+            ]
+        })
+        .collect();
+    writeln!(out)?;
+    table::print(out, &["line", "% issued", "issues", "lanes", "conflicts", "sectors", "PTX"], &rows)?;
+    Ok(())
+}

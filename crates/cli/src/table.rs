@@ -1,0 +1,26 @@
+//! Plain tables.
+
+use std::io::Write;
+
+/// Prints rows under a header, columns aligned: the first to the left, the rest to the right unless they hold words.
+pub fn print(out: &mut impl Write, header: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain(std::iter::once(header[column].chars().count())).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let numeric = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '–' || c == '-');
+    let right: Vec<bool> = (0..header.len())
+        .map(|c| c > 0 && rows.iter().filter_map(|r| r.get(c)).all(|cell| numeric(cell)))
+        .collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for ((cell, &width), &right) in cells.zip(&widths).zip(&right) {
+            let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
+            text += &if right { format!("{pad}{cell}  ") } else { format!("{cell}{pad}  ") };
+        }
+        writeln!(out, "{}", text.trim_end())
+    };
+    line(&mut header.iter().copied())?;
+    rows.iter().try_for_each(|row| line(&mut row.iter().map(String::as_str)))
+}

@@ -1,0 +1,227 @@
+//! `attention(q, k, v)` and what can be asked of it.
+
+use cpu::{CpuPlan, Element};
+use problem::{Layout, Mask, Problem, Tensor};
+
+use crate::{AttentionError, TensorView, TensorViewMut};
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Device {
+    /// Native kernels on the processor's cores.
+    Cpu,
+}
+
+impl Device {
+    /// The fastest device present.
+    pub fn best() -> Device {
+        Device::Cpu
+    }
+}
+
+/// A dense result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output<T> {
+    /// O as `[batch, heads_q, seq_q, head_dim_v]`.
+    pub data: Vec<T>,
+    /// Its shape.
+    pub shape: [usize; 4],
+    /// Log-sum-exp of the scaled logits, `[batch, heads_q, seq_q]`, natural logarithm; −∞ for rows that see no key.
+    pub lse: Vec<f32>,
+}
+
+/// An attention about to run; made by [`attention`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is computed until `run` or `run_into`"]
+pub struct Attention<'a, T> {
+    q: TensorView<'a, T>,
+    k: TensorView<'a, T>,
+    v: TensorView<'a, T>,
+    mask: Mask,
+    scale: Option<f32>,
+    device: Device,
+}
+
+/// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k` `[batch, heads_kv, seq_kv, head_dim]`
+/// and `v` `[batch, heads_kv, seq_kv, head_dim_v]`, without a mask and with `scale = 1/√head_dim` unless told otherwise.
+pub fn attention<'a, T: Element>(
+    q: TensorView<'a, T>,
+    k: TensorView<'a, T>,
+    v: TensorView<'a, T>,
+) -> Attention<'a, T> {
+    Attention { q, k, v, mask: Mask::None, scale: None, device: Device::best() }
+}
+
+impl<T: Element> Attention<'_, T> {
+    /// Each query sees the keys up to its own position, counted from the end.
+    pub fn causal(self) -> Self {
+        self.mask(Mask::Causal)
+    }
+
+    /// Which keys a query sees.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The factor on Q Kᵀ.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Where to compute.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Computes into new memory.
+    ///
+    /// # Errors
+    /// When shapes do not fit each other or the problem cannot be stated.
+    pub fn run(self) -> Result<Output<T>, AttentionError> {
+        let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
+        let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
+        let problem = self.problem(shape, strides)?;
+        let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
+        let mut data = vec![T::from_f32(0.0); elements];
+        let mut lse = vec![0.0; shape[0] * shape[1] * shape[2]];
+        self.compute(&problem, &mut data, Some(&mut lse))?;
+        Ok(Output { data, shape, lse })
+    }
+
+    /// Computes into `out` and, where given, the log-sum-exp into `lse`, `[batch, heads_q, seq_q]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit each other or the problem cannot be stated; then nothing has been written.
+    pub fn run_into(self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<(), AttentionError> {
+        let problem = self.problem(out.shape, out.strides)?;
+        let needed = out.shape[0] * out.shape[1] * out.shape[2];
+        if let Some(len) = lse.as_ref().map(|lse| lse.len()).filter(|&len| len != needed) {
+            return Err(AttentionError::Lse { len, needed });
+        }
+        self.compute(&problem, out.data, lse)
+    }
+
+    fn compute(
+        &self,
+        problem: &Problem,
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), AttentionError> {
+        match self.device {
+            Device::Cpu => {
+                let plan = CpuPlan::for_problem(problem);
+                Ok(cpu::attention(problem, self.q.data, self.k.data, self.v.data, out, lse, &plan)?)
+            }
+        }
+    }
+
+    fn problem(&self, out: [usize; 4], out_strides: problem::Strides) -> Result<Problem, AttentionError> {
+        let (q, k, v) = (self.q.shape, self.k.shape, self.v.shape);
+        let pairs = [
+            ("k", "batch", k[0], "q", q[0]),
+            ("v", "batch", v[0], "q", q[0]),
+            ("k", "dim", k[3], "q", q[3]),
+            ("v", "heads", v[1], "k", k[1]),
+            ("v", "sequence", v[2], "k", k[2]),
+            ("out", "batch", out[0], "q", q[0]),
+            ("out", "heads", out[1], "q", q[1]),
+            ("out", "sequence", out[2], "q", q[2]),
+            ("out", "dim", out[3], "v", v[3]),
+        ];
+        for (tensor, what, value, other, expected) in pairs {
+            if value != expected {
+                return Err(AttentionError::Shape { tensor, what, value, other, expected });
+            }
+        }
+        let problem = Problem {
+            heads_kv: k[1],
+            seq_kv: k[2],
+            head_dim_v: v[3],
+            mask: self.mask,
+            scale: self.scale,
+            q: self.q.strides,
+            k: self.k.strides,
+            v: self.v.strides,
+            out: out_strides,
+            ..Problem::new(q[0], q[1], q[2], q[3], T::DTYPE)
+        };
+        problem.check()?;
+        Ok(problem)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Values that any 16-bit type holds exactly.
+    fn ramp<T: Element>(n: usize, step: usize) -> Vec<T> {
+        (0..n).map(|i| T::from_f32(((i * step) % 17) as f32 / 8.0 - 1.0)).collect()
+    }
+
+    fn agrees_with_the_oracle<T: Element>(tolerance: f64) {
+        let (q, k, v) = (ramp::<T>(4 * 5 * 8, 3), ramp::<T>(2 * 7 * 8, 5), ramp::<T>(2 * 7 * 8, 11));
+        let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
+        let call = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8])).causal();
+        let output = call.run().unwrap();
+        let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8)).unwrap();
+        let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+        for (ours, exact) in output.data.iter().zip(&oracle.out) {
+            assert!((f64::from(ours.to_f32()) - exact).abs() < tolerance, "{} {exact}", ours.to_f32());
+        }
+        for (ours, exact) in output.lse.iter().zip(&oracle.lse) {
+            assert!((f64::from(*ours) - exact).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn every_element_type_agrees_with_the_oracle() {
+        agrees_with_the_oracle::<f32>(1e-6);
+        agrees_with_the_oracle::<f16>(2e-3);
+        agrees_with_the_oracle::<bf16>(2e-2);
+    }
+
+    #[test]
+    fn strided_outputs_and_broadcast_keys() {
+        let (q, k) = (ramp::<f32>(2 * 3 * 8, 3), ramp::<f32>(4 * 8, 5));
+        let q = TensorView::dense(&q, [1, 2, 3, 8], Layout::Bhsd).unwrap();
+        let shared =
+            TensorView::strided(&k, [1, 2, 4, 8], problem::Strides { batch: 0, head: 0, row: 8 }).unwrap();
+        let call = attention(q, shared, shared);
+        let dense = call.run().unwrap();
+        let mut padded = vec![7.0; 2 * 3 * 10];
+        let strides = problem::Strides { batch: 0, head: 30, row: 10 };
+        let mut lse = [0.0; 6];
+        let out = TensorViewMut::strided(&mut padded, [1, 2, 3, 8], strides).unwrap();
+        call.run_into(out, Some(&mut lse)).unwrap();
+        assert_eq!(lse.to_vec(), dense.lse);
+        for (padded, dense) in padded.chunks(10).zip(dense.data.chunks(8)) {
+            assert_eq!((&padded[..8], &padded[8..]), (dense, &[7.0, 7.0][..]));
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_argument() {
+        let data = vec![0.0f32; 64];
+        let short = TensorView::dense(&data, [1, 1, 9, 8], Layout::Bhsd).unwrap_err().to_string();
+        assert_eq!(short, "a view of shape [1, 1, 9, 8] needs 72 elements, the slice has 64");
+        let far = problem::Strides { batch: 0, head: i64::MAX, row: 8 };
+        let error = TensorView::strided(&data, [1, 3, 8, 8], far).unwrap_err();
+        assert!(matches!(error, AttentionError::ViewTooLarge { .. }));
+        let view = |shape| TensorView::dense(&data, shape, Layout::Bhsd).unwrap();
+        let error = attention(view([1, 1, 8, 8]), view([1, 1, 4, 16]), view([1, 1, 4, 8])).run().unwrap_err();
+        assert_eq!(error.to_string(), "k has dim = 16, q has 8; they must be equal");
+        let error =
+            attention(view([1, 2, 4, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8])).scale(f32::NAN).run();
+        assert!(error.unwrap_err().to_string().contains("scale = NaN is not finite"));
+        let mut out = vec![0.0; 64];
+        let out = TensorViewMut::dense(&mut out, [1, 1, 8, 8], Layout::Bhsd).unwrap();
+        let call = attention(view([1, 1, 8, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8]));
+        assert_eq!(call.run_into(out, Some(&mut [0.0; 7])), Err(AttentionError::Lse { len: 7, needed: 8 }));
+    }
+}

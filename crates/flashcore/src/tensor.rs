@@ -1,0 +1,83 @@
+//! Strided views of slices.
+
+use problem::{Layout, Strides};
+
+use crate::AttentionError;
+
+/// A tensor `[batch, heads, sequence, dim]` in a slice. The last dimension is contiguous; the slice starts at the
+/// lowest element in memory, so a negative stride walks back from its end.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a, T> {
+    pub(crate) data: &'a [T],
+    pub(crate) shape: [usize; 4],
+    pub(crate) strides: Strides,
+}
+
+/// The same, to be written.
+#[derive(Debug)]
+pub struct TensorViewMut<'a, T> {
+    pub(crate) data: &'a mut [T],
+    pub(crate) shape: [usize; 4],
+    pub(crate) strides: Strides,
+}
+
+impl<'a, T> TensorView<'a, T> {
+    /// A dense tensor of `shape = [batch, heads, sequence, dim]`, whatever the order in memory.
+    ///
+    /// # Errors
+    /// When the slice is too short.
+    pub fn dense(data: &'a [T], shape: [usize; 4], layout: Layout) -> Result<Self, AttentionError> {
+        TensorView::strided(data, shape, layout.strides(shape[1], shape[2], shape[3]))
+    }
+
+    /// A tensor with strides in elements; 0 broadcasts.
+    ///
+    /// # Errors
+    /// When the slice is too short.
+    pub fn strided(data: &'a [T], shape: [usize; 4], strides: Strides) -> Result<Self, AttentionError> {
+        check(data.len(), shape, strides)?;
+        Ok(TensorView { data, shape, strides })
+    }
+}
+
+impl<'a, T> TensorViewMut<'a, T> {
+    /// A dense tensor of `shape = [batch, heads, sequence, dim]`, whatever the order in memory.
+    ///
+    /// # Errors
+    /// When the slice is too short.
+    pub fn dense(data: &'a mut [T], shape: [usize; 4], layout: Layout) -> Result<Self, AttentionError> {
+        TensorViewMut::strided(data, shape, layout.strides(shape[1], shape[2], shape[3]))
+    }
+
+    /// A tensor with strides in elements; its rows must not overlap.
+    ///
+    /// # Errors
+    /// When the slice is too short.
+    pub fn strided(data: &'a mut [T], shape: [usize; 4], strides: Strides) -> Result<Self, AttentionError> {
+        check(data.len(), shape, strides)?;
+        Ok(TensorViewMut { data, shape, strides })
+    }
+}
+
+fn check(len: usize, shape: [usize; 4], strides: Strides) -> Result<(), AttentionError> {
+    let needed = reach(shape, strides).ok_or_else(|| AttentionError::ViewTooLarge {
+        shape,
+        strides: format!("batch {}, head {}, row {}", strides.batch, strides.head, strides.row),
+    })?;
+    if len < needed {
+        return Err(AttentionError::SliceTooShort { shape, needed, len });
+    }
+    Ok(())
+}
+
+/// Elements from the lowest to the highest that a view touches.
+fn reach([batch, heads, rows, dim]: [usize; 4], strides: Strides) -> Option<usize> {
+    if [batch, heads, rows, dim].contains(&0) {
+        return Some(0);
+    }
+    let steps = [(batch, strides.batch), (heads, strides.head), (rows, strides.row)];
+    let span = steps.into_iter().try_fold(dim as u128, |sum, (extent, stride)| {
+        sum.checked_add((extent as u128 - 1).checked_mul(u128::from(stride.unsigned_abs()))?)
+    })?;
+    usize::try_from(span).ok().filter(|&n| n <= isize::MAX as usize)
+}

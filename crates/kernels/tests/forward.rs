@@ -1,0 +1,145 @@
+//! The forward families on the emulator: every hazard check on, results within the rounding of P and O.
+
+#[path = "common/cases.rs"]
+mod cases;
+mod common;
+
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, Op, Statement};
+use tile::Rescale;
+
+const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
+
+fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
+    match Plan::default_for(problem, arch).unwrap() {
+        Plan::Mma(plan) => plan,
+    }
+}
+
+fn prove(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
+    let seed = options.seed;
+    common::run(&mut Emulator::new(options), problem, &Plan::Mma(plan), arch, seed).check();
+}
+
+/// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks; genes and
+/// architectures take turns.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    for (i, problem) in cases::torture().iter().enumerate() {
+        let arch = Arch::ALL[i % Arch::ALL.len()];
+        let (block_m, block_n, warps) = [(32, 32, 2), (64, 16, 2), (48, 48, 3), (64, 32, 4)][i % 4];
+        let wide = problem.head_dim_v > 128;
+        let block_m = if wide { 16 * warps } else { block_m };
+        let mut plan = MmaPlan {
+            block_m,
+            block_n,
+            warps,
+            stages: [2, 1, 3][i % 3],
+            queries: if wide || i % 4 < 2 { QueryHome::Shared } else { QueryHome::Registers },
+            rescale: [Rescale::Beyond(8), Rescale::Always][i / 3 % 2],
+            grid: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
+            lse: i % 4 != 0,
+            ..default_plan(problem, &arch)
+        };
+        while plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
+            plan.stages -= 1;
+        }
+        prove(problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
+    }
+}
+
+/// The plans that FlashCore takes by itself, on a head of the mission problem.
+#[test]
+fn defaults_are_right_on_every_architecture() {
+    for (i, arch) in Arch::ALL.into_iter().enumerate() {
+        let mask = Mask::ALL[i % 2];
+        let problem = Problem::new(1, 1, 260, 64, DType::F16).with_mask(mask);
+        prove(&problem, default_plan(&problem, &arch), &arch, Options::default());
+    }
+}
+
+#[test]
+fn every_schedule_gives_the_same_clean_result() {
+    let problem =
+        Problem::new(1, 1, 96, 64, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(200, Layout::Bshd);
+    let small =
+        MmaPlan { block_m: 64, block_n: 32, warps: 4, lse: true, ..default_plan(&problem, &Arch::SM_80) };
+    for stages in [1, 2, 3] {
+        for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
+            let plan = MmaPlan { stages, ..small.clone() };
+            prove(&problem, plan, &Arch::SM_80, Options { seed, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// Positions of the instructions that order memory.
+fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if let Statement::Inst(inst) = statement
+                && matches!(inst.op, Op::Bar { .. } | Op::BarWarpSync | Op::CpAsyncWaitGroup)
+            {
+                found.push((i, j, inst.op));
+            }
+        }
+    }
+    found
+}
+
+/// No barrier and no wait is there for nothing: without any one of them the kernel is refused, with keys or without.
+#[test]
+fn every_synchronisation_is_needed() {
+    let problem = Problem::new(1, 1, 128, 64, DType::F16);
+    let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..default_plan(&problem, &Arch::SM_80) };
+    for (stages, queries) in [(1, QueryHome::Shared), (2, QueryHome::Shared), (3, QueryHome::Registers)] {
+        let plan = Plan::Mma(MmaPlan { stages, queries, ..base.clone() });
+        let problems = [160, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
+        let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap());
+        for (item, at, op) in synchronisations(&kernels[0]) {
+            let caught = problems.iter().zip(&kernels).any(|(problem, kernel)| {
+                let mutant = without(kernel, item, at);
+                (0..3).any(|seed| {
+                    let options = Options { seed, ..Options::default() };
+                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, seed).is_err()
+                })
+            });
+            assert!(caught, "{stages} stages, queries {queries:?}: without statement {at}, {op:?}");
+        }
+    }
+}
+
+fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
+    let mut mutant = kernel.clone();
+    if let Item::Function(function) = &mut mutant.module.items[item]
+        && let Some(body) = &mut function.body
+    {
+        body.statements.remove(statement);
+    }
+    mutant
+}
+
+/// Matrix loads and the stores and loads of the epilogue meet every bank once, whatever the width of a row.
+#[test]
+fn no_head_dim_has_bank_conflicts() {
+    for dim in (8..=256).step_by(8) {
+        let problem = Problem::new(1, 1, 64, dim, DType::F16).with_seq_kv(64, Layout::Bhsd);
+        let plan = default_plan(&problem, &Arch::SM_90);
+        let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_90).unwrap();
+        let mut machine = Emulator::new(Options::default());
+        common::run_kernel(&mut machine, &problem, &kernel, dim as u64).unwrap().check();
+        let report = machine.last_report().unwrap();
+        let text = kernel.module.to_string();
+        for counter in &report.counters.instructions {
+            let line = text.lines().nth(counter.line as usize - 1).unwrap_or_default();
+            // Accesses of 16 bytes go by quarter warps, lanes that idle in a row of odd width or not.
+            let wide = line.contains("cp.async") || line.contains(".v4.");
+            let least = if wide { 4 * counter.shared_accesses } else { counter.shared_ideal };
+            assert!(counter.shared_passes <= least, "head_dim {dim}: {counter:?}\n{line}");
+        }
+    }
+}

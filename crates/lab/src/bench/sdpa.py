@@ -1,0 +1,61 @@
+"""PyTorch's scaled_dot_product_attention on the CPU, run on request: one JSON object a line in, one out."""
+
+import json
+import sys
+import time
+
+
+def answer(**fields):
+    print(json.dumps(fields), flush=True)
+
+
+try:
+    import torch
+except ImportError as error:
+    answer(error=f"python3 cannot import torch: {error}")
+    sys.exit(0)
+
+
+def load(path, dtype, shape):
+    with open(path, "rb") as file:
+        return torch.frombuffer(bytearray(file.read()), dtype=dtype).view(shape)
+
+
+def timed(work):
+    start = time.perf_counter_ns()
+    result = work()
+    return (time.perf_counter_ns() - start) / 1000, result
+
+
+state = {}
+answer(version=torch.__version__)
+for line in sys.stdin:
+    command = json.loads(line)
+    try:
+        if command["op"] == "setup":
+            torch.set_num_threads(command["threads"])
+            dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[command["dtype"]]
+            for name in "qkv":
+                state[name] = load(command[name], dtype, command["shape_" + name])
+            state["causal"] = command["causal"]
+            state["scale"] = command["scale"]
+            state["gqa"] = command["shape_q"][1] != command["shape_k"][1]
+            answer(ok=True)
+        elif command["op"] == "run":
+            with torch.inference_mode():
+                us, out = timed(lambda: torch.nn.functional.scaled_dot_product_attention(
+                    state["q"], state["k"], state["v"], is_causal=state["causal"], scale=state["scale"],
+                    enable_gqa=state["gqa"]))
+            if command.get("save"):
+                with open(command["save"], "wb") as file:
+                    file.write(out.contiguous().view(torch.uint8).numpy().tobytes())
+            answer(us=us)
+        elif command["op"] == "sgemm":
+            n = command["n"]
+            a, b = torch.rand(n, n), torch.rand(n, n)
+            torch.mm(a, b)
+            answer(us=min(timed(lambda: torch.mm(a, b))[0] for _ in range(command["repeats"])))
+        else:
+            answer(error="unknown op " + command["op"])
+    except Exception as error:  # the other side decides what to do about it
+        answer(error=f"{type(error).__name__}: {error}")

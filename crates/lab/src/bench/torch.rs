@@ -1,0 +1,162 @@
+//! PyTorch's CPU attention as a peer: a child process that answers one JSON line with another, so that its runs
+//! interleave with ours. It times itself, so the pipe costs it nothing.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use problem::{Mask, Problem, Tensor};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::store::Scratch;
+use crate::values::{Inputs, Values};
+
+/// Why PyTorch is not raced.
+#[derive(Debug, thiserror::Error)]
+pub enum TorchError {
+    /// No interpreter.
+    #[error("cannot start `{python}`: {source}; install Python 3 or name one in FLASHCORE_PYTHON")]
+    Start {
+        /// The interpreter tried.
+        python: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It said that it cannot.
+    #[error("{0}; install it (`pip install torch`) to race against it")]
+    Refused(String),
+    /// The pipe broke or spoke another language.
+    #[error("the python3 child process ended or gave no answer: {0}")]
+    Broken(String),
+    /// A scratch file could not be written or read.
+    #[error("{0}")]
+    Store(#[from] crate::store::StoreError),
+}
+
+/// A running PyTorch.
+pub struct Torch {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    scratch: Scratch,
+    /// Its version.
+    pub version: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    error: Option<String>,
+    version: Option<String>,
+    us: Option<f64>,
+}
+
+/// The interpreter: `FLASHCORE_PYTHON`, or `python3` on PATH.
+pub fn python() -> String {
+    std::env::var("FLASHCORE_PYTHON").unwrap_or_else(|_| "python3".to_owned())
+}
+
+impl Torch {
+    /// Starts python3 and imports torch.
+    ///
+    /// # Errors
+    /// When there is no python3 or no torch.
+    pub fn start() -> Result<Torch, TorchError> {
+        let python = python();
+        let mut child = Command::new(&python)
+            .args(["-c", include_str!("sdpa.py")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|source| TorchError::Start { python, source })?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (input, output) = pipes.ok_or_else(|| TorchError::Broken("it has no pipes".into()))?;
+        let (output, version) = (BufReader::new(output), String::new());
+        let mut torch = Torch { child, input, output, scratch: Scratch::new()?, version };
+        torch.version = torch.answer()?.version.unwrap_or_default();
+        Ok(torch)
+    }
+
+    /// Hands over a dense problem.
+    ///
+    /// # Errors
+    /// When the child does not take it.
+    pub fn set_up(&mut self, problem: &Problem, inputs: &Inputs, threads: usize) -> Result<(), TorchError> {
+        let file = |name: &str, values: &Values| -> Result<PathBuf, TorchError> {
+            let path = self.scratch.path(name);
+            std::fs::write(&path, values.to_bytes())
+                .map_err(|source| crate::store::StoreError::Write { path: path.clone(), source })?;
+            Ok(path)
+        };
+        let (q, k, v) = (file("q", &inputs.q)?, file("k", &inputs.k)?, file("v", &inputs.v)?);
+        self.ask(&json!({
+            "op": "setup", "threads": threads, "dtype": problem.dtype.name(),
+            "q": q, "k": k, "v": v,
+            "shape_q": problem.extents(Tensor::Q), "shape_k": problem.extents(Tensor::K),
+            "shape_v": problem.extents(Tensor::V),
+            "causal": problem.mask == Mask::Causal, "scale": problem.softmax_scale(),
+        }))?;
+        Ok(())
+    }
+
+    /// One run: µs.
+    ///
+    /// # Errors
+    /// When the child does not answer.
+    pub fn run(&mut self) -> Result<f64, TorchError> {
+        self.time(&json!({ "op": "run" }))
+    }
+
+    /// One run whose output is brought back, as the bytes of a dense `[batch, head, sequence, dim]` tensor.
+    ///
+    /// # Errors
+    /// When the child does not answer.
+    pub fn output(&mut self) -> Result<Vec<u8>, TorchError> {
+        let path = self.scratch.path("out");
+        self.time(&json!({ "op": "run", "save": path }))?;
+        read(&path)
+    }
+
+    /// Rate of a square f32 matrix product of size `n`, GFLOP/s: the best of five.
+    ///
+    /// # Errors
+    /// When the child does not answer.
+    pub fn sgemm_gflops(&mut self, n: usize) -> Result<f64, TorchError> {
+        let us = self.time(&json!({ "op": "sgemm", "n": n, "repeats": 5 }))?;
+        Ok(2.0 * (n as f64).powi(3) / us * 1e-3)
+    }
+
+    fn time(&mut self, command: &serde_json::Value) -> Result<f64, TorchError> {
+        self.ask(command)?.us.ok_or_else(|| TorchError::Broken("an answer without a time".into()))
+    }
+
+    fn ask(&mut self, command: &serde_json::Value) -> Result<Answer, TorchError> {
+        writeln!(self.input, "{command}").map_err(|e| TorchError::Broken(e.to_string()))?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Answer, TorchError> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).map_err(|e| TorchError::Broken(e.to_string()))?;
+        let answer: Answer = serde_json::from_str(&line).map_err(|e| TorchError::Broken(e.to_string()))?;
+        match answer.error {
+            Some(error) => Err(TorchError::Refused(error)),
+            None => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        // A child that is gone already is as good as one that was ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TorchError> {
+    std::fs::read(path)
+        .map_err(|source| crate::store::StoreError::Read { path: path.to_path_buf(), source }.into())
+}

@@ -1,0 +1,213 @@
+//! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or predicted, and its root
+//! cause named; the seeds' own figures stand beside, marked as quoted.
+
+use std::time::Instant;
+
+use cpu::CpuPlan;
+use emu::model::{Gpu, machine};
+use emu::resources::Ptxas;
+use problem::{DType, Problem};
+use serde_json::{Value, json};
+
+use crate::bench::{BenchError, Race, race};
+use crate::gate::{GateError, HazardRow, Settings, Verdict};
+use crate::launchfile::Bound;
+use crate::study::{Study, study};
+
+/// One rung before it is climbed.
+#[derive(Clone, Debug)]
+pub struct Rung {
+    /// Its name.
+    pub name: String,
+    /// What it is, in a sentence.
+    pub story: String,
+    /// The kernel.
+    pub bound: Bound,
+    /// The verdict it must get.
+    pub expected: Verdict,
+    /// For a rung that must be refuted: a word of the right reason.
+    pub reason: Option<String>,
+    /// Time that the seeds give, µs on an L4.
+    pub quoted_us: Option<f64>,
+    /// What was forecast for it at the time, µs.
+    pub forecast_us: Option<(f64, f64)>,
+}
+
+/// One rung after.
+pub struct Climbed {
+    /// The rung.
+    pub rung: Rung,
+    /// Everything found.
+    pub study: Study,
+    /// Wall time that the study took, s.
+    pub seconds: f64,
+}
+
+impl Climbed {
+    /// Whether the verdict is the expected one, for the expected reason.
+    pub fn as_expected(&self) -> bool {
+        let reason = self.rung.reason.as_deref();
+        self.study.proof.verdict == self.rung.expected
+            && reason.is_none_or(|word| self.study.proof.reasons.iter().any(|r| r.contains(word)))
+    }
+
+    /// Predicted time on the first machine, µs.
+    pub fn us(&self) -> Option<f64> {
+        self.study.prediction().map(|p| p.us)
+    }
+
+    /// The rung in the JSON of `climb`.
+    pub fn json(&self) -> Value {
+        let (proof, prediction) = (&self.study.proof, self.study.prediction());
+        let machines = self.study.predictions.iter().filter_map(|p| p.as_ref().ok());
+        json!({
+            "name": self.rung.name,
+            "story": self.rung.story,
+            "verdict": proof.verdict,
+            "as_expected": self.as_expected(),
+            "reasons": proof.reasons,
+            "hazards": proof.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "max_diff": proof.error.map(|e| e.max_diff),
+            "error": proof.error,
+            "us": self.us(),
+            "us_kind": "predicted",
+            "us_on": machines.map(|p| (p.machine.to_owned(), json!([p.us_low, p.us, p.us_high]))).collect::<serde_json::Map<_, _>>(),
+            "us_quoted": self.rung.quoted_us,
+            "us_forecast": self.rung.forecast_us,
+            "bound": prediction.map(|p| p.bound),
+            "split": prediction.map(|p| p.split.clone()),
+            "findings": self.study.findings,
+            "resources": self.study.resources,
+            "seconds": self.seconds,
+        })
+    }
+}
+
+/// The whole climb.
+pub struct Climb {
+    /// The problem.
+    pub problem: Problem,
+    /// Machines predicted for; the first is the one of the table.
+    pub machines: Vec<Gpu>,
+    /// The rungs in order.
+    pub rungs: Vec<Climbed>,
+    /// The native CPU kernels on the same problem, per dtype.
+    pub cpu: Vec<Race>,
+    /// Where registers come from.
+    pub ptxas: Option<String>,
+}
+
+impl Climb {
+    /// One object, as `climb --json` prints it.
+    pub fn json(&self) -> Value {
+        let cpu = self.cpu.iter().map(|race| {
+            json!({
+                "name": format!("cpu {}", race.problem.dtype), "verdict": "proven", "hazards": [],
+                "max_diff": race.ours.error.max_diff, "us": race.ours.us(), "us_kind": "measured",
+                "bound": Value::Null, "findings": [],
+            })
+        });
+        json!({
+            "problem": crate::bench::problem_json(&self.problem),
+            "device": self.machines.first().map(|m| m.name),
+            "ptxas": self.ptxas,
+            "rungs": self.rungs.iter().map(Climbed::json).chain(cpu).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Rungs whose verdict or reason is not the expected one.
+    pub fn surprises(&self) -> Vec<&str> {
+        self.rungs.iter().filter(|r| !r.as_expected()).map(|r| r.rung.name.as_str()).collect()
+    }
+}
+
+/// Why a climb ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ClimbError {
+    /// A rung cannot even be launched.
+    #[error("rung {rung}: {source}")]
+    Gate {
+        /// Its name.
+        rung: String,
+        /// Why.
+        source: GateError,
+    },
+    /// The CPU kernels failed.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+}
+
+/// What is climbed, and how.
+pub struct Options<'a> {
+    /// The problem.
+    pub problem: Problem,
+    /// The gate's settings.
+    pub settings: Settings,
+    /// ptxas, where present.
+    pub ptxas: Option<&'a Ptxas>,
+    /// Seconds for each CPU measurement.
+    pub cpu_seconds: f64,
+}
+
+/// Climbs; `progress` is told the name of each rung before and the result after.
+///
+/// # Errors
+/// When a rung cannot be launched or the CPU kernels fail.
+pub fn climb(
+    options: &Options,
+    rungs: Vec<Rung>,
+    mut progress: impl FnMut(Progress),
+) -> Result<Climb, ClimbError> {
+    let machines = vec![machine::L4, machine::H200];
+    let mut climbed = Vec::with_capacity(rungs.len());
+    for rung in rungs {
+        progress(Progress::Start(&rung.name));
+        let start = Instant::now();
+        let bound = rung.bound.clone();
+        let study = study(bound, None, &options.settings, &machines, options.ptxas)
+            .map_err(|source| ClimbError::Gate { rung: rung.name.clone(), source })?;
+        climbed.push(Climbed { rung, study, seconds: start.elapsed().as_secs_f64() });
+        if let Some(last) = climbed.last() {
+            progress(Progress::Done(last));
+        }
+    }
+    let mut cpu = Vec::new();
+    for dtype in DType::ALL {
+        progress(Progress::Start("cpu"));
+        let problem = Problem { dtype, ..options.problem.clone() };
+        cpu.push(race(&problem, &CpuPlan::for_problem(&problem), None, options.cpu_seconds)?);
+    }
+    let ptxas = options.ptxas.map(|p| p.version().to_owned());
+    Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas })
+}
+
+/// What a climb tells while it goes on.
+pub enum Progress<'a> {
+    /// A rung begins.
+    Start(&'a str),
+    /// A rung is done.
+    Done(&'a Climbed),
+}
+
+/// The fused family on the problem: where the seeds' option C leads.
+pub fn fused(problem: &Problem, arch: &kernels::Arch) -> Result<Rung, kernels::KernelError> {
+    let plan = kernels::Plan::default_for(problem, arch)?;
+    let kernel = kernels::emit(problem, &plan, arch)?;
+    let bound = Bound::of_kernel(kernel, problem).map_err(|_| {
+        kernels::KernelError::from(problem::ProblemError::UnknownName {
+            what: "buffer",
+            value: plan.family().to_owned(),
+            accepted: "q, k, v, out, lse",
+        })
+    })?;
+    Ok(Rung {
+        name: "fused mma".into(),
+        story: "Both products on tensor cores, the online softmax in registers, staged asynchronous copies."
+            .into(),
+        bound,
+        expected: Verdict::Proven,
+        reason: None,
+        quoted_us: None,
+        forecast_us: None,
+    })
+}

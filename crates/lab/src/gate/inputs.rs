@@ -1,0 +1,176 @@
+//! What a kernel is fed: independent random draws, and the inputs that break kernels.
+
+use problem::{Mask, Problem, Tensor};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::values::{Inputs, Values};
+
+/// A kind of input. Q, K and V are always independent draws: equal tensors hide transposed and swapped operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Style {
+    /// Standard normal.
+    Normal,
+    /// Uniform in [0, 1): all terms of a sum have one sign, so a dropped term shows as a bias.
+    Positive,
+    /// Logits of about ±10⁴: an exponential without the maximum subtracted overflows, and so does a finite sentinel.
+    HugeLogits,
+    /// Every key equal but for the last bits: all probabilities near 1/seq_kv, and a lost key shows.
+    NearTies,
+    /// Logits growing along the keys: walking forward, the running maximum moves by many bits in every block, so that
+    /// each rescale counts.
+    Rising,
+    /// Logits falling along the keys: the same for kernels that walk backward.
+    Falling,
+    /// NaN in one key of each head, and infinity in one value where every row sees it.
+    NonFinite,
+    /// NaN in every element of the buffers that belongs to no row (the padding between rows).
+    PoisonedPadding,
+}
+
+impl Style {
+    /// Every style.
+    pub const ALL: [Style; 8] = [
+        Style::Normal,
+        Style::Positive,
+        Style::HugeLogits,
+        Style::NearTies,
+        Style::Rising,
+        Style::Falling,
+        Style::NonFinite,
+        Style::PoisonedPadding,
+    ];
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Style::Normal => "normal",
+            Style::Positive => "positive",
+            Style::HugeLogits => "huge logits",
+            Style::NearTies => "near ties",
+            Style::Rising => "rising maximum",
+            Style::Falling => "falling maximum",
+            Style::NonFinite => "NaN and Inf",
+            Style::PoisonedPadding => "NaN in padding",
+        }
+    }
+}
+
+/// Draws Q, K and V of `problem`.
+pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
+    let tensor = |tensor: Tensor, stream: u64| {
+        let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
+        Values::round(problem.dtype, &fill(problem, tensor, style, &mut rng))
+    };
+    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3) }
+}
+
+fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> Vec<f32> {
+    let (elements, origin) = problem.span(tensor).unwrap_or((0, 0));
+    // What no row covers is never read by a correct kernel; NaN there shows who does.
+    let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
+    let mut data = vec![padding; elements];
+    let [batches, heads, rows, dim] = problem.extents(tensor);
+    let strides = problem.strides(tensor);
+    let common: Vec<f32> = (0..dim).map(|_| normal(rng)).collect();
+    for (batch, head, row) in rows_of(batches, heads, rows) {
+        let start = (origin as i64 + strides.offset(batch, head, row)) as usize;
+        for (d, x) in data[start..start + dim].iter_mut().enumerate() {
+            *x = element(problem, tensor, style, row, d, &common, rng);
+        }
+    }
+    data
+}
+
+/// Every (batch, head, row).
+pub(super) fn rows_of(
+    batches: usize,
+    heads: usize,
+    rows: usize,
+) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..batches).flat_map(move |b| (0..heads).flat_map(move |h| (0..rows).map(move |r| (b, h, r))))
+}
+
+fn element(
+    problem: &Problem,
+    tensor: Tensor,
+    style: Style,
+    row: usize,
+    d: usize,
+    common: &[f32],
+    rng: &mut SmallRng,
+) -> f32 {
+    let noise = normal(rng);
+    match (style, tensor) {
+        (Style::Normal | Style::PoisonedPadding, _) => noise,
+        (Style::Positive, _) => rng.random::<f32>(),
+        // A logit is scale · Σ q k: of size scale · √head_dim · a² for normal draws times a.
+        (Style::HugeLogits, Tensor::Q | Tensor::K) => {
+            let spread = problem.softmax_scale().abs().max(1e-6) * (problem.head_dim as f32).sqrt();
+            noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
+        }
+        (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtype.unit_roundoff() as f32 * noise),
+        // Queries of one sign, keys along them: logits from −24 to 24, whatever the head dim.
+        (Style::Rising | Style::Falling, Tensor::Q) => 1.0 + 0.1 * noise,
+        (Style::Rising | Style::Falling, Tensor::K) => {
+            let along = 2.0 * row as f32 / problem.seq_kv.max(1) as f32 - 1.0;
+            let slope = if style == Style::Rising { along } else { -along };
+            let scale = problem.softmax_scale() * problem.head_dim as f32;
+            24.0 * slope / scale.abs().max(1e-3) + 0.05 * noise
+        }
+        (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
+        // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
+        (Style::NonFinite, Tensor::V)
+            if problem.mask == Mask::None && row == problem.seq_kv / 3 && d == 1 =>
+        {
+            f32::INFINITY
+        }
+        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::Falling | Style::NonFinite, _) => noise,
+    }
+}
+
+/// A standard normal number, by Box and Muller.
+fn normal(rng: &mut SmallRng) -> f32 {
+    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+    (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use problem::DType;
+
+    #[test]
+    fn draws_are_independent_and_repeatable() {
+        let problem = Problem::new(1, 2, 40, 16, DType::F32);
+        let inputs = draw(&problem, Style::Normal, 7);
+        assert_eq!(inputs, draw(&problem, Style::Normal, 7));
+        assert_ne!(inputs, draw(&problem, Style::Normal, 8));
+        assert_ne!(inputs.q, inputs.k);
+        let mean = (0..inputs.q.len()).filter_map(|i| inputs.q.get(i)).sum::<f32>() / inputs.q.len() as f32;
+        assert!(mean.abs() < 0.1, "{mean}");
+    }
+
+    #[test]
+    fn padding_is_poisoned_and_rows_are_not() {
+        let mut problem = Problem::new(1, 1, 3, 4, DType::F16);
+        problem.k.row = 6;
+        let inputs = draw(&problem, Style::PoisonedPadding, 1);
+        let nan: Vec<bool> = (0..inputs.k.len()).filter_map(|i| inputs.k.get(i)).map(f32::is_nan).collect();
+        assert_eq!(nan.len(), 16);
+        assert!((0..16).all(|i| nan[i] == (i % 6 >= 4)));
+    }
+
+    #[test]
+    fn huge_logits_are_huge() {
+        let problem = Problem::mission();
+        let inputs = draw(&problem, Style::HugeLogits, 1);
+        let dot = |row: usize| -> f32 {
+            (0..64).map(|d| inputs.q.get(d).unwrap() * inputs.k.get(row * 64 + d).unwrap()).sum::<f32>()
+                * 0.125
+        };
+        let largest = (0..512).map(|r| dot(r).abs()).fold(0.0, f32::max);
+        assert!((2e3..1e5).contains(&largest), "{largest}");
+    }
+}

@@ -1,0 +1,337 @@
+//! Is an output right? Tolerances come from the error of the same mathematics in the precision of the inputs, as
+//! FlashAttention's own tests derive theirs, never from a loose constant.
+
+use cpu::Reference;
+use problem::{DType, Problem};
+
+/// How far an output is from the oracle, each figure beside what is allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct ErrorFigures {
+    /// Largest absolute error.
+    pub max_abs: f64,
+    /// What `max_abs` may be: twice the error of standard attention in the input precision, plus one rounding.
+    pub max_abs_allowed: f64,
+    /// Relative Frobenius error, ‖O − O*‖ / ‖O*‖.
+    pub rel: f64,
+    /// What `rel` may be.
+    pub rel_allowed: f64,
+    /// The worst row's relative error: a stale or lost row cannot hide among thousands.
+    pub row_rel: f64,
+    /// What `row_rel` may be.
+    pub row_rel_allowed: f64,
+    /// |⟨O, O*⟩ / ⟨O*, O*⟩ − 1|: rounding leaves the slope alone, a dropped term or a wrong scale does not.
+    pub bias: f64,
+    /// What `bias` may be.
+    pub bias_allowed: f64,
+    /// 1 − cos(O, O*).
+    pub cosine: f64,
+    /// Largest error of LSE; 0 when it was not asked for.
+    pub lse: f64,
+    /// What `lse` may be.
+    pub lse_allowed: f64,
+    /// `max_diff` as the seeds print it: against the oracle rounded to the dtype.
+    pub max_diff: f64,
+    /// `allclose(rtol = 1e-3, atol = 1e-3)` as the seeds used it; printed, never decisive.
+    pub allclose_1e3: bool,
+    /// Elements that are finite where the oracle is not, or the other way round.
+    pub non_finite: u64,
+}
+
+impl ErrorFigures {
+    /// What is beyond its tolerance, in words; empty when the output is right.
+    pub fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.non_finite > 0 {
+            reasons.push(format!(
+                "{} elements are NaN or Inf where the oracle is finite, or the reverse",
+                self.non_finite
+            ));
+        }
+        let figures = [
+            ("largest error", self.max_abs, self.max_abs_allowed),
+            ("relative error", self.rel, self.rel_allowed),
+            ("worst row's relative error", self.row_rel, self.row_rel_allowed),
+            ("bias", self.bias, self.bias_allowed),
+            ("largest error of LSE", self.lse, self.lse_allowed),
+        ];
+        for (name, value, allowed) in figures {
+            if value > allowed || value.is_nan() {
+                reasons.push(format!("{name} is {value:.3e}, allowed are {allowed:.3e}"));
+            }
+        }
+        reasons
+    }
+
+    /// The worse of two runs, figure by figure. A figure and what it is allowed stay together.
+    pub fn worst(self, other: ErrorFigures) -> ErrorFigures {
+        let worse = |a: (f64, f64), b: (f64, f64)| {
+            let excess = |(value, allowed): (f64, f64)| value / allowed.max(f64::MIN_POSITIVE);
+            if excess(b) > excess(a) || b.0.is_nan() { b } else { a }
+        };
+        let (a, b) = (self, other);
+        let (max_abs, max_abs_allowed) =
+            worse((a.max_abs, a.max_abs_allowed), (b.max_abs, b.max_abs_allowed));
+        let (rel, rel_allowed) = worse((a.rel, a.rel_allowed), (b.rel, b.rel_allowed));
+        let (row_rel, row_rel_allowed) =
+            worse((a.row_rel, a.row_rel_allowed), (b.row_rel, b.row_rel_allowed));
+        let (bias, bias_allowed) = worse((a.bias, a.bias_allowed), (b.bias, b.bias_allowed));
+        let (lse, lse_allowed) = worse((a.lse, a.lse_allowed), (b.lse, b.lse_allowed));
+        ErrorFigures {
+            max_abs,
+            max_abs_allowed,
+            rel,
+            rel_allowed,
+            row_rel,
+            row_rel_allowed,
+            bias,
+            bias_allowed,
+            lse,
+            lse_allowed,
+            cosine: a.cosine.max(b.cosine),
+            max_diff: a.max_diff.max(b.max_diff),
+            allclose_1e3: a.allclose_1e3 && b.allclose_1e3,
+            non_finite: a.non_finite + b.non_finite,
+        }
+    }
+}
+
+/// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, where given, its LSE against the oracle;
+/// `standard` is standard attention in the input precision on the same inputs.
+pub fn judge(
+    problem: &Problem,
+    out: &[f64],
+    lse: Option<&[f64]>,
+    oracle: &Reference,
+    standard: &Reference,
+) -> ErrorFigures {
+    let roundoff = problem.dtype.unit_roundoff();
+    let dim = problem.head_dim_v.max(1);
+    let ours = Distance::of(out, &oracle.out, dim);
+    let theirs = Distance::of(&standard.out, &oracle.out, dim);
+    let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
+    let mut figures = ErrorFigures {
+        max_abs: ours.max_abs,
+        // The kernel rounds its output once more than the bound of a sum knows of.
+        max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
+        rel: ours.rel,
+        rel_allowed: 2.0 * theirs.rel + roundoff,
+        row_rel: ours.row_rel,
+        row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
+        bias: ours.bias,
+        bias_allowed: 2.0 * theirs.bias + roundoff,
+        cosine: ours.cosine,
+        non_finite: ours.non_finite,
+        ..ErrorFigures::default()
+    };
+    (figures.max_diff, figures.allclose_1e3) = as_the_seeds(problem.dtype, out, &oracle.out);
+    if let Some(lse) = lse {
+        judge_lse(&mut figures, problem, lse, &oracle.lse, &standard.lse);
+    }
+    figures
+}
+
+/// Distances between two tensors, over the elements that are finite in the exact one.
+struct Distance {
+    max_abs: f64,
+    rel: f64,
+    row_rel: f64,
+    bias: f64,
+    cosine: f64,
+    non_finite: u64,
+}
+
+impl Distance {
+    fn of(x: &[f64], exact: &[f64], dim: usize) -> Distance {
+        let mut total = Sums::default();
+        let (mut row_rel, mut max_abs, mut non_finite) = (0.0f64, 0.0f64, 0);
+        for (x, exact) in x.chunks(dim).zip(exact.chunks(dim)) {
+            let mut row = Sums::default();
+            for (&x, &exact) in x.iter().zip(exact) {
+                match (x.is_finite(), exact.is_finite()) {
+                    (true, true) => {
+                        max_abs = max_abs.max((x - exact).abs());
+                        row.add(x, exact);
+                    }
+                    (false, false) => {}
+                    (true, false) | (false, true) => non_finite += 1,
+                }
+            }
+            row_rel = row_rel.max(row.rel());
+            total.merge(&row);
+        }
+        let (rel, bias, cosine) = (total.rel(), total.bias(), total.cosine());
+        Distance { max_abs, rel, row_rel, bias, cosine, non_finite }
+    }
+}
+
+#[derive(Default)]
+struct Sums {
+    error: f64,
+    exact: f64,
+    cross: f64,
+    other: f64,
+}
+
+impl Sums {
+    fn add(&mut self, x: f64, exact: f64) {
+        self.error += (x - exact) * (x - exact);
+        self.exact += exact * exact;
+        self.cross += x * exact;
+        self.other += x * x;
+    }
+
+    fn merge(&mut self, row: &Sums) {
+        self.error += row.error;
+        self.exact += row.exact;
+        self.cross += row.cross;
+        self.other += row.other;
+    }
+
+    /// 0 for two zeros, infinite for anything against zero.
+    fn rel(&self) -> f64 {
+        if self.error == 0.0 { 0.0 } else { (self.error / self.exact).sqrt() }
+    }
+
+    fn bias(&self) -> f64 {
+        if self.exact == 0.0 { 0.0 } else { (self.cross / self.exact - 1.0).abs() }
+    }
+
+    fn cosine(&self) -> f64 {
+        let norms = (self.exact * self.other).sqrt();
+        if norms == 0.0 { 0.0 } else { (1.0 - self.cross / norms).max(0.0) }
+    }
+}
+
+fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
+    values.iter().copied().filter(|x| x.is_finite())
+}
+
+fn as_the_seeds(dtype: DType, out: &[f64], exact: &[f64]) -> (f64, bool) {
+    let rounded: Vec<f32> = exact.iter().map(|&x| x as f32).collect();
+    let rounded = crate::values::Values::round(dtype, &rounded);
+    let (mut max_diff, mut close) = (0.0f64, true);
+    for (index, &x) in out.iter().enumerate() {
+        let expected = rounded.get(index).map_or(f64::NAN, f64::from);
+        let diff = (x - expected).abs();
+        // As torch: a NaN anywhere makes the maximum NaN.
+        max_diff = if diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
+        close &= diff <= 1e-3 + 1e-3 * expected.abs();
+    }
+    (max_diff, close)
+}
+
+/// LSE is f32: twice the error of the standard computation, plus what f32 sums of head_dim products and the
+/// logarithm cost (64 roundings of the largest term).
+fn judge_lse(figures: &mut ErrorFigures, problem: &Problem, lse: &[f64], exact: &[f64], standard: &[f64]) {
+    let error = |x: &[f64], figures: &mut ErrorFigures| {
+        let mut worst = 0.0f64;
+        for (&x, &exact) in x.iter().zip(exact) {
+            if x.is_finite() != exact.is_finite() || (exact == f64::NEG_INFINITY && x != exact) {
+                figures.non_finite += 1;
+            } else if exact.is_finite() {
+                worst = worst.max((x - exact).abs());
+            }
+        }
+        worst
+    };
+    let theirs = error(standard, &mut ErrorFigures::default());
+    let largest = finite(exact).fold(1.0, |m: f64, x| m.max(x.abs()));
+    let roundings = 64.0 + problem.head_dim as f64;
+    figures.lse = error(lse, figures);
+    figures.lse_allowed = 2.0 * theirs + roundings * DType::F32.unit_roundoff() * largest;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::inputs::{Style, draw};
+    use cpu::CpuPlan;
+    use problem::Mask;
+
+    struct Answer {
+        problem: Problem,
+        out: Vec<f64>,
+        lse: Vec<f64>,
+        oracle: Reference,
+        standard: Reference,
+    }
+
+    impl Answer {
+        fn new(problem: Problem, style: Style) -> Answer {
+            let inputs = draw(&problem, style, 3);
+            let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem)).unwrap();
+            Answer {
+                out: (0..out.len()).filter_map(|i| out.get(i)).map(f64::from).collect(),
+                lse: lse.iter().map(|&x| f64::from(x)).collect(),
+                oracle: inputs.oracle(&problem).unwrap(),
+                standard: inputs.reference_in_precision(&problem).unwrap(),
+                problem,
+            }
+        }
+
+        fn reasons(&self) -> Vec<String> {
+            judge(&self.problem, &self.out, Some(&self.lse), &self.oracle, &self.standard).reasons()
+        }
+    }
+
+    fn problems() -> Vec<Problem> {
+        let layout = problem::Layout::Bhsd;
+        DType::ALL
+            .into_iter()
+            .flat_map(|dtype| {
+                [
+                    Problem::new(1, 2, 70, 64, dtype),
+                    Problem::new(1, 2, 33, 32, dtype).with_mask(Mask::Causal),
+                    Problem::new(1, 1, 9, 16, dtype).with_seq_kv(5, layout).with_mask(Mask::Causal),
+                    Problem::new(1, 1, 3, 16, dtype).with_seq_kv(0, layout),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn native_kernels_pass_on_every_style() {
+        for problem in problems() {
+            for style in Style::ALL {
+                let answer = Answer::new(problem.clone(), style);
+                assert_eq!(answer.reasons(), [""; 0], "{style:?} {problem:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_sins_are_seen() {
+        for dtype in DType::ALL {
+            let right = Answer::new(Problem::new(1, 2, 70, 64, dtype), Style::Normal);
+            let with = |change: &dyn Fn(&mut Answer)| {
+                let mut wrong = Answer::new(right.problem.clone(), Style::Normal);
+                change(&mut wrong);
+                wrong.reasons()
+            };
+            assert!(
+                !with(&|a| a.out.iter_mut().for_each(|x| *x *= 1.03)).is_empty(),
+                "a biased {dtype} output"
+            );
+            assert!(!with(&|a| a.out.copy_within(0..64, 64)).is_empty(), "a stale {dtype} row");
+            assert!(!with(&|a| a.out[17] = f64::NAN).is_empty(), "one NaN");
+            assert!(!with(&|a| a.lse[3] += 0.02).is_empty(), "a wrong {dtype} LSE");
+            // One key of 70 dropped: what an off-by-one in a loop bound does.
+            let mut shorter = right.problem.clone();
+            shorter.seq_kv -= 1;
+            let dropped = draw(&right.problem, Style::Normal, 3).oracle(&shorter).unwrap();
+            assert!(!with(&|a| a.out.clone_from(&dropped.out)).is_empty(), "a dropped key in {dtype}");
+        }
+    }
+
+    #[test]
+    fn all_masked_rows_must_be_zero_with_lse_minus_infinity() {
+        let problem = Problem::new(1, 1, 4, 16, DType::F16).with_seq_kv(0, problem::Layout::Bhsd);
+        let mut answer = Answer::new(problem, Style::Normal);
+        assert_eq!(answer.reasons(), [""; 0]);
+        answer.lse[0] = -1e30;
+        assert!(!answer.reasons().is_empty());
+        let mut answer = Answer::new(answer.problem.clone(), Style::Normal);
+        answer.out[5] = 1e-3;
+        assert!(!answer.reasons().is_empty());
+    }
+}

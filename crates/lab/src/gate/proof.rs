@@ -1,0 +1,164 @@
+//! What the gate says.
+
+use std::fmt;
+
+use emu::{Counters, Hazard};
+use serde::Serialize;
+
+use super::judge::ErrorFigures;
+
+/// The gate's verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// No hazard, and every answer within the error model.
+    Proven,
+    /// Something was not looked at: an instruction the emulator does not have, or a kernel that did not end in time.
+    Incomplete,
+    /// Wrong, for the reasons given.
+    Refuted,
+}
+
+impl Verdict {
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Verdict::Proven => "proven",
+            Verdict::Incomplete => "incomplete",
+            Verdict::Refuted => "refuted",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A hazard as JSON gives it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HazardRow {
+    /// `race`, `uninitialised_read`, ….
+    pub kind: &'static str,
+    /// Line of the PTX; 0 for the whole kernel.
+    pub line: u32,
+    /// Line of the other access.
+    pub other_line: Option<u32>,
+    /// The threads, as `CTA c warp w lane l`.
+    pub threads: Vec<String>,
+    /// The place, as `name[offset]`.
+    pub address: Option<String>,
+    /// What happened.
+    pub message: String,
+}
+
+impl From<&Hazard> for HazardRow {
+    fn from(hazard: &Hazard) -> HazardRow {
+        HazardRow {
+            kind: hazard.kind.name(),
+            line: hazard.line,
+            other_line: hazard.other_line,
+            threads: hazard.threads.iter().map(ToString::to_string).collect(),
+            address: hazard.place.as_ref().map(ToString::to_string),
+            message: hazard.message.clone(),
+        }
+    }
+}
+
+/// Everything the gate found.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Why not proven, in words; empty when proven.
+    pub reasons: Vec<String>,
+    /// Every hazard, once for each (kind, line, other line).
+    pub hazards: Vec<Hazard>,
+    /// The worst error over all runs; `None` when there was nothing to judge.
+    pub error: Option<ErrorFigures>,
+    /// Runs in the emulator.
+    pub runs: u32,
+    /// What was counted in the first run.
+    pub counters: Counters,
+    /// CTAs recorded in the first run, for the time model.
+    pub traces: Vec<emu::trace::CtaTrace>,
+    /// Warp instructions issued, over all runs.
+    pub steps: u64,
+}
+
+impl Proof {
+    /// Nothing run yet.
+    pub(super) fn empty() -> Proof {
+        Proof {
+            verdict: Verdict::Proven,
+            reasons: Vec::new(),
+            hazards: Vec::new(),
+            error: None,
+            runs: 0,
+            counters: Counters::default(),
+            traces: Vec::new(),
+            steps: 0,
+        }
+    }
+
+    pub(super) fn refute(&mut self, reason: String) {
+        self.verdict = Verdict::Refuted;
+        if !self.reasons.contains(&reason) {
+            self.reasons.push(reason);
+        }
+    }
+
+    pub(super) fn leave_incomplete(&mut self, reason: String) {
+        self.verdict = self.verdict.max(Verdict::Incomplete);
+        if !self.reasons.contains(&reason) {
+            self.reasons.push(reason);
+        }
+    }
+
+    /// Adds hazards not seen before.
+    pub(super) fn add_hazards(&mut self, hazards: Vec<Hazard>) {
+        for hazard in hazards {
+            let known =
+                |h: &Hazard| (h.kind, h.line, h.other_line) == (hazard.kind, hazard.line, hazard.other_line);
+            if !self.hazards.iter().any(known) {
+                self.refute(hazard.to_string());
+                self.hazards.push(hazard);
+            }
+        }
+    }
+
+    /// Takes in what another proof found; counters and traces stay those of the first.
+    pub fn absorb(&mut self, other: Proof, name: &str) {
+        self.verdict = self.verdict.max(other.verdict);
+        self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));
+        self.hazards.extend(other.hazards);
+        self.error = match (self.error, other.error) {
+            (Some(a), Some(b)) => Some(a.worst(b)),
+            (a, b) => a.or(b),
+        };
+        self.runs += other.runs;
+        self.steps += other.steps;
+        if self.counters.instructions.is_empty() {
+            self.counters = other.counters;
+            self.traces = other.traces;
+        }
+    }
+
+    /// The JSON that `check` prints; `findings` are the diagnosis.
+    pub fn json(&self, findings: &serde_json::Value) -> serde_json::Value {
+        let error = self.error.map(|e| {
+            let mut value = serde_json::to_value(e).unwrap_or_default();
+            value["rel"] = e.rel.into();
+            value
+        });
+        serde_json::json!({
+            "verdict": self.verdict,
+            "reasons": self.reasons,
+            "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
+            "error": error,
+            "findings": findings,
+            "counters": self.counters,
+        })
+    }
+}

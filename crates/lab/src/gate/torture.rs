@@ -1,0 +1,113 @@
+//! The problems that break kernels: shapes, strides and masks. What breaks them by value is a
+//! [`Style`](super::inputs::Style).
+
+use problem::{DType, Layout, Mask, Problem, Strides};
+
+/// A problem of the torture set, and what is mean about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Torture {
+    /// In a few words.
+    pub name: &'static str,
+    /// The problem.
+    pub problem: Problem,
+}
+
+/// The torture set for one dtype and head dim. All are small: it is their edges that hurt.
+pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
+    let layout = Layout::Bhsd;
+    let dense =
+        |seq_q: usize, seq_kv: usize| Problem::new(1, 2, seq_q, head_dim, dtype).with_seq_kv(seq_kv, layout);
+    let causal = |seq_q, seq_kv| dense(seq_q, seq_kv).with_mask(Mask::Causal);
+    let set = [
+        ("one row, one key", dense(1, 1)),
+        ("one row", dense(1, 130)),
+        ("one key", dense(70, 1)),
+        ("no key", dense(33, 0)),
+        ("ragged tails", dense(67, 131)),
+        ("one past a tile", dense(129, 65)),
+        ("one short of a tile", dense(127, 63)),
+        ("more queries than keys", dense(150, 40)),
+        ("causal", causal(96, 96)),
+        ("causal, ragged", causal(67, 67)),
+        ("causal, more keys", causal(37, 101)),
+        ("causal, rows that see nothing", causal(101, 37)),
+        ("causal, no key", causal(5, 0)),
+        ("grouped queries", grouped(dense(40, 72))),
+        ("[batch, seq, head, dim]", dense(67, 70).with_layout(Layout::Bshd)),
+        ("several batches", Problem { batch: 3, ..dense(20, 24) }.with_layout(layout)),
+        ("keys broadcast by stride 0", broadcast(dense(40, 50))),
+        ("huge strides", spread(dense(9, 11))),
+        ("padded rows", padded(dense(40, 50))),
+    ];
+    set.into_iter().map(|(name, problem)| Torture { name, problem }).collect()
+}
+
+fn grouped(problem: Problem) -> Problem {
+    Problem { heads_q: 6, heads_kv: 2, ..problem }.with_layout(Layout::Bhsd)
+}
+
+/// One head of keys and values for all heads.
+fn broadcast(mut problem: Problem) -> Problem {
+    problem.k.head = 0;
+    problem.v.head = 0;
+    problem
+}
+
+/// Rows far apart: a kernel that counts elements in 16 bits, or rows as dense, goes astray.
+fn spread(mut problem: Problem) -> Problem {
+    let row = 65_536 + 8;
+    for (strides, rows) in [
+        (&mut problem.q, problem.seq_q),
+        (&mut problem.k, problem.seq_kv),
+        (&mut problem.v, problem.seq_kv),
+        (&mut problem.out, problem.seq_q),
+    ] {
+        *strides = Strides { batch: 0, head: row * rows as i64, row };
+    }
+    problem
+}
+
+/// Eight elements between rows belong to no one.
+fn padded(mut problem: Problem) -> Problem {
+    let row = problem.head_dim as i64 + 8;
+    for (strides, rows) in [
+        (&mut problem.q, problem.seq_q),
+        (&mut problem.k, problem.seq_kv),
+        (&mut problem.v, problem.seq_kv),
+        (&mut problem.out, problem.seq_q),
+    ] {
+        *strides = Strides { batch: 0, head: row * rows as i64, row };
+    }
+    problem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::inputs::{Style, draw};
+    use crate::gate::judge::judge;
+    use cpu::CpuPlan;
+    use problem::Tensor;
+
+    #[test]
+    fn every_problem_is_legal_and_the_native_kernels_survive_it() {
+        for dtype in DType::ALL {
+            for Torture { name, problem } in problems(dtype, 64) {
+                problem.check().unwrap_or_else(|e| panic!("{name}: {e}"));
+                let inputs = draw(&problem, Style::PoisonedPadding, 1);
+                let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem)).unwrap();
+                let (_, origin) = problem.span(Tensor::Out).unwrap();
+                let mut dense = Vec::new();
+                for (b, h, r) in crate::gate::inputs::rows_of(problem.batch, problem.heads_q, problem.seq_q) {
+                    let start = origin as i64 + problem.out.offset(b, h, r);
+                    dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));
+                }
+                let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
+                let oracle = inputs.oracle(&problem).unwrap();
+                let standard = inputs.reference_in_precision(&problem).unwrap();
+                let reasons = judge(&problem, &dense, Some(&lse), &oracle, &standard).reasons();
+                assert_eq!(reasons, [""; 0], "{dtype} {name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The launch file as written: every key with the type TOML gives it, nothing judged yet.
+
+use serde::Deserialize;
+
+/// A launch file before validation.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawFile {
+    pub problem: Option<RawProblem>,
+    pub launch: RawLaunch,
+    #[serde(default)]
+    pub arg: Vec<RawArg>,
+}
+
+/// `[problem]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawProblem {
+    pub batch: Option<i64>,
+    pub heads_q: i64,
+    pub heads_kv: Option<i64>,
+    pub seq_q: i64,
+    pub seq_kv: Option<i64>,
+    pub head_dim: i64,
+    pub dtype: String,
+    pub mask: Option<String>,
+    pub scale: Option<f64>,
+}
+
+/// `[launch]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLaunch {
+    pub entry: Option<String>,
+    pub grid: Vec<i64>,
+    pub cluster: Option<Vec<i64>>,
+    pub block: Option<Vec<i64>>,
+    pub dynamic_shared: Option<i64>,
+}
+
+/// `[[arg]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawArg {
+    pub role: String,
+    pub layout: Option<String>,
+    pub dtype: Option<String>,
+    pub elements: Option<i64>,
+    pub init: Option<String>,
+    pub value: Option<toml::Value>,
+}

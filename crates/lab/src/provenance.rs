@@ -1,0 +1,93 @@
+//! Where a figure comes from: commit, device, clocks, compiler, time.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+/// What stands beside each measured figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Provenance {
+    /// The processor, as the system names it, with the number of cores used.
+    pub device: String,
+    /// What drives it: the system's name and release.
+    pub driver: String,
+    /// Mean clock of the cores at the start, MHz; 0 where the system does not tell.
+    pub clocks_mhz: f64,
+    /// The compiler of the native kernels.
+    pub compiler: String,
+    /// The commit; `None` outside a repository or with changes not committed.
+    pub commit: Option<String>,
+    /// Rows of one run share it.
+    pub run: String,
+    /// Start of the run, UTC, ISO 8601.
+    pub when: String,
+}
+
+impl Provenance {
+    /// Of this process on this machine; `root` is a folder of the repository.
+    pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            let lines = cpuinfo.lines().filter(move |l| l.starts_with(name)).map(str::to_owned);
+            lines.filter_map(|l| l.split_once(':').map(|(_, v)| v.trim().to_owned())).collect::<Vec<_>>()
+        };
+        let clocks: Vec<f64> = field("cpu MHz").iter().filter_map(|v| v.parse().ok()).collect();
+        let name = field("model name").first().cloned().unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Provenance {
+            device: format!("{name}, {threads} threads"),
+            driver: format!("{} {}", std::env::consts::OS, release.trim()),
+            clocks_mhz: (clocks.iter().sum::<f64>() / clocks.len().max(1) as f64).round(),
+            compiler: env!("FLASHCORE_RUSTC").to_owned(),
+            commit: clean_commit(root),
+            run: hash(format!("{}-{}", now.as_nanos(), std::process::id()).as_bytes()),
+            when: iso8601(now.as_secs()),
+        }
+    }
+}
+
+/// The first 12 hexadecimal digits of SHA-256.
+pub fn hash(data: &[u8]) -> String {
+    Sha256::digest(data).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The commit of a repository without uncommitted changes. Rows that the program itself appends to `evidence/` do not
+/// count as changes, or a run could write one row only.
+fn clean_commit(root: &Path) -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
+    if changes.is_empty() { git(&["rev-parse", "--short=12", "HEAD"]) } else { None }
+}
+
+/// `YYYY-MM-DDTHH:MM:SSZ` of seconds since 1970 (days to civil date after H. Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms").
+fn iso8601(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(iso8601(0), "1970-01-01T00:00:00Z");
+        assert_eq!(iso8601(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(iso8601(1_795_239_122), "2026-11-21T05:32:02Z");
+    }
+}

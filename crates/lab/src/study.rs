@@ -1,0 +1,79 @@
+//! Everything at once about one kernel: proof, resources, predicted times and diagnosis.
+
+use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
+use emu::resources::{Ptxas, Resources, estimate};
+use ptx::Access;
+
+use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
+use crate::gate::{GateError, Proof, Settings, prove};
+use crate::launchfile::Bound;
+
+/// A kernel, studied.
+pub struct Study {
+    /// The kernel.
+    pub bound: Bound,
+    /// What the gate says.
+    pub proof: Proof,
+    /// Registers, spills and shared memory; from ptxas where it is present.
+    pub resources: Option<Resources>,
+    /// The predicted times, one for each machine asked for; why not, otherwise.
+    pub predictions: Vec<Result<Prediction, ModelError>>,
+    /// Root causes, by the first machine's prediction.
+    pub findings: Vec<Finding>,
+    /// What each line costs.
+    pub lines: Vec<LineCost>,
+    /// PTX as printed, to which line numbers refer.
+    pub text: String,
+}
+
+impl Study {
+    /// The prediction for the first machine asked for.
+    pub fn prediction(&self) -> Option<&Prediction> {
+        self.predictions.first().and_then(|p| p.as_ref().ok())
+    }
+}
+
+/// Proves, predicts and diagnoses. `text` is the source that line numbers refer to; the module is printed when `None`.
+/// A refuted kernel is predicted and diagnosed all the same: it ran once.
+///
+/// # Errors
+/// When the kernel cannot be launched.
+pub fn study(
+    bound: Bound,
+    text: Option<String>,
+    settings: &Settings,
+    machines: &[Gpu],
+    ptxas: Option<&Ptxas>,
+) -> Result<Study, GateError> {
+    let proof = prove(&bound, settings)?;
+    let kernel = &bound.kernel;
+    let text = text.unwrap_or_else(|| kernel.module.to_string());
+    let resources = machines.first().and_then(|gpu| {
+        let assembled = ptxas.and_then(|p| p.resources(&text, &format!("sm_{}", gpu.sm), &kernel.entry).ok());
+        assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
+    });
+    let predictions: Vec<_> = match &resources {
+        Some(resources) if !proof.traces.is_empty() => {
+            machines.iter().map(|gpu| predict(&subject(&bound, &proof, resources), gpu)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let prediction = predictions.first().and_then(|p| p.as_ref().ok());
+    let evidence = Evidence::new(kernel, &proof.counters, &proof.traces, prediction, resources.as_ref());
+    let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
+    Ok(Study { proof, resources, predictions, findings, lines, text, bound })
+}
+
+fn subject<'a>(bound: &'a Bound, proof: &'a Proof, resources: &'a Resources) -> Subject<'a> {
+    let kernel = &bound.kernel;
+    // A buffer both read and written passes twice.
+    let passes = |access: Access| if access == Access::ReadWrite { 2 } else { 1 };
+    Subject {
+        module: &kernel.module,
+        launch: &kernel.launch,
+        traces: &proof.traces,
+        resources,
+        footprint: kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum(),
+        cache: CacheState::Warm,
+    }
+}

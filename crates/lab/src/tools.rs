@@ -1,0 +1,98 @@
+//! NVIDIA's tools where they can be found: NVRTC compiles CUDA C++. (ptxas is [`emu::resources::Ptxas`].)
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::bench::python;
+
+/// Why CUDA C++ could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum NvrtcError {
+    /// No library.
+    #[error(
+        "CUDA C++ needs NVRTC, which was not found: set FLASHCORE_NVRTC to libnvrtc.so, or fetch it with \
+         `cargo xtask tools`; or compile to PTX elsewhere and check that"
+    )]
+    NotFound,
+    /// python3, which loads it, does not start.
+    #[error("NVRTC is loaded through `{python}`, which does not start: {source}; set FLASHCORE_PYTHON")]
+    Python {
+        /// The interpreter.
+        python: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The library does not load.
+    #[error("{library} cannot be loaded: {reason}")]
+    Load {
+        /// The library.
+        library: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The source is wrong.
+    #[error("NVRTC refuses the source:\n{0}")]
+    Source(String),
+}
+
+/// libnvrtc: `FLASHCORE_NVRTC`, or under `.tools` of the working directory or one above it.
+pub fn nvrtc() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("FLASHCORE_NVRTC") {
+        return Some(PathBuf::from(named));
+    }
+    let here = std::env::current_dir().ok()?;
+    here.ancestors().map(|dir| dir.join(".tools")).filter(|dir| dir.is_dir()).find_map(|dir| find_nvrtc(&dir))
+}
+
+fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.is_symlink() {
+                open.push(path);
+            } else if entry.file_name().to_string_lossy().starts_with("libnvrtc.so") {
+                return Some(path);
+            }
+        }
+    }
+    None
+}
+
+/// The folder of CUDA's headers beside libnvrtc, if it is there (`…/lib/libnvrtc.so` and `…/include`).
+fn headers(library: &Path) -> Option<PathBuf> {
+    let include = library.parent()?.parent()?.join("include");
+    include.is_dir().then_some(include)
+}
+
+/// Compiles CUDA C++ to PTX for an architecture like `compute_80`.
+///
+/// # Errors
+/// When NVRTC is not there, or refuses the source.
+pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
+    let library = nvrtc().ok_or(NvrtcError::NotFound)?;
+    let python = python();
+    let start = |source| NvrtcError::Python { python: python.clone(), source };
+    let mut child = Command::new(&python)
+        .args(["-c", include_str!("nvrtc.py")])
+        .arg(&library)
+        .arg(arch)
+        .args(headers(&library))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    if let Some(mut input) = child.stdin.take() {
+        // A child that ended early says why on its standard error.
+        let _ = input.write_all(source.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(start)?;
+    let log = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match output.status.code() {
+        Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Some(1) => Err(NvrtcError::Source(log)),
+        _ => Err(NvrtcError::Load { library, reason: log }),
+    }
+}

@@ -1,0 +1,191 @@
+//! Tensors of a problem as values and as bytes.
+
+use cpu::{CpuError, CpuPlan, Element, Reference};
+use half::{bf16, f16};
+use problem::{DType, Problem, Tensor};
+
+/// Elements of one tensor, in its dtype.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "self-evident")]
+pub enum Values {
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+}
+
+/// Runs `$body` with `$x` bound to the vector of whichever type.
+macro_rules! each {
+    ($values:expr, $x:ident => $body:expr) => {
+        match $values {
+            Values::F16($x) => $body,
+            Values::Bf16($x) => $body,
+            Values::F32($x) => $body,
+        }
+    };
+}
+
+impl Values {
+    /// `values` rounded to `dtype`.
+    pub fn round(dtype: DType, values: &[f32]) -> Values {
+        fn to<T: Element>(values: &[f32]) -> Vec<T> {
+            values.iter().map(|&x| T::from_f32(x)).collect()
+        }
+        match dtype {
+            DType::F16 => Values::F16(to(values)),
+            DType::Bf16 => Values::Bf16(to(values)),
+            DType::F32 => Values::F32(to(values)),
+        }
+    }
+
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Values {
+        match dtype {
+            DType::F16 => Values::F16(vec![f16::ZERO; len]),
+            DType::Bf16 => Values::Bf16(vec![bf16::ZERO; len]),
+            DType::F32 => Values::F32(vec![0.0; len]),
+        }
+    }
+
+    /// The elements that little-endian `bytes` hold; a rest shorter than an element is left out.
+    pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
+        let halves = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        match dtype {
+            DType::F16 => Values::F16(halves().map(f16::from_bits).collect()),
+            DType::Bf16 => Values::Bf16(halves().map(bf16::from_bits).collect()),
+            DType::F32 => Values::F32(
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            ),
+        }
+    }
+
+    /// Little-endian bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Values::F16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+            Values::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+            Values::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Values::F16(_) => DType::F16,
+            Values::Bf16(_) => DType::Bf16,
+            Values::F32(_) => DType::F32,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        each!(self, x => x.len())
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element at `index`, exactly.
+    pub fn get(&self, index: usize) -> Option<f32> {
+        each!(self, x => x.get(index).map(|&x| x.to_f32()))
+    }
+}
+
+/// Q, K and V of a problem, each in a buffer of [`Problem::span`] elements.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "self-evident")]
+pub struct Inputs {
+    pub q: Values,
+    pub k: Values,
+    pub v: Values,
+}
+
+/// Runs `$call` on the three slices of one element type; all three have the problem's dtype by construction, and
+/// anything else is refused as the CPU kernels refuse it.
+macro_rules! typed {
+    ($problem:expr, $inputs:expr, |$q:ident, $k:ident, $v:ident| $call:expr) => {
+        match (&$inputs.q, &$inputs.k, &$inputs.v) {
+            (Values::F16($q), Values::F16($k), Values::F16($v)) => $call,
+            (Values::Bf16($q), Values::Bf16($k), Values::Bf16($v)) => $call,
+            (Values::F32($q), Values::F32($k), Values::F32($v)) => $call,
+            (_, k, v) => {
+                let odd = if k.dtype() == $problem.dtype { v.dtype() } else { k.dtype() };
+                Err(CpuError::DType { slices: odd, problem: $problem.dtype })
+            }
+        }
+    };
+}
+
+impl Inputs {
+    /// The answer in f64.
+    ///
+    /// # Errors
+    /// When the buffers do not fit the problem.
+    pub fn oracle(&self, problem: &Problem) -> Result<Reference, CpuError> {
+        typed!(problem, self, |q, k, v| cpu::oracle(problem, q, k, v))
+    }
+
+    /// Standard attention in the precision of the inputs.
+    ///
+    /// # Errors
+    /// When the buffers do not fit the problem.
+    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, CpuError> {
+        typed!(problem, self, |q, k, v| cpu::reference_in_precision(problem, q, k, v))
+    }
+
+    /// Attention by the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn attention_into(
+        &self,
+        problem: &Problem,
+        plan: &CpuPlan,
+        out: &mut Values,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        match (&self.q, &self.k, &self.v, out) {
+            (Values::F16(q), Values::F16(k), Values::F16(v), Values::F16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::Bf16(q), Values::Bf16(k), Values::Bf16(v), Values::Bf16(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (Values::F32(q), Values::F32(k), Values::F32(v), Values::F32(out)) => {
+                cpu::attention(problem, q, k, v, out, lse, plan)
+            }
+            (q, k, v, out) => {
+                let odd = [q, k, v, out].into_iter().map(|x| x.dtype()).find(|&d| d != problem.dtype);
+                Err(CpuError::DType { slices: odd.unwrap_or(problem.dtype), problem: problem.dtype })
+            }
+        }
+    }
+
+    /// Attention by the native CPU kernels: the output buffer, and LSE.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn attention(&self, problem: &Problem, plan: &CpuPlan) -> Result<(Values, Vec<f32>), CpuError> {
+        problem.check()?;
+        let mut out =
+            Values::zeros(problem.dtype, problem.span(Tensor::Out).map_or(0, |(elements, _)| elements));
+        let mut lse = vec![0.0; problem.batch * problem.heads_q * problem.seq_q];
+        self.attention_into(problem, plan, &mut out, Some(&mut lse))?;
+        Ok((out, lse))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_values_are_inverse() {
+        for dtype in DType::ALL {
+            let values = Values::round(dtype, &[0.0, -1.5, 65504.0, f32::NEG_INFINITY, 1e-7]);
+            assert_eq!(Values::from_bytes(dtype, &values.to_bytes()), values);
+            assert_eq!((values.dtype(), values.len(), values.get(1)), (dtype, 5, Some(-1.5)));
+        }
+    }
+}
