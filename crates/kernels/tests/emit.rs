@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
+use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Statement};
@@ -194,4 +195,18 @@ fn buffers_and_arguments_follow_the_strides() {
     let params: Vec<u32> =
         kernel.module.function(&kernel.entry).unwrap().params.iter().map(|p| p.bytes()).collect();
     assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+}
+
+/// The ladder's accumulators stay in registers, but for the local arrays of Phase 6, which are no spills either.
+#[test]
+fn ptxas_assembles_the_ladder_without_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    for arch in [Arch::SM_80, Arch::SM_89] {
+        for rung in RungPlan::ALL {
+            let problem = Problem::mission().with_mask(rung.mask());
+            let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap();
+            let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
+            assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
+        }
+    }
 }
