@@ -144,6 +144,39 @@ fn the_union_is_a_race() {
     assert!(report.hazards.iter().any(|h| h.kind == HazardKind::Race));
 }
 
+/// The structure that each file's doc comment names is there to be counted.
+#[test]
+fn counters_show_what_made_each_rung_slow() {
+    let counters = |rung| examine(rung, Schedule::Late, 0).0.counters;
+    let most_conflicts =
+        |c: &emu::Counters| c.instructions.iter().map(|i| i.conflict_degree()).fold(0.0, f64::max);
+    let share = |part: u64, c: &emu::Counters| part as f64 / c.critical_issues as f64;
+
+    let minimal = counters(RungPlan::Minimal);
+    let scattered = |i: &&emu::Counter| i.global_sectors == 32 * i.global_accesses;
+    let sectors: u64 = minimal.instructions.iter().map(|i| i.global_sectors).sum();
+    let of_scattered: u64 = minimal.instructions.iter().filter(scattered).map(|i| i.global_sectors).sum();
+    assert!(10 * of_scattered > 9 * sectors, "minimal: {of_scattered} of {sectors} sectors, 32 an access");
+
+    let phase1 = counters(RungPlan::Phase1);
+    let serial = share(phase1.single_lane_issues, &phase1);
+    assert!(serial > 0.2, "phase1: one lane in {serial} of the critical path");
+    assert_eq!(most_conflicts(&phase1), 32.0);
+
+    for rung in [RungPlan::Phase3, RungPlan::Phase4, RungPlan::Phase6It1, RungPlan::Phase6It2] {
+        let c = counters(rung);
+        let lone = share(c.lone_warp_issues, &c);
+        assert!(lone > 0.5, "{rung:?}: one warp alone in {lone} of the critical path");
+        assert_eq!(most_conflicts(&c), 32.0, "{rung:?}");
+        let local: u64 = c.instructions.iter().map(|i| i.local_bytes).sum();
+        assert_eq!(local > 0, rung == RungPlan::Phase6It1, "{rung:?}: {local} bytes of local memory");
+    }
+
+    let p1 = counters(RungPlan::P1Wmma);
+    let serial = share(p1.single_lane_issues, &p1);
+    assert!(serial > 0.2, "p1_wmma: one lane in {serial} of the critical path");
+}
+
 #[test]
 fn broken_rungs_say_why_they_are_broken() {
     let broken: Vec<_> = rungs()

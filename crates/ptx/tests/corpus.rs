@@ -29,13 +29,18 @@ fn round_trip(path: &Path) -> Result<(), Failed> {
 }
 
 fn verify(path: &Path) -> Result<(), Failed> {
-    read(path)?.verify()?;
+    let module = read(path)?;
+    module.verify()?;
+    let minimum = module.minimum_version();
+    if minimum > module.version {
+        return Err(format!("needs {minimum} but has {}", module.version).into());
+    }
     Ok(())
 }
 
 fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
     let module = read(path)?;
-    Ok(ptxas::assemble(ptxas, &module)?)
+    Ok(ptxas::assemble(ptxas, &module.to_string(), module.target)?)
 }
 
 fn main() {
@@ -51,9 +56,9 @@ fn main() {
     for file in files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let path = file.clone();
-        trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
-        let path = file.clone();
         trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
+        let path = file.clone();
+        trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
         if let Some(ptxas) = ptxas.clone() {
             trials.push(Trial::test(format!("ptxas/{name}"), move || assemble(&file, &ptxas)));
         }
