@@ -4,21 +4,34 @@
 //! An undefined value does no harm until something depends on it: a copy, a sum, or the unused side of a `selp` passes it
 //! on; an address, a branch, a store, a barrier or a matrix product is where it is reported.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ptx::Op;
 
 use super::flow::{Block, blocks};
 use super::{Class, Inst, Program, Slot};
 
+/// The suspects that an instruction touches, by their index in [`Program::suspects`].
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub guard: Option<u32>,
+    /// Those whose value it passes on.
+    pub data: Vec<u32>,
+    /// Those that it acts on.
+    pub effect: Vec<u32>,
+    pub defines: Vec<u32>,
+    /// `a`, `b` and the predicate of a `selp`, where they are suspects.
+    pub choice: Option<[Option<u32>; 3]>,
+}
+
 /// Slots that an instruction reads: those whose value it passes on, and those that it acts on.
-pub(crate) struct Uses {
-    pub data: Vec<Slot>,
-    pub effect: Vec<Slot>,
+struct Uses {
+    data: Vec<Slot>,
+    effect: Vec<Slot>,
 }
 
 /// What an instruction reads, its guard apart.
-pub(crate) fn uses(inst: &Inst, list: &[Slot]) -> Uses {
+fn uses(inst: &Inst, list: &[Slot]) -> Uses {
     let sources = || inst.s.iter().copied().filter(|s| s.is_some());
     let mut uses = Uses { data: Vec::new(), effect: Vec::new() };
     match inst.op {
@@ -50,7 +63,7 @@ pub(crate) fn uses(inst: &Inst, list: &[Slot]) -> Uses {
 }
 
 /// What an instruction writes.
-pub(crate) fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
+fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
     let mut slots: Vec<Slot> = inst.d.to_vec();
     match inst.op {
         Op::Ld(_) | Op::Ldmatrix(_) => slots.extend(list),
@@ -93,7 +106,7 @@ fn passes_on(op: &Op) -> bool {
     )
 }
 
-/// Sets `watched` of every instruction that reads or writes a register that may be undefined where it is read.
+/// Finds the registers that may be undefined where they are read, and the instructions that read or write them.
 pub(super) fn watch(program: &mut Program) {
     let constant: HashSet<Slot> = program
         .constants
@@ -109,20 +122,36 @@ pub(super) fn watch(program: &mut Program) {
         let analysis = Analysis { program, constant: &constant, passed: &passed };
         analysis.suspects(&blocks, &mut suspects);
     }
-    program.suspects = suspects.iter().copied().collect();
+    program.suspects = suspects.into_iter().collect();
+    let index: HashMap<Slot, u32> = program.suspects.iter().copied().zip(0..).collect();
     for pc in 0..program.code.len() {
-        let inst = &program.code[pc];
-        let list = operand_list(program, inst);
-        let Uses { data, effect } = uses(inst, list);
-        let guard = inst.guard.map(|(index, _)| Slot { class: Class::Pred, index });
-        let touched = data.iter().chain(&effect).chain(&guard);
-        let watched = touched.chain(&defines(inst, list)).any(|s| suspects.contains(s));
-        program.code[pc].watched = watched;
+        if let Some(watch) = watch_of(program, &program.code[pc], &index) {
+            program.code[pc].watched = Some(program.watches.len() as u32);
+            program.watches.push(watch);
+        }
     }
 }
 
+fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Option<Watch> {
+    let list = operand_list(program, inst);
+    let Uses { data, effect } = uses(inst, list);
+    let known = |slots: &[Slot]| -> Vec<u32> { slots.iter().filter_map(|s| index.get(s).copied()).collect() };
+    let guard = inst.guard.and_then(|(at, _)| index.get(&Slot { class: Class::Pred, index: at }).copied());
+    let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index.get(&inst.s[i]).copied()));
+    let watch = Watch {
+        guard,
+        data: known(&data),
+        effect: known(&effect),
+        defines: known(&defines(inst, list)),
+        choice,
+    };
+    let touches =
+        guard.is_some() || !(watch.data.is_empty() && watch.effect.is_empty() && watch.defines.is_empty());
+    touches.then_some(watch)
+}
+
 /// Slots in the pool of an instruction that has any.
-pub(crate) fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
+fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
     if matches!(inst.op, Op::BrxIdx { .. }) { &[] } else { program.slots(inst) }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
 
-pub(crate) use defined::{Uses, defines, operand_list, uses};
+pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
 pub(crate) use operands::{scope_strength, strength};
 
@@ -89,8 +89,8 @@ pub(crate) struct Inst {
     pub list: (u32, u16),
     /// Start of the source address of cp.async.
     pub source: (Slot, i64),
-    /// It reads or writes a register that may be undefined.
-    pub watched: bool,
+    /// Index in [`Program::watches`], when it reads or writes a register that may be undefined.
+    pub watched: Option<u32>,
 }
 
 /// `target` of a `mov` from a clock.
@@ -160,6 +160,7 @@ pub(crate) struct Program {
     pub granules: [u32; 2],
     /// Registers that may be undefined where they are read.
     pub suspects: Vec<Slot>,
+    pub watches: Vec<Watch>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
 }
@@ -230,6 +231,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         params: Vec::new(),
         granules,
         suspects: Vec::new(),
+        watches: Vec::new(),
         communicates,
     };
     for info in program.functions.clone() {
@@ -448,7 +450,7 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
-            watched: false,
+            watched: None,
         }
     }
 }

@@ -98,8 +98,9 @@ impl Env<'_> {
                 "the lane shuffles from a lane that does not take part: the value is undefined".into()
             });
         }
-        if inst.watched {
-            warp.undefined.shuffled(inst, mask, &sources);
+        if let Some(watch) = inst.watched {
+            let watch = &self.context.program.watches[watch as usize];
+            warp.undefined.shuffled(watch, inst.line, mask, &sources);
         }
         warp.registers.set32(inst.d[0], mask, &result);
         warp.registers.set_pred(inst.d[1], mask, valid);

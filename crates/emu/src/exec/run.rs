@@ -32,7 +32,7 @@ impl Env<'_> {
     /// Runs a warp for at most `quantum` instructions, or until none of its lanes can go on.
     pub fn run_warp(&mut self, warp: &mut Warp, mut quantum: u32) -> Result<(), EmuError> {
         while quantum > 0 {
-            let Some(at) = warp.splits.iter().rposition(|s| s.state == State::Run) else { return Ok(()) };
+            let Some(at) = warp.splits.iter().rposition(|s| s.state == State::Run) else { break };
             let split = warp.splits.remove(at);
             self.run_split(warp, split, &mut quantum);
         }
@@ -67,8 +67,10 @@ impl Env<'_> {
                     split.mask & if negated { !value } else { value }
                 }
             };
-            if inst.watched && self.context.options.checks.uninitialised {
-                self.watch(warp, inst, split.mask, mask);
+            if let Some(watch) = inst.watched
+                && self.context.options.checks.uninitialised
+            {
+                self.watch(warp, inst, &program.watches[watch as usize], split.mask, mask);
             }
             if mask == 0 {
                 self.count(warp, split.pc as usize, inst, 0);

@@ -1,44 +1,51 @@
 //! Values that nothing defined, followed from register to register until something depends on them.
 
-use std::collections::HashMap;
-
-use ptx::Op;
-
 use super::Env;
 use super::warp::Warp;
-use crate::decode::{Class, Inst, Program, Slot, Uses, defines, operand_list, uses};
+use crate::decode::{Inst, Program, Watch};
 use crate::report::HazardKind;
 
 /// Lanes in which the watched registers of a warp are undefined.
 #[derive(Debug, Default)]
 pub(crate) struct Undefined {
-    lanes: HashMap<Slot, u32>,
-    /// Where an undefined register was first read, of those that were computed from one.
-    origin: HashMap<Slot, u32>,
+    /// By index in [`Program::suspects`].
+    lanes: Vec<u32>,
+    /// Line that first read an undefined register, of those that were computed from one.
+    origin: Vec<Option<u32>>,
 }
 
 impl Undefined {
     pub fn new(program: &Program) -> Undefined {
-        Undefined { lanes: program.suspects.iter().map(|s| (*s, !0)).collect(), origin: HashMap::new() }
+        let count = program.suspects.len();
+        Undefined { lanes: vec![!0; count], origin: vec![None; count] }
     }
 
-    fn of(&self, slot: Slot) -> u32 {
-        self.lanes.get(&slot).copied().unwrap_or(0)
+    fn any(&self, suspects: &[u32]) -> u32 {
+        suspects.iter().fold(0, |set, s| set | self.lanes[*s as usize])
+    }
+
+    fn set(&mut self, suspects: &[u32], mask: u32, lanes: u32, origin: u32) {
+        for suspect in suspects {
+            let old = &mut self.lanes[*suspect as usize];
+            *old = *old & !mask | lanes & mask;
+            if lanes & mask != 0 {
+                self.origin[*suspect as usize] = Some(origin);
+            }
+        }
+    }
+
+    /// Where the undefined value among these comes from; `line` when it is read there for the first time.
+    fn origin(&self, suspects: &[u32], mask: u32, line: u32) -> u32 {
+        let undefined = |s: &&u32| self.lanes[**s as usize] & mask != 0;
+        suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
     /// What lanes get when they shuffle.
-    pub fn shuffled(&mut self, inst: &Inst, mask: u32, source: &[usize; 32]) {
-        let from = self.of(inst.s[0]);
+    pub fn shuffled(&mut self, watch: &Watch, line: u32, mask: u32, source: &[usize; 32]) {
+        let from = self.any(&watch.data);
+        let origin = self.origin(&watch.data, !0, line);
         let lanes = (0..32).fold(0, |set, l| set | (from >> source[l] & 1) << l);
-        self.set(inst.d[0], mask, lanes, inst.line);
-    }
-
-    fn set(&mut self, slot: Slot, mask: u32, lanes: u32, origin: u32) {
-        let Some(old) = self.lanes.get_mut(&slot) else { return };
-        *old = *old & !mask | lanes & mask;
-        if lanes & mask != 0 {
-            self.origin.insert(slot, origin);
-        }
+        self.set(&watch.defines, mask, lanes, origin);
     }
 }
 
@@ -46,42 +53,35 @@ impl Env<'_> {
     /// Before an instruction that touches watched registers: `all` are the lanes that came to it, `mask` those that
     /// execute it.
     #[inline(never)]
-    pub(super) fn watch(&mut self, warp: &mut Warp, inst: &Inst, all: u32, mask: u32) {
-        let program = self.context.program;
-        let list = operand_list(program, inst);
-        let Uses { data, effect } = uses(inst, list);
-        if let Some((index, _)) = inst.guard {
-            self.check_defined(warp, inst, Slot { class: Class::Pred, index }, all);
+    pub(super) fn watch(&mut self, warp: &mut Warp, inst: &Inst, watch: &Watch, all: u32, mask: u32) {
+        if let Some(guard) = watch.guard {
+            self.check_defined(warp, inst, guard, all);
         }
         if mask == 0 {
             return;
         }
-        for slot in effect {
-            self.check_defined(warp, inst, slot, mask);
+        for &suspect in &watch.effect {
+            self.check_defined(warp, inst, suspect, mask);
         }
         let undefined = &mut warp.undefined;
-        let (lanes, origin) = match inst.op {
-            Op::Selp(_) => {
+        let lanes = match watch.choice {
+            Some(slots) => {
                 let p = warp.registers.get_pred(inst.s[2], inst.negated, 2);
-                let chosen = undefined.of(inst.s[0]) & p | undefined.of(inst.s[1]) & !p;
-                (chosen | undefined.of(inst.s[2]), inst.line)
+                let [a, b, of_p] = slots.map(|s| s.map_or(0, |s| undefined.lanes[s as usize]));
+                a & p | b & !p | of_p
             }
-            _ => (data.iter().fold(0, |set, s| set | undefined.of(*s)), inst.line),
+            None => undefined.any(&watch.data),
         };
-        let first =
-            data.iter().filter(|s| undefined.of(**s) & mask != 0).find_map(|s| undefined.origin.get(s));
-        let origin = first.copied().unwrap_or(origin);
-        for slot in defines(inst, list) {
-            undefined.set(slot, mask, lanes, origin);
-        }
+        let origin = undefined.origin(&watch.data, mask, inst.line);
+        undefined.set(&watch.defines, mask, lanes, origin);
     }
 
-    fn check_defined(&mut self, warp: &Warp, inst: &Inst, slot: Slot, mask: u32) {
-        let lanes = warp.undefined.of(slot) & mask;
+    fn check_defined(&mut self, warp: &Warp, inst: &Inst, suspect: u32, mask: u32) {
+        let lanes = warp.undefined.lanes[suspect as usize] & mask;
         if lanes == 0 {
             return;
         }
-        let origin = warp.undefined.origin.get(&slot).copied().unwrap_or(inst.line);
+        let origin = warp.undefined.origin(&[suspect], mask, inst.line);
         let other_line = (origin != inst.line).then_some(inst.line);
         let thread = self.thread(warp.index, lanes.trailing_zeros() as usize);
         self.findings.report(HazardKind::UninitialisedRead, origin, other_line, || {
