@@ -75,7 +75,9 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
             let gflops = |us: f64| format!("{:.1}", p.flops() / us * 1e-3);
             let us = race.ours.us();
             let peer = race.peer.as_ref().map(|m| m.us());
-            let ratio = race.comparison.map_or("–".into(), |c| format!("{:.2} [{:.2}, {:.2}]", c.ratio, c.low, c.high));
+            let ratio = race
+                .comparison
+                .map_or("–".into(), |c| format!("{:.2} [{:.2}, {:.2}]", c.ratio, c.low, c.high));
             let verdict = race.comparison.map_or("–".into(), |c| format!("{:?}", c.verdict).to_uppercase());
             vec![
                 format!("{} B{} H{} S{} D{} {}", p.dtype, p.batch, p.heads_q, p.seq_q, p.head_dim, p.mask),
@@ -90,7 +92,8 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
         })
         .collect();
     let mut out = std::io::stdout().lock();
-    let header = ["problem", "µs", "GFLOP/s", "torch µs", "GFLOP/s", "speed-up [95 %]", "verdict", "of sgemm"];
+    let header =
+        ["problem", "µs", "GFLOP/s", "torch µs", "GFLOP/s", "speed-up [95 %]", "verdict", "of sgemm"];
     table::print(&mut out, &header, &rows)?;
     if let Some(rate) = sgemm {
         writeln!(out, "sgemm (torch, n = 1024): {rate:.1} GFLOP/s")?;

@@ -70,8 +70,18 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
     let rows: Vec<Vec<String>> = climb.rungs.iter().map(|rung| row(rung, first)).collect();
     let device = climb.machines.first().map_or("", |m| m.name);
     let predicted = format!("{device} predicted µs");
-    let header =
-        ["rung", "verdict", "max_diff", "error / allowed", &predicted, "quoted µs", "forecast µs", "×", "bound", "root cause"];
+    let header = [
+        "rung",
+        "verdict",
+        "max_diff",
+        "error / allowed",
+        &predicted,
+        "quoted µs",
+        "forecast µs",
+        "×",
+        "bound",
+        "root cause",
+    ];
     table::print(out, &header, &rows)?;
     writeln!(out)?;
     for rung in climb.rungs.iter().filter(|r| !r.study.proof.reasons.is_empty()) {

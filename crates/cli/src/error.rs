@@ -58,7 +58,9 @@ pub enum CliError {
     #[error("{0}: a kernel is a .ptx or a .cu file")]
     Extension(PathBuf),
     /// Rows may only come from a commit.
-    #[error("--evidence: the repository has changes that are not committed (or there is none); commit them first, or leave --evidence out")]
+    #[error(
+        "--evidence: the repository has changes that are not committed (or there is none); commit them first, or leave --evidence out"
+    )]
     Unclean,
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]

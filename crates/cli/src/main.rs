@@ -53,7 +53,9 @@ fn main() -> ExitCode {
     match outcome {
         Ok(status) => status.into(),
         // Someone closed the pipe (`flashcore … | head`): there is no one left to tell.
-        Err(CliError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Status::Proven.into(),
+        Err(CliError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            Status::Proven.into()
+        }
         Err(error) => {
             eprintln!("flashcore: {error}");
             Status::BadUsage.into()

@@ -17,7 +17,8 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
         if path.is_none() && args.q.extension().is_some_and(|e| e == "npy") {
-            let accepted = "a file; a .npy file holds one tensor, so --k and --v are needed beside it".to_owned();
+            let accepted =
+                "a file; a .npy file holds one tensor, so --k and --v are needed beside it".to_owned();
             return Err(CliError::Argument { argument, value: "(missing)".into(), accepted });
         }
     }

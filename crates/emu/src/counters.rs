@@ -58,7 +58,7 @@ impl Counter {
         };
         self.shared_accesses += 1;
         self.shared_passes += u64::from(passes);
-        self.shared_ideal += ideal_passes(lanes, addresses, bytes).min(u64::from(passes));
+        self.shared_ideal += ideal_passes(lanes, bytes).min(u64::from(passes));
         self.shared_bytes += moved;
     }
 
@@ -104,21 +104,11 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     total
 }
 
-/// Passes that the distinct words need at 128 bytes a pass.
-fn ideal_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
-    let words = u64::from(bytes.div_ceil(4));
-    let mut starts = [0; 32];
-    let mut count = 0;
-    for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
-        starts[count] = addresses[lane] / 4;
-        count += 1;
-    }
-    let starts = &mut starts[..count];
-    if !starts.is_sorted() {
-        starts.sort_unstable();
-    }
-    let distinct = u64::from(count > 0) + starts.windows(2).filter(|w| w[0] != w[1]).count() as u64;
-    (distinct * words).div_ceil(32).max(1)
+/// Passes without conflicts: one for each group of lanes that moves up to 128 bytes together.
+fn ideal_passes(lanes: u32, bytes: u32) -> u64 {
+    let group = (128 / bytes.max(4)).clamp(1, 32);
+    let first = u32::MAX >> (32 - group);
+    (0..32).step_by(group as usize).filter(|at| lanes >> at & first != 0).count() as u64
 }
 
 /// Distinct 32-byte sectors.
@@ -151,8 +141,8 @@ pub struct Counters {
     pub barriers: u64,
     /// Warp instructions issued with at most one active lane.
     pub single_lane_issues: u64,
-    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one CTA-wide barrier and the
-    /// next: while they run, the others wait.
+    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one barrier of all its warps and
+    /// the next: while they run, the others wait.
     pub lone_warp_issues: u64,
     /// Warp instructions of the busiest warp, summed over the intervals between barriers: the critical path.
     pub critical_issues: u64,
@@ -191,7 +181,7 @@ mod tests {
             }
         }
         let row = std::array::from_fn(|l| 4 * l as u64);
-        assert_eq!((sectors(!0, &row, 4), ideal_passes(!0, &row, 4)), (4, 1));
-        assert_eq!(ideal_passes(!0, &row.map(|a| 32 * a), 4), 1);
+        assert_eq!((sectors(!0, &row, 4), ideal_passes(!0, 4)), (4, 1));
+        assert_eq!((ideal_passes(!0, 16), ideal_passes(0xff, 16), ideal_passes(1, 2)), (4, 1, 1));
     }
 }

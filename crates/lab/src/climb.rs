@@ -6,7 +6,9 @@ use std::time::Instant;
 use cpu::CpuPlan;
 use emu::model::{Gpu, machine};
 use emu::resources::Ptxas;
-use problem::{DType, Problem};
+use kernels::ladder::{Expected, Reason};
+use kernels::{Arch, KernelError, Plan};
+use problem::{DType, Problem, ProblemError};
 use serde_json::{Value, json};
 
 use crate::bench::{BenchError, Race, race};
@@ -189,25 +191,54 @@ pub enum Progress<'a> {
     Done(&'a Climbed),
 }
 
-/// The fused family on the problem: where the seeds' option C leads.
-pub fn fused(problem: &Problem, arch: &kernels::Arch) -> Result<Rung, kernels::KernelError> {
-    let plan = kernels::Plan::default_for(problem, arch)?;
-    let kernel = kernels::emit(problem, &plan, arch)?;
-    let bound = Bound::of_kernel(kernel, problem).map_err(|_| {
-        kernels::KernelError::from(problem::ProblemError::UnknownName {
-            what: "buffer",
-            value: plan.family().to_owned(),
-            accepted: "q, k, v, out, lse",
+/// All rungs on the problem: the seeds' story, then the fused family, where their option C leads.
+///
+/// # Errors
+/// When a kernel cannot be made for the problem.
+pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
+    let seeds = kernels::ladder::rungs().into_iter().map(|rung| {
+        let problem = problem.clone().with_mask(rung.mask);
+        let (expected, reason) = match rung.expected {
+            Expected::Proven => (Verdict::Proven, None),
+            Expected::Refuted(Reason::Race) => (Verdict::Refuted, Some("race at".to_owned())),
+            Expected::Refuted(Reason::NotANumber) => (Verdict::Refuted, Some("NaN".to_owned())),
+        };
+        Ok(Rung {
+            name: rung.name.to_owned(),
+            story: rung.story.to_owned(),
+            bound: bound(&Plan::Ladder { rung: rung.plan }, &problem, arch)?,
+            expected,
+            reason,
+            quoted_us: rung.quoted_us,
+            forecast_us: rung.forecast_us,
         })
-    })?;
+    });
+    let fused = fused(problem, arch);
+    seeds.chain(std::iter::once(fused)).collect()
+}
+
+/// The fused family's kernel for the problem.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
     Ok(Rung {
-        name: "fused mma".into(),
-        story: "Both products on tensor cores, the online softmax in registers, staged asynchronous copies."
-            .into(),
-        bound,
+        name: "fused".into(),
+        story: "both products on tensor cores, the online softmax in registers, copies in stages".into(),
+        bound: bound(&Plan::default_for(problem, arch)?, problem, arch)?,
         expected: Verdict::Proven,
         reason: None,
         quoted_us: None,
         forecast_us: None,
+    })
+}
+
+fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
+    let kernel = kernels::emit(problem, plan, arch)?;
+    // Every family names its buffers q, k, v, out and lse: the contract of `emit`.
+    Bound::of_kernel(kernel, problem).map_err(|_| {
+        let accepted = "q, k, v, out, lse";
+        ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
+            .into()
     })
 }

@@ -9,6 +9,7 @@ pub mod files;
 pub mod gate;
 pub mod launchfile;
 pub mod provenance;
+pub mod report;
 pub mod store;
 pub mod study;
 pub mod tools;

@@ -118,7 +118,6 @@ impl Env<'_> {
         if kind != BarKind::Arrive {
             barrier.waiting.push(warp.index);
         }
-        warp.steps_at_barrier = warp.steps_at_barrier.max(warp.steps);
         self.complete(id);
     }
 

@@ -10,6 +10,7 @@ mod copy;
 mod fence;
 mod matrix;
 mod mbarrier;
+mod moves;
 mod registers;
 mod run;
 mod scalar;
@@ -214,6 +215,10 @@ impl<'a> Cta<'a> {
 
     /// Lets warps go on that a barrier released.
     fn wake(&mut self) {
+        let waiting = self.warps.iter().filter(|w| !w.is_done()).count();
+        if self.env.wakes.len() == waiting {
+            self.end_interval();
+        }
         while let Some(wake) = self.env.wakes.pop() {
             let warp = &mut self.warps[wake.warp];
             for at in 0..warp.splits.len() {
@@ -221,6 +226,19 @@ impl<'a> Cta<'a> {
                     self.env.leave_barrier(warp, at, &wake);
                 }
             }
+        }
+    }
+
+    /// All warps have met: counts what the busiest of them issued while the others waited for it.
+    fn end_interval(&mut self) {
+        let (mut busiest, mut second) = (0, 0);
+        for warp in &mut self.warps {
+            let issued = warp.steps - std::mem::replace(&mut warp.steps_at_barrier, warp.steps);
+            (busiest, second) = (busiest.max(issued), second.max(issued.min(busiest)));
+        }
+        self.env.counters.critical_issues += busiest;
+        if self.warps.len() > 1 {
+            self.env.counters.lone_warp_issues += busiest - second;
         }
     }
 
@@ -240,6 +258,7 @@ impl<'a> Cta<'a> {
         for warp in &mut self.warps {
             self.env.land_all(warp);
         }
+        self.end_interval();
         let Env { findings, counters, recorder, steps, order, .. } = self.env;
         (Outcome { findings, counters, trace: recorder.map(Recorder::finish), steps }, order)
     }

@@ -30,6 +30,7 @@
 mod arith;
 mod control;
 mod memory;
+mod registers;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -94,6 +95,7 @@ impl Builder {
     /// The module of this one kernel, with the lowest `.version` that knows the target and all that was emitted.
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
+        registers::sort(&mut self.body);
         self.body.number_labels();
         let version = self.version.max(target.minimum_version());
         let function = Function {

@@ -1,0 +1,199 @@
+//! Charts as inline SVG: no script, no network, and colours from the page's style sheet, so that they follow light and dark.
+
+use maud::{Markup, html};
+
+/// One bar: a name, a value with its uncertainty, and a mark for a figure quoted from elsewhere.
+pub struct Bar<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The value; `None` leaves the row empty.
+    pub value: Option<f64>,
+    /// Ends of the uncertainty.
+    pub range: Option<(f64, f64)>,
+    /// The quoted figure.
+    pub quoted: Option<f64>,
+    /// CSS class: `proven`, `refuted`, `incomplete` or `measured`.
+    pub class: &'a str,
+}
+
+const NAME: f64 = 130.0;
+const WIDTH: f64 = 760.0;
+const ROW: f64 = 26.0;
+
+/// A logarithmic axis from one power of ten to another.
+struct Log {
+    low: f64,
+    high: f64,
+}
+
+impl Log {
+    fn over(values: impl Iterator<Item = f64> + Clone) -> Log {
+        let positive = values.filter(|v| v.is_finite() && *v > 0.0);
+        let low = positive.clone().fold(f64::INFINITY, f64::min).log10().floor();
+        let high = positive.fold(0.0, f64::max).log10().ceil();
+        if low.is_finite() && high > low { Log { low, high } } else { Log { low: 0.0, high: 1.0 } }
+    }
+
+    /// Fraction of the axis.
+    fn at(&self, value: f64) -> f64 {
+        ((value.max(1e-12).log10() - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+    }
+
+    fn ticks(&self) -> Vec<f64> {
+        (self.low as i32..=self.high as i32).map(|e| 10f64.powi(e)).collect()
+    }
+}
+
+/// `2.9k` for 2870.
+pub fn short(value: f64) -> String {
+    match value {
+        v if v >= 9_999.5 => format!("{:.0}k", v / 1000.0),
+        v if v >= 99.95 => format!("{v:.0}"),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v if v >= 0.01 => format!("{v:.2}"),
+        v => format!("{v:.1e}"),
+    }
+}
+
+/// Horizontal bars on a logarithmic axis of microseconds.
+pub fn bars(bars: &[Bar]) -> Markup {
+    let values = bars.iter().flat_map(|b| [b.value, b.quoted, b.range.map(|r| r.0), b.range.map(|r| r.1)]);
+    let axis = Log::over(values.flatten());
+    let x = |value: f64| NAME + axis.at(value) * (WIDTH - NAME - 70.0);
+    let height = ROW * bars.len() as f64 + 26.0;
+    html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+            @for tick in axis.ticks() {
+                line.grid x1=(x(tick)) x2=(x(tick)) y1="0" y2=(height - 20.0) {}
+                text.tick x=(x(tick)) y=(height - 6.0) text-anchor="middle" { (short(tick)) " µs" }
+            }
+            @for (i, bar) in bars.iter().enumerate() {
+                @let y = ROW * i as f64;
+                text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (bar.name) }
+                @if let Some(value) = bar.value {
+                    rect class=(format!("bar {}", bar.class)) x=(NAME) y=(y + 4.0) height=(ROW - 8.0)
+                        width=((x(value) - NAME).max(1.0)) {}
+                    text.value x=(bar.range.map_or(x(value), |r| x(r.1)) + 8.0) y=(y + 17.0) { (short(value)) }
+                }
+                @if let Some((low, high)) = bar.range {
+                    line.range x1=(x(low)) x2=(x(high)) y1=(y + ROW / 2.0) y2=(y + ROW / 2.0) {}
+                }
+                @if let Some(quoted) = bar.quoted {
+                    path.quoted d=(diamond(x(quoted), y + ROW / 2.0, 6.0)) {
+                        title { "quoted: " (short(quoted)) " µs" }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn diamond(x: f64, y: f64, r: f64) -> String {
+    format!("M{} {y}L{x} {}L{} {y}L{x} {}Z", x - r, y - r, x + r, y + r)
+}
+
+/// Bars that are split by cause; each part is a name, a share of the bar, and the number of its colour.
+pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
+    let height = ROW * rows.len() as f64;
+    let span = WIDTH - NAME;
+    html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+            @for (i, (name, parts)) in rows.iter().enumerate() {
+                @let y = ROW * i as f64;
+                text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
+                @for (start, (part, share, colour)) in starts(parts).into_iter().zip(parts) {
+                    rect class=(format!("c{colour}")) x=(NAME + start * span) y=(y + 3.0) height=(ROW - 6.0)
+                        width=(share * span) {
+                        title { (part) ": " (format!("{:.1}", 100.0 * share)) " %" }
+                    }
+                    @if *share > 0.07 {
+                        text.part x=(NAME + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
+                            (format!("{:.0}", 100.0 * share))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn starts(parts: &[(&str, f64, usize)]) -> Vec<f64> {
+    let running = parts.iter().scan(0.0, |sum, (_, share, _)| {
+        let start = *sum;
+        *sum += share;
+        Some(start)
+    });
+    running.collect()
+}
+
+/// A point under the roofline: name, FLOP per byte, TFLOP/s, class.
+pub struct Point<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// FLOP per byte.
+    pub intensity: f64,
+    /// TFLOP/s.
+    pub tflops: f64,
+    /// CSS class.
+    pub class: &'a str,
+}
+
+/// A roofline of `peak` TFLOP/s and `bandwidth` TB/s, both axes logarithmic.
+pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
+    let height = 340.0;
+    let (left, right, top, bottom) = (60.0, WIDTH - 20.0, 12.0, height - 34.0);
+    let ridge = peak / bandwidth;
+    let across = Log::over(points.iter().map(|p| p.intensity).chain([ridge, 10.0 * ridge]));
+    let up = Log::over(points.iter().map(|p| p.tflops).chain([peak]));
+    let x = |v: f64| left + across.at(v) * (right - left);
+    let y = |v: f64| bottom - up.at(v) * (bottom - top);
+    let (first, last) = (10f64.powf(across.low), 10f64.powf(across.high));
+    // Where the slope enters the picture: at its left edge or at its lower one.
+    let entry = first.max(10f64.powf(up.low) / bandwidth);
+    html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+            @for tick in across.ticks() {
+                line.grid x1=(x(tick)) x2=(x(tick)) y1=(top) y2=(bottom) {}
+                text.tick x=(x(tick)) y=(bottom + 14.0) text-anchor="middle" { (short(tick)) }
+            }
+            @for tick in up.ticks() {
+                line.grid x1=(left) x2=(right) y1=(y(tick)) y2=(y(tick)) {}
+                text.tick x=(left - 6.0) y=(y(tick) + 4.0) text-anchor="end" { (short(tick)) }
+            }
+            text.tick x=((left + right) / 2.0) y=(height - 4.0) text-anchor="middle" { "FLOP per byte of DRAM" }
+            text.tick x=(4.0) y=(top + 2.0) { "TFLOP/s" }
+            path.roof d=(format!(
+                "M{} {}L{} {}L{} {}",
+                x(entry), y(entry * bandwidth), x(ridge), y(peak), x(last), y(peak)
+            )) {}
+            @for (i, point) in points.iter().enumerate() {
+                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="5" {
+                    title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
+                }
+                text.label x=(x(point.intensity) + if i % 2 == 0 { 9.0 } else { -9.0 }) y=(y(point.tflops) + 4.0)
+                    text-anchor=(if i % 2 == 0 { "start" } else { "end" }) { (point.name) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_logarithmic_axis_spans_its_values() {
+        let axis = Log::over([12.0, 2870.0].into_iter());
+        assert_eq!((axis.low, axis.high), (1.0, 4.0));
+        assert_eq!(axis.ticks(), [10.0, 100.0, 1000.0, 10_000.0]);
+        assert!((axis.at(100.0) - 1.0 / 3.0).abs() < 1e-12);
+        assert_eq!(Log::over(std::iter::empty()).ticks().len(), 2);
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        let bar = Bar { name: "<script>", value: Some(1.0), range: None, quoted: None, class: "proven" };
+        let svg = bars(&[bar]).into_string();
+        assert!(svg.contains("&lt;script&gt;") && !svg.contains("<script>"));
+    }
+}

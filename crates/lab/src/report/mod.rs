@@ -1,0 +1,48 @@
+//! The page of a climb: one file, no script, no network, for laptop and print, light and dark.
+
+mod chart;
+mod sections;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::climb::Climb;
+
+/// The page.
+pub fn page(climb: &Climb) -> String {
+    let p = &climb.problem;
+    let device = climb.machines.first().map_or("", |m| m.name);
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "FlashCore: the climb" }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body {
+                h1 { "The climb" }
+                p.soft {
+                    "Attention, batch " (p.batch) ", " (p.heads_q) " heads, " (p.seq_q) " queries, " (p.seq_kv)
+                    " keys, head dim " (p.head_dim) ", " (p.dtype) ". Times on the " (device)
+                    " are predicted from the emulator, not measured; registers come from "
+                    (climb.ptxas.as_ref().map_or("an estimate".into(), |v| format!("ptxas {v}"))) "."
+                }
+                (section("Progress", sections::progress(climb)))
+                (section("Time, rung by rung", sections::times(climb)))
+                (section("Where the time goes", sections::causes(climb)))
+                (section("Under the roofline", sections::roofs(climb)))
+                (section("What is wrong with the refuted", sections::refuted(climb)))
+                (section("Forecast and outcome", sections::forecasts(climb)))
+                (section("Why each is slow", sections::findings(climb)))
+                (section("Native CPU kernels, measured here", sections::cpu(climb)))
+                (section("The fused kernel, line by line", sections::heat_map(climb)))
+            }
+        }
+    };
+    markup.into_string()
+}
+
+fn section(title: &str, content: Markup) -> Markup {
+    html! { h2 { (title) } (content) }
+}

@@ -1,0 +1,218 @@
+//! The parts of the page.
+
+use emu::model::Cause;
+use maud::{Markup, html};
+
+use super::chart::{Bar, Point, bars, roofline, short, stacked};
+use crate::climb::{Climb, Climbed};
+use crate::diagnose::show_lines;
+use crate::gate::Verdict;
+
+fn us(rung: &Climbed) -> String {
+    rung.us().map_or("–".into(), short)
+}
+
+pub(super) fn progress(climb: &Climb) -> Markup {
+    let first = climb.rungs.first().and_then(Climbed::us);
+    html! {
+        div.scroll { table {
+            thead { tr {
+                th { "rung" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
+                th.n { "quoted µs" } th.n { "×" } th { "bound" } th { "first root cause" }
+            } }
+            tbody { @for rung in &climb.rungs {
+                @let proof = &rung.study.proof;
+                tr {
+                    td { b { (rung.rung.name) } br; span.soft { (rung.rung.story) } }
+                    td class=(format!("verdict {}", proof.verdict)) { (proof.verdict) }
+                    td.n { (proof.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
+                    td.n { (proof.error.map_or("–".into(), |e| format!("{:.1e} / {:.1e}", e.max_abs, e.max_abs_allowed))) }
+                    td.n { (us(rung)) }
+                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
+                    td { (rung.study.prediction().map_or("–".into(), |p| format!("{:?}", p.bound).to_lowercase())) }
+                    td { (rung.study.findings.first().map_or("–", |f| f.name)) }
+                }
+            } }
+        } }
+        p.soft { "max_diff is what the seeds print: the largest difference from the oracle rounded to the element type. \
+            What decides is the error against what standard attention in the input precision would be allowed." }
+    }
+}
+
+pub(super) fn times(climb: &Climb) -> Markup {
+    let rows: Vec<Bar> = climb
+        .rungs
+        .iter()
+        .map(|rung| Bar {
+            name: &rung.rung.name,
+            value: rung.us(),
+            range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
+            quoted: rung.rung.quoted_us,
+            class: rung.study.proof.verdict.name(),
+        })
+        .collect();
+    let device = climb.machines.first().map_or("", |m| m.name);
+    html! {
+        div.legend {
+            span { i style="background:var(--proven)" {} "proven, predicted on " (device) }
+            span { i style="background:var(--refuted)" {} "refuted: a time that means nothing" }
+            span { i style="background:var(--quoted)" {} "quoted from the seeds, L4" }
+        }
+        (bars(&rows))
+        p.soft { "Logarithmic. The thin line is the stated uncertainty of the prediction." }
+    }
+}
+
+/// Causes with a colour of their own; the rest is drawn in grey.
+const SHOWN: usize = 8;
+
+pub(super) fn causes(climb: &Climb) -> Markup {
+    let mut total: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
+    for prediction in climb.rungs.iter().filter_map(|r| r.study.prediction()) {
+        total.iter_mut().for_each(|(cause, sum)| *sum += prediction.share(*cause));
+    }
+    total.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let colour = |cause: Cause| total.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
+    let rows: Vec<_> = climb
+        .rungs
+        .iter()
+        .filter_map(|rung| {
+            let mut parts: Vec<_> = rung
+                .study
+                .prediction()?
+                .split
+                .iter()
+                .map(|&(c, share)| (c.name(), share, colour(c)))
+                .collect();
+            parts.sort_by_key(|&(_, _, colour)| colour);
+            Some((rung.rung.name.as_str(), parts))
+        })
+        .collect();
+    html! {
+        div.legend {
+            @for (i, (cause, _)) in total.iter().take(SHOWN).enumerate() {
+                span { i class=(format!("c{i}")) {} (cause.name()) }
+            }
+            span { i.c8 {} "other" }
+        }
+        (stacked(&rows))
+        p.soft { "Share of warp time in the predicted run, in per cent." }
+    }
+}
+
+pub(super) fn roofs(climb: &Climb) -> Markup {
+    let points: Vec<Point> = climb
+        .rungs
+        .iter()
+        .filter_map(|rung| {
+            let roof = rung.study.prediction()?.roofline;
+            let class = rung.study.proof.verdict.name();
+            Some(Point { name: &rung.rung.name, intensity: roof.intensity, tflops: roof.tflops, class })
+        })
+        .collect();
+    let Some(gpu) = climb.machines.first() else { return html! {} };
+    html! {
+        (roofline(&points, gpu.tensor_tflops(), gpu.memory.dram_gbps * 1e-3))
+        p.soft { (gpu.name) ": " (short(gpu.tensor_tflops())) " TFLOP/s dense on tensor cores, "
+            (short(gpu.memory.dram_gbps)) " GB/s of DRAM." }
+    }
+}
+
+pub(super) fn refuted(climb: &Climb) -> Markup {
+    let refuted = climb.rungs.iter().filter(|r| r.study.proof.verdict != Verdict::Proven);
+    html! {
+        @for rung in refuted {
+            @let lines: Vec<&str> = rung.study.text.lines().collect();
+            @let quote = |line: u32| (line as usize).checked_sub(1).and_then(|i| lines.get(i)).map_or("", |l| l.trim());
+            h3 { (rung.rung.name) }
+            p { (rung.rung.story) }
+            @for hazard in rung.study.proof.hazards.iter().take(3) {
+                div.hazard {
+                    (hazard.to_string())
+                    code { (hazard.line) ": " (quote(hazard.line)) }
+                    @if let Some(other) = hazard.other_line { code { (other) ": " (quote(other)) } }
+                }
+            }
+            @if rung.study.proof.hazards.is_empty() {
+                @for reason in rung.study.proof.reasons.iter().take(3) { div.hazard { (reason) } }
+            }
+        }
+    }
+}
+
+pub(super) fn forecasts(climb: &Climb) -> Markup {
+    let rows = climb.rungs.iter().filter_map(|r| Some((r, r.rung.forecast_us?)));
+    html! {
+        div.scroll { table {
+            thead { tr { th { "rung" } th.n { "forecast by the seeds, µs" } th.n { "their outcome, quoted" } th.n { "predicted here" } } }
+            tbody { @for (rung, (low, high)) in rows {
+                tr {
+                    td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
+                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) } td.n { (us(rung)) }
+                }
+            } }
+        } }
+    }
+}
+
+pub(super) fn findings(climb: &Climb) -> Markup {
+    html! {
+        @for rung in climb.rungs.iter().filter(|r| !r.study.findings.is_empty()) {
+            details open[rung.study.findings.len() < 3] {
+                summary { b { (rung.rung.name) } " " span.soft {
+                    (rung.study.findings.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
+                } }
+                div.scroll { table {
+                    thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
+                    tbody { @for f in &rung.study.findings {
+                        tr {
+                            td { (f.name) } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                            td.n { (format!("{:.2}×", f.expected_gain)) } td { (f.cure) }
+                        }
+                    } }
+                } }
+            }
+        }
+    }
+}
+
+pub(super) fn cpu(climb: &Climb) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th { "element type" } th.n { "µs, median" } th.n { "GFLOP/s" } th.n { "error / allowed" } th.n { "samples" } } }
+            tbody { @for race in &climb.cpu {
+                @let us = race.ours.us();
+                tr {
+                    td { (race.problem.dtype) } td.n { (short(us)) }
+                    td.n { (short(race.problem.flops() / us * 1e-3)) }
+                    td.n { (format!("{:.1e} / {:.1e}", race.ours.error.max_abs, race.ours.error.max_abs_allowed)) }
+                    td.n { (race.ours.samples.len()) }
+                }
+            } }
+        } }
+    }
+}
+
+pub(super) fn heat_map(climb: &Climb) -> Markup {
+    let Some(fused) = climb.rungs.last() else { return html! {} };
+    let mut share = vec![0.0f64; fused.study.text.lines().count() + 1];
+    for cost in &fused.study.lines {
+        if let Some(place) = share.get_mut(cost.line as usize) {
+            *place += cost.share;
+        }
+    }
+    let hottest = share.iter().copied().fold(1e-12, f64::max);
+    html! {
+        p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more issue slots it takes; at most "
+            (format!("{:.2}", 100.0 * hottest)) " % here." }
+        pre.heat {
+            @for (i, line) in fused.study.text.lines().enumerate() {
+                @let heat = (share[i + 1] / hottest * 55.0).round();
+                span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--refuted) {heat}%,transparent)"))] {
+                    (format!("{:>5}  {line}", i + 1))
+                }
+            }
+        }
+    }
+}
