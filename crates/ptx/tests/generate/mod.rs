@@ -30,7 +30,7 @@ impl Choices {
     }
 
     fn flag(&mut self) -> bool {
-        self.number() % 2 == 0
+        self.number().is_multiple_of(2)
     }
 
     fn maybe<T>(&mut self, value: impl FnOnce(&mut Choices) -> T) -> Option<T> {
@@ -225,7 +225,11 @@ fn operand(c: &mut Choices, slot: Slot) -> Operand {
     let element = |c: &mut Choices| Operand::Reg(Reg(c.number() % 8));
     match slot.kind {
         SlotKind::Value(Type::Pred) => {
-            c.of(&[true, false]).then_some(Operand::Reg(Reg(8))).unwrap_or(Operand::Not(Reg(8)))
+            if c.of(&[true, false]) {
+                Operand::Reg(Reg(8))
+            } else {
+                Operand::Not(Reg(8))
+            }
         }
         SlotKind::Value(_) | SlotKind::Wide(_) | SlotKind::Packable(_) => match (slot.flow, c.number() % 5) {
             (Flow::Read, 0) => Operand::Imm(Imm::Int(i64::from(c.number() as i32))),
