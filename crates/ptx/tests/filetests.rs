@@ -97,10 +97,14 @@ fn check_verify(case: &Case, ptxas: Option<&Path>) -> Result<(), Failed> {
         Err(errors) => errors.0,
     };
     for (line, rule, message) in &expected {
-        let fits = errors.iter().any(|e| e.line == *line && e.rule.name() == rule && e.message.contains(message.as_str()));
+        let fits = errors
+            .iter()
+            .any(|e| e.line == *line && e.rule.name() == rule && e.message.contains(message.as_str()));
         if !fits {
             let found: Vec<String> = errors.iter().map(|e| e.to_string()).collect();
-            return Err(format!("expected line {line} [{rule}]: {message}\nfound:\n{}", found.join("\n")).into());
+            return Err(
+                format!("expected line {line} [{rule}]: {message}\nfound:\n{}", found.join("\n")).into()
+            );
         }
     }
     if let Some(error) = errors.iter().find(|e| !expected.iter().any(|(line, ..)| *line == e.line)) {

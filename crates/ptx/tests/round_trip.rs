@@ -4,7 +4,7 @@ mod generate;
 
 use std::path::Path;
 
-use flashcore_ptx::parse;
+use flashcore_ptx::{Builder, CmpOp, F32, SpecialReg, Statement, Target, parse};
 use proptest::prelude::*;
 
 use generate::{Choices, module};
@@ -79,6 +79,40 @@ proptest! {
     }
 }
 
+#[test]
+fn built_kernels_read_back_and_verify() {
+    let mut k = Builder::kernel("nested");
+    let (x, n) = (k.param_pointer("x"), k.param_u32("n"));
+    k.max_threads(64);
+    let i = k.special(SpecialReg::TidX);
+    let buffer = k.shared_array("buffer", 16, 256);
+    let inside = k.setp_u(CmpOp::Lt, i, n);
+    k.if_else(
+        inside,
+        |k| {
+            let even = k.setp_u(CmpOp::Eq, i, 0);
+            k.if_(even, |k| k.st(buffer, i));
+            k.for_range(0, n, 1, |k, j| {
+                let at = k.index(x, j, 4);
+                let value = k.ld::<F32>(at);
+                k.st(at, value);
+            });
+        },
+        |k| k.exit_if(inside),
+    );
+    let mut module = k.into_module(Target::sm(80));
+    module.number_lines();
+    module.verify().unwrap();
+    let again = parse(&module.to_string()).unwrap();
+    assert_eq!(again, module, "{module}");
+    let lines = |module: &flashcore_ptx::Module| {
+        let body = module.function("nested").and_then(|f| f.body.clone()).unwrap();
+        let line = |s: &Statement| if let Statement::Inst(inst) = s { inst.line } else { 0 };
+        body.statements.iter().map(line).collect::<Vec<_>>()
+    };
+    assert_eq!(lines(&again), lines(&module));
+}
+
 /// Texts made to take long or much memory.
 #[test]
 fn hostile_texts_are_refused_at_once() {
@@ -91,8 +125,15 @@ fn hostile_texts_are_refused_at_once() {
         format!("{header}.entry k() {{ mov.b32 {}", many("{")),
         format!("{header}.entry k() {{{}", many(".reg .b32 %r<4000000000>;")),
         format!("{header}.global .u8 x{} = {}", many("[2]"), many("{")),
-        format!("{header}{}", (0..200).map(|i| format!(".global .u8 x{i}[1][16777000] = {{{{}}}};\n")).collect::<String>()),
-        format!("{header}.entry k() {{ t: .branchtargets L{};{} L: }}", many(", L"), many("brx.idx %laneid, t;")),
+        format!(
+            "{header}{}",
+            (0..200).map(|i| format!(".global .u8 x{i}[1][16777000] = {{{{}}}};\n")).collect::<String>()
+        ),
+        format!(
+            "{header}.entry k() {{ t: .branchtargets L{};{} L: }}",
+            many(", L"),
+            many("brx.idx %laneid, t;")
+        ),
         format!("{header}.entry k() {{ add{} 1; }}", many(".u32")),
         format!("{header}/*{}", many("*")),
         many("."),
@@ -119,5 +160,8 @@ fn ten_thousand_lines_parse_fast() {
     module.verify().unwrap();
     let verified = start.elapsed() - parsed;
     eprintln!("{} lines: parsed in {parsed:?}, verified in {verified:?}", text.lines().count());
-    assert!(parsed.as_millis() < 1000 && verified.as_millis() < 1000, "parsed {parsed:?}, verified {verified:?}");
+    assert!(
+        parsed.as_millis() < 1000 && verified.as_millis() < 1000,
+        "parsed {parsed:?}, verified {verified:?}"
+    );
 }

@@ -192,31 +192,27 @@ impl<'t> Names<'t> {
     /// For each label that was seen, the one it is in the flat body, and the names of those. Called when all scopes
     /// are closed.
     pub(super) fn resolve_labels(&mut self) -> Result<(Vec<Label>, Vec<Name>), Failure> {
-        let mut flat = vec![Label(0); self.labels.len()];
+        let labels = std::mem::take(&mut self.labels);
+        let mut flat = vec![Label(0); labels.len()];
         let mut names = Vec::new();
         // An enclosing scope's label may be newer than the inner mention of it, so placed ones come first.
-        for i in 0..self.labels.len() {
-            let Seen { name, placed, mentioned_at, .. } = self.labels[i];
-            if placed {
-                flat[i] = Label(names.len() as u32);
-                let free = self.free(name, |_| false).ok_or_else(|| clash(name, mentioned_at))?;
-                self.used.insert(free.clone());
-                names.push(free);
-            }
+        for (label, seen) in flat.iter_mut().zip(&labels).filter(|(_, seen)| seen.placed) {
+            *label = Label(names.len() as u32);
+            let free = self.free(seen.name, |_| false).ok_or_else(|| clash(seen.name, seen.mentioned_at))?;
+            self.used.insert(free.clone());
+            names.push(free);
         }
-        for i in 0..self.labels.len() {
-            let mut root = i;
-            while let Some(outer) = self.labels[root].outer {
+        for label in 0..labels.len() {
+            let mut root = label;
+            while let Some(outer) = labels[root].outer {
                 root = outer.0 as usize;
             }
-            let Seen { name, placed, mentioned_at, .. } = self.labels[root];
+            let Seen { name, placed, mentioned_at, .. } = labels[root];
             if !placed {
-                return Err(Failure::at(
-                    mentioned_at,
-                    format!("the label `{name}` is not placed anywhere in sight"),
-                ));
+                let message = format!("the label `{name}` is not placed anywhere in sight");
+                return Err(Failure::at(mentioned_at, message));
             }
-            flat[i] = flat[root];
+            flat[label] = flat[root];
         }
         Ok((flat, names))
     }

@@ -118,7 +118,7 @@ const FEATURES: &[Feature] = &[
         memory(i).is_some_and(|m| m.l2_prefetch.is_some())
     }),
     row("`.L2::256B`", (7, 4), From(80), |i| memory(i).is_some_and(|m| m.l2_prefetch == Some(256))),
-    row("`.L2::cache_hint`", (7, 4), From(80), |i| cache_hint(i)),
+    row("`.L2::cache_hint`", (7, 4), From(80), cache_hint),
     row("`.b128` in memory", (8, 3), From(70), |i| memory(i).is_some_and(|m| m.ty == Type::B128)),
     row("32 bytes at once", (8, 8), From(100), |i| {
         memory(i).is_some_and(|m| m.bytes() > 16 || m.l2.is_some())
@@ -212,7 +212,7 @@ const FEATURES: &[Feature] = &[
         i.operands.iter().any(|o| matches!(o, Operand::Special(s) if s.name().contains("cluster")))
     }),
     row("`%aggr_smem_size`", (8, 1), From(90), |i| {
-        i.operands.iter().any(|o| *o == Operand::Special(SpecialReg::AggrSmemSize))
+        i.operands.contains(&Operand::Special(SpecialReg::AggrSmemSize))
     }),
 ];
 

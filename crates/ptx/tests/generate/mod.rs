@@ -17,7 +17,8 @@ impl Choices {
     fn number(&mut self) -> u32 {
         self.at += 1;
         // Mixed with the position, so that going round again gives other choices.
-        self.numbers[self.at % self.numbers.len()].wrapping_mul(2_654_435_761).wrapping_add(self.at as u32) >> 3
+        self.numbers[self.at % self.numbers.len()].wrapping_mul(2_654_435_761).wrapping_add(self.at as u32)
+            >> 3
     }
 
     fn of<T: Copy>(&mut self, values: &[T]) -> T {
@@ -29,7 +30,7 @@ impl Choices {
     }
 
     fn flag(&mut self) -> bool {
-        self.number() % 2 == 0
+        self.number().is_multiple_of(2)
     }
 
     fn maybe<T>(&mut self, value: impl FnOnce(&mut Choices) -> T) -> Option<T> {
@@ -66,7 +67,10 @@ fn mods(c: &mut Choices) -> FloatMods {
 
 fn ordering(c: &mut Choices) -> (MemSem, Option<Scope>) {
     use MemSem::{AcqRel, Acquire, Default, Mmio, Relaxed, Release, Volatile, Weak};
-    (c.of(&[Default, Weak, Volatile, Relaxed, Acquire, Release, AcqRel, Mmio]), c.maybe(|c| c.named(Scope::NAMES)))
+    (
+        c.of(&[Default, Weak, Volatile, Relaxed, Acquire, Release, AcqRel, Mmio]),
+        c.maybe(|c| c.named(Scope::NAMES)),
+    )
 }
 
 fn memory(c: &mut Choices, ldu: bool) -> Memory {
@@ -104,7 +108,13 @@ fn atomic(c: &mut Choices) -> Atomic {
 
 fn matrix(c: &mut Choices) -> MatrixAccess {
     let space = c.of(&[Space::Generic, Space::Shared]);
-    MatrixAccess { shape: c.named(MatrixShape::NAMES), count: c.of(&[1, 2, 4]), trans: c.flag(), space, ty: ty(c) }
+    MatrixAccess {
+        shape: c.named(MatrixShape::NAMES),
+        count: c.of(&[1, 2, 4]),
+        trans: c.flag(),
+        space,
+        ty: ty(c),
+    }
 }
 
 fn product(c: &mut Choices) -> Mma {
@@ -138,7 +148,8 @@ fn arithmetic(c: &mut Choices) -> Op {
         0 => {
             let op = c.named(UnaryOp::NAMES);
             // `bfind` takes no modifiers of floats.
-            let mods = if matches!(op, UnaryOp::Bfind | UnaryOp::BfindShiftamt) { FloatMods::NONE } else { mods(c) };
+            let mods =
+                if matches!(op, UnaryOp::Bfind | UnaryOp::BfindShiftamt) { FloatMods::NONE } else { mods(c) };
             Op::Unary(op, ty(c), mods)
         }
         1 => Op::Binary(c.named(BinaryOp::NAMES), ty(c), mods(c)),
@@ -174,7 +185,10 @@ fn other(c: &mut Choices) -> Op {
         5 | 6 => Op::St(memory(c, false)),
         7 => Op::Atom(atomic(c)),
         8 => Op::Red(atomic(c)),
-        9 => Op::Prefetch(space, c.of(&[PrefetchLevel::L1, PrefetchLevel::L2EvictLast, PrefetchLevel::TensorMap])),
+        9 => Op::Prefetch(
+            space,
+            c.of(&[PrefetchLevel::L1, PrefetchLevel::L2EvictLast, PrefetchLevel::TensorMap]),
+        ),
         10 => Op::CpAsync(CpAsync {
             cache: c.of(&[CacheOp::Ca, CacheOp::Cg]),
             l2_prefetch: c.maybe(|c| c.of(&[64, 128, 256])),
@@ -182,7 +196,12 @@ fn other(c: &mut Choices) -> Op {
             ignore_src: c.flag(),
             shared_cta: c.flag(),
         }),
-        11 => c.of(&[Op::CpAsyncCommitGroup, Op::CpAsyncWaitGroup, Op::CpAsyncWaitAll, Op::Discard(Space::Global)]),
+        11 => c.of(&[
+            Op::CpAsyncCommitGroup,
+            Op::CpAsyncWaitGroup,
+            Op::CpAsyncWaitAll,
+            Op::Discard(Space::Global),
+        ]),
         12 => Op::Ldmatrix(matrix(c)),
         13 => Op::Stmatrix(matrix(c)),
         14 | 15 => Op::Mma(product(c)),
@@ -205,7 +224,13 @@ fn operand(c: &mut Choices, slot: Slot) -> Operand {
     let reg = Reg(c.number() % 8);
     let element = |c: &mut Choices| Operand::Reg(Reg(c.number() % 8));
     match slot.kind {
-        SlotKind::Value(Type::Pred) => c.of(&[true, false]).then_some(Operand::Reg(Reg(8))).unwrap_or(Operand::Not(Reg(8))),
+        SlotKind::Value(Type::Pred) => {
+            if c.flag() {
+                Operand::Reg(Reg(8))
+            } else {
+                Operand::Not(Reg(8))
+            }
+        }
         SlotKind::Value(_) | SlotKind::Wide(_) | SlotKind::Packable(_) => match (slot.flow, c.number() % 5) {
             (Flow::Read, 0) => Operand::Imm(Imm::Int(i64::from(c.number() as i32))),
             (Flow::Read, 1) => Operand::Imm(Imm::F32(c.number())),
@@ -216,7 +241,9 @@ fn operand(c: &mut Choices, slot: Slot) -> Operand {
         SlotKind::Vector(_, count) | SlotKind::WideVector(_, count) => {
             Operand::Vector((0..count).map(|_| element(c)).collect())
         }
-        SlotKind::Pair(_) => c.maybe(|c| Operand::Pair(c.maybe(|_| reg), Some(Reg(8)))).unwrap_or(Operand::Reg(reg)),
+        SlotKind::Pair(_) => {
+            c.maybe(|c| Operand::Pair(c.maybe(|_| reg), Some(Reg(8)))).unwrap_or(Operand::Reg(reg))
+        }
         SlotKind::Address(_) => {
             let base = c.maybe(|_| Base::Reg(reg)).unwrap_or(Base::Symbol("buffer".into()));
             Operand::Address(Address { base, offset: i64::from(c.number() as i16) })
@@ -229,7 +256,8 @@ fn operand(c: &mut Choices, slot: Slot) -> Operand {
 fn instruction(c: &mut Choices) -> Instruction {
     let mut op = if c.flag() { arithmetic(c) } else { other(c) };
     let guard = c.maybe(|c| Guard { reg: Reg(8), negated: c.flag() });
-    let mut operands: smallvec::SmallVec<[Operand; 4]> = op.signature().iter().map(|&slot| operand(c, slot)).collect();
+    let mut operands: smallvec::SmallVec<[Operand; 4]> =
+        op.signature().iter().map(|&slot| operand(c, slot)).collect();
     // Which optional operand of `cp.async` is written shows by its type only.
     if let Op::CpAsync(copy) = &mut op {
         operands[3] = Operand::Reg(Reg(if copy.ignore_src { 8 } else { 0 }));
@@ -266,6 +294,11 @@ pub fn module(c: &mut Choices) -> Module {
         bounds: LaunchBounds { max_registers: c.maybe(Choices::number), ..LaunchBounds::default() },
         body: Some(body),
     };
-    let target = Target { sm: c.of(&[80, 89, 90]), suffix: c.of(&[TargetSuffix::None, TargetSuffix::ArchSpecific]) };
-    Module { version: Version { major: 8, minor: c.number() % 9 }, target, items: vec![Item::Function(function)] }
+    let target =
+        Target { sm: c.of(&[80, 89, 90]), suffix: c.of(&[TargetSuffix::None, TargetSuffix::ArchSpecific]) };
+    Module {
+        version: Version { major: 8, minor: c.number() % 9 },
+        target,
+        items: vec![Item::Function(function)],
+    }
 }
