@@ -1,5 +1,7 @@
 //! What is counted while a kernel runs.
 
+use ptx::{BinaryOp, MmaShape, Op, Precision, TernaryOp, Type, UnaryOp};
+
 use crate::trace::{atomic_passes, shared_passes};
 
 /// Counts of one instruction over all warps.
@@ -27,6 +29,12 @@ pub struct Counter {
     pub global_bytes: u64,
     /// Bytes moved to or from local memory.
     pub local_bytes: u64,
+    /// Floating-point (or, of s8 products, integer) operations of the tensor cores; a multiply-add counts two.
+    pub tensor_flop: u64,
+    /// Floating-point operations of the lanes; a multiply-add counts two, a packed pair twice.
+    pub flop: u64,
+    /// Operations of the special-function unit: `.approx` functions, and those of packed pairs twice.
+    pub special: u64,
 }
 
 impl Counter {
@@ -42,6 +50,36 @@ impl Counter {
         self.global_sectors += other.global_sectors;
         self.global_bytes += other.global_bytes;
         self.local_bytes += other.local_bytes;
+        self.tensor_flop += other.tensor_flop;
+        self.flop += other.flop;
+        self.special += other.special;
+    }
+
+    /// Sets what follows from the operation and how often it was executed.
+    pub(crate) fn set_work(&mut self, op: &Op) {
+        let pair = |ty| if matches!(ty, Type::F16x2 | Type::Bf16x2 | Type::F32x2) { 2 } else { 1 };
+        match *op {
+            Op::Mma(m) => {
+                let MmaShape { m, n, k } = m.shape;
+                self.tensor_flop = self.issues * 2 * u64::from(m) * u64::from(n) * u64::from(k);
+            }
+            Op::Ternary(TernaryOp::Fma | TernaryOp::Mad, ty, _) => self.flop = 2 * pair(ty) * self.lanes,
+            Op::Binary(BinaryOp::Div, ty, mods) if ty.is_float() => {
+                self.flop = self.lanes;
+                if mods.precision == Precision::Approx {
+                    self.special = self.lanes;
+                }
+            }
+            Op::Binary(op, ty, _) if ty.is_float() && op != BinaryOp::Copysign => {
+                self.flop = pair(ty) * self.lanes;
+            }
+            Op::Unary(op, ty, mods) if is_special(op) && ty.is_float() => {
+                let approximate = mods.precision == Precision::Approx || op == UnaryOp::Tanh;
+                let count = if approximate { &mut self.special } else { &mut self.flop };
+                *count = pair(ty) * self.lanes;
+            }
+            _ => {}
+        }
     }
 
     /// Times more wavefronts than without bank conflicts; 1 where shared memory is not accessed.
@@ -68,6 +106,11 @@ impl Counter {
         self.global_sectors += sectors(lanes, addresses, bytes);
         self.global_bytes += u64::from(lanes.count_ones() * bytes);
     }
+}
+
+fn is_special(op: UnaryOp) -> bool {
+    use UnaryOp::{Cos, Ex2, Lg2, Rcp, Rsqrt, Sin, Sqrt, Tanh};
+    matches!(op, Rcp | Sqrt | Rsqrt | Sin | Cos | Lg2 | Ex2 | Tanh)
 }
 
 /// [`shared_passes`] without allocation, for what the lanes of real kernels do: aligned units of 4, 8 or 16 bytes. Such a

@@ -94,14 +94,22 @@ impl<'a> Env<'a> {
             scatter(&mut warp.registers, *slot, mask, &chunks, element, m.ty);
         }
         if polled {
-            split.polls += 1;
-            return self.poll(warp, split);
+            let mut found = u64::from(inst.pc);
+            for_lanes(mask, |l| {
+                found = mix(mix(mix(found, places[l]), chunks[l][0].into()), chunks[l][1].into());
+            });
+            return self.poll(warp, split, found);
         }
         Flow::Next
     }
 
-    /// After many reads of what does not change: lets the lanes go ahead that wait for these, and other warps run.
-    pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
+    /// After a strong read that found `found`. Where it finds the same again and again, the lanes go ahead that wait for
+    /// these, and other warps run: it is for them to change it.
+    pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split, found: u64) -> Flow {
+        if std::mem::replace(&mut split.found, found) != found {
+            split.polls = 0;
+        }
+        split.polls += 1;
         if split.polls.is_multiple_of(64) {
             warp.release_parked();
         }
@@ -426,6 +434,11 @@ impl<'a> Env<'a> {
             format!("accesses {bytes} bytes at address {address:#x}, which is no multiple of {bytes}")
         });
     }
+}
+
+/// Tells one poll from another (the multiplier is that of FxHash).
+pub(super) fn mix(hash: u64, value: u64) -> u64 {
+    (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
 /// A plain access of one lane.

@@ -2,7 +2,7 @@
 
 use ptx::{Atomic, AtomicOp, MemSem, Op, Space, Type};
 
-use super::access::{Site, addresses, plain};
+use super::access::{Site, addresses, mix, plain};
 use super::fence::{Observation, Publication};
 use super::registers::for_lanes;
 use super::run::Flow;
@@ -53,8 +53,9 @@ impl<'a> Env<'a> {
             split.polls = 0;
             return Flow::Next;
         }
-        split.polls += 1;
-        self.poll(warp, split)
+        let mut found = u64::from(inst.pc);
+        for_lanes(mask, |l| found = mix(mix(found, places[l].1), old[l]));
+        self.poll(warp, split, found)
     }
 
     fn count_atomic(&mut self, warp: &Warp, inst: &Inst, mask: u32, places: &[(Space, u64); 32], bytes: u32) {

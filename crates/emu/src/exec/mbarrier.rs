@@ -189,8 +189,7 @@ impl Env<'_> {
             split.polls = 0;
             return Flow::Next;
         }
-        split.polls += 1;
-        match self.poll(warp, split) {
+        match self.poll(warp, split, u64::from(inst.pc)) {
             _ if matches!(op, Mbarrier::TryWait | Mbarrier::TryWaitParity) => Flow::Yield,
             flow => flow,
         }

@@ -83,6 +83,9 @@ pub(crate) struct Outcome {
     pub steps: u64,
 }
 
+/// Reads that find the same, after which nobody is expected to change it.
+const SPINS: u32 = 10_000;
+
 /// How a CTA stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -183,8 +186,24 @@ impl<'a> Cta<'a> {
 
     /// Runs the CTA to its end.
     pub fn run(mut self) -> Result<(Outcome, GlobalOrder), EmuError> {
-        while self.turn()? == Progress::Running {}
+        while self.turn()? == Progress::Running {
+            if self.is_spinning() {
+                self.report_deadlock();
+                break;
+            }
+        }
         Ok(self.finish())
+    }
+
+    /// Whether all that can run only reads, again and again, what does not change.
+    pub fn is_spinning(&self) -> bool {
+        let mut running =
+            self.warps.iter().flat_map(|w| &w.splits).filter(|s| s.state == State::Run).peekable();
+        running.peek().is_some() && running.all(|s| s.polls > SPINS)
+    }
+
+    pub fn report_deadlock(&mut self) {
+        self.env.report_deadlock(&self.warps);
     }
 
     /// Gives each warp that can run a turn.
@@ -209,7 +228,7 @@ impl<'a> Cta<'a> {
         if ran || self.warps.iter().any(Warp::can_run) || self.unblock() {
             return Ok(Progress::Running);
         }
-        self.env.report_deadlock(&self.warps);
+        self.report_deadlock();
         Ok(Progress::Done)
     }
 
