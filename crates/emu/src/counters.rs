@@ -1,5 +1,7 @@
 //! What is counted while a kernel runs.
 
+use ptx::{BinaryOp, MmaShape, Op, Precision, TernaryOp, Type, UnaryOp};
+
 use crate::trace::{atomic_passes, shared_passes};
 
 /// Counts of one instruction over all warps.
@@ -27,6 +29,12 @@ pub struct Counter {
     pub global_bytes: u64,
     /// Bytes moved to or from local memory.
     pub local_bytes: u64,
+    /// Floating-point (or, of s8 products, integer) operations of the tensor cores; a multiply-add counts two.
+    pub tensor_flop: u64,
+    /// Floating-point operations of the lanes; a multiply-add counts two, a packed pair twice.
+    pub flop: u64,
+    /// Operations of the special-function unit: `.approx` functions, and those of packed pairs twice.
+    pub special: u64,
 }
 
 impl Counter {
@@ -42,6 +50,36 @@ impl Counter {
         self.global_sectors += other.global_sectors;
         self.global_bytes += other.global_bytes;
         self.local_bytes += other.local_bytes;
+        self.tensor_flop += other.tensor_flop;
+        self.flop += other.flop;
+        self.special += other.special;
+    }
+
+    /// Sets what follows from the operation and how often it was executed.
+    pub(crate) fn set_work(&mut self, op: &Op) {
+        let pair = |ty| if matches!(ty, Type::F16x2 | Type::Bf16x2 | Type::F32x2) { 2 } else { 1 };
+        match *op {
+            Op::Mma(m) => {
+                let MmaShape { m, n, k } = m.shape;
+                self.tensor_flop = self.issues * 2 * u64::from(m) * u64::from(n) * u64::from(k);
+            }
+            Op::Ternary(TernaryOp::Fma | TernaryOp::Mad, ty, _) => self.flop = 2 * pair(ty) * self.lanes,
+            Op::Binary(BinaryOp::Div, ty, mods) if ty.is_float() => {
+                self.flop = self.lanes;
+                if mods.precision == Precision::Approx {
+                    self.special = self.lanes;
+                }
+            }
+            Op::Binary(op, ty, _) if ty.is_float() && op != BinaryOp::Copysign => {
+                self.flop = pair(ty) * self.lanes;
+            }
+            Op::Unary(op, ty, mods) if is_special(op) && ty.is_float() => {
+                let approximate = mods.precision == Precision::Approx || op == UnaryOp::Tanh;
+                let count = if approximate { &mut self.special } else { &mut self.flop };
+                *count = pair(ty) * self.lanes;
+            }
+            _ => {}
+        }
     }
 
     /// Times more wavefronts than without bank conflicts; 1 where shared memory is not accessed.
@@ -58,7 +96,7 @@ impl Counter {
         };
         self.shared_accesses += 1;
         self.shared_passes += u64::from(passes);
-        self.shared_ideal += ideal_passes(lanes, addresses, bytes).min(u64::from(passes));
+        self.shared_ideal += ideal_passes(lanes, bytes).min(u64::from(passes));
         self.shared_bytes += moved;
     }
 
@@ -68,6 +106,11 @@ impl Counter {
         self.global_sectors += sectors(lanes, addresses, bytes);
         self.global_bytes += u64::from(lanes.count_ones() * bytes);
     }
+}
+
+fn is_special(op: UnaryOp) -> bool {
+    use UnaryOp::{Cos, Ex2, Lg2, Rcp, Rsqrt, Sin, Sqrt, Tanh};
+    matches!(op, Rcp | Sqrt | Rsqrt | Sin | Cos | Lg2 | Ex2 | Tanh)
 }
 
 /// [`shared_passes`] without allocation, for what the lanes of real kernels do: aligned units of 4, 8 or 16 bytes. Such a
@@ -104,21 +147,11 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     total
 }
 
-/// Passes that the distinct words need at 128 bytes a pass.
-fn ideal_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
-    let words = u64::from(bytes.div_ceil(4));
-    let mut starts = [0; 32];
-    let mut count = 0;
-    for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
-        starts[count] = addresses[lane] / 4;
-        count += 1;
-    }
-    let starts = &mut starts[..count];
-    if !starts.is_sorted() {
-        starts.sort_unstable();
-    }
-    let distinct = u64::from(count > 0) + starts.windows(2).filter(|w| w[0] != w[1]).count() as u64;
-    (distinct * words).div_ceil(32).max(1)
+/// Passes without conflicts: one for each group of lanes that moves up to 128 bytes together.
+fn ideal_passes(lanes: u32, bytes: u32) -> u64 {
+    let group = (128 / bytes.max(4)).clamp(1, 32);
+    let first = u32::MAX >> (32 - group);
+    (0..32).step_by(group as usize).filter(|at| lanes >> at & first != 0).count() as u64
 }
 
 /// Distinct 32-byte sectors.
@@ -151,8 +184,8 @@ pub struct Counters {
     pub barriers: u64,
     /// Warp instructions issued with at most one active lane.
     pub single_lane_issues: u64,
-    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one CTA-wide barrier and the
-    /// next: while they run, the others wait.
+    /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one barrier of all its warps and
+    /// the next: while they run, the others wait.
     pub lone_warp_issues: u64,
     /// Warp instructions of the busiest warp, summed over the intervals between barriers: the critical path.
     pub critical_issues: u64,
@@ -191,7 +224,7 @@ mod tests {
             }
         }
         let row = std::array::from_fn(|l| 4 * l as u64);
-        assert_eq!((sectors(!0, &row, 4), ideal_passes(!0, &row, 4)), (4, 1));
-        assert_eq!(ideal_passes(!0, &row.map(|a| 32 * a), 4), 1);
+        assert_eq!((sectors(!0, &row, 4), ideal_passes(!0, 4)), (4, 1));
+        assert_eq!((ideal_passes(!0, 16), ideal_passes(0xff, 16), ideal_passes(1, 2)), (4, 1, 1));
     }
 }

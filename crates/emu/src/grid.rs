@@ -89,7 +89,9 @@ impl Total {
             for pc in info.start..info.end - 1 {
                 let inst = &program.code[pc as usize];
                 let counted = self.counters.instructions.get(pc as usize).copied().unwrap_or_default();
-                numbered[inst.number as usize] = Counter { line: inst.line, ..counted };
+                let counter = &mut numbered[inst.number as usize];
+                *counter = Counter { line: inst.line, ..counted };
+                counter.set_work(&inst.op);
             }
         }
         self.counters.instructions = numbered;
@@ -270,6 +272,7 @@ fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), E
     let mut next = 0;
     let mut resident: VecDeque<Cta> = VecDeque::new();
     let room = resident_ctas(context, warps);
+    let mut spinning = 0;
     while next < ctas || !resident.is_empty() {
         while next < ctas && resident.len() < room {
             resident.push_back(Cta::new(context, next, GlobalOrder::default()));
@@ -280,8 +283,18 @@ fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), E
         let progress = cta.turn()?;
         order = std::mem::take(&mut cta.env.order);
         if progress == Progress::Running {
+            spinning = if cta.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cta);
+            if spinning > resident.len() {
+                // Each of them waits for one that will not come, or for one that finds no room.
+                for mut cta in resident.drain(..) {
+                    cta.report_deadlock();
+                    total.add(cta.finish().0);
+                }
+                return Ok(());
+            }
         } else {
+            spinning = 0;
             cta.env.order = order;
             let (outcome, back) = cta.finish();
             order = back;

@@ -29,13 +29,14 @@ pub enum PlanError {
     NotDense { family: &'static str, tensor: &'static str },
     /// More shared memory than a CTA can have.
     #[error(
-        "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles or fewer stages"
+        "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles, fewer stages or \
+         fewer resident CTAs"
     )]
     SharedMemory { bytes: u64, limit: u32, sm: u32 },
     /// More registers than a thread can have.
     #[error(
         "about {registers} registers per thread are needed, {limit} are there; take fewer rows per warp, \
-         a smaller block_n, or queries in shared memory"
+         a smaller block_n, queries in shared memory, or fewer resident CTAs"
     )]
     Registers { registers: u32, limit: u32 },
     /// Rows that do not begin at a multiple of 16 bytes.

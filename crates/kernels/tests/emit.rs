@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
+use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Statement};
@@ -143,6 +144,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.block_n = 0).starts_with("block_n = 0;"));
     assert!(of(|p| p.warps = 0).starts_with("warps = 0; accepted: 1 to 16"));
     assert!(of(|p| p.stages = 0).starts_with("stages = 0;"));
+    assert!(of(|p| p.resident_ctas = Some(0)).starts_with("resident_ctas = 0;"));
+    assert!(of(|p| p.resident_ctas = Some(3)).starts_with("73728 bytes of shared memory"));
     assert!(of(|p| p.rescale = Rescale::Beyond(16)).starts_with("rescale threshold = 16;"));
     assert!(
         of(|p| (p.block_m, p.block_n) = (256, 256))
@@ -152,7 +155,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };
     assert_eq!(
         reason(needs, &wide, &Arch::SM_89),
-        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles or fewer stages"
+        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles, fewer stages or fewer resident CTAs"
     );
     let mut unaligned = Problem::mission();
     unaligned.k.row = 68;
@@ -192,4 +195,18 @@ fn buffers_and_arguments_follow_the_strides() {
     let params: Vec<u32> =
         kernel.module.function(&kernel.entry).unwrap().params.iter().map(|p| p.bytes()).collect();
     assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+}
+
+/// The ladder's accumulators stay in registers, but for the local arrays of Phase 6, which are no spills either.
+#[test]
+fn ptxas_assembles_the_ladder_without_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    for arch in [Arch::SM_80, Arch::SM_89] {
+        for rung in RungPlan::ALL {
+            let problem = Problem::mission().with_mask(rung.mask());
+            let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap();
+            let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
+            assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
+        }
+    }
 }

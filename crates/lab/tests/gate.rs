@@ -11,7 +11,7 @@ use problem::{DType, Layout, Mask, Problem};
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
     let mut plan = Plan::default_for(problem, &arch).unwrap();
-    let Plan::Mma(genes) = &mut plan;
+    let Plan::Mma(genes) = &mut plan else { panic!("the default is of the mma family") };
     genes.lse = true;
     Bound::of_kernel(kernels::emit(problem, &plan, &arch).unwrap(), problem).unwrap()
 }

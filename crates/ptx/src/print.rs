@@ -195,14 +195,14 @@ impl Display for Variable {
                     let word = chunk.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
                     element(self.ty, word)
                 });
-                initializer(f, elements, self.dims.is_empty() && self.vector == 1)?;
+                self.initializer(f, elements)?;
             }
             Some(Initializer::Addresses(list)) => {
                 let elements = list.iter().map(|(symbol, offset)| match offset {
                     0 => symbol.to_string(),
                     _ => format!("{symbol}+{offset}"),
                 });
-                initializer(f, elements, self.dims.is_empty())?;
+                self.initializer(f, elements)?;
             }
         }
         f.write_char(';')
@@ -217,9 +217,29 @@ fn element(ty: crate::Type, word: u64) -> String {
     }
 }
 
-fn initializer(f: &mut Formatter<'_>, elements: impl Iterator<Item = String>, scalar: bool) -> fmt::Result {
-    let list = elements.collect::<Vec<_>>().join(", ");
-    if scalar { write!(f, " = {list}") } else { write!(f, " = {{{list}}}") }
+impl Variable {
+    fn initializer(&self, f: &mut Formatter<'_>, elements: impl Iterator<Item = String>) -> fmt::Result {
+        let vector = (self.vector > 1).then_some(u64::from(self.vector));
+        let extents: Vec<u64> = self.dims.iter().copied().chain(vector).collect();
+        let elements: Vec<String> = elements.collect();
+        f.write_str(" = ")?;
+        match extents.get(1..) {
+            None => f.write_str(&elements.join(", ")),
+            Some(inner) => rows(f, &elements, inner),
+        }
+    }
+}
+
+/// `{…}` with a nested `{…}` for each row of the inner extents; ptxas takes no flat list for several dimensions.
+fn rows(f: &mut Formatter<'_>, elements: &[String], inner: &[u64]) -> fmt::Result {
+    let Some(rest) = inner.get(1..) else { return write!(f, "{{{}}}", elements.join(", ")) };
+    let row = inner.iter().fold(1u64, |n, &dim| n.saturating_mul(dim)).max(1);
+    f.write_char('{')?;
+    for (i, part) in elements.chunks(usize::try_from(row).unwrap_or(usize::MAX)).enumerate() {
+        f.write_str(if i == 0 { "" } else { ", " })?;
+        rows(f, part, rest)?;
+    }
+    f.write_char('}')
 }
 
 impl Body {

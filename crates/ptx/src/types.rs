@@ -137,6 +137,18 @@ impl Type {
         }
     }
 
+    /// The untyped `.bN` of that width; `.b32` for a width that has none.
+    pub const fn bits_of(bits: u32) -> Type {
+        match bits {
+            1 => Type::B1,
+            8 => Type::B8,
+            16 => Type::B16,
+            64 => Type::B64,
+            128 => Type::B128,
+            _ => Type::B32,
+        }
+    }
+
     /// Width in bytes in memory; sub-byte types and predicates have none and count 0.
     pub const fn bytes(self) -> u32 {
         self.bits() / 8

@@ -65,6 +65,8 @@ impl Slot {
 pub(crate) struct Inst {
     pub op: Op,
     pub line: u32,
+    /// Index in [`Program::code`].
+    pub pc: u32,
     /// Index among the module's instructions, as events of traces and counters have it.
     pub number: u32,
     /// Predicate and whether it is negated.
@@ -350,12 +352,14 @@ impl Decoder<'_> {
                 let mut decoded =
                     if reached { self.instruction(inst)? } else { Inst::new(Op::Trap, inst.line) };
                 decoded.number = self.number;
+                decoded.pc = self.code.len() as u32;
                 self.number += 1;
                 self.code.push(decoded);
             }
         }
         // A body may end without `ret`, and a label may stand behind the last instruction.
-        let end = Inst { number: self.number, ..Inst::new(Op::Ret { uni: false }, self.line) };
+        let pc = self.code.len() as u32;
+        let end = Inst { pc, number: self.number, ..Inst::new(Op::Ret { uni: false }, self.line) };
         self.code.push(end);
         self.infos[index].end = self.code.len() as u32;
         Ok(())
@@ -431,6 +435,7 @@ impl Inst {
         Inst {
             op,
             line,
+            pc: 0,
             number: 0,
             guard: None,
             d: [Slot::NONE; 2],

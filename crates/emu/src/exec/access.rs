@@ -1,15 +1,28 @@
-//! Loads, stores and the moves between address spaces.
+//! Loads and stores, lane by lane.
 
 use ptx::{MemSem, Memory, Space, Type};
 
 use super::Env;
+use super::fence::{Observation, Publication};
 use super::registers::{Registers, for_lanes};
 use super::run::Flow;
 use super::warp::{Split, Warp};
-use crate::decode::{CLOCK, Class, Inst, Slot, strength};
-use crate::memory::{CONST_BASE, Chunk, LOCAL_BASE, SHARED_BASE, load_bytes, resolve, store_bytes, window};
+use crate::decode::{Class, Inst, Slot, strength};
+use crate::memory::{
+    CONST_BASE, Chunk, ForeignAccess, LOCAL_BASE, Region, SHARED_BASE, load_bytes, resolve, store_bytes,
+};
 use crate::order::{Access, Conflict, Strength, Touch, Verdict};
-use crate::report::HazardKind;
+use crate::report::{HazardKind, ThreadId};
+
+/// What is the same for all lanes of one access.
+#[derive(Clone, Copy)]
+pub(super) struct Site<'i> {
+    pub inst: &'i Inst,
+    pub space: Space,
+    /// Bytes per lane.
+    pub bytes: u32,
+    pub strength: Strength,
+}
 
 /// Base plus offset of each lane.
 #[inline(always)]
@@ -46,7 +59,7 @@ fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32
     (first, lanes)
 }
 
-impl Env<'_> {
+impl<'a> Env<'a> {
     pub(super) fn load(
         &mut self,
         warp: &mut Warp,
@@ -55,7 +68,6 @@ impl Env<'_> {
         m: &Memory,
         mask: u32,
     ) -> Flow {
-        let bytes = m.bytes();
         let strength = strength(m.sem, m.scope);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
         let mut places = addresses(&warp.registers, inst);
@@ -64,17 +76,16 @@ impl Env<'_> {
         while left != 0 {
             let (space, lanes) = same_space(inst.space, left, &mut places);
             left &= !lanes;
-            self.count_access(warp, split.pc, inst, space, lanes, &places, bytes);
+            let site = Site { inst, space, bytes: m.bytes(), strength };
+            self.count_access(warp, &site, lanes, &places);
             for_lanes(lanes, |lane| {
-                if let Some(chunk) =
-                    self.load_lane(warp, split.pc, inst, space, lane, places[lane], bytes, strength)
-                {
+                if let Some(chunk) = self.load_lane(warp, &site, lane, places[lane]) {
                     chunks[lane] = chunk;
                 }
             });
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
-                let acquire = matches!(m.sem, MemSem::Acquire);
-                for_lanes(lanes, |lane| self.observe(warp, space, places[lane], lane, strength, acquire));
+                let kind = if m.sem == MemSem::Acquire { Observation::Acquire } else { Observation::Relaxed };
+                for_lanes(lanes, |lane| self.observe(warp, &site, lane, places[lane], kind));
                 polled = true;
             }
         }
@@ -83,14 +94,22 @@ impl Env<'_> {
             scatter(&mut warp.registers, *slot, mask, &chunks, element, m.ty);
         }
         if polled {
-            split.polls += 1;
-            return self.poll(warp, split);
+            let mut found = u64::from(inst.pc);
+            for_lanes(mask, |l| {
+                found = mix(mix(mix(found, places[l]), chunks[l][0].into()), chunks[l][1].into());
+            });
+            return self.poll(warp, split, found);
         }
         Flow::Next
     }
 
-    /// After many reads of what does not change: lets the lanes go ahead that wait for these, and other warps run.
-    pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
+    /// After a strong read that found `found`. Where it finds the same again and again, the lanes go ahead that wait for
+    /// these, and other warps run: it is for them to change it.
+    pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split, found: u64) -> Flow {
+        if std::mem::replace(&mut split.found, found) != found {
+            split.polls = 0;
+        }
+        split.polls += 1;
         if split.polls.is_multiple_of(64) {
             warp.release_parked();
         }
@@ -98,7 +117,6 @@ impl Env<'_> {
     }
 
     pub(super) fn store(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, m: &Memory, mask: u32) {
-        let bytes = m.bytes();
         let strength = strength(m.sem, m.scope);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
         for (element, slot) in self.context.program.slots(inst).iter().enumerate() {
@@ -110,44 +128,20 @@ impl Env<'_> {
         while left != 0 {
             let (space, lanes) = same_space(inst.space, left, &mut places);
             left &= !lanes;
-            self.count_access(warp, split.pc, inst, space, lanes, &places, bytes);
-            for_lanes(lanes, |lane| {
-                self.store_lane(
-                    warp,
-                    split.pc,
-                    inst,
-                    space,
-                    lane,
-                    places[lane],
-                    bytes,
-                    &chunks[lane],
-                    strength,
-                );
-            });
-            if matches!(space, Space::Global | Space::Shared) {
-                let release = matches!(m.sem, MemSem::Release);
-                if strength != Strength::Weak {
-                    for_lanes(lanes, |lane| {
-                        self.publish(warp, space, places[lane], lane, strength, release, false)
-                    });
-                }
+            let site = Site { inst, space, bytes: m.bytes(), strength };
+            self.count_access(warp, &site, lanes, &places);
+            for_lanes(lanes, |lane| self.store_lane(warp, &site, lane, places[lane], &chunks[lane]));
+            if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
+                let kind = if m.sem == MemSem::Release { Publication::Release } else { Publication::Store };
+                for_lanes(lanes, |lane| self.publish(warp, &site, lane, places[lane], kind));
             }
         }
     }
 
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn count_access(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        inst: &Inst,
-        space: Space,
-        lanes: u32,
-        addresses: &[u64; 32],
-        bytes: u32,
-    ) {
-        let counter = &mut self.counters.instructions[pc as usize];
+    fn count_access(&mut self, warp: &Warp, site: &Site, lanes: u32, addresses: &[u64; 32]) {
+        let Site { inst, space, bytes, .. } = *site;
+        let counter = &mut self.counters.instructions[inst.pc as usize];
         match space {
             Space::Shared => counter.shared(lanes, addresses, bytes, false),
             Space::Global => counter.global(lanes, addresses, bytes),
@@ -168,49 +162,30 @@ impl Env<'_> {
     }
 
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn load_lane(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        inst: &Inst,
-        space: Space,
-        lane: usize,
-        address: u64,
-        bytes: u32,
-        strength: Strength,
-    ) -> Option<Chunk> {
-        let size = bytes as usize;
-        match space {
+    fn load_lane(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
+        let size = site.bytes as usize;
+        match site.space {
             Space::Shared => {
-                let offset = self.shared_offset(warp, inst, lane, address, size)?;
+                let offset = self.shared_offset(warp, site, lane, address)?;
                 if self.context.options.checks.races {
-                    let access = plain(warp, pc, lane, strength);
-                    let verdict = self.shadow.read(offset, size, &access);
-                    self.judge_shared_read(verdict, inst, warp.index, lane, address);
+                    let verdict = self.shadow.read(offset, size, &plain(warp, site, lane));
+                    self.judge_shared_read(verdict, site.inst, warp.index, lane, address);
                 }
                 Some(load_bytes(&self.shared, offset, size))
             }
-            Space::Global => {
-                let access = plain(warp, pc, lane, strength);
-                self.load_global(inst, &access, lane, address, size)
-            }
+            Space::Global => self.load_global(warp, site, lane, address),
             Space::Local => {
-                let offset = self.flat_offset(warp, inst, lane, space, address, size)?;
+                let offset = self.flat_offset(warp, site, lane, address)?;
                 if self.context.options.checks.uninitialised && !warp.local.is_written(lane, offset, size) {
-                    self.report(
-                        HazardKind::UninitialisedRead,
-                        inst,
-                        warp.index,
-                        lane,
-                        Some((space, address)),
-                        || "reads local memory that the thread has not written".into(),
-                    );
+                    let place = Some((Space::Local, address));
+                    self.report(HazardKind::UninitialisedRead, site.inst, warp.index, lane, place, || {
+                        "reads local memory that the thread has not written".into()
+                    });
                 }
                 Some(warp.local.load(lane, offset, size))
             }
-            _ => {
-                let offset = self.flat_offset(warp, inst, lane, space, address, size)?;
+            space => {
+                let offset = self.flat_offset(warp, site, lane, address)?;
                 let program = self.context.program;
                 let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
                 Some(load_bytes(memory, offset, size))
@@ -227,56 +202,46 @@ impl Env<'_> {
         lane: usize,
         address: u64,
     ) {
+        let place = (Space::Shared, address);
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
                 if self.context.options.checks.uninitialised {
-                    self.report(
-                        HazardKind::UninitialisedRead,
-                        inst,
-                        warp,
-                        lane,
-                        Some((Space::Shared, address)),
-                        || "reads shared memory that no thread has written".into(),
-                    );
+                    self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some(place), || {
+                        "reads shared memory that no thread has written".into()
+                    });
                 }
             }
-            Verdict::Conflict(c) => {
-                self.report_conflict(inst, warp, lane, false, &c, (Space::Shared, address))
-            }
+            Verdict::Conflict(c) => self.report_conflict(inst, warp, lane, false, &c, place),
         }
     }
 
     /// Global memory by one lane.
     pub(super) fn load_global(
         &mut self,
-        inst: &Inst,
-        access: &Access,
+        warp: &Warp,
+        site: &Site,
         lane: usize,
         address: u64,
-        bytes: usize,
     ) -> Option<Chunk> {
-        let offset = self.global_offset(inst, access.warp, lane, address, bytes)?;
+        let Site { inst, bytes, .. } = *site;
+        let bytes = bytes as usize;
+        let (region, offset) = self.global_region(warp, site, lane, address)?;
         let context = self.context;
-        let (region, _) = context.global.find(address)?;
+        let place = (Space::Global, address);
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
-            self.report(
-                HazardKind::UninitialisedRead,
-                inst,
-                access.warp,
-                lane,
-                Some((Space::Global, address)),
-                || "reads global memory that nothing was written to".into(),
-            );
+            self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some(place), || {
+                "reads global memory that nothing was written to".into()
+            });
         }
         if context.options.checks.races && region.writable() {
-            if let Some(c) = self.order.shadow.read(address, bytes as u64, access) {
-                self.report_conflict(inst, access.warp, lane, false, &c, (Space::Global, address));
+            if let Some(c) = self.order.shadow.read(address, bytes as u64, &plain(warp, site, lane)) {
+                self.report_conflict(inst, warp.index, lane, false, &c, place);
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
-                let other = region.note_read(offset, bytes, granule, self.cta as u32, access.pc);
-                self.report_foreign(inst, access.warp, lane, false, other, address);
+                let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
+                self.report_foreign(inst, warp.index, lane, "reads", other, address);
             }
         }
         Some(region.load(offset, bytes))
@@ -287,119 +252,93 @@ impl Env<'_> {
         inst: &Inst,
         warp: usize,
         lane: usize,
-        writes: bool,
-        other: Option<crate::memory::ForeignAccess>,
+        verb: &str,
+        other: Option<ForeignAccess>,
         address: u64,
     ) {
         let Some(other) = other else { return };
         let other_line = Some(self.line(other.pc));
         let mut threads = vec![self.thread(warp, lane)];
-        threads.extend(other.cta.map(|cta| crate::report::ThreadId {
-            cta: u64::from(cta),
-            warp: 0,
-            lane: 0,
-        }));
+        threads.extend(other.cta.map(|cta| ThreadId { cta: u64::from(cta), warp: 0, lane: 0 }));
         let place = self.place(Space::Global, address);
         self.findings.report(HazardKind::Race, inst.line, other_line, || {
-            let verb = if writes { "writes" } else { "reads" };
-            (threads, Some(place), format!("{verb} what another CTA accesses, and nothing orders CTAs"))
+            let message = format!("{verb} what another CTA accesses, and nothing orders CTAs");
+            (threads, Some(place), message)
         });
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn store_lane(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        inst: &Inst,
-        space: Space,
-        lane: usize,
-        address: u64,
-        bytes: u32,
-        chunk: &Chunk,
-        strength: Strength,
-    ) {
-        match space {
-            Space::Shared => self.store_shared_lane(warp, pc, inst, lane, address, bytes, chunk, strength),
-            Space::Global => {
-                let access = plain(warp, pc, lane, strength);
-                self.store_global(inst, &access, lane, address, bytes as usize, chunk);
-            }
+    fn store_lane(&mut self, warp: &mut Warp, site: &Site, lane: usize, address: u64, chunk: &Chunk) {
+        match site.space {
+            Space::Shared => self.store_shared(warp, site, lane, address, chunk),
+            Space::Global => self.store_global(warp, site, lane, address, chunk),
             Space::Local => {
-                if let Some(offset) = self.flat_offset(warp, inst, lane, space, address, bytes as usize) {
-                    warp.local.store(lane, offset, bytes as usize, chunk);
+                if let Some(offset) = self.flat_offset(warp, site, lane, address) {
+                    warp.local.store(lane, offset, site.bytes as usize, chunk);
                 }
             }
-            _ => self.report(HazardKind::OutOfBounds, inst, warp.index, lane, Some((space, address)), || {
-                "stores to read-only memory".into()
-            }),
+            space => {
+                let place = Some((space, address));
+                self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
+                    "stores to read-only memory".into()
+                });
+            }
         }
     }
 
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    pub(super) fn store_shared_lane(
+    pub(super) fn store_shared(
         &mut self,
         warp: &Warp,
-        pc: u32,
-        inst: &Inst,
+        site: &Site,
         lane: usize,
         address: u64,
-        bytes: u32,
         chunk: &Chunk,
-        strength: Strength,
     ) {
-        let size = bytes as usize;
-        let Some(offset) = self.shared_offset(warp, inst, lane, address, size) else { return };
+        let size = site.bytes as usize;
+        let Some(offset) = self.shared_offset(warp, site, lane, address) else { return };
         if self.context.options.checks.races {
-            let access = plain(warp, pc, lane, strength);
+            let access = plain(warp, site, lane);
             if let Some((c, at)) = self.shadow.write(offset, size, &access) {
                 let before = load_bytes(&self.shared, offset, size);
                 if !(before == *chunk && same_store(&c, &access)) {
                     let place = (Space::Shared, SHARED_BASE + at.max(offset) as u64);
-                    self.report_conflict(inst, warp.index, lane, true, &c, place);
+                    self.report_conflict(site.inst, warp.index, lane, true, &c, place);
                 }
             }
         }
         store_bytes(&mut self.shared, offset, size, chunk);
     }
 
-    pub(super) fn store_global(
-        &mut self,
-        inst: &Inst,
-        access: &Access,
-        lane: usize,
-        address: u64,
-        bytes: usize,
-        chunk: &Chunk,
-    ) {
-        let Some(offset) = self.global_offset(inst, access.warp, lane, address, bytes) else { return };
+    fn store_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64, chunk: &Chunk) {
+        let Site { inst, bytes, .. } = *site;
+        let bytes = bytes as usize;
+        let Some((region, offset)) = self.global_region(warp, site, lane, address) else { return };
         let context = self.context;
-        let Some((region, _)) = context.global.find(address) else { return };
+        let place = (Space::Global, address);
         if !region.writable() {
-            return self.report(
-                HazardKind::OutOfBounds,
-                inst,
-                access.warp,
-                lane,
-                Some((Space::Global, address)),
-                || "stores to a buffer that the launch contract only lets it read".into(),
-            );
+            return self.report_read_only(inst, warp.index, lane, address);
         }
         if context.options.checks.races {
-            if let Some(c) = self.order.shadow.write(address, bytes as u64, access) {
+            let access = plain(warp, site, lane);
+            if let Some(c) = self.order.shadow.write(address, bytes as u64, &access) {
                 let before = region.load(offset, bytes);
-                if !(before == *chunk && same_store(&c, access)) {
-                    self.report_conflict(inst, access.warp, lane, true, &c, (Space::Global, address));
+                if !(before == *chunk && same_store(&c, &access)) {
+                    self.report_conflict(inst, warp.index, lane, true, &c, place);
                 }
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
-                let other = region.note_write(offset, bytes, granule, self.cta as u32, access.pc);
-                self.report_foreign(inst, access.warp, lane, true, other, address);
+                let other = region.note_write(offset, bytes, granule, self.cta as u32, inst.pc);
+                self.report_foreign(inst, warp.index, lane, "writes", other, address);
             }
         }
         region.store(offset, bytes, chunk);
+    }
+
+    pub(super) fn report_read_only(&mut self, inst: &Inst, warp: usize, lane: usize, address: u64) {
+        self.report(HazardKind::OutOfBounds, inst, warp, lane, Some((Space::Global, address)), || {
+            "stores to a buffer that the launch contract only lets it read".into()
+        });
     }
 
     /// Offset of a good access from the start of shared memory.
@@ -407,90 +346,78 @@ impl Env<'_> {
     pub(super) fn shared_offset(
         &mut self,
         warp: &Warp,
-        inst: &Inst,
+        site: &Site,
         lane: usize,
         address: u64,
-        bytes: usize,
     ) -> Option<usize> {
-        let offset = address.wrapping_sub(SHARED_BASE);
-        if offset.saturating_add(bytes as u64) > self.shared.len() as u64 {
-            self.out_of_bounds(inst, warp.index, lane, Space::Shared, address, bytes, self.shared.len());
+        let size = self.shared.len();
+        self.checked_offset(warp, site, lane, address, (SHARED_BASE, size))
+    }
+
+    /// Offset of a good access from the start of local, constant or parameter memory.
+    fn flat_offset(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<usize> {
+        let program = self.context.program;
+        let extent = match site.space {
+            Space::Local => (LOCAL_BASE, warp.local.bytes()),
+            Space::Const => (CONST_BASE, program.layout.constants.len()),
+            _ => (0, program.params.len()),
+        };
+        self.checked_offset(warp, site, lane, address, extent)
+    }
+
+    #[inline(always)]
+    fn checked_offset(
+        &mut self,
+        warp: &Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+        (base, size): (u64, usize),
+    ) -> Option<usize> {
+        let bytes = u64::from(site.bytes);
+        let offset = address.wrapping_sub(base);
+        if offset.saturating_add(bytes) > size as u64 {
+            self.out_of_bounds(warp, site, lane, address, size);
             return None;
         }
-        if address & (bytes as u64 - 1) != 0 {
-            self.misaligned(inst, warp.index, lane, Space::Shared, address, bytes);
+        if address & (bytes - 1) != 0 {
+            self.misaligned(warp, site, lane, address);
             return None;
         }
         Some(offset as usize)
     }
 
-    /// Offset of a good access from the start of its buffer.
+    /// Buffer and offset of a good access.
     #[inline(always)]
-    pub(super) fn global_offset(
+    pub(super) fn global_region(
         &mut self,
-        inst: &Inst,
-        warp: usize,
+        warp: &Warp,
+        site: &Site,
         lane: usize,
         address: u64,
-        bytes: usize,
-    ) -> Option<usize> {
-        let found = self.context.global.find(address);
-        let size = found.map_or(0, |(region, _)| region.bytes);
-        match found {
-            Some((_, offset)) if offset >= 0 && offset as usize + bytes <= size => {
+    ) -> Option<(&'a Region<'a>, usize)> {
+        let bytes = site.bytes as usize;
+        match self.context.global.find(address) {
+            Some((region, offset)) if offset >= 0 && offset as usize + bytes <= region.bytes => {
                 if address & (bytes as u64 - 1) != 0 {
-                    self.misaligned(inst, warp, lane, Space::Global, address, bytes);
+                    self.misaligned(warp, site, lane, address);
                     return None;
                 }
-                Some(offset as usize)
+                Some((region, offset as usize))
             }
-            _ => {
-                self.out_of_bounds(inst, warp, lane, Space::Global, address, bytes, size);
+            found => {
+                let size = found.map_or(0, |(region, _)| region.bytes);
+                self.out_of_bounds(warp, site, lane, address, size);
                 None
             }
         }
     }
 
-    fn flat_offset(
-        &mut self,
-        warp: &Warp,
-        inst: &Inst,
-        lane: usize,
-        space: Space,
-        address: u64,
-        bytes: usize,
-    ) -> Option<usize> {
-        let program = self.context.program;
-        let (base, size) = match space {
-            Space::Local => (LOCAL_BASE, warp.local.bytes()),
-            Space::Const => (CONST_BASE, program.layout.constants.len()),
-            _ => (0, program.params.len()),
-        };
-        let offset = address.wrapping_sub(base);
-        if offset.saturating_add(bytes as u64) > size as u64 {
-            self.out_of_bounds(inst, warp.index, lane, space, address, bytes, size);
-            return None;
-        }
-        if offset as usize & (bytes - 1) != 0 {
-            self.misaligned(inst, warp.index, lane, space, address, bytes);
-            return None;
-        }
-        Some(offset as usize)
-    }
-
     #[cold]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn out_of_bounds(
-        &mut self,
-        inst: &Inst,
-        warp: usize,
-        lane: usize,
-        space: Space,
-        address: u64,
-        bytes: usize,
-        size: usize,
-    ) {
-        self.report(HazardKind::OutOfBounds, inst, warp, lane, Some((space, address)), || {
+    fn out_of_bounds(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64, size: usize) {
+        let place = Some((site.space, address));
+        let bytes = site.bytes;
+        self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
             if size == 0 {
                 format!("accesses {bytes} bytes at {address:#x}, where nothing is")
             } else {
@@ -500,81 +427,31 @@ impl Env<'_> {
     }
 
     #[cold]
-    fn misaligned(
-        &mut self,
-        inst: &Inst,
-        warp: usize,
-        lane: usize,
-        space: Space,
-        address: u64,
-        bytes: usize,
-    ) {
-        self.report(HazardKind::Misaligned, inst, warp, lane, Some((space, address)), || {
+    fn misaligned(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) {
+        let place = Some((site.space, address));
+        let bytes = site.bytes;
+        self.report(HazardKind::Misaligned, site.inst, warp.index, lane, place, || {
             format!("accesses {bytes} bytes at address {address:#x}, which is no multiple of {bytes}")
         });
     }
+}
 
-    pub(super) fn mov(&mut self, warp: &mut Warp, inst: &Inst, ty: Type, mask: u32) {
-        let slots = self.context.program.slots(inst);
-        let registers = &mut warp.registers;
-        if inst.target == CLOCK {
-            let now = self.steps;
-            return registers.set_any(inst.d[0], mask, &[now; 32]);
-        }
-        if slots.is_empty() {
-            match inst.d[0].class {
-                Class::W32 => {
-                    let value = *registers.get32(inst.s[0]);
-                    registers.set32(inst.d[0], mask, &value);
-                }
-                Class::W64 => {
-                    let value = *registers.get64(inst.s[0]);
-                    registers.set64(inst.d[0], mask, &value);
-                }
-                Class::Pred => {
-                    let value = registers.get_pred(inst.s[0], inst.negated, 0);
-                    registers.set_pred(inst.d[0], mask, value);
-                }
-                Class::Sink => {}
-            }
-            return;
-        }
-        let bits = ty.bits() / slots.len() as u32;
-        let part = u64::MAX >> (64 - bits);
-        if inst.d[0].is_some() {
-            let mut packed = [0u64; 32];
-            for (i, slot) in slots.iter().enumerate() {
-                let value = registers.get_any(*slot);
-                (0..32).for_each(|l| packed[l] |= (value[l] & part) << (bits * i as u32));
-            }
-            registers.set_any(inst.d[0], mask, &packed);
-        } else {
-            let whole = registers.get_any(inst.s[0]);
-            for (i, slot) in slots.iter().enumerate() {
-                registers.set_any(*slot, mask, &whole.map(|v| v >> (bits * i as u32) & part));
-            }
-        }
-    }
-
-    pub(super) fn cvta(&mut self, warp: &mut Warp, inst: &Inst, space: Space, to_space: bool, mask: u32) {
-        let a = warp.registers.get_any(inst.s[0]);
-        let base = window(space);
-        let result = a.map(|v| if to_space { v.wrapping_sub(base) } else { v.wrapping_add(base) });
-        warp.registers.set_any(inst.d[0], mask, &result);
-    }
-
-    pub(super) fn isspacep(&mut self, warp: &mut Warp, inst: &Inst, space: Space, mask: u32) {
-        let a = *warp.registers.get64(inst.s[0]);
-        let space = if space == Space::SharedCluster { Space::Shared } else { space };
-        let inside = (0..32).fold(0, |set, l| set | u32::from(resolve(a[l]).0 == space) << l);
-        warp.registers.set_pred(inst.d[0], mask, inside);
-    }
+/// Tells one poll from another (the multiplier is that of FxHash).
+pub(super) fn mix(hash: u64, value: u64) -> u64 {
+    (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
 /// A plain access of one lane.
 #[inline(always)]
-pub(super) fn plain(warp: &Warp, pc: u32, lane: usize, strength: Strength) -> Access<'_> {
-    Access { view: &warp.view, warp: warp.index, lanes: 1 << lane, pc, strength, touch: Touch::Plain }
+pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> {
+    Access {
+        view: &warp.view,
+        warp: warp.index,
+        lanes: 1 << lane,
+        pc: site.inst.pc,
+        strength: site.strength,
+        touch: Touch::Plain,
+    }
 }
 
 /// Whether the conflicting write is of another lane of the very same instruction: the caller has seen that the value is

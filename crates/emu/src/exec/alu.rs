@@ -7,7 +7,7 @@ use super::registers::{Registers, for_lanes};
 use super::scalar;
 use crate::decode::{Class, Inst};
 use crate::numerics::approx::{self, Function};
-use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, packed_op};
+use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op};
 use crate::numerics::{Lanes32, Lanes64};
 
 /// Executes a lane-wise operation.
@@ -352,7 +352,7 @@ fn selp(r: &mut Registers, inst: &Inst, mask: u32) {
 
 /// The conversions that address arithmetic and attention use; the others go lane by lane.
 fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
-    use Type::{B32, B64, F16x2, F32, S32, S64, U32, U64};
+    use Type::{B32, B64, Bf16x2, F16x2, F32, S32, S64, U32, U64};
     match (cvt.to, cvt.from) {
         (U64 | S64 | B64, U32 | B32) if inst.s[0].class == Class::W32 => {
             let a = r.get32(inst.s[0]).map(u64::from);
@@ -372,18 +372,13 @@ fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
             let a = r.get64(inst.s[0]).map(|v| v as u32);
             r.set32(inst.d[0], mask, &a);
         }
-        (F16x2, F32)
+        (F16x2 | Bf16x2, F32)
             if cvt.rounding == Some(ptx::CvtRounding::Float(Rounding::Rn))
                 && !cvt.relu
                 && cvt.saturation == ptx::CvtSaturation::None =>
         {
-            let (a, b) = (*r.get32(inst.s[0]), *r.get32(inst.s[1]));
-            let half = |bits: u32| {
-                let h = half::f16::from_f32(f32::from_bits(bits));
-                if h.is_nan() { 0x7fff } else { u32::from(h.to_bits()) }
-            };
-            let d = std::array::from_fn(|l| half(a[l]) << 16 | half(b[l]));
-            r.set32(inst.d[0], mask, &d);
+            let Some(format) = packed_format(cvt.to) else { return false };
+            into32(r, inst, |d, [a, b, _]| pack(format, mask, d, [a, b]));
         }
         _ => return false,
     }

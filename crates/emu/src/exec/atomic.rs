@@ -2,17 +2,25 @@
 
 use ptx::{Atomic, AtomicOp, MemSem, Op, Space, Type};
 
-use super::access::{addresses, plain};
+use super::access::{Site, addresses, mix, plain};
+use super::fence::{Observation, Publication};
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
 use super::{Env, alu};
 use crate::decode::{Inst, strength};
-use crate::memory::{SHARED_BASE, load_bytes, resolve, store_bytes};
-use crate::order::{Access, Strength, Touch};
+use crate::memory::{Chunk, Region, SHARED_BASE, load_bytes, resolve, store_bytes};
+use crate::order::{Access, Touch};
 use crate::report::HazardKind;
 
-impl Env<'_> {
+/// Where an atomic acts.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    Shared,
+    Global(&'a Region<'a>),
+}
+
+impl<'a> Env<'a> {
     pub(super) fn atomic(
         &mut self,
         warp: &mut Warp,
@@ -21,24 +29,20 @@ impl Env<'_> {
         a: &Atomic,
         mask: u32,
     ) -> Flow {
-        let bytes = a.ty.bytes();
         let places = addresses(&warp.registers, inst).map(|address| match inst.space {
             Space::Generic => resolve(address),
             Space::SharedCluster => (Space::Shared, address),
             space => (space, address),
         });
-        self.count_atomic(warp, split.pc, inst, mask, &places, bytes);
+        self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
+        // Atomics are relaxed and of gpu scope where nothing is written.
+        let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         let mut old = [0u64; 32];
         let mut changed = false;
         for_lanes(mask, |lane| {
             let (space, address) = places[lane];
-            let operand = warp.registers.lane(inst.s[0], lane);
-            let other = warp.registers.lane(inst.s[1], lane);
-            let Some((before, after)) =
-                self.atomic_lane(warp, split.pc, inst, a, lane, space, address, operand, other)
-            else {
-                return;
-            };
+            let site = Site { inst, space, bytes: a.ty.bytes(), strength: strength(sem, a.scope) };
+            let Some((before, after)) = self.atomic_lane(warp, &site, a, lane, address) else { return };
             old[lane] = before;
             changed |= before != after || !matches!(a.op, AtomicOp::Cas | AtomicOp::Exch);
         });
@@ -49,22 +53,15 @@ impl Env<'_> {
             split.polls = 0;
             return Flow::Next;
         }
-        split.polls += 1;
-        self.poll(warp, split)
+        let mut found = u64::from(inst.pc);
+        for_lanes(mask, |l| found = mix(mix(found, places[l].1), old[l]));
+        self.poll(warp, split, found)
     }
 
-    fn count_atomic(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        inst: &Inst,
-        mask: u32,
-        places: &[(Space, u64); 32],
-        bytes: u32,
-    ) {
+    fn count_atomic(&mut self, warp: &Warp, inst: &Inst, mask: u32, places: &[(Space, u64); 32], bytes: u32) {
         let flat = places.map(|(_, address)| address);
         let shared = places[mask.trailing_zeros() as usize].0 == Space::Shared;
-        let counter = &mut self.counters.instructions[pc as usize];
+        let counter = &mut self.counters.instructions[inst.pc as usize];
         if shared {
             counter.shared(mask, &flat, bytes, true);
         } else {
@@ -78,106 +75,98 @@ impl Env<'_> {
     }
 
     /// One lane's read-modify-write: the value before and after.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
     fn atomic_lane(
         &mut self,
         warp: &mut Warp,
-        pc: u32,
-        inst: &Inst,
+        site: &Site,
         a: &Atomic,
         lane: usize,
-        space: Space,
         address: u64,
-        operand: u64,
-        other: u64,
     ) -> Option<(u64, u64)> {
-        let bytes = a.ty.bytes() as usize;
-        // Atomics are relaxed and of gpu scope where nothing is written.
-        let sem = if matches!(a.sem, MemSem::Default) { MemSem::Relaxed } else { a.sem };
-        let strong = strength(sem, a.scope);
-        let offset = match space {
-            Space::Shared => self.shared_offset(warp, inst, lane, address, bytes)?,
-            Space::Global => self.global_offset(inst, warp.index, lane, address, bytes)?,
-            _ => {
-                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, Some((space, address)), || {
-                    "an atomic on memory that is neither shared nor global".into()
-                });
-                return None;
-            }
-        };
-        self.check_atomic(warp, pc, inst, lane, space, address, offset, bytes, strong);
-        let region = if space == Space::Global { Some(self.context.global.find(address)?.0) } else { None };
-        let chunk = match region {
-            Some(region) => region.load(offset, bytes),
-            None => load_bytes(&self.shared, offset, bytes),
+        let (target, offset) = self.atomic_target(warp, site, lane, address)?;
+        self.check_atomic(warp, site, target, lane, address, offset);
+        let bytes = site.bytes as usize;
+        let chunk = match target {
+            Target::Global(region) => region.load(offset, bytes),
+            Target::Shared => load_bytes(&self.shared, offset, bytes),
         };
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
-        let after = alu::atomic(a.op, a.ty, before, operand, other);
-        let chunk = [after as u32, (after >> 32) as u32, 0, 0, 0, 0, 0, 0];
-        let (acquire, release) = (
-            matches!(a.sem, MemSem::Acquire | MemSem::AcqRel),
-            matches!(a.sem, MemSem::Release | MemSem::AcqRel),
-        );
-        self.observe(warp, space, address, lane, strong, acquire);
-        match region {
-            Some(region) if region.writable() => region.store(offset, bytes, &chunk),
-            Some(_) => {
-                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, Some((space, address)), || {
-                    "stores to a buffer that the launch contract only lets it read".into()
-                })
-            }
-            None => store_bytes(&mut self.shared, offset, bytes, &chunk),
+        let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
+        let after = alu::atomic(a.op, a.ty, before, operand(0), operand(1));
+        let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
+        let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
+        let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
+        let publication = if releases { Publication::UpdateRelease } else { Publication::Update };
+        // `red` reads, but observes nothing (PTX ISA, "Release and Acquire Patterns").
+        if matches!(site.inst.op, Op::Atom(_)) {
+            self.observe(warp, site, lane, address, observation);
         }
-        self.publish(warp, space, address, lane, strong, release, true);
+        let mut chunk: Chunk = [0; 8];
+        (chunk[0], chunk[1]) = (after as u32, (after >> 32) as u32);
+        match target {
+            Target::Global(region) if region.writable() => region.store(offset, bytes, &chunk),
+            Target::Global(_) => self.report_read_only(site.inst, warp.index, lane, address),
+            Target::Shared => store_bytes(&mut self.shared, offset, bytes, &chunk),
+        }
+        self.publish(warp, site, lane, address, publication);
         Some((before, after))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
+    fn atomic_target(
+        &mut self,
+        warp: &Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+    ) -> Option<(Target<'a>, usize)> {
+        match site.space {
+            Space::Shared => Some((Target::Shared, self.shared_offset(warp, site, lane, address)?)),
+            Space::Global => {
+                let (region, offset) = self.global_region(warp, site, lane, address)?;
+                Some((Target::Global(region), offset))
+            }
+            space => {
+                let place = Some((space, address));
+                self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
+                    "an atomic on memory that is neither shared nor global".into()
+                });
+                None
+            }
+        }
+    }
+
     fn check_atomic(
         &mut self,
         warp: &Warp,
-        pc: u32,
-        inst: &Inst,
+        site: &Site,
+        target: Target,
         lane: usize,
-        space: Space,
         address: u64,
         offset: usize,
-        bytes: usize,
-        strong: Strength,
     ) {
         let checks = self.context.options.checks;
-        let access = Access { touch: Touch::Atomic, ..plain(warp, pc, lane, strong) };
-        let conflict = match space {
-            Space::Shared => {
-                if checks.uninitialised && !self.shadow.is_written(offset, bytes) {
-                    self.report(
-                        HazardKind::UninitialisedRead,
-                        inst,
-                        warp.index,
-                        lane,
-                        Some((space, address)),
-                        || "an atomic on shared memory that no thread has written".into(),
-                    );
-                }
-                self.shadow.write(offset, bytes, &access).map(|(c, at)| (c, SHARED_BASE + at as u64))
+        let bytes = site.bytes as usize;
+        let access = Access { touch: Touch::Atomic, ..plain(warp, site, lane) };
+        let (written, conflict) = match target {
+            Target::Shared => {
+                let written = self.shadow.is_written(offset, bytes);
+                let conflict = self.shadow.write(offset, bytes, &access);
+                (written, conflict.map(|(c, at)| (c, SHARED_BASE + at.max(offset) as u64)))
             }
-            _ => {
-                let written = self.context.global.find(address).and_then(|(region, _)| region.written);
-                if checks.uninitialised && written.is_some_and(|w| !w.all(offset, bytes)) {
-                    self.report(
-                        HazardKind::UninitialisedRead,
-                        inst,
-                        warp.index,
-                        lane,
-                        Some((space, address)),
-                        || "an atomic on global memory that nothing was written to".into(),
-                    );
-                }
-                self.order.shadow.write(address, bytes as u64, &access).map(|c| (c, address))
+            Target::Global(region) => {
+                let written = region.written.is_none_or(|w| w.all(offset, bytes));
+                let conflict = self.order.shadow.write(address, bytes as u64, &access);
+                (written, conflict.map(|c| (c, address)))
             }
         };
+        if checks.uninitialised && !written {
+            let place = Some((site.space, address));
+            self.report(HazardKind::UninitialisedRead, site.inst, warp.index, lane, place, || {
+                "an atomic on memory that nothing was written to".into()
+            });
+        }
         if let Some((c, at)) = conflict.filter(|_| checks.races) {
-            self.report_conflict(inst, warp.index, lane, true, &c, (space, at));
+            self.report_conflict(site.inst, warp.index, lane, true, &c, (site.space, at));
         }
     }
 }

@@ -118,7 +118,6 @@ impl Env<'_> {
         if kind != BarKind::Arrive {
             barrier.waiting.push(warp.index);
         }
-        warp.steps_at_barrier = warp.steps_at_barrier.max(warp.steps);
         self.complete(id);
     }
 
@@ -182,15 +181,29 @@ impl Env<'_> {
         }
     }
 
-    /// Nobody can go on: says who waits for what.
+    /// Nobody can go on, or only in circles: says who waits for what.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let mut lines = Vec::new();
         let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
         for warp in warps {
             for split in &warp.splits {
                 let line = self.line(split.pc);
-                let State::Barrier(id) = split.state else { continue };
-                waiters.push((line, self.thread(warp.index, split.mask.trailing_zeros() as usize)));
+                let thread = self.thread(warp.index, split.mask.trailing_zeros() as usize);
+                let id = match split.state {
+                    State::Barrier(id) => id,
+                    State::Run => {
+                        // It gave up its turn right behind the read.
+                        let line = self.line(split.pc.saturating_sub(1));
+                        waiters.push((line, thread));
+                        let lanes = split.mask;
+                        let what = "reads the same again and again, and nothing is left to change it";
+                        lines
+                            .push(format!("warp {} (lanes {lanes:#010x}) at line {line} {what}", warp.index));
+                        continue;
+                    }
+                    State::Parked | State::Lanes(_) => continue,
+                };
+                waiters.push((line, thread));
                 let barrier = &self.barriers[usize::from(id)];
                 let arrived = 32 * barrier.arrived.len();
                 let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);

@@ -4,11 +4,11 @@
 use ptx::{CpAsync, Space};
 
 use super::Env;
-use super::access::{based, plain};
+use super::access::{Site, addresses, based, plain};
 use super::registers::for_lanes;
-use super::warp::{Split, Warp};
+use super::warp::Warp;
 use crate::decode::Inst;
-use crate::memory::{Chunk, SHARED_BASE, resolve, store_bytes};
+use crate::memory::{SHARED_BASE, resolve, store_bytes};
 use crate::order::{Access, Strength, Touch};
 use crate::report::Schedule;
 
@@ -27,8 +27,8 @@ struct Flight {
     bytes: u32,
     /// Bytes really read; the rest is zero.
     taken: [u32; 32],
-    /// What was read already.
-    data: Option<Box<[Chunk; 32]>>,
+    /// The bytes were moved at once, although nobody may know.
+    arrived: bool,
 }
 
 /// The copies of a warp.
@@ -51,15 +51,11 @@ impl CopyQueue {
 }
 
 impl Env<'_> {
-    pub(super) fn copy_async(&mut self, warp: &mut Warp, split: &Split, inst: &Inst, c: &CpAsync, mask: u32) {
+    pub(super) fn copy_async(&mut self, warp: &mut Warp, inst: &Inst, c: &CpAsync, mask: u32) {
         let bytes = inst.target;
-        let mut to = super::access::addresses(&warp.registers, inst);
-        let mut from = based(&warp.registers, inst.source.0, inst.source.1);
-        if inst.space == Space::Generic {
-            to = to.map(|a| resolve(a).1);
-        }
-        from = from.map(|a| resolve(a).1);
-        self.count_copy(warp, split.pc, inst, mask, &to, &from, bytes);
+        let to = addresses(&warp.registers, inst).map(|a| resolve(a).1);
+        let from = based(&warp.registers, inst.source.0, inst.source.1).map(|a| resolve(a).1);
+        self.count_copy(warp, inst, mask, &to, &from);
         let taken: [u32; 32] = std::array::from_fn(|lane| {
             if !inst.s[0].is_some() {
                 bytes
@@ -71,36 +67,11 @@ impl Env<'_> {
         });
         let mut good = 0;
         for_lanes(mask, |lane| {
-            let Some(offset) = self.shared_offset(warp, inst, lane, to[lane], bytes as usize) else { return };
-            let source_is_good = taken[lane] == 0
-                || self
-                    .global_offset(
-                        inst,
-                        warp.index,
-                        lane,
-                        from[lane],
-                        taken[lane].next_power_of_two() as usize,
-                    )
-                    .is_some();
-            if !source_is_good {
-                return;
-            }
-            good |= 1 << lane;
-            if self.context.options.checks.races {
-                let access = Access { touch: Touch::Copy, ..plain(warp, split.pc, lane, Strength::Weak) };
-                if let Some((c, at)) = self.shadow.write(offset, bytes as usize, &access) {
-                    let place = (Space::Shared, SHARED_BASE + at as u64);
-                    self.report_conflict(inst, warp.index, lane, true, &c, place);
-                }
-            }
+            let good_lane = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane]));
+            good |= u32::from(good_lane) << lane;
         });
-        let early = match self.context.options.schedule {
-            Schedule::Late => false,
-            Schedule::Early => true,
-            Schedule::Random => rand::Rng::random(&mut self.rng),
-        };
         let mut flight = Flight {
-            pc: split.pc,
+            pc: inst.pc,
             lanes: good,
             open: good,
             group: [0; 32],
@@ -108,32 +79,47 @@ impl Env<'_> {
             source: from,
             bytes,
             taken,
-            data: None,
+            arrived: false,
         };
-        if early {
-            let data = Box::new(std::array::from_fn(|lane| {
-                if good >> lane & 1 == 1 { self.fetch(warp, &flight, lane) } else { [0; 8] }
-            }));
-            for_lanes(good, |lane| {
-                store_bytes(&mut self.shared, flight.destination[lane] as usize, bytes as usize, &data[lane]);
-            });
-            flight.data = Some(data);
+        flight.arrived = match self.context.options.schedule {
+            Schedule::Late => false,
+            Schedule::Early => true,
+            Schedule::Random => rand::Rng::random(&mut self.rng),
+        };
+        if flight.arrived {
+            for_lanes(good, |lane| self.transfer(warp, &flight, lane));
         }
         warp.copies.flights.push(flight);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
-    fn count_copy(
+    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes.
+    fn issue_copy(
         &mut self,
         warp: &Warp,
-        pc: u32,
         inst: &Inst,
-        mask: u32,
-        to: &[u64; 32],
-        from: &[u64; 32],
-        bytes: u32,
-    ) {
-        let counter = &mut self.counters.instructions[pc as usize];
+        lane: usize,
+        (to, from, taken): (u64, u64, u32),
+    ) -> bool {
+        let write = copy_site(inst, Space::Shared, inst.target);
+        let Some(offset) = self.shared_offset(warp, &write, lane, to) else { return false };
+        // The source is aligned to the copy's size, however little of it is read.
+        let read = copy_site(inst, Space::Global, taken.max(1).next_power_of_two());
+        if taken > 0 && self.global_region(warp, &read, lane, from).is_none() {
+            return false;
+        }
+        if self.context.options.checks.races {
+            let access = Access { touch: Touch::Copy, ..plain(warp, &write, lane) };
+            if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
+                let place = (Space::Shared, SHARED_BASE + at as u64);
+                self.report_conflict(inst, warp.index, lane, true, &c, place);
+            }
+        }
+        true
+    }
+
+    fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
+        let bytes = inst.target;
+        let counter = &mut self.counters.instructions[inst.pc as usize];
         counter.shared(mask, to, bytes, false);
         counter.global(mask, from, bytes);
         if let Some(recorder) = &mut self.recorder {
@@ -141,22 +127,29 @@ impl Env<'_> {
         }
     }
 
-    /// Reads the source of one lane.
-    fn fetch(&mut self, warp: &Warp, flight: &Flight, lane: usize) -> Chunk {
+    /// Moves one lane's bytes.
+    fn transfer(&mut self, warp: &Warp, flight: &Flight, lane: usize) {
+        let inst = &self.context.program.code[flight.pc as usize];
         let mut data = [0; 8];
         let mut at = 0;
-        // src-size is any number of bytes: whole words, then what is left.
+        // All at once, or word by word and then byte by byte: src-size is any number.
         while at < flight.taken[lane] {
             let left = flight.taken[lane] - at;
-            let step = if left >= 4 { 4 } else { 1 };
-            let inst = &self.context.program.code[flight.pc as usize];
-            let access = plain(warp, flight.pc, lane, Strength::Weak);
-            let part =
-                self.load_global(inst, &access, lane, flight.source[lane] + u64::from(at), step as usize);
-            data[at as usize / 4] |= part.map_or(0, |p| p[0]) << (8 * (at % 4));
+            let step = if left == flight.bytes {
+                left
+            } else if left >= 4 {
+                4
+            } else {
+                1
+            };
+            let site = copy_site(inst, Space::Global, step);
+            if let Some(part) = self.load_global(warp, &site, lane, flight.source[lane] + u64::from(at)) {
+                let words = data[at as usize / 4..].iter_mut().zip(part).take(step.div_ceil(4) as usize);
+                words.for_each(|(word, part)| *word |= part << (8 * (at % 4)));
+            }
             at += step;
         }
-        data
+        store_bytes(&mut self.shared, flight.destination[lane] as usize, flight.bytes as usize, &data);
     }
 
     pub(super) fn wait_group(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
@@ -196,12 +189,11 @@ impl Env<'_> {
             for_lanes(flight.lanes & mask, |lane| landing |= u32::from(due(flight, lane)) << lane);
             for_lanes(landing, |lane| {
                 let offset = flight.destination[lane] as usize;
-                if flight.data.is_none() {
-                    let data = self.fetch(warp, flight, lane);
-                    store_bytes(&mut self.shared, offset, flight.bytes as usize, &data);
+                if !flight.arrived {
+                    self.transfer(warp, flight, lane);
                 }
                 if self.context.options.checks.races {
-                    self.shadow.land(offset, flight.bytes as usize, warp.view.agent(), lane, epoch, touch);
+                    self.shadow.land(offset, flight.bytes as usize, (warp.view.agent(), lane), epoch, touch);
                 }
             });
             flight.lanes &= !landing;
@@ -213,10 +205,7 @@ impl Env<'_> {
     /// `cp.async.mbarrier.arrive`. The earlier copies of the thread land now, which is legal; but nobody may rely on it, the
     /// thread itself included, before it has seen the mbarrier's phase complete.
     pub(super) fn copy_arrive(&mut self, warp: &mut Warp, inst: &Inst, noinc: bool, mask: u32) {
-        let mut places = super::access::addresses(&warp.registers, inst);
-        if inst.space == Space::Generic {
-            places = places.map(|a| resolve(a).1);
-        }
+        let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         if !noinc {
             for_lanes(mask, |lane| self.mbarriers.expect_more(places[lane]));
         }
@@ -225,4 +214,8 @@ impl Env<'_> {
         self.land_at(warp, mask, epoch, Touch::CopyArrive, |_, _| true);
         self.arrive_for_copies(warp, inst, &places, mask, &clock);
     }
+}
+
+fn copy_site(inst: &Inst, space: Space, bytes: u32) -> Site<'_> {
+    Site { inst, space, bytes, strength: Strength::Weak }
 }

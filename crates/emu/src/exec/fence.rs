@@ -3,10 +3,33 @@
 
 use ptx::{FenceSem, Scope, Space};
 
+use super::access::Site;
 use super::warp::{FenceState, Warp};
 use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
 use crate::order::{Clock, Strength};
+
+/// How a strong write makes known what came before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Publication {
+    /// By the thread's fences; the place forgets what was released there before.
+    Store,
+    /// By itself.
+    Release,
+    /// As `Store`, in a read-modify-write: what was released here before stays released.
+    Update,
+    /// As `Release`, in a read-modify-write.
+    UpdateRelease,
+}
+
+/// What a strong read does with what it observes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Observation {
+    /// A fence will acquire it.
+    Relaxed,
+    /// It acquires.
+    Acquire,
+}
 
 impl Env<'_> {
     pub(super) fn fence(&mut self, warp: &mut Warp, sem: FenceSem, scope: Scope, lanes: u32) {
@@ -37,17 +60,17 @@ impl Env<'_> {
     }
 
     /// A strong write by a lane: what it has released can be acquired here.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one access")]
     pub(super) fn publish(
         &mut self,
         warp: &mut Warp,
-        space: Space,
-        address: u64,
+        site: &Site,
         lane: usize,
-        strength: Strength,
-        release: bool,
-        read_modify_write: bool,
+        address: u64,
+        kind: Publication,
     ) {
+        let strength = site.strength;
+        let release = matches!(kind, Publication::Release | Publication::UpdateRelease);
+        let update = matches!(kind, Publication::Update | Publication::UpdateRelease);
         let home = warp.view.home();
         let mut clock: Option<Clock> = None;
         let mut reach = Strength::Weak;
@@ -66,9 +89,9 @@ impl Env<'_> {
                 _ => (clock, reach) = (Some(fence.clock.clone()), far),
             }
         }
-        let variables = self.variables(space);
+        let variables = self.variables(site.space);
         match (clock, variables.get_mut(&address)) {
-            (Some(clock), Some(old)) if read_modify_write => {
+            (Some(clock), Some(old)) if update => {
                 // A release sequence: what was released here before stays released.
                 let mut joined = clock;
                 joined.join_foreign(home, &old.clock, old.home);
@@ -78,7 +101,7 @@ impl Env<'_> {
             (Some(clock), _) => {
                 variables.insert(address, SyncVariable { clock, home, strength: reach, sequential });
             }
-            (None, Some(_)) if !read_modify_write => {
+            (None, Some(_)) if !update => {
                 variables.remove(&address);
             }
             (None, _) => {}
@@ -89,22 +112,21 @@ impl Env<'_> {
     pub(super) fn observe(
         &mut self,
         warp: &mut Warp,
-        space: Space,
-        address: u64,
+        site: &Site,
         lane: usize,
-        strength: Strength,
-        acquire: bool,
+        address: u64,
+        kind: Observation,
     ) {
         let warps = self.live.len();
-        let Some(variable) = self.variables(space).get(&address) else { return };
+        let Some(variable) = self.variables(site.space).get(&address) else { return };
         let home = warp.view.home();
         let (foreign, sequential) = (variable.home != home, variable.sequential);
-        if foreign && variable.strength.min(strength) != Strength::Gpu {
+        if foreign && variable.strength.min(site.strength) != Strength::Gpu {
             return;
         }
         let mut clock = Clock::new(warps);
         clock.join_foreign(home, &variable.clock, variable.home);
-        if acquire {
+        if kind == Observation::Acquire {
             warp.view.acquire(1 << lane, warp.live, &clock);
             return;
         }

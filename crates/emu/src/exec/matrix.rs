@@ -1,15 +1,17 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
 
-use ptx::{MatrixAccess, Mma, Op, Type};
+use ptx::{MatrixAccess, Mma, Op, Space, Type};
 
 use super::Env;
+use super::access::{Site, plain};
+use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
 use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape};
 use crate::numerics::{Lanes32, Lanes64};
-use crate::order::{Access, Strength, Touch};
+use crate::order::{Access, Strength};
 use crate::report::HazardKind;
 
 /// The kind of an `mma`, if there is one.
@@ -61,8 +63,8 @@ impl Env<'_> {
         split.forced = false;
         match inst.op {
             Op::Mma(m) => self.mma(warp, inst, &m, mask),
-            Op::Ldmatrix(m) => self.ldmatrix(warp, split.pc, inst, &m, mask),
-            Op::Stmatrix(m) => self.stmatrix(warp, split.pc, inst, &m, mask),
+            Op::Ldmatrix(m) => self.ldmatrix(warp, inst, &m, mask),
+            Op::Stmatrix(m) => self.stmatrix(warp, inst, &m, mask),
             Op::Movmatrix => {
                 let a = *warp.registers.get32(inst.s[0]);
                 let result = std::array::from_fn(|lane| {
@@ -112,24 +114,24 @@ impl Env<'_> {
     }
 
     /// Addresses of the rows: lane 8·matrix + row gives one.
-    fn rows(&mut self, warp: &Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) -> ([u64; 32], u32) {
+    fn rows(&mut self, warp: &Warp, inst: &Inst, m: &MatrixAccess, mask: u32) -> ([u64; 32], u32) {
         let lanes = if m.count == 4 { !0 } else { (1u32 << (8 * m.count)) - 1 };
         let mut addresses = super::access::addresses(&warp.registers, inst);
-        if inst.space == ptx::Space::Generic {
+        if inst.space == Space::Generic {
             addresses = addresses.map(|a| crate::memory::resolve(a).1);
         }
-        self.counters.instructions[pc as usize].shared(lanes, &addresses, 16, false);
+        self.counters.instructions[inst.pc as usize].shared(lanes, &addresses, 16, false);
         if let Some(recorder) = &mut self.recorder {
             recorder.shared(warp.index, inst.number, lanes & mask, &addresses, 16);
         }
         (addresses, lanes)
     }
 
-    fn ldmatrix(&mut self, warp: &mut Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) {
-        let (addresses, lanes) = self.rows(warp, pc, inst, m, mask);
+    fn ldmatrix(&mut self, warp: &mut Warp, inst: &Inst, m: &MatrixAccess, mask: u32) {
+        let (addresses, lanes) = self.rows(warp, inst, m, mask);
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
-        super::registers::for_lanes(lanes, |lane| {
-            if let Some(row) = self.load_row(warp, pc, inst, lane, addresses[lane], mask) {
+        for_lanes(lanes, |lane| {
+            if let Some(row) = self.load_row(warp, inst, lane, addresses[lane], mask) {
                 rows[lane] = row;
             }
         });
@@ -149,33 +151,19 @@ impl Env<'_> {
     }
 
     /// 16 bytes that the whole warp reads.
-    fn load_row(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        inst: &Inst,
-        lane: usize,
-        address: u64,
-        mask: u32,
-    ) -> Option<Chunk> {
-        let offset = self.shared_offset(warp, inst, lane, address, 16)?;
+    fn load_row(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64, mask: u32) -> Option<Chunk> {
+        let site = row_site(inst);
+        let offset = self.shared_offset(warp, &site, lane, address)?;
         if self.context.options.checks.races {
-            let access = Access {
-                view: &warp.view,
-                warp: warp.index,
-                lanes: mask,
-                pc,
-                strength: Strength::Weak,
-                touch: Touch::Plain,
-            };
+            let access = Access { lanes: mask, ..plain(warp, &site, lane) };
             let verdict = self.shadow.read(offset, 16, &access);
             self.judge_shared_read(verdict, inst, warp.index, lane, address);
         }
         Some(load_bytes(&self.shared, offset, 16))
     }
 
-    fn stmatrix(&mut self, warp: &mut Warp, pc: u32, inst: &Inst, m: &MatrixAccess, mask: u32) {
-        let (addresses, lanes) = self.rows(warp, pc, inst, m, mask);
+    fn stmatrix(&mut self, warp: &mut Warp, inst: &Inst, m: &MatrixAccess, mask: u32) {
+        let (addresses, lanes) = self.rows(warp, inst, m, mask);
         let slots = self.context.program.slots(inst);
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
         for (matrix, slot) in slots.iter().enumerate() {
@@ -192,11 +180,14 @@ impl Env<'_> {
                 }
             }
         }
-        super::registers::for_lanes(lanes, |lane| {
-            let strength = Strength::Weak;
-            self.store_shared_lane(warp, pc, inst, lane, addresses[lane], 16, &rows[lane], strength);
-        });
+        let site = row_site(inst);
+        for_lanes(lanes, |lane| self.store_shared(warp, &site, lane, addresses[lane], &rows[lane]));
     }
+}
+
+/// A row of a matrix of b16: 16 bytes.
+fn row_site(inst: &Inst) -> Site<'_> {
+    Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak }
 }
 
 fn half_of(word: u32, half: usize) -> u32 {

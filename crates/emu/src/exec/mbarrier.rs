@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use ptx::{Mbarrier, Space};
 
 use super::Env;
+use super::access::{Site, addresses};
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::Inst;
 use crate::memory::resolve;
-use crate::order::Clock;
+use crate::order::{Clock, Strength};
 use crate::report::HazardKind;
 
 /// One object.
@@ -24,6 +25,15 @@ struct Object {
     /// What this phase's arrivals release, and what those of all completed ones did.
     arriving: Clock,
     completed: Clock,
+}
+
+/// An arrival.
+struct Arrival<'c> {
+    count: u32,
+    /// By how much the count of later phases goes down.
+    dropped: u32,
+    /// What it releases.
+    clock: &'c Clock,
 }
 
 /// The objects of a CTA, by address.
@@ -55,10 +65,7 @@ impl Env<'_> {
             warp.registers.set32(inst.d[0], mask, &counts);
             return Flow::Next;
         }
-        let mut places = super::access::addresses(&warp.registers, inst);
-        if inst.space == Space::Generic {
-            places = places.map(|a| resolve(a).1);
-        }
+        let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         let wait = matches!(
             op,
             Mbarrier::TestWait | Mbarrier::TryWait | Mbarrier::TestWaitParity | Mbarrier::TryWaitParity
@@ -73,7 +80,7 @@ impl Env<'_> {
         // An arrival releases what the thread did before.
         let clock = (!matches!(op, Mbarrier::Init | Mbarrier::Inval)).then(|| warp.view.release(mask));
         for_lanes(mask, |lane| {
-            if self.shared_offset(warp, inst, lane, places[lane], 8).is_none() {
+            if self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_none() {
                 return;
             }
             match op {
@@ -82,10 +89,10 @@ impl Env<'_> {
                     self.mbarriers.objects.remove(&places[lane]);
                 }
                 _ => {
-                    let drop = op == Mbarrier::ArriveDrop;
+                    let dropped = u32::from(op == Mbarrier::ArriveDrop);
                     if let Some(clock) = &clock {
-                        states[lane] =
-                            self.arrive_at(warp, inst, lane, places[lane], counts[lane], drop, clock);
+                        let arrival = Arrival { count: counts[lane], dropped, clock };
+                        states[lane] = self.arrive_at(warp, inst, lane, places[lane], &arrival);
                     }
                 }
             }
@@ -103,17 +110,8 @@ impl Env<'_> {
     }
 
     /// Returns the state: the phase and what was pending before.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one arrival")]
-    fn arrive_at(
-        &mut self,
-        warp: &Warp,
-        inst: &Inst,
-        lane: usize,
-        address: u64,
-        count: u32,
-        drop: bool,
-        clock: &Clock,
-    ) -> u64 {
+    fn arrive_at(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64, arrival: &Arrival) -> u64 {
+        let Arrival { count, dropped, clock } = *arrival;
         let Some(object) = self.mbarriers.objects.get_mut(&address) else {
             self.report(
                 HazardKind::UninitialisedRead,
@@ -127,7 +125,7 @@ impl Env<'_> {
         };
         let state = object.phase << 32 | u64::from(object.pending);
         object.arriving.join(warp.view.home(), clock);
-        object.expected -= u32::from(drop).min(object.expected);
+        object.expected -= dropped.min(object.expected);
         if count > object.pending {
             let pending = object.pending;
             object.pending = 0;
@@ -191,8 +189,7 @@ impl Env<'_> {
             split.polls = 0;
             return Flow::Next;
         }
-        split.polls += 1;
-        match self.poll(warp, split) {
+        match self.poll(warp, split, u64::from(inst.pc)) {
             _ if matches!(op, Mbarrier::TryWait | Mbarrier::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
@@ -208,7 +205,11 @@ impl Env<'_> {
         clock: &Clock,
     ) {
         for_lanes(mask, |lane| {
-            self.arrive_at(warp, inst, lane, places[lane], 1, false, clock);
+            self.arrive_at(warp, inst, lane, places[lane], &Arrival { count: 1, dropped: 0, clock });
         });
     }
+}
+
+fn object_site(inst: &Inst) -> Site<'_> {
+    Site { inst, space: Space::Shared, bytes: 8, strength: Strength::Cta }
 }

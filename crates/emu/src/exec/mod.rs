@@ -10,6 +10,7 @@ mod copy;
 mod fence;
 mod matrix;
 mod mbarrier;
+mod moves;
 mod registers;
 mod run;
 mod scalar;
@@ -81,6 +82,9 @@ pub(crate) struct Outcome {
     pub trace: Option<CtaTrace>,
     pub steps: u64,
 }
+
+/// Reads that find the same, after which nobody is expected to change it.
+const SPINS: u32 = 10_000;
 
 /// How a CTA stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,8 +186,24 @@ impl<'a> Cta<'a> {
 
     /// Runs the CTA to its end.
     pub fn run(mut self) -> Result<(Outcome, GlobalOrder), EmuError> {
-        while self.turn()? == Progress::Running {}
+        while self.turn()? == Progress::Running {
+            if self.is_spinning() {
+                self.report_deadlock();
+                break;
+            }
+        }
         Ok(self.finish())
+    }
+
+    /// Whether all that can run only reads, again and again, what does not change.
+    pub fn is_spinning(&self) -> bool {
+        let mut running =
+            self.warps.iter().flat_map(|w| &w.splits).filter(|s| s.state == State::Run).peekable();
+        running.peek().is_some() && running.all(|s| s.polls > SPINS)
+    }
+
+    pub fn report_deadlock(&mut self) {
+        self.env.report_deadlock(&self.warps);
     }
 
     /// Gives each warp that can run a turn.
@@ -208,12 +228,16 @@ impl<'a> Cta<'a> {
         if ran || self.warps.iter().any(Warp::can_run) || self.unblock() {
             return Ok(Progress::Running);
         }
-        self.env.report_deadlock(&self.warps);
+        self.report_deadlock();
         Ok(Progress::Done)
     }
 
     /// Lets warps go on that a barrier released.
     fn wake(&mut self) {
+        let waiting = self.warps.iter().filter(|w| !w.is_done()).count();
+        if self.env.wakes.len() == waiting {
+            self.end_interval();
+        }
         while let Some(wake) = self.env.wakes.pop() {
             let warp = &mut self.warps[wake.warp];
             for at in 0..warp.splits.len() {
@@ -221,6 +245,19 @@ impl<'a> Cta<'a> {
                     self.env.leave_barrier(warp, at, &wake);
                 }
             }
+        }
+    }
+
+    /// All warps have met: counts what the busiest of them issued while the others waited for it.
+    fn end_interval(&mut self) {
+        let (mut busiest, mut second) = (0, 0);
+        for warp in &mut self.warps {
+            let issued = warp.steps - std::mem::replace(&mut warp.steps_at_barrier, warp.steps);
+            (busiest, second) = (busiest.max(issued), second.max(issued.min(busiest)));
+        }
+        self.env.counters.critical_issues += busiest;
+        if self.warps.len() > 1 {
+            self.env.counters.lone_warp_issues += busiest - second;
         }
     }
 
@@ -240,6 +277,7 @@ impl<'a> Cta<'a> {
         for warp in &mut self.warps {
             self.env.land_all(warp);
         }
+        self.end_interval();
         let Env { findings, counters, recorder, steps, order, .. } = self.env;
         (Outcome { findings, counters, trace: recorder.map(Recorder::finish), steps }, order)
     }

@@ -143,7 +143,7 @@ impl Env<'_> {
             Op::Ld(m) => return self.load(warp, split, inst, &m, mask),
             Op::St(m) => self.store(warp, split, inst, &m, mask),
             Op::Atom(a) | Op::Red(a) => return self.atomic(warp, split, inst, &a, mask),
-            Op::CpAsync(c) => self.copy_async(warp, split, inst, &c, mask),
+            Op::CpAsync(c) => self.copy_async(warp, inst, &c, mask),
             Op::CpAsyncCommitGroup => warp.copies.commit(mask),
             Op::CpAsyncWaitGroup => self.wait_group(warp, inst, mask),
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),

@@ -53,8 +53,10 @@ pub(crate) struct Split {
     pub groups: SmallVec<[u32; 4]>,
     /// Function that is running.
     pub function: u32,
-    /// Instructions since it was last rescheduled, and polls of memory since anything changed.
+    /// Reads in a row that found what the one before had found.
     pub polls: u32,
+    /// What the last of them found.
+    pub found: u64,
     /// Goes on with the lanes it has: the others were found not to come.
     pub forced: bool,
 }
@@ -147,6 +149,7 @@ impl Warp {
                 groups: SmallVec::new(),
                 function: program.entry as u32,
                 polls: 0,
+                found: 0,
                 forced: false,
             }],
             groups: Vec::new(),

@@ -1,9 +1,5 @@
-//! The last accesses of every granule of memory. A granule is the narrowest access of the kernel to that space: since
-//! accesses are aligned to their width, each then covers whole granules.
-
-use std::collections::HashMap;
-
-use smallvec::SmallVec;
+//! Accesses as they are remembered, and which of them race. What is remembered is kept per granule of memory: the narrowest
+//! access of the kernel to that space. Since accesses are aligned to their width, each covers whole granules.
 
 use super::{Agent, Epoch, FLIGHT, WarpView};
 
@@ -43,20 +39,20 @@ pub(crate) struct Access<'a> {
 
 /// A write.
 #[derive(Clone, Copy, Debug)]
-struct Write {
-    epoch: Epoch,
-    agent: Agent,
-    pc: u32,
-    lane: u8,
-    strength: Strength,
-    touch: Touch,
+pub(super) struct Write {
+    pub(super) epoch: Epoch,
+    pub(super) agent: Agent,
+    pub(super) pc: u32,
+    pub(super) lane: u8,
+    pub(super) strength: Strength,
+    pub(super) touch: Touch,
 }
 
 impl Write {
-    const NEVER: Write =
+    pub(super) const NEVER: Write =
         Write { epoch: 0, agent: 0, pc: 0, lane: 0, strength: Strength::Weak, touch: Touch::Plain };
 
-    fn of(a: &Access) -> Write {
+    pub(super) fn of(a: &Access) -> Write {
         Write {
             epoch: if a.touch == Touch::Copy { FLIGHT } else { a.view.now() },
             agent: a.view.agent(),
@@ -67,7 +63,7 @@ impl Write {
         }
     }
 
-    fn conflict(&self) -> Conflict {
+    pub(super) fn conflict(&self) -> Conflict {
         Conflict {
             agent: self.agent,
             lane: u32::from(self.lane),
@@ -82,22 +78,23 @@ impl Write {
 
 /// Reads by lanes of one warp in one epoch.
 #[derive(Clone, Copy, Debug)]
-struct Read {
-    epoch: Epoch,
-    lanes: u32,
-    pc: u32,
-    strength: Strength,
-    touch: Touch,
+pub(super) struct Read {
+    pub(super) epoch: Epoch,
+    pub(super) lanes: u32,
+    pub(super) pc: u32,
+    pub(super) strength: Strength,
+    pub(super) touch: Touch,
 }
 
 impl Read {
-    const NEVER: Read = Read { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain };
+    pub(super) const NEVER: Read =
+        Read { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain };
 
-    fn of(a: &Access) -> Read {
+    pub(super) fn of(a: &Access) -> Read {
         Read { epoch: a.view.now(), lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
     }
 
-    fn conflict(&self, agent: Agent, lanes: u32) -> Conflict {
+    pub(super) fn conflict(&self, agent: Agent, lanes: u32) -> Conflict {
         Conflict {
             agent,
             lane: lanes.trailing_zeros(),
@@ -110,7 +107,7 @@ impl Read {
     }
 
     /// Adds a read of the same warp. `false` when this one stays relevant beside the new one.
-    fn absorb(&mut self, a: &Access) -> bool {
+    pub(super) fn absorb(&mut self, a: &Access) -> bool {
         let new = Read::of(a);
         if self.epoch == new.epoch && self.touch == new.touch {
             self.lanes |= new.lanes;
@@ -157,7 +154,7 @@ fn exempt(a: Strength, b: Strength, same_cta: bool) -> bool {
 
 /// Whether the write happened before what each lane of the access does, or does not race with it.
 #[inline(always)]
-fn write_ordered(w: &Write, a: &Access, local: usize, local_warps: usize) -> bool {
+pub(super) fn write_ordered(w: &Write, a: &Access, local: usize, local_warps: usize) -> bool {
     if w.epoch == 0 {
         return true;
     }
@@ -185,7 +182,7 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
 }
 
 /// The lanes of a read that a present write is not ordered after.
-fn read_unordered(r: &Read, agent: Agent, a: &Access, same_cta: bool) -> u32 {
+pub(super) fn read_unordered(r: &Read, agent: Agent, a: &Access, same_cta: bool) -> u32 {
     if r.epoch == 0 || exempt(r.strength, a.strength, same_cta) {
         return 0;
     }
@@ -196,219 +193,4 @@ fn read_unordered(r: &Read, agent: Agent, a: &Access, same_cta: bool) -> u32 {
     each_lane(r.lanes)
         .filter(|l| !a.view.knows_agent(lane, agent, 1 << l, r.epoch))
         .fold(0, |set, l| set | 1 << l)
-}
-
-/// Shadow of a CTA's shared memory: a write, and a read per warp, for each granule.
-#[derive(Debug)]
-pub(crate) struct DenseShadow {
-    warps: usize,
-    shift: u32,
-    writes: Vec<Write>,
-    reads: Vec<Read>,
-    /// Reads that neither fit a warp's slot nor are implied by what is there: lanes of a warp that synchronised apart.
-    extra: HashMap<usize, Vec<(usize, Read)>>,
-}
-
-impl DenseShadow {
-    pub fn new(bytes: usize, granule: u32, warps: usize) -> DenseShadow {
-        let granules = bytes.div_ceil(granule as usize);
-        DenseShadow {
-            warps,
-            shift: granule.trailing_zeros(),
-            writes: vec![Write::NEVER; granules],
-            reads: vec![Read::NEVER; granules * warps],
-            extra: HashMap::new(),
-        }
-    }
-
-    #[inline(always)]
-    fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
-        offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1
-    }
-
-    #[inline(always)]
-    pub fn read(&mut self, offset: usize, bytes: usize, a: &Access) -> Verdict {
-        let mut verdict = Verdict::Fine;
-        for g in self.granules(offset, bytes) {
-            let w = &self.writes[g];
-            let local = (w.agent - a.view.home()) as usize;
-            if w.epoch == 0 {
-                verdict = Verdict::Uninitialised;
-            } else if w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps) {
-                verdict = Verdict::Conflict(w.conflict());
-            } else if w.touch == Touch::Atomic
-                && a.strength == Strength::Weak
-                && let Some(c) = self.unordered_reads(g, a, true)
-            {
-                verdict = Verdict::Conflict(c);
-            }
-            let slot = &mut self.reads[g * self.warps + a.warp];
-            let old = *slot;
-            if !slot.absorb(a) {
-                *slot = Read::of(a);
-                self.extra.entry(g).or_default().push((a.warp, old));
-            }
-        }
-        verdict
-    }
-
-    /// `None` where everything is ordered; else the first conflict and the offset of its granule.
-    #[inline(always)]
-    pub fn write(&mut self, offset: usize, bytes: usize, a: &Access) -> Option<(Conflict, usize)> {
-        let mut found = None;
-        for g in self.granules(offset, bytes) {
-            let w = &self.writes[g];
-            let local = (w.agent.wrapping_sub(a.view.home())) as usize;
-            if w.epoch != 0 && w.epoch > a.view.known_to_all(local) && !write_ordered(w, a, local, self.warps)
-            {
-                found = found.or(Some((w.conflict(), g << self.shift)));
-            }
-            if let Some(c) = self.unordered_reads(g, a, false) {
-                found = found.or(Some((c, g << self.shift)));
-            }
-            self.writes[g] = Write::of(a);
-            if a.touch == Touch::Atomic {
-                let slot = &mut self.reads[g * self.warps + a.warp];
-                let old = *slot;
-                if !slot.absorb(a) {
-                    *slot = Read::of(a);
-                    self.extra.entry(g).or_default().push((a.warp, old));
-                }
-            }
-        }
-        found
-    }
-
-    #[inline(always)]
-    fn unordered_reads(&self, g: usize, a: &Access, atomics_only: bool) -> Option<Conflict> {
-        let home = a.view.home();
-        for (warp, r) in self.reads[g * self.warps..][..self.warps].iter().enumerate() {
-            if r.epoch <= a.view.known_to_all(warp) || atomics_only && r.touch != Touch::Atomic {
-                continue;
-            }
-            let lanes = read_unordered(r, home + warp as Agent, a, true);
-            if lanes != 0 {
-                return Some(r.conflict(home + warp as Agent, lanes));
-            }
-        }
-        if self.extra.is_empty() {
-            return None;
-        }
-        self.extra.get(&g)?.iter().find_map(|(warp, r)| {
-            let agent = home + *warp as Agent;
-            let lanes =
-                if atomics_only && r.touch != Touch::Atomic { 0 } else { read_unordered(r, agent, a, true) };
-            (lanes != 0).then(|| r.conflict(agent, lanes))
-        })
-    }
-
-    /// The asynchronous write of a thread is complete as of `epoch`.
-    pub fn land(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        agent: Agent,
-        lane: usize,
-        epoch: Epoch,
-        touch: Touch,
-    ) {
-        for g in self.granules(offset, bytes) {
-            let w = &mut self.writes[g];
-            if w.epoch == FLIGHT && w.agent == agent && usize::from(w.lane) == lane {
-                (w.epoch, w.touch) = (epoch, touch);
-            }
-        }
-    }
-
-    /// Whether all of a range was written by somebody.
-    pub fn is_written(&self, offset: usize, bytes: usize) -> bool {
-        self.granules(offset, bytes).all(|g| self.writes[g].epoch != 0)
-    }
-}
-
-/// One granule of global memory.
-#[derive(Clone, Debug)]
-struct Cell {
-    write: Write,
-    reads: SmallVec<[(Agent, Read); 1]>,
-}
-
-const PAGE: u64 = 256;
-
-/// Shadow of global memory, by pages of granules as they are touched.
-#[derive(Debug, Default)]
-pub(crate) struct PagedShadow {
-    warps: usize,
-    shift: u32,
-    pages: HashMap<u64, Vec<Cell>>,
-}
-
-impl PagedShadow {
-    pub fn new(granule: u32, warps: usize) -> PagedShadow {
-        PagedShadow { warps, shift: granule.trailing_zeros(), pages: HashMap::new() }
-    }
-
-    fn cells(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Cell> {
-        let first = address >> self.shift;
-        let last = (address + bytes - 1) >> self.shift;
-        let page = self
-            .pages
-            .entry(first / PAGE)
-            .or_insert_with(|| vec![Cell { write: Write::NEVER, reads: SmallVec::new() }; PAGE as usize]);
-        page[(first % PAGE) as usize..=(last % PAGE).max(first % PAGE) as usize].iter_mut()
-    }
-
-    pub fn read(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
-        let (mut found, warps) = (None, self.warps);
-        for cell in self.cells(address, bytes) {
-            let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
-            if !write_ordered(&cell.write, a, local, warps) {
-                found = found.or(Some(cell.write.conflict()));
-            } else if cell.write.touch == Touch::Atomic && a.strength == Strength::Weak {
-                found = found.or(unordered(&cell.reads, a, warps, true));
-            }
-            note_read(&mut cell.reads, a);
-        }
-        found
-    }
-
-    pub fn write(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
-        let (mut found, warps) = (None, self.warps);
-        for cell in self.cells(address, bytes) {
-            let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
-            if !write_ordered(&cell.write, a, local, warps) {
-                found = found.or(Some(cell.write.conflict()));
-            }
-            found = found.or_else(|| unordered(&cell.reads, a, warps, false));
-            cell.write = Write::of(a);
-            if a.touch == Touch::Atomic {
-                note_read(&mut cell.reads, a);
-            } else {
-                cell.reads.clear();
-            }
-        }
-        found
-    }
-}
-
-fn unordered(reads: &[(Agent, Read)], a: &Access, warps: usize, atomics_only: bool) -> Option<Conflict> {
-    reads.iter().filter(|(_, r)| !atomics_only || r.touch == Touch::Atomic).find_map(|(agent, r)| {
-        let same_cta = (agent.wrapping_sub(a.view.home()) as usize) < warps;
-        let lanes = read_unordered(r, *agent, a, same_cta);
-        (lanes != 0).then(|| r.conflict(*agent, lanes))
-    })
-}
-
-fn note_read(reads: &mut SmallVec<[(Agent, Read); 1]>, a: &Access) {
-    let agent = a.view.agent();
-    for (_, read) in reads.iter_mut().filter(|(owner, _)| *owner == agent) {
-        if read.absorb(a) {
-            return;
-        }
-    }
-    // What everyone who reads now already knows of needs no record of its own.
-    let lane = a.lanes.trailing_zeros() as usize;
-    reads
-        .retain(|(owner, r)| r.touch == Touch::Atomic || !a.view.knows_agent(lane, *owner, r.lanes, r.epoch));
-    reads.push((agent, Read::of(a)));
 }

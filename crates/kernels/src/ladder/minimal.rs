@@ -23,9 +23,9 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
 }
 
 fn body(k: &mut Builder, cta: &Cta, seq: u32) {
-    let q = k.shared_array("q_row", 16, ROW_BYTES);
-    let scores = k.shared_array("scores", 16, 4 * seq);
-    let tree = k.shared_array("tree", 16, 4 * THREADS);
+    let q = k.shared_array("q_row", 2, ROW_BYTES);
+    let scores = k.shared_array("scores", 4, 4 * seq);
+    let tree = k.shared_array("tree", 4, 4 * THREADS);
     load_query(k, cta, q);
     let largest = score_keys(k, cta, q, scores);
     let largest = block_reduce(k, cta, tree, largest, |k, a, b| k.max(a, b));

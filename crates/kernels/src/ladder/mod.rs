@@ -4,7 +4,9 @@
 //! reason, and the time model must say from their structure alone what they took. Where the seeds are silent, a rung
 //! does what an engineer of that level writes first, and its file says so; nothing is tuned towards a figure.
 //! As `nvcc` compiles such sources: 64-long inner loops unrolled by four, `__half` loaded two bytes at a time and
-//! widened to f32, `__expf` as `ex2.approx`, static shared memory, no padding, division at the end.
+//! widened to f32, `__expf` as `ex2.approx`, static shared memory without padding and with the alignment of its elements,
+//! division at the end. (ptxas 13 still joins four or eight such loads to one where rows are read along; a compiler of
+//! the seeds' time may not have.)
 
 mod common;
 mod minimal;
@@ -50,16 +52,27 @@ pub enum RungPlan {
     Phase6It2,
     /// Tensor-core scores, serial softmax, scalar values.
     P1Wmma,
-    /// u8 inputs, one byte a load.
+    /// 8-bit inputs, a byte a load.
     U8Baseline,
-    /// u8 inputs, 16 bytes a load.
+    /// 16 bytes a load.
     U8Cycle2a,
-    /// u8 inputs, copied asynchronously in two stages.
+    /// `cp.async` in two stages.
     U8StageA,
-    /// Codes and halves in one union.
+    /// The union: converted in place, by threads that do not wait for each other.
     U8StageB,
-    /// The union, converted through registers.
+    /// Converted in place through registers and a barrier.
     U8StageBRepaired,
+}
+
+/// What the buffers of a rung hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Inputs {
+    /// `q`, `k`, `v`, `out`, all in f16.
+    F16,
+    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`], `out` in f16, and `scales`, f32, of each head of Q, then of K,
+    /// then of V. The result is to be judged against what [`dequantise`] gives.
+    Quantised,
 }
 
 /// What the proof must come to.
@@ -91,6 +104,8 @@ pub struct Rung {
     pub story: &'static str,
     /// How the kernel is made.
     pub plan: RungPlan,
+    /// What its buffers hold.
+    pub inputs: Inputs,
     /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
     pub mask: Mask,
     /// What the proof must come to.
@@ -101,12 +116,13 @@ pub struct Rung {
     pub forecast_us: Option<(f64, f64)>,
 }
 
-/// The rungs in the order of the story.
+/// Every rung, in the order of the story.
 pub fn rungs() -> Vec<Rung> {
     let rung = |plan: RungPlan, story, quoted_us, forecast_us| Rung {
         name: plan.name(),
         story,
         plan,
+        inputs: plan.inputs(),
         mask: plan.mask(),
         expected: plan.expected(),
         quoted_us,
@@ -132,11 +148,11 @@ pub fn rungs() -> Vec<Rung> {
         ),
         rung(RungPlan::Phase6It2, "256 threads, 32 of which accumulate", Some(1776.0), Some((500.0, 600.0))),
         rung(RungPlan::P1Wmma, "tensor cores for 4 % of the time", Some(1169.0), Some((200.0, 300.0))),
-        rung(RungPlan::U8Baseline, "u8 inputs, decoded in the inner loop", Some(1596.75), None),
-        rung(RungPlan::U8Cycle2a, "u8 inputs, 16 bytes a load", Some(1453.93), None),
-        rung(RungPlan::U8StageA, "cp.async hides loads that took no time", Some(2046.88), None),
-        rung(RungPlan::U8StageB, "a union of codes and halves, converted in place", Some(2007.81), None),
-        rung(RungPlan::U8StageBRepaired, "the same through registers and a barrier", None, None),
+        rung(RungPlan::U8Baseline, "8-bit inputs, decoded in the inner loop", Some(1596.75), None),
+        rung(RungPlan::U8Cycle2a, "the same, 16 codes a load", Some(1453.93), None),
+        rung(RungPlan::U8StageA, "asynchronous copies hide what took no time", Some(2046.88), None),
+        rung(RungPlan::U8StageB, "a union converts in place, and races", Some(2007.81), None),
+        rung(RungPlan::U8StageBRepaired, "in place through registers and a barrier", None, None),
     ]
 }
 
@@ -179,6 +195,18 @@ impl RungPlan {
         }
     }
 
+    /// What its buffers hold.
+    pub const fn inputs(self) -> Inputs {
+        match self {
+            RungPlan::U8Baseline
+            | RungPlan::U8Cycle2a
+            | RungPlan::U8StageA
+            | RungPlan::U8StageB
+            | RungPlan::U8StageBRepaired => Inputs::Quantised,
+            _ => Inputs::F16,
+        }
+    }
+
     /// The only mask it computes.
     pub const fn mask(self) -> Mask {
         match self {
@@ -194,19 +222,6 @@ impl RungPlan {
             RungPlan::NanReduction => Expected::Refuted(Reason::NotANumber),
             _ => Expected::Proven,
         }
-    }
-
-    /// Whether q, k and v are u8 codes ([`quantise`]) with the scales of their heads in a buffer behind the output. Such
-    /// a rung is judged against the values that the codes stand for.
-    pub const fn quantised(self) -> bool {
-        matches!(
-            self,
-            RungPlan::U8Baseline
-                | RungPlan::U8Cycle2a
-                | RungPlan::U8StageA
-                | RungPlan::U8StageB
-                | RungPlan::U8StageBRepaired
-        )
     }
 
     /// Whether the kernel can be emitted.

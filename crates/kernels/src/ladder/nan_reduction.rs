@@ -48,7 +48,7 @@ struct WarpRows {
 
 impl WarpRows {
     fn new(k: &mut Builder, cta: &Cta) -> WarpRows {
-        let scores = k.shared_array("scores", 16, ROWS * KEYS * 4);
+        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
         let partial = k.shared_array("partial", 16, WARPS * 4);
         let (warp, lane): (R32, R32) = cta.warp_and_lane(k);
         let mine = (k.shared_index(partial, warp, 4), k.setp_u(CmpOp::Eq, lane, 0));

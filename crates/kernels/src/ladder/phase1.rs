@@ -48,8 +48,8 @@ pub(super) struct Tiles {
 impl Tiles {
     /// Room for all three, with the queries loaded; the first [`Tiles::load`] ends with the barrier for both.
     pub(super) fn new(k: &mut Builder, cta: &Cta, rows: u32) -> Tiles {
-        let q = k.shared_array("q_tile", 16, rows * ROW_BYTES);
-        let [keys, values] = ["k_tile", "v_tile"].map(|name| k.shared_array(name, 16, TILE_BYTES));
+        let q = k.shared_array("q_tile", 2, rows * ROW_BYTES);
+        let [keys, values] = ["k_tile", "v_tile"].map(|name| k.shared_array(name, 2, TILE_BYTES));
         cta.copy_halves(k, cta.q, q, rows * DIM);
         Tiles { rows, q, keys, values }
     }

@@ -74,8 +74,8 @@ struct RowThreads {
 
 impl RowThreads {
     fn new(k: &mut Builder, cta: &Cta) -> RowThreads {
-        let scores = k.shared_array("scores", 16, ROWS * KEYS * 4);
-        let factors = k.shared_array("factors", 16, ROWS * 4);
+        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
+        let factors = k.shared_array("factors", 4, ROWS * 4);
         RowThreads {
             scores,
             factors,

@@ -64,7 +64,7 @@ struct WarpRows {
 
 impl WarpRows {
     fn new(k: &mut Builder, cta: &Cta) -> WarpRows {
-        let scores = k.shared_array("scores", 16, ROWS * KEYS * 4);
+        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
         let (warp, lane) = cta.warp_and_lane(k);
         let state = (0..ROWS / WARPS)
             .map(|_| (k.mov(f32::NEG_INFINITY), k.mov(0.0f32), [k.mov(0.0f32), k.mov(0.0f32)]))

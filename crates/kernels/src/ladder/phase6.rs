@@ -39,12 +39,12 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Kernel {
     match home {
         Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {
             let arrays = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)]
-                .map(|(name, bytes)| k.local_array(name, 16, bytes));
+                .map(|(name, bytes)| k.local_array(name, 4, bytes));
             body(k, cta, &Accumulators(arrays));
         }),
         Home::Shared => common::kernel(problem, arch, RungPlan::Phase6It2, ROWS, THREADS, |k, cta| {
             let arrays = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)]
-                .map(|(name, bytes)| k.shared_array(name, 16, bytes));
+                .map(|(name, bytes)| k.shared_array(name, 4, bytes));
             body(k, cta, &Accumulators(arrays));
         }),
     }
@@ -93,7 +93,7 @@ impl Tiles {
     fn new(k: &mut Builder, cta: &Cta) -> Tiles {
         let q = k.shared_array("sQ", 16, ROWS * ROW_BYTES);
         let kv = k.shared_array("sKV", 16, TILE_BYTES);
-        let scores = k.shared_array("sS", 16, ROWS * KEYS * 4);
+        let scores = k.shared_array("sS", 4, ROWS * KEYS * 4);
         cta.copy_uint4(k, cta.q, q, ROWS * DIM);
         Tiles { q, kv, scores }
     }

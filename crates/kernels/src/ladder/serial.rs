@@ -33,8 +33,8 @@ pub(super) struct SerialRows {
 impl SerialRows {
     /// Nothing seen yet. The first barrier of the caller orders this for all threads.
     pub(super) fn new(k: &mut Builder, cta: &Cta, rows: u32, exponentials: Exponentials) -> SerialRows {
-        let scores = k.shared_array("scores", 16, rows * KEYS * 4);
-        let state = ["maxima", "sums"].map(|name| k.shared_array(name, 16, rows * 4));
+        let scores = k.shared_array("scores", 4, rows * KEYS * 4);
+        let state = ["maxima", "sums"].map(|name| k.shared_array(name, 4, rows * 4));
         let largest = k.shared_array("largest", 4, 4);
         let (first, has_column) = (k.setp_u(CmpOp::Eq, cta.thread, 0), k.setp_u(CmpOp::Lt, cta.thread, DIM));
         let has_row = k.setp_u(CmpOp::Lt, cta.thread, rows);

@@ -30,6 +30,7 @@
 mod arith;
 mod control;
 mod memory;
+mod registers;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -46,8 +47,7 @@ use smallvec::SmallVec;
 use crate::module::ParamSpace;
 use crate::{
     Base, Body, Function, FunctionKind, Guard, Instruction, Item, Label, LaunchBounds, Linkage, Module, Op,
-    Operand, Param, Reg, Register, Space, SpecialReg, Statement, Target, TargetSuffix, Type, Variable,
-    Version,
+    Operand, Param, Reg, Register, Space, SpecialReg, Statement, Target, Type, Variable, Version,
 };
 
 /// A kernel under construction.
@@ -95,8 +95,9 @@ impl Builder {
     /// The module of this one kernel, with the lowest `.version` that knows the target and all that was emitted.
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
+        registers::sort(&mut self.body);
         self.body.number_labels();
-        let version = self.version.max(lowest_version(target));
+        let version = self.version.max(target.minimum_version());
         let function = Function {
             kind: FunctionKind::Entry,
             linkage: Linkage::Visible,
@@ -248,19 +249,4 @@ impl Builder {
 
 fn bytes_in(space: Space, linkage: Linkage, name: &str, align: u32, dims: Vec<u64>) -> Variable {
     Variable { linkage, space, align, ty: Type::B8, vector: 1, name: name.into(), dims, init: None }
-}
-
-/// The first `.version` that knows a target (PTX ISA, "Release Notes").
-fn lowest_version(target: Target) -> Version {
-    let (major, minor) = match (target.sm, target.suffix) {
-        (..=80, _) => (7, 0),
-        (81..=86, _) => (7, 1),
-        (87, _) => (7, 4),
-        (88..=90, TargetSuffix::None) => (7, 8),
-        (88..=90, _) => (8, 0),
-        (91..=101, TargetSuffix::None | TargetSuffix::ArchSpecific) => (8, 6),
-        (102..=120, TargetSuffix::None | TargetSuffix::ArchSpecific) => (8, 7),
-        _ => (8, 8),
-    };
-    Version { major, minor }
 }

@@ -1,6 +1,6 @@
 //! Bodies of functions: declarations, labels, instructions.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::lexer::Kind;
 use super::modifiers::Modifiers;
@@ -8,7 +8,7 @@ use super::scope::Symbol;
 use super::variable::declared_space;
 use super::{Failure, Parser, mnemonic};
 use crate::{
-    Body, Guard, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
+    Body, Guard, Imm, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
 };
 
 /// Labels that a compiler writes for its debugger only.
@@ -33,6 +33,7 @@ impl<'t> Parser<'t> {
                 Kind::Punct(b';', 0) => self.next(),
                 Kind::Dot => self.directive(&mut body)?,
                 Kind::Name if self.peek_second() == Kind::Punct(b':', 0) => self.label(&mut body)?,
+                Kind::Undefined => self.undefined(&mut body),
                 Kind::Name | Kind::Punct(b'@', 0) => {
                     let instruction = self.instruction(&body)?;
                     body.statements.push(Statement::Inst(instruction));
@@ -162,11 +163,30 @@ impl<'t> Parser<'t> {
         }
         let mut op = mnemonic::op(&mut modifiers)?;
         let mut operands = self.operands(op)?;
-        canonical_braces(op, &mut operands);
         if let (Op::CpAsync(copy), Some(&Operand::Reg(Reg(r)))) = (&mut op, operands.get(3)) {
             copy.ignore_src = body.registers.get(r as usize).is_some_and(|reg| reg.ty == Type::Pred);
         }
+        for (operand, slot) in operands.iter_mut().zip(op.signature()) {
+            normalise(operand, slot.kind);
+        }
         Ok(Instruction { guard, op, operands, line })
+    }
+
+    /// A register that a compiler leaves undefined on purpose gets the value 0, which is as good as any: then a read of
+    /// it is not taken for a mistake.
+    fn undefined(&mut self, body: &mut Body) {
+        let (line, name) = (self.line(), self.text());
+        self.next();
+        let Some(&Symbol::Register(reg)) = self.names.find(name) else { return };
+        let zero = |ty: Type| match ty {
+            Type::F32 => (ty, Imm::F32(0)),
+            Type::F64 => (ty, Imm::F64(0)),
+            Type::Pred => (ty, Imm::Int(0)),
+            _ => (Type::bits_of(ty.bits()), Imm::Int(0)),
+        };
+        let (ty, zero) = zero(body.registers[reg.0 as usize].ty);
+        let operands = smallvec![Operand::Reg(reg), Operand::Imm(zero)];
+        body.statements.push(Statement::Inst(Instruction { guard: None, op: Op::Mov(ty), operands, line }));
     }
 
     fn operands(&mut self, op: Op) -> Result<SmallVec<[Operand; 4]>, Failure> {
@@ -236,18 +256,15 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// Triton writes `ld.global.b32 {%r1}, [%rd1]`. One value has braces in the model where the signature asks for a vector
-/// (a fragment of one register), and none elsewhere.
-fn canonical_braces(op: Op, operands: &mut [Operand]) {
-    for (slot, operand) in op.signature().iter().zip(operands) {
-        match (slot.kind, &mut *operand) {
-            (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {
-                *operand = parts.swap_remove(0);
-            }
-            (SlotKind::Vector(_, 1), Operand::Reg(reg)) => {
-                *operand = Operand::Vector(vec![Operand::Reg(*reg)])
-            }
-            _ => {}
+/// A vector of one is a scalar and the reverse, as the position wants it: compilers write `{%r1}` for both.
+fn normalise(operand: &mut Operand, kind: SlotKind) {
+    match (kind, &mut *operand) {
+        (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {
+            *operand = parts.remove(0);
         }
+        (SlotKind::Vector(_, 1) | SlotKind::WideVector(_, 1), Operand::Reg(_) | Operand::Imm(_)) => {
+            *operand = Operand::Vector(vec![operand.clone()]);
+        }
+        _ => {}
     }
 }

@@ -9,12 +9,15 @@ pub(super) enum Kind {
     Name,
     /// `.b32`, `.shared::cta`, `.L2::cache_hint`; the text starts with the dot.
     Dot,
-    /// `12`, `0x1F`, `0f3F800000`, `1.5e3`, `9.0`.
+    /// `12`, `0x1F`, `0f3F800000`, `1.5e3`, `9.0`, `.5`.
     Number,
     /// `"…"`, quotes included.
     String,
     /// One character, or two for `<<`, `>>`, `==`, `!=`, `<=`, `>=`, `&&`, `||`.
     Punct(u8, u8),
+    /// The register of a comment `// implicit-def: %r1`, with which LLVM says that a register has no value on purpose.
+    /// Only where a statement may start.
+    Undefined,
     /// After the last token.
     End,
 }
@@ -37,6 +40,11 @@ const fn continues_name(c: u8) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$')
 }
 
+/// Whether a statement may start after this token.
+const fn ends_statement(kind: Kind) -> bool {
+    matches!(kind, Kind::Punct(b';' | b':' | b'{' | b'}', 0) | Kind::Undefined)
+}
+
 /// The tokens of `text`, comments and white space left out, an [`Kind::End`] at the end. The text must be shorter than
 /// 4 GiB.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
@@ -44,6 +52,11 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
     let mut tokens = Vec::with_capacity(text.len() / 4);
     loop {
         lexer.skip_blank()?;
+        let statement = tokens.last().is_some_and(|token: &Token| ends_statement(token.kind));
+        if lexer.peek(0) == b'/' && lexer.peek(1) == b'/' {
+            tokens.extend(lexer.comment().filter(|_| statement));
+            continue;
+        }
         let (start, line) = (lexer.at, lexer.line);
         let kind = lexer.token()?;
         tokens.push(Token { kind, start: start as u32, end: lexer.at as u32, line });
@@ -80,11 +93,25 @@ impl Lexer<'_> {
                 (b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c', _) => self.at += 1,
                 // NVRTC ends its text with a NUL.
                 (0, 0) if self.at < self.bytes.len() => self.at += 1,
-                (b'/', b'/') => self.skip_while(|c| c != b'\n'),
                 (b'/', b'*') => self.skip_comment()?,
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// Skips a comment to the end of its line, and takes the register that it leaves undefined.
+    fn comment(&mut self) -> Option<Token> {
+        let line = self.line;
+        self.at += 2;
+        self.skip_while(|c| matches!(c, b' ' | b'\t'));
+        const MARK: &[u8] = b"implicit-def: ";
+        let marked = self.bytes[self.at..].starts_with(MARK);
+        self.at += if marked { MARK.len() } else { 0 };
+        let start = self.at;
+        self.skip_while(|c| c == b'%' || continues_name(c));
+        let (start, end) = (start as u32, self.at as u32);
+        self.skip_while(|c| c != b'\n');
+        (marked && start < end).then_some(Token { kind: Kind::Undefined, start, end, line })
     }
 
     fn skip_comment(&mut self) -> Result<(), Failure> {
@@ -115,6 +142,10 @@ impl Lexer<'_> {
             return Ok(Kind::Name);
         }
         match c {
+            b'.' if self.peek(1).is_ascii_digit() => {
+                self.number();
+                Ok(Kind::Number)
+            }
             b'.' if continues_name(self.peek(1)) => {
                 self.at += 1;
                 self.skip_while(continues_name);

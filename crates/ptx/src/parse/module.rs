@@ -70,6 +70,11 @@ impl<'t> Parser<'t> {
     }
 
     fn item(&mut self, items: &mut Vec<Item>) -> Result<(), Failure> {
+        // A comment of LLVM's outside of all functions.
+        if self.peek() == Kind::Undefined {
+            self.next();
+            return Ok(());
+        }
         if self.peek() != Kind::Dot {
             return Err(self.expected("a directive such as `.visible`, `.entry` or `.global`"));
         }

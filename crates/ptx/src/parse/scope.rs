@@ -195,30 +195,24 @@ impl<'t> Names<'t> {
         let mut flat = vec![Label(0); self.labels.len()];
         let mut names = Vec::new();
         // An enclosing scope's label may be newer than the inner mention of it, so placed ones come first.
-        for i in 0..self.labels.len() {
+        for (i, place) in flat.iter_mut().enumerate() {
             let Seen { name, placed, mentioned_at, .. } = self.labels[i];
             if placed {
-                flat[i] = Label(names.len() as u32);
+                *place = Label(names.len() as u32);
                 let free = self.free(name, |_| false).ok_or_else(|| clash(name, mentioned_at))?;
                 self.used.insert(free.clone());
                 names.push(free);
             }
         }
-        for i in 0..self.labels.len() {
-            let mut root = i;
+        let resolved = (0..self.labels.len()).map(|mut root| {
             while let Some(outer) = self.labels[root].outer {
                 root = outer.0 as usize;
             }
             let Seen { name, placed, mentioned_at, .. } = self.labels[root];
-            if !placed {
-                return Err(Failure::at(
-                    mentioned_at,
-                    format!("the label `{name}` is not placed anywhere in sight"),
-                ));
-            }
-            flat[i] = flat[root];
-        }
-        Ok((flat, names))
+            let message = || format!("the label `{name}` is not placed anywhere in sight");
+            if placed { Ok(flat[root]) } else { Err(Failure::at(mentioned_at, message())) }
+        });
+        Ok((resolved.collect::<Result<_, _>>()?, names))
     }
 }
 

@@ -35,6 +35,13 @@ fn list(
     }
     for (param, operand) in declared.iter().zip(given) {
         let wanted = u64::from(param.ty.bytes()) * u64::from(param.elements.unwrap_or(1));
+        if let (Operand::Symbol(name, _), Some(_)) = (operand, param.elements)
+            && let Some((align, _)) = scope.get(name).and_then(|symbol| symbol.layout())
+            && align != param.align
+        {
+            let (have, want) = (&param.name, param.align);
+            return fault(Rule::Call, format!("{name} is aligned to {align}, and {have} to {want}"));
+        }
         let bytes = match operand {
             Operand::Reg(reg) => body.registers.get(reg.0 as usize).map(|r| u64::from(r.ty.bytes())),
             Operand::Symbol(name, _) => match scope.get(name) {

@@ -228,7 +228,7 @@ fn convert(cvt: &Cvt) -> Requirement {
     let saturates = cvt.saturation == CvtSaturation::SatFinite;
     match (cvt.to, cvt.from) {
         (Type::Tf32, _) if cvt.rounding == Some(CvtRounding::Rna) => {
-            when(saturates, need(81, 89)).and(need(70, 80))
+            when(saturates, need(81, 80)).and(need(70, 80))
         }
         (Type::Tf32, _) => need(78, 90).and(when(saturates, need(81, 90))),
         (to, from) if is_fp8(to) || is_fp8(from) => need(81, 89),

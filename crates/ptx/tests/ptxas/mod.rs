@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use flashcore_ptx::Module;
+use flashcore_ptx::Target;
 
 /// The assembler, or a message that it is missing.
 pub fn find() -> Option<PathBuf> {
@@ -15,16 +15,16 @@ pub fn find() -> Option<PathBuf> {
     path
 }
 
-/// Assembles the printed module for its own target.
-pub fn assemble(ptxas: &Path, module: &Module) -> Result<(), String> {
+/// Assembles a text for a target.
+pub fn assemble(ptxas: &Path, text: &str, target: Target) -> Result<(), String> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("flashcore-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let source = std::env::temp_dir().join(&name).with_extension("ptx");
     let result = source.with_extension("cubin");
-    std::fs::write(&source, module.to_string()).map_err(|e| e.to_string())?;
+    std::fs::write(&source, text).map_err(|e| e.to_string())?;
     let run = Command::new(ptxas)
         .arg("-arch")
-        .arg(module.target.to_string())
+        .arg(target.to_string())
         .arg(&source)
         .arg("-o")
         .arg(&result)

@@ -20,6 +20,9 @@ impl MmaPlan {
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Kernel {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
+        if let Some(resident) = self.resident_ctas {
+            k.min_ctas_per_sm(resident);
+        }
         Forward::new(&mut k, problem, self).body(&mut k);
         Kernel {
             module: k.into_module(arch.target()),

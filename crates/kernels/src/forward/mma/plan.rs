@@ -35,6 +35,8 @@ pub struct MmaPlan {
     pub warps: u32,
     /// Blocks of keys and values in shared memory.
     pub stages: u32,
+    /// CTAs that a multiprocessor is to hold at least, which bounds registers; `None` leaves that to ptxas.
+    pub resident_ctas: Option<u32>,
     /// Where the queries are.
     pub queries: QueryHome,
     /// When accumulators are rescaled.
@@ -56,17 +58,7 @@ impl MmaPlan {
     /// FlashAttention-2's tiles, with fewer rows where they would leave multiprocessors idle.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
-        let roomy = arch.shared_per_sm > 128 * 1024;
-        let (block_m, block_n, warps) = match (dim, roomy) {
-            (..=64, true) => (128, 128, 4),
-            (..=64, false) => (128, 64, 4),
-            (65..=112, true) => (128, 64, 4),
-            // 64 keys are as fast and spill two registers.
-            (113..=128, true) => (128, 48, 4),
-            (65..=128, false) => (128, 32, 4),
-            (_, true) => (128, 64, 8),
-            (_, false) => (64, 32, 4),
-        };
+        let (block_m, block_n, warps) = tile_shape(dim, arch);
         let ctas = problem.seq_q.div_ceil(block_m as usize) * problem.heads_q * problem.batch;
         let small = ctas < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
@@ -76,6 +68,7 @@ impl MmaPlan {
             block_n,
             warps,
             stages: 2,
+            resident_ctas: None,
             queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
@@ -88,20 +81,15 @@ impl MmaPlan {
         if plan.check_grid(problem).is_err() {
             plan.grid = Grid::RowsFirst;
         }
-        plan.stages = plan.affordable_stages(problem, arch);
-        plan
-    }
-
-    /// Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
-    fn affordable_stages(&self, problem: &Problem, arch: &Arch) -> u32 {
-        let fits = |&(ctas, stages): &(u64, u32)| {
-            let bytes = MmaPlan { stages, ..self.clone() }.shared_bytes(problem);
-            bytes <= u64::from(arch.shared_per_cta)
-                && ctas * (bytes + u64::from(Arch::SHARED_RESERVED)) <= u64::from(arch.shared_per_sm)
+        // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
+        let choices: &[(u32, u32)] =
+            if plan.warps <= 4 { &[(2, 2), (2, 1), (1, 2), (1, 1)] } else { &[(1, 2), (1, 1)] };
+        let fits = |&&(ctas, stages): &&(u32, u32)| {
+            let wanted = MmaPlan { stages, resident_ctas: Some(ctas), ..plan.clone() };
+            wanted.check_resources(problem, arch).is_ok()
         };
-        let choices: &[(u64, u32)] =
-            if self.warps <= 4 { &[(2, 2), (2, 1), (1, 2), (1, 1)] } else { &[(1, 2), (1, 1)] };
-        choices.iter().find(|choice| fits(choice)).map_or(1, |choice| choice.1)
+        plan.stages = choices.iter().find(fits).map_or(1, |choice| choice.1);
+        plan
     }
 
     /// Threads of a CTA.
@@ -154,16 +142,26 @@ impl MmaPlan {
             self.check_alignment(problem)?;
         }
         self.check_grid(problem)?;
+        self.check_resources(problem, arch)?;
+        accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")
+    }
+
+    /// Whether shared memory and registers suffice for the resident CTAs.
+    fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let bytes = self.shared_bytes(problem);
-        if bytes > u64::from(arch.shared_per_cta) {
-            return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
+        let resident = self.resident_ctas.unwrap_or(1);
+        let share = (arch.shared_per_sm / resident).saturating_sub(Arch::SHARED_RESERVED);
+        let limit = arch.shared_per_cta.min(share);
+        if bytes > u64::from(limit) {
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
         }
         let registers = self.registers(problem);
-        let limit = Arch::REGISTERS_PER_THREAD.min(Arch::REGISTERS_PER_SM / self.threads());
+        let share = Arch::REGISTERS_PER_SM / (self.threads() * resident);
+        let limit = Arch::REGISTERS_PER_THREAD.min(share);
         if registers > limit {
             return Err(PlanError::Registers { registers, limit });
         }
-        accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")
+        Ok(())
     }
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -189,6 +187,9 @@ impl MmaPlan {
         let keys = self.block_n > 0 && self.block_n.is_multiple_of(16) && self.block_n <= 256;
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
         accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        if let Some(resident) = self.resident_ctas {
+            accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
+        }
         if let Rescale::Beyond(threshold) = self.rescale {
             // 2^15 is the last power of two in f16.
             accept("rescale threshold", threshold.into(), threshold <= 15, "0 to 15")?;
@@ -226,6 +227,25 @@ impl MmaPlan {
             accept(what, value, value <= limit, &format!("up to {limit} with grid = {:?}", self.grid))?;
         }
         Ok(())
+    }
+}
+
+/// Query rows, keys of a block and warps for a head_dim, where there are rows enough for all multiprocessors.
+fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+    let roomy = arch.shared_per_sm > 128 * 1024;
+    match (dim, roomy) {
+        // Of these widths, 128 keys spill a few registers.
+        (33..=56, true) => (128, 96, 4),
+        (..=64, true) => (128, 128, 4),
+        (..=64, false) => (128, 64, 4),
+        (65..=112, true) => (128, 64, 4),
+        // 64 keys are as fast and spill two registers.
+        (113..=128, true) => (128, 48, 4),
+        (65..=128, false) => (128, 32, 4),
+        (_, true) => (128, 64, 8),
+        // Of some of these widths, 32 keys make ptxas save registers down to 128 and spill.
+        (129..=176, false) => (64, 48, 4),
+        (_, false) => (64, 32, 4),
     }
 }
 

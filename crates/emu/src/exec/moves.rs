@@ -1,0 +1,66 @@
+//! `mov` with its packing, and the conversions between address spaces.
+
+use ptx::{Space, Type};
+
+use super::Env;
+use super::warp::Warp;
+use crate::decode::{CLOCK, Class, Inst};
+use crate::memory::{resolve, window};
+
+impl Env<'_> {
+    pub(super) fn mov(&mut self, warp: &mut Warp, inst: &Inst, ty: Type, mask: u32) {
+        let slots = self.context.program.slots(inst);
+        let registers = &mut warp.registers;
+        if inst.target == CLOCK {
+            let now = self.steps;
+            return registers.set_any(inst.d[0], mask, &[now; 32]);
+        }
+        if slots.is_empty() {
+            match inst.d[0].class {
+                Class::W32 => {
+                    let value = *registers.get32(inst.s[0]);
+                    registers.set32(inst.d[0], mask, &value);
+                }
+                Class::W64 => {
+                    let value = *registers.get64(inst.s[0]);
+                    registers.set64(inst.d[0], mask, &value);
+                }
+                Class::Pred => {
+                    let value = registers.get_pred(inst.s[0], inst.negated, 0);
+                    registers.set_pred(inst.d[0], mask, value);
+                }
+                Class::Sink => {}
+            }
+            return;
+        }
+        let bits = ty.bits() / slots.len() as u32;
+        let part = u64::MAX >> (64 - bits);
+        if inst.d[0].is_some() {
+            let mut packed = [0u64; 32];
+            for (i, slot) in slots.iter().enumerate() {
+                let value = registers.get_any(*slot);
+                (0..32).for_each(|l| packed[l] |= (value[l] & part) << (bits * i as u32));
+            }
+            registers.set_any(inst.d[0], mask, &packed);
+        } else {
+            let whole = registers.get_any(inst.s[0]);
+            for (i, slot) in slots.iter().enumerate() {
+                registers.set_any(*slot, mask, &whole.map(|v| v >> (bits * i as u32) & part));
+            }
+        }
+    }
+
+    pub(super) fn cvta(&mut self, warp: &mut Warp, inst: &Inst, space: Space, to_space: bool, mask: u32) {
+        let a = warp.registers.get_any(inst.s[0]);
+        let base = window(space);
+        let result = a.map(|v| if to_space { v.wrapping_sub(base) } else { v.wrapping_add(base) });
+        warp.registers.set_any(inst.d[0], mask, &result);
+    }
+
+    pub(super) fn isspacep(&mut self, warp: &mut Warp, inst: &Inst, space: Space, mask: u32) {
+        let a = *warp.registers.get64(inst.s[0]);
+        let space = if space == Space::SharedCluster { Space::Shared } else { space };
+        let inside = (0..32).fold(0, |set, l| set | u32::from(resolve(a[l]).0 == space) << l);
+        warp.registers.set_pred(inst.d[0], mask, inside);
+    }
+}

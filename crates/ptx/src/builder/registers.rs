@@ -1,0 +1,50 @@
+//! Registers put in order of their kinds, so that a kernel's text declares each kind once.
+
+use crate::{Base, Body, Operand, Reg, Statement};
+
+/// Sorts a body's registers by type, those of one type in the order of their declaration, and renames their uses.
+pub(super) fn sort(body: &mut Body) {
+    let mut order: Vec<usize> = (0..body.registers.len()).collect();
+    order.sort_by_key(|&old| body.registers[old].ty);
+    let mut place = vec![Reg(0); order.len()];
+    for (new, &old) in order.iter().enumerate() {
+        place[old] = Reg(new as u32);
+    }
+    body.registers = order.iter().map(|&old| body.registers[old].clone()).collect();
+    let rename = |reg: &mut Reg| *reg = place[reg.0 as usize];
+    for statement in &mut body.statements {
+        if let Statement::Inst(inst) = statement {
+            if let Some(guard) = &mut inst.guard {
+                rename(&mut guard.reg);
+            }
+            for operand in &mut inst.operands {
+                visit(operand, &rename);
+            }
+        }
+    }
+}
+
+/// Calls `rename` on every register of an operand.
+fn visit(operand: &mut Operand, rename: &impl Fn(&mut Reg)) {
+    match operand {
+        Operand::Reg(reg) | Operand::Not(reg) => rename(reg),
+        Operand::Vector(parts) | Operand::List(parts) => {
+            for part in parts {
+                visit(part, rename);
+            }
+        }
+        Operand::Pair(d, p) => [d, p].into_iter().flatten().for_each(rename),
+        Operand::Address(address) => {
+            if let Base::Reg(reg) = &mut address.base {
+                rename(reg);
+            }
+        }
+        Operand::Sink
+        | Operand::Imm(_)
+        | Operand::Special(_)
+        | Operand::Symbol(..)
+        | Operand::Label(_)
+        | Operand::Labels(_)
+        | Operand::Function(_) => {}
+    }
+}
