@@ -202,7 +202,7 @@ fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
         bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
         match *arg {
             Arg::Buffer { index, offset } => {
-                bytes.extend((GlobalMemory::base(index) + offset).to_le_bytes());
+                bytes.extend(GlobalMemory::base(index).wrapping_add(offset).to_le_bytes());
             }
             Arg::Null => bytes.extend([0; 8]),
             Arg::U32(v) => bytes.extend(v.to_le_bytes()),

@@ -63,6 +63,7 @@ impl Layout {
         let mut layout = Layout::default();
         let inner = functions.iter().flat_map(|f| f.body.iter().flat_map(|b| &b.variables));
         for variable in module.variables().chain(inner) {
+            check_size(variable)?;
             layout.place(variable, buffers);
         }
         layout.place_dynamic(module, dynamic_shared);
@@ -86,7 +87,7 @@ impl Layout {
                 let start = self.shared_bytes.next_multiple_of(align);
                 self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes });
                 self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
-                self.shared_bytes = start + bytes;
+                self.shared_bytes = start.saturating_add(bytes);
             }
             Space::Const => {
                 let start = self.constants.len().next_multiple_of(align as usize);
@@ -118,7 +119,7 @@ impl Layout {
             self.symbols.insert(variable.name.clone(), (Space::Shared, address));
             self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes: dynamic });
         }
-        self.shared_bytes = start + dynamic;
+        self.shared_bytes = start.saturating_add(dynamic);
     }
 
     fn frame(&mut self, function: &Function) {
@@ -199,6 +200,30 @@ impl Layout {
             Some(v) => (v.name.clone(), offset - i64::from(v.start)),
             None => (String::new(), offset),
         }
+    }
+}
+
+/// What the hardware has of each space (CUDA C++ Programming Guide, "Compute Capabilities"), and no more global memory
+/// than a test can want.
+fn check_size(variable: &Variable) -> Result<(), EmuError> {
+    let limit: u64 = match variable.space {
+        Space::Const => 64 << 10,
+        Space::Local => 512 << 10,
+        Space::Shared | Space::SharedCluster => 256 << 10,
+        Space::Param => 32 << 10,
+        Space::Generic | Space::Global => 1 << 30,
+    };
+    let size = variable
+        .dims
+        .iter()
+        .try_fold(u64::from(variable.ty.bytes() * variable.vector), |n, d| n.checked_mul(*d));
+    match size {
+        Some(bytes) if bytes <= limit && variable.align <= 1 << 16 => Ok(()),
+        _ => Err(EmuError::Launch {
+            what: "the size of a variable",
+            given: format!("`{}` in {:?} memory, {size:?} bytes", variable.name, variable.space),
+            accepted: format!("at most {limit} bytes"),
+        }),
     }
 }
 

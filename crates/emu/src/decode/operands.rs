@@ -359,16 +359,21 @@ impl Decoder<'_> {
         if ty == Type::B128 || ty.bytes() == 0 {
             return self.unsupported(format!("memory accesses of type {ty}"));
         }
-        self.note_access(space, ty.bytes() * u32::from(vector.max(1)));
+        if !matches!(vector, 1 | 2 | 4 | 8) || ty.bytes() * u32::from(vector) > 32 {
+            return self.unsupported(format!("memory accesses of {vector} elements of type {ty}"));
+        }
+        self.note_access(space, ty.bytes() * u32::from(vector));
         let class = Class::of(ty);
         match out.op {
             Op::Ld(_) => {
                 self.elements(out, o.get(0)?)?;
+                self.check_elements(out, vector)?;
                 self.address(out, o.get(1)?, space)
             }
             Op::St(_) => {
                 self.address(out, o.get(0)?, space)?;
-                self.elements_typed(out, o.get(1)?, ty)
+                self.elements_typed(out, o.get(1)?, ty)?;
+                self.check_elements(out, vector)
             }
             Op::Atom(a) => {
                 out.d[0] = self.destination(o.get(0)?, ty)?;
@@ -381,6 +386,14 @@ impl Decoder<'_> {
                 debug_assert!(class != Class::Pred);
                 self.sources(out, o, 1, &[ty])
             }
+        }
+    }
+
+    fn check_elements(&self, out: &Inst, vector: u8) -> Result<()> {
+        if out.list.1 == u16::from(vector) {
+            Ok(())
+        } else {
+            self.malformed(format!("{} registers in an access of {vector} elements", out.list.1))
         }
     }
 

@@ -16,7 +16,7 @@ pub struct Bar<'a> {
     pub class: &'a str,
 }
 
-const NAME: f64 = 130.0;
+const NAME: f64 = 150.0;
 const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
 
@@ -73,7 +73,9 @@ pub fn bars(bars: &[Bar]) -> Markup {
                 @if let Some(value) = bar.value {
                     rect class=(format!("bar {}", bar.class)) x=(NAME) y=(y + 4.0) height=(ROW - 8.0)
                         width=((x(value) - NAME).max(1.0)) {}
-                    text.value x=(bar.range.map_or(x(value), |r| x(r.1)) + 8.0) y=(y + 17.0) { (short(value)) }
+                    // Right of everything in its row.
+                    @let right = [bar.range.map(|r| r.1), bar.quoted].into_iter().flatten().fold(value, f64::max);
+                    text.value x=(x(right) + 10.0) y=(y + 17.0) { (short(value)) }
                 }
                 @if let Some((low, high)) = bar.range {
                     line.range x1=(x(low)) x2=(x(high)) y1=(y + ROW / 2.0) y2=(y + ROW / 2.0) {}
@@ -161,20 +163,49 @@ pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
                 text.tick x=(left - 6.0) y=(y(tick) + 4.0) text-anchor="end" { (short(tick)) }
             }
             text.tick x=((left + right) / 2.0) y=(height - 4.0) text-anchor="middle" { "FLOP per byte of DRAM" }
-            text.tick x=(4.0) y=(top + 2.0) { "TFLOP/s" }
+            text.tick x=(left + 6.0) y=(top + 10.0) { "TFLOP/s" }
             path.roof d=(format!(
                 "M{} {}L{} {}L{} {}",
                 x(entry), y(entry * bandwidth), x(ridge), y(peak), x(last), y(peak)
             )) {}
-            @for (i, point) in points.iter().enumerate() {
-                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="5" {
+            @for point in points {
+                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="4.5" {
                     title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
                 }
-                text.label x=(x(point.intensity) + if i % 2 == 0 { 9.0 } else { -9.0 }) y=(y(point.tflops) + 4.0)
-                    text-anchor=(if i % 2 == 0 { "start" } else { "end" }) { (point.name) }
+            }
+            @for (name, dot, label) in labels(points, |p| (x(p.intensity), y(p.tflops)), right) {
+                line.leader x1=(dot.0) y1=(dot.1) x2=(label.0) y2=(label.1) {}
+                text.label x=(label.0 + 3.0) y=(label.1 + 4.0) { (name) }
             }
         }
     }
+}
+
+/// Names to the right of their points, moved down until none covers another.
+fn labels<'a>(
+    points: &[Point<'a>],
+    place: impl Fn(&Point) -> (f64, f64),
+    right: f64,
+) -> Vec<(&'a str, (f64, f64), (f64, f64))> {
+    const LINE: f64 = 13.0;
+    let mut labels: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
+    labels.sort_by(|a, b| a.1.1.total_cmp(&b.1.1));
+    let mut placed: Vec<(&str, (f64, f64), (f64, f64))> = Vec::new();
+    for (name, dot) in labels {
+        let width = |name: &str| 7.0 * name.len() as f64;
+        let x = (dot.0 + 14.0).min(right - width(name));
+        let mut y = dot.1;
+        // Taken places are in order of height, so one pass downwards finds a gap.
+        for (other, _, at) in &placed {
+            let beside = x + width(name) < at.0 || at.0 + width(other) < x;
+            if !beside && (y - at.1).abs() < LINE {
+                y = at.1 + LINE;
+            }
+        }
+        placed.push((name, dot, (x, y)));
+        placed.sort_by(|a, b| a.2.1.total_cmp(&b.2.1));
+    }
+    placed
 }
 
 #[cfg(test)]
@@ -188,6 +219,16 @@ mod tests {
         assert_eq!(axis.ticks(), [10.0, 100.0, 1000.0, 10_000.0]);
         assert!((axis.at(100.0) - 1.0 / 3.0).abs() < 1e-12);
         assert_eq!(Log::over(std::iter::empty()).ticks().len(), 2);
+    }
+
+    #[test]
+    fn labels_do_not_cover_each_other() {
+        let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "proven" };
+        let points = [point("a"), point("b"), point("c")];
+        let mut heights: Vec<f64> =
+            labels(&points, |_| (10.0, 10.0), 100.0).iter().map(|(_, _, at)| at.1).collect();
+        heights.sort_by(f64::total_cmp);
+        assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }
 
     #[test]

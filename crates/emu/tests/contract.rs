@@ -1,0 +1,128 @@
+//! What is refused before anything runs, and what is counted while it does.
+
+use flashcore_emu::{Buffer, EmuError, Emulator, Options, Report, run};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
+
+/// A kernel with one buffer of 4096 bytes, which is also its argument.
+fn kernel(body: &str) -> Kernel {
+    let text = format!(
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n.maxntid 256\n{{\n\
+         .reg .pred %p<8>;\n.reg .b32 %r<16>;\n.reg .b64 %rd<8>;\n.reg .f32 %f<8>;\n\
+         .shared .align 16 .b8 smem[4096];\n{body}\nret;\n}}\n"
+    );
+    Kernel {
+        module: ptx::parse(&text).unwrap_or_else(|e| panic!("{e}")),
+        entry: "k".into(),
+        launch: Launch {
+            grid: Dim3(1, 1, 1),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(64, 1, 1),
+            dynamic_shared: 0,
+        },
+        buffers: vec![BufferSpec { name: "out".into(), bytes: 4096, access: Access::ReadWrite }],
+        args: vec![Arg::Buffer { index: 0, offset: 0 }],
+    }
+}
+
+fn launch(kernel: &Kernel, options: &Options) -> Result<Report, EmuError> {
+    run(kernel, &mut [&mut Buffer::from_bytes(&[0; 4096])], options)
+}
+
+fn refused(change: impl FnOnce(&mut Kernel)) -> String {
+    let mut kernel = kernel("");
+    change(&mut kernel);
+    launch(&kernel, &Options::default()).expect_err("a refusal").to_string()
+}
+
+#[test]
+fn contracts_that_do_not_fit_are_refused() {
+    assert!(refused(|k| k.entry = "other".into()).contains("no entry `other`; it has [\"k\"]"));
+    assert!(refused(|k| k.args.clear()).contains("takes 1 arguments, the launch contract gives 0"));
+    assert!(refused(|k| k.args[0] = Arg::U32(1)).contains("has 4 bytes, parameter `out` takes 8"));
+    assert!(refused(|k| k.args[0] = Arg::Buffer { index: 3, offset: 0 }).contains("names buffer 3"));
+    assert!(refused(|k| k.buffers.clear()).contains("names buffer 0"));
+    assert!(refused(|k| k.buffers[0].bytes = 4097).contains("has 4096 bytes, 4097 are needed"));
+    assert!(refused(|k| k.launch.block = Dim3(0, 1, 1)).contains("1 to 1024 threads"));
+    assert!(refused(|k| k.launch.block = Dim3(1025, 1, 1)).contains("1 to 1024 threads"));
+    assert!(refused(|k| k.launch.block = Dim3(512, 1, 1)).contains(".maxntid"));
+    assert!(refused(|k| k.launch.grid = Dim3(1, 0, 1)).contains("the grid"));
+    assert!(refused(|k| k.launch.cluster = Dim3(2, 1, 1)).contains("one CTA"));
+    assert!(refused(|k| k.launch.dynamic_shared = 200_000).contains("at most 166912 bytes on sm_80"));
+}
+
+#[test]
+fn what_is_not_implemented_is_named_and_nothing_runs() {
+    let kernel = kernel("mov.u32 %r0, %clusterid.x;");
+    let error = launch(&kernel, &Options::default()).expect_err("a refusal");
+    assert!(
+        matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("clusterid")),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_machine_keeps_the_report_of_a_launch_with_findings() {
+    let kernel = kernel("ld.param.u64 %rd0, [out];\nst.global.u32 [%rd0+4096], 1;");
+    let mut machine = Emulator::new(Options::default());
+    let mut buffer = machine.allocate(4096).unwrap();
+    assert!(machine.upload(&mut buffer, &[0; 4097]).is_err());
+    machine.upload(&mut buffer, &[0; 4096]).unwrap();
+    let error = machine.launch(&kernel, &mut [&mut buffer]).expect_err("a finding");
+    assert!(error.to_string().contains("out_of_bounds at line 13"), "{error}");
+    assert_eq!(machine.last_report().map(|r| r.hazards.len()), Some(1));
+}
+
+#[test]
+fn accesses_and_lanes_are_counted_by_line() {
+    let kernel = kernel(
+        "mov.u32 %r0, %tid.x;
+         mov.u32 %r1, smem;
+         shl.b32 %r2, %r0, 5;
+         add.u32 %r2, %r1, %r2;
+         st.shared.u32 [%r2], %r0;
+         shl.b32 %r3, %r0, 2;
+         ld.param.u64 %rd0, [out];
+         cvt.u64.u32 %rd1, %r3;
+         add.u64 %rd1, %rd0, %rd1;
+         st.global.u32 [%rd1], %r0;
+         setp.ne.u32 %p0, %r0, 0;
+         @%p0 bra DONE;
+         ex2.approx.f32 %f0, 0f3F800000;
+         fma.rn.f32 %f1, %f0, %f0, %f0;
+         DONE:
+         bar.sync 0;",
+    );
+    let options = Options { traced_ctas: vec![0], ..Options::default() };
+    let report = launch(&kernel, &options).expect("a run");
+    assert!(report.hazards.is_empty(), "{}", report.hazards[0]);
+    let at = |line: u32| *report.counters.instructions.iter().find(|c| c.line == line).expect("a line");
+    // 32 bytes apart: 8 lanes a bank.
+    let shared = at(16);
+    assert_eq!((shared.issues, shared.lanes, shared.shared_passes, shared.shared_ideal), (2, 64, 16, 2));
+    assert_eq!(shared.conflict_degree(), 8.0);
+    let global = at(21);
+    assert_eq!((global.global_accesses, global.global_sectors, global.global_bytes), (2, 8, 256));
+    assert_eq!((at(24).lanes, at(24).special), (1, 1));
+    assert_eq!((at(25).issues, at(25).flop), (1, 2));
+    assert_eq!(report.counters.barriers, 2);
+    // Warp 0 alone runs the two lines behind the branch, one lane wide.
+    assert_eq!((report.counters.single_lane_issues, report.counters.lone_warp_issues), (2, 2));
+    let trace = &report.traces[0];
+    assert_eq!((trace.cta, trace.issues()), (0, report.steps));
+    let issues: u64 = report.counters.instructions.iter().map(|c| c.issues).sum();
+    assert_eq!(issues, report.steps);
+}
+
+/// Only the ranges asked for must be written.
+#[test]
+fn rows_that_must_be_written_can_be_named() {
+    let mut kernel = kernel("ld.param.u64 %rd0, [out];\nst.global.u32 [%rd0], 1;");
+    kernel.buffers[0].access = Access::Write;
+    kernel.launch.block = Dim3(32, 1, 1);
+    let mut options = Options::default();
+    let missing = launch(&kernel, &options).expect("a run").hazards;
+    assert_eq!(missing.len(), 1);
+    assert!(missing[0].to_string().contains("4092 bytes of the output were never written"), "{}", missing[0]);
+    options.must_write.insert(0, vec![0..4]);
+    assert!(launch(&kernel, &options).expect("a run").hazards.is_empty());
+}
