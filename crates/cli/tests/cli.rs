@@ -167,7 +167,10 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         (&["run", "--q", "bad.safetensors", "--out", "bad.npy"], "batch and head dim must agree"),
         (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy and .safetensors"),
         (&["run", "--q", "in.safetensors", "--out", "no/bad.npy"], "cannot write no/bad.npy"),
-        (&["run", "--q", "in.safetensors", "--out", "bad.npy", "--scale", "nan"], "scale = NaN is not finite"),
+        (
+            &["run", "--q", "in.safetensors", "--out", "bad.npy", "--scale", "nan"],
+            "scale = NaN is not finite",
+        ),
     ];
     for (args, expected) in cases {
         let output = folder.run(args);
@@ -185,5 +188,8 @@ fn doctor_and_help_speak() {
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("native kernels"));
     let output = folder.run(&["check", "--help"]);
-    assert!(output.status.success() && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage"));
+    assert!(
+        output.status.success()
+            && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
+    );
 }
