@@ -94,8 +94,19 @@ fn diamond(x: f64, y: f64, r: f64) -> String {
     format!("M{} {y}L{x} {}L{} {y}L{x} {}Z", x - r, y - r, x + r, y + r)
 }
 
-/// Bars that are split by cause; each part is a name, a share of the bar, and the number of its colour.
-pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
+/// A part of a stacked bar.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// What it stands for.
+    pub name: &'a str,
+    /// Share of the bar.
+    pub share: f64,
+    /// Number of its colour.
+    pub colour: usize,
+}
+
+/// Bars that are split by cause.
+pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
     let height = ROW * rows.len() as f64;
     let span = WIDTH - NAME;
     html! {
@@ -103,12 +114,12 @@ pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
             @for (i, (name, parts)) in rows.iter().enumerate() {
                 @let y = ROW * i as f64;
                 text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
-                @for (start, (part, share, colour)) in starts(parts).into_iter().zip(parts) {
+                @for (start, &Part { name, share, colour }) in starts(parts).into_iter().zip(parts) {
                     rect class=(format!("c{colour}")) x=(NAME + start * span) y=(y + 3.0) height=(ROW - 6.0)
                         width=(share * span) {
-                        title { (part) ": " (format!("{:.1}", 100.0 * share)) " %" }
+                        title { (name) ": " (format!("{:.1}", 100.0 * share)) " %" }
                     }
-                    @if *share > 0.07 {
+                    @if share > 0.07 {
                         text.part x=(NAME + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
                             (format!("{:.0}", 100.0 * share))
                         }
@@ -119,10 +130,10 @@ pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
     }
 }
 
-fn starts(parts: &[(&str, f64, usize)]) -> Vec<f64> {
-    let running = parts.iter().scan(0.0, |sum, (_, share, _)| {
+fn starts(parts: &[Part]) -> Vec<f64> {
+    let running = parts.iter().scan(0.0, |sum, part| {
         let start = *sum;
-        *sum += share;
+        *sum += part.share;
         Some(start)
     });
     running.collect()
@@ -173,37 +184,42 @@ pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
                     title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
                 }
             }
-            @for (name, dot, label) in labels(points, |p| (x(p.intensity), y(p.tflops)), right) {
-                line.leader x1=(dot.0) y1=(dot.1) x2=(label.0) y2=(label.1) {}
-                text.label x=(label.0 + 3.0) y=(label.1 + 4.0) { (name) }
+            @for Label { name, dot, at } in labels(points, |p| (x(p.intensity), y(p.tflops)), right) {
+                line.leader x1=(dot.0) y1=(dot.1) x2=(at.0) y2=(at.1) {}
+                text.label x=(at.0 + 3.0) y=(at.1 + 4.0) { (name) }
             }
         }
     }
 }
 
+/// A name beside its point.
+struct Label<'a> {
+    name: &'a str,
+    /// The point.
+    dot: (f64, f64),
+    /// Where the name starts.
+    at: (f64, f64),
+}
+
 /// Names to the right of their points, moved down until none covers another.
-fn labels<'a>(
-    points: &[Point<'a>],
-    place: impl Fn(&Point) -> (f64, f64),
-    right: f64,
-) -> Vec<(&'a str, (f64, f64), (f64, f64))> {
+fn labels<'a>(points: &[Point<'a>], place: impl Fn(&Point) -> (f64, f64), right: f64) -> Vec<Label<'a>> {
     const LINE: f64 = 13.0;
-    let mut labels: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
-    labels.sort_by(|a, b| a.1.1.total_cmp(&b.1.1));
-    let mut placed: Vec<(&str, (f64, f64), (f64, f64))> = Vec::new();
-    for (name, dot) in labels {
-        let width = |name: &str| 7.0 * name.len() as f64;
+    let width = |name: &str| 7.0 * name.len() as f64;
+    let mut dots: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
+    dots.sort_by(|a, b| a.1.1.total_cmp(&b.1.1));
+    let mut placed: Vec<Label> = Vec::new();
+    for (name, dot) in dots {
         let x = (dot.0 + 14.0).min(right - width(name));
         let mut y = dot.1;
         // Taken places are in order of height, so one pass downwards finds a gap.
-        for (other, _, at) in &placed {
-            let beside = x + width(name) < at.0 || at.0 + width(other) < x;
-            if !beside && (y - at.1).abs() < LINE {
-                y = at.1 + LINE;
+        for other in &placed {
+            let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
+            if !beside && (y - other.at.1).abs() < LINE {
+                y = other.at.1 + LINE;
             }
         }
-        placed.push((name, dot, (x, y)));
-        placed.sort_by(|a, b| a.2.1.total_cmp(&b.2.1));
+        placed.push(Label { name, dot, at: (x, y) });
+        placed.sort_by(|a, b| a.at.1.total_cmp(&b.at.1));
     }
     placed
 }
@@ -226,7 +242,7 @@ mod tests {
         let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "proven" };
         let points = [point("a"), point("b"), point("c")];
         let mut heights: Vec<f64> =
-            labels(&points, |_| (10.0, 10.0), 100.0).iter().map(|(_, _, at)| at.1).collect();
+            labels(&points, |_| (10.0, 10.0), 100.0).iter().map(|label| label.at.1).collect();
         heights.sort_by(f64::total_cmp);
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }

@@ -3,7 +3,7 @@
 use emu::model::Cause;
 use maud::{Markup, html};
 
-use super::chart::{Bar, Point, bars, roofline, short, stacked};
+use super::chart::{Bar, Part, Point, bars, roofline, short, stacked};
 use crate::climb::{Climb, Climbed};
 use crate::diagnose::show_lines;
 use crate::gate::Verdict;
@@ -78,14 +78,10 @@ pub(super) fn causes(climb: &Climb) -> Markup {
         .rungs
         .iter()
         .filter_map(|rung| {
-            let mut parts: Vec<_> = rung
-                .study
-                .prediction()?
-                .split
-                .iter()
-                .map(|&(c, share)| (c.name(), share, colour(c)))
-                .collect();
-            parts.sort_by_key(|&(_, _, colour)| colour);
+            let part =
+                |&(cause, share): &(Cause, f64)| Part { name: cause.name(), share, colour: colour(cause) };
+            let mut parts: Vec<Part> = rung.study.prediction()?.split.iter().map(part).collect();
+            parts.sort_by_key(|part| part.colour);
             Some((rung.rung.name.as_str(), parts))
         })
         .collect();
