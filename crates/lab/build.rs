@@ -1,4 +1,5 @@
-//! Records the compiler's version, which stands beside every figure measured with native kernels.
+//! Records the compiler's version, which stands beside every figure measured with native kernels, and the commit that
+//! `cargo xtask evidence` builds, for programs that run where there is no repository.
 
 use std::process::Command;
 
@@ -7,5 +8,7 @@ fn main() {
     let version = Command::new(rustc).arg("--version").output().ok();
     let version = version.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned()).unwrap_or_default();
     println!("cargo:rustc-env=FLASHCORE_RUSTC={version}");
+    println!("cargo:rustc-env=FLASHCORE_COMMIT={}", std::env::var("FLASHCORE_COMMIT").unwrap_or_default());
+    println!("cargo:rerun-if-env-changed=FLASHCORE_COMMIT");
     println!("cargo:rerun-if-changed=build.rs");
 }

@@ -1,5 +1,6 @@
 //! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3 and fetches the rest.
 
+mod evidence;
 mod test;
 mod tools;
 
@@ -19,6 +20,8 @@ struct Args {
 enum Task {
     /// Format check, lints, documentation, tests, and the README's commands: what has to hold before a change lands
     Test,
+    /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
+    Evidence,
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -38,6 +41,7 @@ enum XtaskError {
 
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
+        Task::Evidence => evidence::build(&root()),
         Task::Test => test::all(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };

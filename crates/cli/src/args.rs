@@ -38,9 +38,9 @@ pub struct Climb {
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Fewer inputs and schedules: a first look
+    /// Every kind of input and schedule for each rung: some minutes
     #[arg(long)]
-    pub quick: bool,
+    pub thorough: bool,
 }
 
 #[derive(Debug, Args)]

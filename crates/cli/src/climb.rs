@@ -20,9 +20,9 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     let rungs = lab::climb::rungs(&problem, &Arch::SM_89)?;
     let ptxas = Ptxas::find().ok();
     let options = Options {
-        settings: if args.quick { Settings::quick() } else { Settings::thorough() },
+        settings: if args.thorough { Settings::thorough() } else { Settings::quick() },
         ptxas: ptxas.as_ref(),
-        cpu_seconds: if args.quick { 0.2 } else { 1.0 },
+        cpu_seconds: 0.5,
         problem,
     };
     let bar = bar(rungs.len() as u64, args.json);
@@ -108,7 +108,7 @@ fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
         rung.rung.name.clone(),
         proof.verdict.name().to_owned(),
         proof.error.map_or_else(dash, |e| format!("{:.6}", e.max_diff)),
-        proof.error.map_or_else(dash, |e| format!("{:.1e} / {:.1e}", e.max_abs, e.max_abs_allowed)),
+        proof.error.map_or_else(dash, |e| e.brief()),
         us.map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.quoted_us.map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),

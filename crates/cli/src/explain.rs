@@ -26,10 +26,10 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
             let (bound, text) = source::load(file, launch, args.sm)?;
             (bound, Some(text))
         }
-        _ => (lab::climb::fused(&Problem::mission(), &Arch::SM_89)?.bound, None),
+        _ => (lab::climb::fused(&Problem::mission(), &Arch::SM_89)?.head, None),
     };
     let ptxas = Ptxas::find().ok();
-    let study = study(bound, text, &Settings::quick(), &[gpu.clone()], ptxas.as_ref())?;
+    let study = study(bound, text, &Settings::quick(), std::slice::from_ref(gpu), ptxas.as_ref())?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let prediction = study.prediction();

@@ -123,6 +123,6 @@ fn rows_that_must_be_written_can_be_named() {
     let missing = launch(&kernel, &options).expect("a run").hazards;
     assert_eq!(missing.len(), 1);
     assert!(missing[0].to_string().contains("4092 bytes of the output were never written"), "{}", missing[0]);
-    options.must_write.insert(0, Vec::from([0..4]));
+    options.must_write.insert(0, std::iter::once(0..4).collect());
     assert!(launch(&kernel, &options).expect("a run").hazards.is_empty());
 }

@@ -1,19 +1,25 @@
-//! Compares the emulator's tensor cores with a GPU's: `tensor_cores [FRAGMENTS [DIFFERENCES.jsonl]]`, one line per
-//! `mma.sync`, and every difference to the file.
+//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [FIRST]`, from kind number
+//! FIRST on. One line per `mma.sync` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows.
 
-use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
 use flashcore_lab::differential::{compare_mma, kinds};
-
-/// Differences kept per kind.
-const KEPT: usize = 30_000;
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::store::append_line;
+use serde_json::{Value, json};
 
 fn main() -> ExitCode {
-    let fragments = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
-    match run(fragments) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let first = args.get(2).map_or(Ok(0), |n| n.parse());
+    let (Some(Ok(fragments)), Some(rows), Ok(first)) = (args.first().map(|n| n.parse()), args.get(1), first)
+    else {
+        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [FIRST]");
+        return ExitCode::from(3);
+    };
+    match run(fragments, Path::new(rows), first) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(message) => {
@@ -23,41 +29,35 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(fragments: u64) -> Result<bool, String> {
-    let mut gpu = Gpu::open(0).map_err(|e| e.to_string())?;
+fn run(fragments: u64, rows: &Path, first: usize) -> Result<bool, String> {
+    let text = |e: &dyn std::error::Error| e.to_string();
+    let mut gpu = Gpu::open(0).map_err(|e| text(&e))?;
+    let provenance = Provenance::of_gpu(gpu.info());
     let (major, minor) = gpu.info().capability;
     let sm = major * 10 + minor;
     let rules = TensorRules::of_sm(sm).ok_or_else(|| format!("sm_{sm} has no rules"))?;
     println!("{} sm_{sm}, {rules:?} rules, {fragments} fragments a kind", gpu.info().name);
-    let mut file =
-        std::env::args().nth(2).map(std::fs::File::create).transpose().map_err(|e| e.to_string())?;
-    let (mut exact, mut failed) = (true, 0);
-    for kind in kinds(rules) {
+    let mut exact = true;
+    for kind in kinds(rules).into_iter().skip(first) {
         let target = gpu.target();
-        let mut lines = String::new();
-        let mut kept = 0;
-        let report = |difference| {
-            kept += 1;
-            if kept <= KEPT
-                && let Ok(line) = serde_json::to_string(&difference)
-            {
-                lines.push_str(&format!("{kind:?}\t{line}\n"));
-            }
-        };
-        match compare_mma(&mut gpu, target, rules, kind, fragments, report) {
-            Ok(c) => {
-                exact &= c.differing == 0;
-                println!("{}", serde_json::to_string(&c).map_err(|e| e.to_string())?);
-            }
-            Err(error) => {
-                failed += 1;
-                println!("failed: {error}");
-            }
-        }
-        if let Some(file) = &mut file {
-            file.write_all(lines.as_bytes()).map_err(|e| e.to_string())?;
+        let compared = compare_mma(&mut gpu, target, rules, kind, fragments).map_err(|e| text(&e))?;
+        exact &= compared.differing == 0;
+        println!("{} of {} results differ: {}", compared.differing, compared.results, compared.instruction);
+        if provenance.commit.is_some() {
+            append_line(rows, &row(&compared, &provenance).to_string()).map_err(|e| text(&e))?;
         }
     }
-    println!("{}", if exact && failed == 0 { "no bit differs" } else { "NOT equal" });
-    Ok(exact && failed == 0)
+    println!("{}", if exact { "no bit differs" } else { "NOT equal" });
+    Ok(exact)
+}
+
+/// The evidence row: the comparison with its provenance.
+fn row(compared: &flashcore_lab::differential::Comparison, provenance: &Provenance) -> Value {
+    let mut row = json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" });
+    for part in [json!(compared), json!(provenance)] {
+        if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
+            row.extend(part);
+        }
+    }
+    row
 }

@@ -9,12 +9,13 @@ use emu::resources::Ptxas;
 use kernels::ladder::{Expected, Reason};
 use kernels::{Arch, KernelError, Plan};
 use problem::{DType, Problem, ProblemError};
+use ptx::Launch;
 use serde_json::{Value, json};
 
 use crate::bench::{BenchError, Race, race};
-use crate::gate::{GateError, HazardRow, Settings, Verdict};
+use crate::gate::{GateError, HazardRow, Settings, Verdict, prove};
 use crate::launchfile::Bound;
-use crate::study::{Study, study};
+use crate::study::{Study, analyse};
 
 /// One rung before it is climbed.
 #[derive(Clone, Debug)]
@@ -23,8 +24,13 @@ pub struct Rung {
     pub name: String,
     /// What it is, in a sentence.
     pub story: String,
-    /// The kernel.
-    pub bound: Bound,
+    /// The kernel on one head of the problem: what is run whole, recorded and shown. Heads are alike, so what one costs and
+    /// what can go wrong in it stand for all.
+    pub head: Bound,
+    /// The kernel on small problems with several heads and batches: what the gate's inputs and schedules are tried on.
+    pub small: Vec<(&'static str, Bound)>,
+    /// The launch that is predicted: all heads.
+    pub launch: Launch,
     /// The verdict it must get.
     pub expected: Verdict,
     /// For a rung that must be refuted: a word of the right reason.
@@ -71,6 +77,7 @@ impl Climbed {
             "hazards": proof.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
             "max_diff": proof.error.map(|e| e.max_diff),
             "error": proof.error,
+            "quantisation": proof.quantisation,
             "us": self.us(),
             "us_kind": "predicted",
             "us_on": machines.map(|p| (p.machine.to_owned(), json!([p.us_low, p.us, p.us_high]))).collect::<serde_json::Map<_, _>>(),
@@ -165,8 +172,7 @@ pub fn climb(
     for rung in rungs {
         progress(Progress::Start(&rung.name));
         let start = Instant::now();
-        let bound = rung.bound.clone();
-        let study = study(bound, None, &options.settings, &machines, options.ptxas)
+        let study = examine(&rung, options, &machines)
             .map_err(|source| ClimbError::Gate { rung: rung.name.clone(), source })?;
         climbed.push(Climbed { rung, study, seconds: start.elapsed().as_secs_f64() });
         if let Some(last) = climbed.last() {
@@ -183,6 +189,19 @@ pub fn climb(
     Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas })
 }
 
+/// Proof on the small problems under every style and schedule; one run of a whole head for counters and traces; then the
+/// time of all heads.
+fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, GateError> {
+    let mut proof = prove(&rung.head, &options.settings.first_run())?;
+    let without_traces = Settings { traced_ctas: 0, ..options.settings.clone() };
+    for (name, bound) in &rung.small {
+        if proof.verdict == Verdict::Proven {
+            proof.absorb(prove(bound, &without_traces)?, name);
+        }
+    }
+    Ok(analyse(rung.head.clone(), &rung.launch, None, proof, machines, options.ptxas))
+}
+
 /// What a climb tells while it goes on.
 pub enum Progress<'a> {
     /// A rung begins.
@@ -196,22 +215,21 @@ pub enum Progress<'a> {
 /// # Errors
 /// When a kernel cannot be made for the problem.
 pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
-    let seeds = kernels::ladder::rungs().into_iter().map(|rung| {
-        let problem = problem.clone().with_mask(rung.mask);
-        let (expected, reason) = match rung.expected {
+    let seeds = kernels::ladder::rungs().into_iter().map(|seed| {
+        let problem = problem.clone().with_mask(seed.mask);
+        let (expected, reason) = match seed.expected {
             Expected::Proven => (Verdict::Proven, None),
             Expected::Refuted(Reason::Race) => (Verdict::Refuted, Some("race at".to_owned())),
             Expected::Refuted(Reason::NotANumber) => (Verdict::Refuted, Some("NaN".to_owned())),
         };
-        Ok(Rung {
-            name: rung.name.to_owned(),
-            story: rung.story.to_owned(),
-            bound: bound(&Plan::Ladder { rung: rung.plan }, &problem, arch)?,
+        let rung = Rung {
             expected,
             reason,
-            quoted_us: rung.quoted_us,
-            forecast_us: rung.forecast_us,
-        })
+            quoted_us: seed.quoted_us,
+            forecast_us: seed.forecast_us,
+            ..rung(seed.name, seed.story, &Plan::Ladder { rung: seed.plan }, &problem, arch)?
+        };
+        Ok(rung)
     });
     let fused = fused(problem, arch);
     seeds.chain(std::iter::once(fused)).collect()
@@ -222,10 +240,26 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
 /// # Errors
 /// When it cannot be made.
 pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
+    let story = "both products on tensor cores, the online softmax in registers, copies in stages";
+    rung("fused", story, &Plan::default_for(problem, arch)?, problem, arch)
+}
+
+fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
+    let like = |batch: usize, heads: usize, seq: usize| Problem {
+        mask: problem.mask,
+        scale: problem.scale,
+        ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtype)
+    };
+    let bound = |problem: &Problem| bound(plan, problem, arch);
     Ok(Rung {
-        name: "fused".into(),
-        story: "both products on tensor cores, the online softmax in registers, copies in stages".into(),
-        bound: bound(&Plan::default_for(problem, arch)?, problem, arch)?,
+        name: name.to_owned(),
+        story: story.to_owned(),
+        head: bound(&like(1, 1, problem.seq_q))?,
+        small: vec![
+            ("two batches of one tile", bound(&like(2, 1, 64))?),
+            ("two heads", bound(&like(1, 2, 128))?),
+        ],
+        launch: kernels::emit(problem, plan, arch)?.launch,
         expected: Verdict::Proven,
         reason: None,
         quoted_us: None,
@@ -235,9 +269,9 @@ pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
 
 fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
     let kernel = kernels::emit(problem, plan, arch)?;
-    // Every family names its buffers q, k, v, out and lse: the contract of `emit`.
+    // Every family names its buffers as `emit` promises.
     Bound::of_kernel(kernel, problem).map_err(|_| {
-        let accepted = "q, k, v, out, lse";
+        let accepted = "q, k, v, out, lse, q_codes, k_codes, v_codes, scales";
         ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
             .into()
     })

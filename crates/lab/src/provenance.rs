@@ -14,7 +14,7 @@ pub struct Provenance {
     pub device: String,
     /// What drives it: the system's name and release.
     pub driver: String,
-    /// Mean clock of the cores at the start, MHz; 0 where the system does not tell.
+    /// Mean clock of the cores at the start, MHz; 0 where it was not read.
     pub clocks_mhz: f64,
     /// The compiler of the native kernels.
     pub compiler: String,
@@ -27,6 +27,21 @@ pub struct Provenance {
 }
 
 impl Provenance {
+    /// Of this process on a GPU. The commit is the one that `cargo xtask evidence` built.
+    pub fn of_gpu(device: &driver::DeviceInfo) -> Provenance {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let commit = env!("FLASHCORE_COMMIT");
+        Provenance {
+            device: device.name.clone(),
+            driver: format!("CUDA {}.{}", device.driver / 1000, device.driver % 1000 / 10),
+            clocks_mhz: 0.0,
+            compiler: "driver JIT".to_owned(),
+            commit: (!commit.is_empty()).then(|| commit.to_owned()),
+            run: hash(format!("{}-{}", now.as_nanos(), std::process::id()).as_bytes()),
+            when: iso8601(now.as_secs()),
+        }
+    }
+
     /// Of this process on this machine; `root` is a folder of the repository.
     pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
-use ptx::Access;
+use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::gate::{GateError, Proof, Settings, prove};
@@ -46,6 +46,20 @@ pub fn study(
     ptxas: Option<&Ptxas>,
 ) -> Result<Study, GateError> {
     let proof = prove(&bound, settings)?;
+    let launch = bound.kernel.launch;
+    Ok(analyse(bound, &launch, text, proof, machines, ptxas))
+}
+
+/// Predicts and diagnoses what was proven already. `launch` is the one to predict for: it may have more CTAs of the kind
+/// that were recorded (more heads) than the kernel was run with.
+pub fn analyse(
+    bound: Bound,
+    launch: &Launch,
+    text: Option<String>,
+    proof: Proof,
+    machines: &[Gpu],
+    ptxas: Option<&Ptxas>,
+) -> Study {
     let kernel = &bound.kernel;
     let text = text.unwrap_or_else(|| kernel.module.to_string());
     let resources = machines.first().and_then(|gpu| {
@@ -54,26 +68,32 @@ pub fn study(
     });
     let predictions: Vec<_> = match &resources {
         Some(resources) if !proof.traces.is_empty() => {
-            machines.iter().map(|gpu| predict(&subject(&bound, &proof, resources), gpu)).collect()
+            machines.iter().map(|gpu| predict(&subject(&bound, launch, &proof, resources), gpu)).collect()
         }
         _ => Vec::new(),
     };
     let prediction = predictions.first().and_then(|p| p.as_ref().ok());
     let evidence = Evidence::new(kernel, &proof.counters, &proof.traces, prediction, resources.as_ref());
     let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
-    Ok(Study { proof, resources, predictions, findings, lines, text, bound })
+    Study { proof, resources, predictions, findings, lines, text, bound }
 }
 
-fn subject<'a>(bound: &'a Bound, proof: &'a Proof, resources: &'a Resources) -> Subject<'a> {
+fn subject<'a>(
+    bound: &'a Bound,
+    launch: &'a Launch,
+    proof: &'a Proof,
+    resources: &'a Resources,
+) -> Subject<'a> {
     let kernel = &bound.kernel;
+    let times = launch.grid.count() / kernel.launch.grid.count().max(1);
     // A buffer both read and written passes twice.
     let passes = |access: Access| if access == Access::ReadWrite { 2 } else { 1 };
     Subject {
         module: &kernel.module,
-        launch: &kernel.launch,
+        launch,
         traces: &proof.traces,
         resources,
-        footprint: kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum(),
+        footprint: times * kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum::<u64>(),
         cache: CacheState::Warm,
     }
 }

@@ -38,6 +38,39 @@ fn verify(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The launch file fits the kernel: one argument a parameter, of its size, and as many threads as the kernel allows.
+fn launch(path: &Path) -> Result<(), Failed> {
+    let module = read(path)?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let base = stem.rsplit_once("_sm").map_or(stem.as_str(), |(base, _)| base);
+    let file: toml::Table = std::fs::read_to_string(corpus().join(base).with_extension("toml"))?.parse()?;
+    let launch = &file["launch"];
+    let entry = launch["entry"].as_str().and_then(|name| module.function(name)).ok_or("no such entry")?;
+    let arguments = file["arg"].as_array().ok_or("`arg` is a list")?;
+    if arguments.len() != entry.params.len() {
+        return Err(format!("{} arguments for {} parameters", arguments.len(), entry.params.len()).into());
+    }
+    for (argument, param) in arguments.iter().zip(&entry.params) {
+        let bytes = match argument["role"].as_str() {
+            Some("u32" | "i32" | "f32") => 4,
+            _ => 8,
+        };
+        if bytes != param.bytes() {
+            return Err(format!("`{}` has {} bytes, the argument {bytes}", param.name, param.bytes()).into());
+        }
+    }
+    let block = launch["block"].as_array().ok_or("`block` is a list")?;
+    let threads: i64 = block.iter().filter_map(toml::Value::as_integer).product();
+    let bounds = &entry.bounds;
+    let product = |extents: [u32; 3]| extents.iter().map(|&e| i64::from(e)).product::<i64>();
+    if bounds.required_threads.is_some_and(|e| product(e) != threads)
+        || bounds.max_threads.is_some_and(|e| product(e) < threads)
+    {
+        return Err(format!("{threads} threads do not fit {bounds}").into());
+    }
+    Ok(())
+}
+
 fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
     let module = read(path)?;
     Ok(ptxas::assemble(ptxas, &module.to_string(), module.target)?)
@@ -55,6 +88,8 @@ fn main() {
     let mut trials = Vec::new();
     for file in files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let path = file.clone();
+        trials.push(Trial::test(format!("launch/{name}"), move || launch(&path)));
         let path = file.clone();
         trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
         let path = file.clone();

@@ -1,5 +1,8 @@
 //! Text tests by purpose, each file one case (add `-- parse/mma` to run some).
 //!
+//! A file whose name starts with `cases_` holds several: a preamble, then cases, each after a line `//# name`. The preamble
+//! stands before each, and a brace that it leaves open is closed behind it.
+//!
 //! - `filetests/parse/*.ptx` is read. A comment `// error: TEXT` on a line says that the parser stops at this line with a
 //!   message that holds TEXT. A file without one must be read and verified, come back from the printer as the same module, and
 //!   be taken by ptxas, as written and as printed.
@@ -43,10 +46,9 @@ fn expected(text: &str) -> Vec<Expected> {
     found.collect()
 }
 
-fn parse_file(path: &Path, ptxas: Option<&Path>) -> Result<(), Failed> {
-    let text = fs::read_to_string(path)?;
-    match (expected(&text).as_slice(), parse(&text)) {
-        ([], Ok(module)) => accepted(&text, &module, ptxas),
+fn parse_text(text: &str, ptxas: Option<&Path>) -> Result<(), Failed> {
+    match (expected(text).as_slice(), parse(text)) {
+        ([], Ok(module)) => accepted(text, &module, ptxas),
         ([], Err(error)) => Err(error.to_string().into()),
         ([error, ..], Ok(_)) => Err(format!("was read, without {error:?}").into()),
         ([error, ..], Err(found)) => {
@@ -117,13 +119,30 @@ fn files(purpose: &str) -> Vec<(String, PathBuf)> {
     files
 }
 
+/// The cases of a file with their names.
+fn cases(name: String, path: &Path) -> Vec<(String, String)> {
+    let text = fs::read_to_string(path).expect("a listed file can be read");
+    let Some(group) = name.strip_prefix("parse/cases_") else { return vec![(name, text)] };
+    let mut parts = text.split("//# ");
+    let preamble = parts.next().unwrap_or_default();
+    let open = preamble.matches('{').count() > preamble.matches('}').count();
+    let close = if open { "}\n" } else { "" };
+    let case = |part: &str| {
+        let (title, body) = part.split_once('\n').unwrap_or((part, ""));
+        (format!("parse/{group}/{}", title.trim()), format!("{preamble}{body}{close}"))
+    };
+    parts.map(case).collect()
+}
+
 fn main() {
     let arguments = Arguments::from_args();
     let ptxas = Arc::new(ptxas::find());
     let mut trials = Vec::new();
     for (name, path) in files("parse") {
-        let ptxas = ptxas.clone();
-        trials.push(Trial::test(name, move || parse_file(&path, ptxas.as_deref())));
+        for (name, text) in cases(name, &path) {
+            let ptxas = ptxas.clone();
+            trials.push(Trial::test(name, move || parse_text(&text, ptxas.as_deref())));
+        }
     }
     for (name, path) in files("verify") {
         trials.push(Trial::test(name, move || verify_file(&path)));

@@ -1,5 +1,5 @@
 // Decode over a split KV range: each CTA computes one split's partial softmax of one query, and the CTA that comes last
-// (a counter in global memory, fences on both sides) merges the partials. f32, head dim 64, one warp for the scores.
+// (a counter in global memory, between fences of one thread, between barriers) merges the partials. f32, head dim 64, one warp for the scores.
 __device__ unsigned int last_value(unsigned int* counter, unsigned int limit) { return atomicInc(counter, limit); }
 
 extern "C" __global__ void __launch_bounds__(64)
@@ -41,12 +41,14 @@ split_reduce(const float* q, const float* k, const float* v, float* partial, uns
         mine[64] = top;
         mine[65] = sum;
     }
-    __threadfence();
     __syncthreads();
-    if (tid == 0) last = last_value(&counters[head], splits - 1) == splits - 1;
+    if (tid == 0) {
+        __threadfence();
+        last = last_value(&counters[head], splits - 1) == splits - 1;
+        __threadfence();
+    }
     __syncthreads();
     if (!last) return;
-    __threadfence();
 
     const float* all = partial + (size_t)head * splits * 66;
     float best = __int_as_float(0xff800000);

@@ -91,6 +91,8 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
+pub(super) const LOCAL_MEMORY: &str = "local memory";
+
 /// Spills, and arrays that ended up in local memory.
 pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     let local = |e: &Executed| {
@@ -103,9 +105,9 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
         return None;
     }
     let moved: u64 = evidence.executed.iter().map(|e| e.counter.local_bytes).sum();
-    let share = evidence.predicted(&GLOBAL, 0.0).max(evidence.critical_share(local));
+    let share = evidence.critical_share(local);
     Some(Finding {
-        name: if lines.is_empty() { "register spills" } else { "local memory" },
+        name: if lines.is_empty() { "register spills" } else { LOCAL_MEMORY },
         evidence: format!(
             "{stack} bytes of local memory a thread, {spills} bytes of spill code; {:.1} MB moved to and from it, lines {}",
             moved as f64 * 1e-6,

@@ -46,8 +46,10 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
         memory::redundant_loads,
         memory::no_overlap,
     ];
+    // Local memory is named however little it weighs: that a suspect costs nothing is worth knowing.
+    let worth_saying = |f: &Finding| f.share >= LEAST_SHARE || f.name == memory::LOCAL_MEMORY;
     let mut findings: Vec<Finding> =
-        causes.iter().filter_map(|cause| cause(evidence)).filter(|f| f.share >= LEAST_SHARE).collect();
+        causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
     findings.sort_by(|a, b| b.expected_gain.total_cmp(&a.expected_gain));
     findings
 }

@@ -62,6 +62,14 @@ impl ErrorFigures {
         reasons
     }
 
+    /// Largest error and what is allowed, for tables; `NaN` where elements are not finite that should be.
+    pub fn brief(&self) -> String {
+        if self.non_finite > 0 {
+            return format!("NaN / {:.1e}", self.max_abs_allowed);
+        }
+        format!("{:.1e} / {:.1e}", self.max_abs, self.max_abs_allowed)
+    }
+
     /// The worse of two runs, figure by figure. A figure and what it is allowed stay together.
     pub fn worst(self, other: ErrorFigures) -> ErrorFigures {
         let worse = |a: (f64, f64), b: (f64, f64)| {

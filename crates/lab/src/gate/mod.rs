@@ -12,6 +12,7 @@ pub mod judge;
 pub mod mutate;
 mod proof;
 mod prove;
+mod quantised;
 pub mod torture;
 
 pub use proof::{HazardRow, Proof, Verdict};

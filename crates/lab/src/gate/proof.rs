@@ -77,6 +77,8 @@ pub struct Proof {
     pub hazards: Vec<Hazard>,
     /// The worst error over all runs; `None` when there was nothing to judge.
     pub error: Option<ErrorFigures>,
+    /// What quantising the inputs costs, relative; shown apart, and no reason to refuse.
+    pub quantisation: Option<f64>,
     /// Runs in the emulator.
     pub runs: u32,
     /// What was counted in the first run.
@@ -95,6 +97,7 @@ impl Proof {
             reasons: Vec::new(),
             hazards: Vec::new(),
             error: None,
+            quantisation: None,
             runs: 0,
             counters: Counters::default(),
             traces: Vec::new(),
@@ -128,7 +131,7 @@ impl Proof {
         }
     }
 
-    /// Takes in what another proof found; counters and traces stay those of the first.
+    /// Takes in what another proof found; its counters and traces too, if it recorded any.
     pub fn absorb(&mut self, other: Proof, name: &str) {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));
@@ -137,9 +140,10 @@ impl Proof {
             (Some(a), Some(b)) => Some(a.worst(b)),
             (a, b) => a.or(b),
         };
+        self.quantisation = self.quantisation.or(other.quantisation);
         self.runs += other.runs;
         self.steps += other.steps;
-        if self.counters.instructions.is_empty() {
+        if !other.traces.is_empty() {
             self.counters = other.counters;
             self.traces = other.traces;
         }
@@ -147,16 +151,12 @@ impl Proof {
 
     /// The JSON that `check` prints; `findings` are the diagnosis.
     pub fn json(&self, findings: &serde_json::Value) -> serde_json::Value {
-        let error = self.error.map(|e| {
-            let mut value = serde_json::to_value(e).unwrap_or_default();
-            value["rel"] = e.rel.into();
-            value
-        });
         serde_json::json!({
             "verdict": self.verdict,
             "reasons": self.reasons,
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
-            "error": error,
+            "error": self.error,
+            "quantisation": self.quantisation,
             "findings": findings,
             "counters": self.counters,
         })

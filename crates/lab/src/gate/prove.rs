@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use super::inputs::{Style, draw, rows_of};
 use super::judge::judge;
+use super::quantised::{Codes, distance, encode};
 use super::{Proof, Verdict};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
@@ -45,6 +46,13 @@ impl Settings {
             (Style::PoisonedPadding, 4, Schedule::Early),
         ];
         Settings { runs, traced_ctas: 4, step_limit: 50_000_000 }
+    }
+}
+
+impl Settings {
+    /// Only the first run of these.
+    pub fn first_run(&self) -> Settings {
+        Settings { runs: self.runs.iter().take(1).copied().collect(), ..self.clone() }
     }
 }
 
@@ -119,8 +127,14 @@ fn run_once(
     options: &Options,
     proof: &mut Proof,
 ) -> Result<(), GateError> {
-    let inputs = bound.problem.as_ref().map(|problem| draw(problem, style, seed));
-    let mut buffers = allocate(bound, inputs.as_ref(), seed);
+    let quantises = bound.roles.contains(&Role::Scales);
+    if quantises && style == Style::NonFinite {
+        return Ok(()); // codes hold neither NaN nor infinity
+    }
+    let drawn = bound.problem.as_ref().map(|problem| draw(problem, style, seed));
+    let codes = bound.problem.as_ref().zip(drawn.as_ref()).filter(|_| quantises);
+    let codes = codes.map(|(problem, drawn)| encode(problem, drawn));
+    let mut buffers = allocate(bound, drawn.as_ref(), codes.as_ref(), seed);
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
     let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
     let report = match emu::run(&bound.kernel, &mut handles, options) {
@@ -139,13 +153,18 @@ fn run_once(
     }
     proof.add_hazards(report.hazards);
     check_inputs_kept(bound, &before, &buffers, proof);
-    if let (Some(problem), Some(inputs)) = (&bound.problem, &inputs) {
-        check_outputs(bound, problem, inputs, style, &buffers, proof)?;
+    if let (Some(problem), Some(drawn)) = (&bound.problem, &drawn) {
+        let judged = codes.as_ref().map_or(drawn, |c| &c.decoded);
+        check_outputs(bound, problem, judged, style, &buffers, proof)?;
+        if codes.is_some() && proof.quantisation.is_none() {
+            proof.quantisation = Some(distance(&judged.oracle(problem)?.out, &drawn.oracle(problem)?.out));
+        }
     }
     Ok(())
 }
 
-fn allocate(bound: &Bound, inputs: Option<&Inputs>, seed: u64) -> Vec<Buffer> {
+fn allocate(bound: &Bound, inputs: Option<&Inputs>, codes: Option<&Codes>, seed: u64) -> Vec<Buffer> {
+    let quantised = |tensor: Tensor| codes.map(|c| &c.codes[tensor as usize]);
     let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
     specs
         .map(|(index, (spec, role))| match (role, inputs) {
@@ -153,7 +172,13 @@ fn allocate(bound: &Bound, inputs: Option<&Inputs>, seed: u64) -> Vec<Buffer> {
             (Role::Tensor(Tensor::K), Some(inputs)) => Buffer::from_bytes(&inputs.k.to_bytes()),
             (Role::Tensor(Tensor::V), Some(inputs)) => Buffer::from_bytes(&inputs.v.to_bytes()),
             (Role::Fill { dtype, init }, _) => filled(spec.bytes, *dtype, *init, seed + index as u64),
-            (Role::Tensor(_) | Role::Lse, _) => Buffer::uninitialised(spec.bytes),
+            (Role::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V)), _) => quantised(*tensor)
+                .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c)),
+            (Role::Scales, _) => {
+                let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
+                Buffer::from_bytes(&scales.collect::<Vec<u8>>())
+            }
+            (Role::Tensor(_) | Role::Lse | Role::Codes(Tensor::Out), _) => Buffer::uninitialised(spec.bytes),
         })
         .collect()
 }
@@ -173,7 +198,8 @@ fn filled(bytes: usize, dtype: BufferType, init: Init, seed: u64) -> Buffer {
 fn check_inputs_kept(bound: &Bound, before: &[Vec<u8>], after: &[Buffer], proof: &mut Proof) {
     let specs = bound.kernel.buffers.iter().zip(&bound.roles);
     for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
-        let input = matches!(role, Role::Tensor(Tensor::Q | Tensor::K | Tensor::V));
+        let input =
+            matches!(role, Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) | Role::Codes(_) | Role::Scales);
         if input && *before != after.to_bytes() {
             proof.refute(format!("the kernel changed its input {}", spec.name));
         }

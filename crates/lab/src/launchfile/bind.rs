@@ -11,6 +11,10 @@ use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec};
 pub enum Role {
     /// A tensor of the problem; inputs are drawn, the output is judged.
     Tensor(Tensor),
+    /// An input quantised to u8, head by head.
+    Codes(Tensor),
+    /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
+    Scales,
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
     /// Memory with a given start; what becomes of it is not judged.
@@ -34,7 +38,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`; its module is numbered as it prints, so
+    /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`, or `q_codes` and so on with `scales` where
+    /// inputs are quantised; its module is numbered as it prints, so
     /// that findings name lines.
     ///
     /// # Errors
@@ -43,11 +48,13 @@ impl Bound {
         kernel.module.number_lines();
         let role = |buffer: &BufferSpec| match buffer.name.as_str() {
             "lse" => Ok(Role::Lse),
-            name => Tensor::ALL
-                .into_iter()
-                .find(|t| t.name() == name)
-                .map(Role::Tensor)
-                .ok_or_else(|| LaunchError::value("buffer", name, "q, k, v, out, lse")),
+            "scales" => Ok(Role::Scales),
+            "q_codes" => Ok(Role::Codes(Tensor::Q)),
+            "k_codes" => Ok(Role::Codes(Tensor::K)),
+            "v_codes" => Ok(Role::Codes(Tensor::V)),
+            name => Tensor::ALL.into_iter().find(|t| t.name() == name).map(Role::Tensor).ok_or_else(|| {
+                LaunchError::value("buffer", name, "q, k, v, out, lse, q_codes, k_codes, v_codes, scales")
+            }),
         };
         let roles = kernel.buffers.iter().map(role).collect::<Result<_, _>>()?;
         Ok(Bound { kernel, roles, problem: Some(problem.clone()) })

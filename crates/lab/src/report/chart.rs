@@ -16,7 +16,7 @@ pub struct Bar<'a> {
     pub class: &'a str,
 }
 
-const NAME: f64 = 130.0;
+const NAME: f64 = 150.0;
 const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
 
@@ -73,7 +73,9 @@ pub fn bars(bars: &[Bar]) -> Markup {
                 @if let Some(value) = bar.value {
                     rect class=(format!("bar {}", bar.class)) x=(NAME) y=(y + 4.0) height=(ROW - 8.0)
                         width=((x(value) - NAME).max(1.0)) {}
-                    text.value x=(bar.range.map_or(x(value), |r| x(r.1)) + 8.0) y=(y + 17.0) { (short(value)) }
+                    // Right of everything in its row.
+                    @let right = [bar.range.map(|r| r.1), bar.quoted].into_iter().flatten().fold(value, f64::max);
+                    text.value x=(x(right) + 10.0) y=(y + 17.0) { (short(value)) }
                 }
                 @if let Some((low, high)) = bar.range {
                     line.range x1=(x(low)) x2=(x(high)) y1=(y + ROW / 2.0) y2=(y + ROW / 2.0) {}
@@ -92,8 +94,19 @@ fn diamond(x: f64, y: f64, r: f64) -> String {
     format!("M{} {y}L{x} {}L{} {y}L{x} {}Z", x - r, y - r, x + r, y + r)
 }
 
-/// Bars that are split by cause; each part is a name, a share of the bar, and the number of its colour.
-pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
+/// A part of a stacked bar.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// What it stands for.
+    pub name: &'a str,
+    /// Share of the bar.
+    pub share: f64,
+    /// Number of its colour.
+    pub colour: usize,
+}
+
+/// Bars that are split by cause.
+pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
     let height = ROW * rows.len() as f64;
     let span = WIDTH - NAME;
     html! {
@@ -101,12 +114,12 @@ pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
             @for (i, (name, parts)) in rows.iter().enumerate() {
                 @let y = ROW * i as f64;
                 text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
-                @for (start, (part, share, colour)) in starts(parts).into_iter().zip(parts) {
+                @for (start, &Part { name, share, colour }) in starts(parts).into_iter().zip(parts) {
                     rect class=(format!("c{colour}")) x=(NAME + start * span) y=(y + 3.0) height=(ROW - 6.0)
                         width=(share * span) {
-                        title { (part) ": " (format!("{:.1}", 100.0 * share)) " %" }
+                        title { (name) ": " (format!("{:.1}", 100.0 * share)) " %" }
                     }
-                    @if *share > 0.07 {
+                    @if share > 0.07 {
                         text.part x=(NAME + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
                             (format!("{:.0}", 100.0 * share))
                         }
@@ -117,10 +130,10 @@ pub fn stacked(rows: &[(&str, Vec<(&str, f64, usize)>)]) -> Markup {
     }
 }
 
-fn starts(parts: &[(&str, f64, usize)]) -> Vec<f64> {
-    let running = parts.iter().scan(0.0, |sum, (_, share, _)| {
+fn starts(parts: &[Part]) -> Vec<f64> {
+    let running = parts.iter().scan(0.0, |sum, part| {
         let start = *sum;
-        *sum += share;
+        *sum += part.share;
         Some(start)
     });
     running.collect()
@@ -161,20 +174,54 @@ pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
                 text.tick x=(left - 6.0) y=(y(tick) + 4.0) text-anchor="end" { (short(tick)) }
             }
             text.tick x=((left + right) / 2.0) y=(height - 4.0) text-anchor="middle" { "FLOP per byte of DRAM" }
-            text.tick x=(4.0) y=(top + 2.0) { "TFLOP/s" }
+            text.tick x=(left + 6.0) y=(top + 10.0) { "TFLOP/s" }
             path.roof d=(format!(
                 "M{} {}L{} {}L{} {}",
                 x(entry), y(entry * bandwidth), x(ridge), y(peak), x(last), y(peak)
             )) {}
-            @for (i, point) in points.iter().enumerate() {
-                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="5" {
+            @for point in points {
+                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="4.5" {
                     title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
                 }
-                text.label x=(x(point.intensity) + if i % 2 == 0 { 9.0 } else { -9.0 }) y=(y(point.tflops) + 4.0)
-                    text-anchor=(if i % 2 == 0 { "start" } else { "end" }) { (point.name) }
+            }
+            @for Label { name, dot, at } in labels(points, |p| (x(p.intensity), y(p.tflops)), right) {
+                line.leader x1=(dot.0) y1=(dot.1) x2=(at.0) y2=(at.1) {}
+                text.label x=(at.0 + 3.0) y=(at.1 + 4.0) { (name) }
             }
         }
     }
+}
+
+/// A name beside its point.
+struct Label<'a> {
+    name: &'a str,
+    /// The point.
+    dot: (f64, f64),
+    /// Where the name starts.
+    at: (f64, f64),
+}
+
+/// Names to the right of their points, moved down until none covers another.
+fn labels<'a>(points: &[Point<'a>], place: impl Fn(&Point) -> (f64, f64), right: f64) -> Vec<Label<'a>> {
+    const LINE: f64 = 13.0;
+    let width = |name: &str| 7.0 * name.len() as f64;
+    let mut dots: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
+    dots.sort_by(|a, b| a.1.1.total_cmp(&b.1.1));
+    let mut placed: Vec<Label> = Vec::new();
+    for (name, dot) in dots {
+        let x = (dot.0 + 14.0).min(right - width(name));
+        let mut y = dot.1;
+        // Taken places are in order of height, so one pass downwards finds a gap.
+        for other in &placed {
+            let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
+            if !beside && (y - other.at.1).abs() < LINE {
+                y = other.at.1 + LINE;
+            }
+        }
+        placed.push(Label { name, dot, at: (x, y) });
+        placed.sort_by(|a, b| a.at.1.total_cmp(&b.at.1));
+    }
+    placed
 }
 
 #[cfg(test)]
@@ -188,6 +235,16 @@ mod tests {
         assert_eq!(axis.ticks(), [10.0, 100.0, 1000.0, 10_000.0]);
         assert!((axis.at(100.0) - 1.0 / 3.0).abs() < 1e-12);
         assert_eq!(Log::over(std::iter::empty()).ticks().len(), 2);
+    }
+
+    #[test]
+    fn labels_do_not_cover_each_other() {
+        let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "proven" };
+        let points = [point("a"), point("b"), point("c")];
+        let mut heights: Vec<f64> =
+            labels(&points, |_| (10.0, 10.0), 100.0).iter().map(|label| label.at.1).collect();
+        heights.sort_by(f64::total_cmp);
+        assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }
 
     #[test]

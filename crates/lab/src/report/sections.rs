@@ -3,7 +3,7 @@
 use emu::model::Cause;
 use maud::{Markup, html};
 
-use super::chart::{Bar, Point, bars, roofline, short, stacked};
+use super::chart::{Bar, Part, Point, bars, roofline, short, stacked};
 use crate::climb::{Climb, Climbed};
 use crate::diagnose::show_lines;
 use crate::gate::Verdict;
@@ -26,7 +26,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td { b { (rung.rung.name) } br; span.soft { (rung.rung.story) } }
                     td class=(format!("verdict {}", proof.verdict)) { (proof.verdict) }
                     td.n { (proof.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
-                    td.n { (proof.error.map_or("–".into(), |e| format!("{:.1e} / {:.1e}", e.max_abs, e.max_abs_allowed))) }
+                    td.n { (proof.error.map_or("–".into(), |e| e.brief())) }
                     td.n { (us(rung)) }
                     td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
                     td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
@@ -78,14 +78,10 @@ pub(super) fn causes(climb: &Climb) -> Markup {
         .rungs
         .iter()
         .filter_map(|rung| {
-            let mut parts: Vec<_> = rung
-                .study
-                .prediction()?
-                .split
-                .iter()
-                .map(|&(c, share)| (c.name(), share, colour(c)))
-                .collect();
-            parts.sort_by_key(|&(_, _, colour)| colour);
+            let part =
+                |&(cause, share): &(Cause, f64)| Part { name: cause.name(), share, colour: colour(cause) };
+            let mut parts: Vec<Part> = rung.study.prediction()?.split.iter().map(part).collect();
+            parts.sort_by_key(|part| part.colour);
             Some((rung.rung.name.as_str(), parts))
         })
         .collect();
@@ -159,13 +155,13 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
 pub(super) fn findings(climb: &Climb) -> Markup {
     html! {
         @for rung in climb.rungs.iter().filter(|r| !r.study.findings.is_empty()) {
-            details open[rung.study.findings.len() < 3] {
+            details open {
                 summary { b { (rung.rung.name) } " " span.soft {
                     (rung.study.findings.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
                 } }
                 div.scroll { table {
                     thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
-                    tbody { @for f in &rung.study.findings {
+                    tbody { @for f in rung.study.findings.iter().take(3) {
                         tr {
                             td { (f.name) } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
                             td.n { (format!("{:.2}×", f.expected_gain)) } td { (f.cure) }
@@ -186,7 +182,7 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
                 tr {
                     td { (race.problem.dtype) } td.n { (short(us)) }
                     td.n { (short(race.problem.flops() / us * 1e-3)) }
-                    td.n { (format!("{:.1e} / {:.1e}", race.ours.error.max_abs, race.ours.error.max_abs_allowed)) }
+                    td.n { (race.ours.error.brief()) }
                     td.n { (race.ours.samples.len()) }
                 }
             } }

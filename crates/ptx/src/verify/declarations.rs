@@ -150,6 +150,14 @@ pub(super) fn function(module: &Module, function: &Function, report: &mut Report
         entry(module, function, report);
     }
     bounds(&function.bounds, report);
+    let needs = function.bounds.requirement();
+    if !needs.met_by(module.target) || needs.version > module.version {
+        let (target, version) = (module.target, module.version);
+        report.declare(
+            Rule::Target,
+            format!("clusters need {needs}; the module is for {target} and .version {version}"),
+        );
+    }
     if let Some(body) = &function.body {
         names(function, body, report);
         body_variables(body, report);

@@ -69,6 +69,10 @@ fn access(name: &str, m: &Memory) -> Result<(), String> {
         .into()
     })?;
     let weak = matches!(m.sem, MemSem::Default | MemSem::Weak);
+    let shareable = !matches!(m.space, Space::Local | Space::Const | Space::Param);
+    ensure(weak || shareable, || {
+        format!("an access to {} is weak: no other thread sees it", m.space.suffix())
+    })?;
     ensure(weak || m.cache.is_none(), || "a cache operator is for weak accesses".into())?;
     let evicts = m.l1.is_some() || m.l2.is_some();
     ensure(!(evicts && m.cache.is_some()), || "a cache operator excludes eviction priorities".into())?;

@@ -10,6 +10,9 @@ use super::{memory_modifiers, tensor_modifiers};
 /// Says what is wrong with the operation itself, whatever its operands.
 pub(super) fn check(op: &Op) -> Result<(), String> {
     match *op {
+        Op::Unary(UnaryOp::Rcp, Type::F64, mods) if mods.ftz != (mods.precision == Precision::Approx) => {
+            Err("rcp.f64 takes .approx.ftz together, or a rounding".into())
+        }
         Op::Unary(op, ty, mods) => allowed(op.name(), ty, mods, unary(op, ty)),
         Op::Binary(op, ty, mods) => allowed(op.name(), ty, mods, binary(op, ty)),
         Op::Ternary(op, ty, mods) => allowed(op.name(), ty, mods, ternary(op, ty)),
@@ -312,7 +315,13 @@ fn convert(cvt: &Cvt) -> Result<(), String> {
         _ => false,
     };
     ensure(rounded, || format!("cvt.{to}.{from} {}", shape.rounding.wanted()))?;
-    ensure(!ftz || to == Type::F32 || from == Type::F32, || format!("cvt.{to}.{from} does not take .ftz"))?;
+    let flushes = matches!((to, from), (_, Type::F32) | (Type::F32, _))
+        && !matches!((to, from), (Type::F16x2 | Type::Bf16x2 | Type::Tf32, _) | (_, Type::Bf16));
+    ensure(!ftz || flushes, || format!("cvt.{to}.{from} does not take .ftz"))?;
+    let directed = matches!(rounding, Some(CvtRounding::Float(crate::Rounding::Rm | crate::Rounding::Rp)));
+    ensure(!directed || !(relu || saturation == CvtSaturation::SatFinite), || {
+        format!("cvt.{to}.{from} takes .relu and .satfinite with .rn and .rz only")
+    })?;
     ensure(!relu || shape.relu, || format!("cvt.{to}.{from} does not take .relu"))?;
     match saturation {
         CvtSaturation::None => {
@@ -359,6 +368,15 @@ struct Conversion {
     relu: bool,
 }
 
+/// Whether every value of integer type `inner` is one of `outer`: then there is nothing to saturate.
+fn contains(outer: Type, inner: Type) -> bool {
+    match (outer.is_signed(), inner.is_signed()) {
+        (true, false) => outer.bits() > inner.bits(),
+        (false, true) => false,
+        _ => outer.bits() >= inner.bits(),
+    }
+}
+
 fn conversion(to: Type, from: Type) -> Option<Conversion> {
     use RoundingRule::{Absent, Float, Integral, IntegralOptional, Nearest, Tf32};
     use Type::{Bf16, Bf16x2, E4m3x2, E5m2x2, F16, F16x2, F32, F64};
@@ -381,7 +399,7 @@ fn conversion(to: Type, from: Type) -> Option<Conversion> {
     let scalar_float = |ty: Type| matches!(ty, F16 | Bf16 | F32 | F64);
     let rank = |ty: Type| ty.bits();
     match (to, from) {
-        _ if integer(to) && integer(from) => Some(plain(Absent)),
+        _ if integer(to) && integer(from) => Some(Conversion { sat: !contains(to, from), ..plain(Absent) }),
         _ if integer(to) && scalar_float(from) => Some(plain(Integral)),
         _ if scalar_float(to) && integer(from) => Some(Conversion { sat: to != Bf16, ..plain(Float) }),
         (Type::Tf32, F32) => Some(narrow(Tf32)),

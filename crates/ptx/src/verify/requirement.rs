@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::{
-    Atomic, AtomicOp, BarKind, BinaryOp, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction, FenceSem,
-    FloatMods, Instruction, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma, MmaShape, Module, Op,
-    Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg, Statement, Target, TargetSuffix, TernaryOp,
-    Type, UnaryOp, Version,
+    Atomic, AtomicOp, BarKind, BinaryOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction,
+    FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma,
+    MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg, Statement, Target,
+    TargetSuffix, TernaryOp, Type, UnaryOp, Version,
 };
 
 /// The least target and `.version` that something needs.
@@ -84,9 +84,7 @@ impl Module {
     pub fn requirement(&self) -> Requirement {
         let mut all = BASE;
         for function in self.functions() {
-            if function.bounds.required_cluster.is_some() || function.bounds.max_cluster_rank.is_some() {
-                all = all.and(need(78, 90));
-            }
+            all = all.and(function.bounds.requirement());
             for statement in function.body.iter().flat_map(|body| &body.statements) {
                 if let Statement::Inst(inst) = statement {
                     all = all.and(inst.requirement());
@@ -99,6 +97,15 @@ impl Module {
     /// The lowest `.version` that knows the target and everything in the module.
     pub fn minimum_version(&self) -> Version {
         self.target.minimum_version().max(self.requirement().version)
+    }
+}
+
+impl LaunchBounds {
+    /// What the directives need.
+    pub fn requirement(&self) -> Requirement {
+        let cluster =
+            self.required_cluster.is_some() || self.max_cluster_rank.is_some() || self.explicit_cluster;
+        when(cluster, need(78, 90))
     }
 }
 
@@ -164,6 +171,7 @@ impl Op {
             Op::Redux { .. } => need(70, 80),
             Op::Elect => need(80, 90),
             Op::Bar { kind: BarKind::Sync | BarKind::Arrive, .. } => BASE,
+            Op::BarrierCluster(ClusterBarrier::Arrive { relaxed: true, .. }) => need(80, 90),
             Op::BarrierCluster(_) => need(78, 90),
             Op::Fence(sem, s) => {
                 scope(Some(s)).and(when(matches!(sem, FenceSem::Acquire | FenceSem::Release), need(86, 90)))
@@ -228,7 +236,7 @@ fn convert(cvt: &Cvt) -> Requirement {
     let saturates = cvt.saturation == CvtSaturation::SatFinite;
     match (cvt.to, cvt.from) {
         (Type::Tf32, _) if cvt.rounding == Some(CvtRounding::Rna) => {
-            when(saturates, need(81, 89)).and(need(70, 80))
+            when(saturates, need(81, 80)).and(need(70, 80))
         }
         (Type::Tf32, _) => need(78, 90).and(when(saturates, need(81, 90))),
         (to, from) if is_fp8(to) || is_fp8(from) => need(81, 89),

@@ -1,0 +1,195 @@
+//! The built command on good and bad input: exit codes, messages, files.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A folder of its own for each test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("flashcore-cli-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).current_dir(&self.0).output().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Adds one to each of 64 numbers; `BARRIER` stands where the exchange through shared memory needs one.
+const PTX: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry shift(.param .u64 data)
+{
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    .shared .align 4 .b32 tile[64];
+    ld.param.u64 %rd1, [data];
+    cvta.to.global.u64 %rd1, %rd1;
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    ld.global.u32 %r2, [%rd3];
+    shl.b32 %r3, %r1, 2;
+    mov.u32 %r4, tile;
+    add.u32 %r3, %r3, %r4;
+    st.shared.u32 [%r3], %r2;
+    BARRIER
+    xor.b32 %r3, %r3, 128;
+    ld.shared.u32 %r5, [%r3];
+    st.global.u32 [%rd3], %r5;
+    ret;
+}
+";
+
+const LAUNCH: &str = "[launch]
+grid = [1]
+block = [64]
+[[arg]]
+role = \"buffer\"
+dtype = \"u32\"
+elements = 64
+init = \"iota\"
+";
+
+#[test]
+fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
+    let folder = Folder::new("check");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let right = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
+    let output = folder.run(&["check", &right, "--launch", &launch]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("proven"));
+
+    let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
+    let output = folder.run(&["check", &racy, "--launch", &launch, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["verdict"], "refuted");
+    let hazard = &json["hazards"][0];
+    assert_eq!(hazard["kind"], "race");
+    for key in ["line", "other_line", "threads", "address", "message"] {
+        assert!(!hazard[key].is_null(), "{key} is missing: {hazard}");
+    }
+    assert_eq!((hazard["line"].as_u64(), hazard["other_line"].as_u64()), (Some(18), Some(21)));
+    for key in ["error", "findings", "counters"] {
+        assert!(json.get(key).is_some(), "{key} is missing");
+    }
+
+    let endless = PTX.replace("BARRIER", "again: bra again;");
+    let endless = folder.write("endless.ptx", &endless);
+    let output = folder.run(&["check", &endless, "--launch", &launch, "--quick"]);
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{}", text(&output.stdout));
+}
+
+#[test]
+fn bad_usage_is_named_and_exits_with_3() {
+    let folder = Folder::new("usage");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let ptx = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
+    let broken = folder.write("broken.ptx", &PTX.replace("BARRIER", "frobnicate.sync 0;"));
+    let wrong_launch = folder.write("wrong.toml", &LAUNCH.replace("64]", "0]"));
+    let two = folder.write("two.toml", &format!("{LAUNCH}{}", &LAUNCH[LAUNCH.find("[[arg]]").unwrap()..]));
+    let cases: [(&[&str], &str); 11] = [
+        (&["check", &ptx], "--launch"),
+        (&["check", "none.ptx", "--launch", &launch], "cannot read none.ptx"),
+        (&["check", &ptx, "--launch", "none.toml"], "cannot read none.toml"),
+        (&["check", &launch, "--launch", &launch], "a kernel is a .ptx or a .cu file"),
+        (&["check", &ptx, "--launch", &ptx], "launch file:"),
+        (&["check", &broken, "--launch", &launch], "frobnicate"),
+        (&["check", &ptx, "--launch", &wrong_launch], "launch.block = [0] is not possible"),
+        (&["check", &ptx, "--launch", &two], "2 [[arg]] given, but entry shift takes 1 parameters"),
+        (&["explain", &ptx, "--launch", &launch, "--gpu", "TPU"], "--gpu = TPU is not possible; accepted: "),
+        (&["bench", "--shape", "1x2x3"], "--shape = 1x2x3 is not possible"),
+        (&["fly"], "unrecognized subcommand"),
+    ];
+    for (args, expected) in cases {
+        let output = folder.run(args);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{args:?}: {error}");
+        assert!(error.contains(expected), "{args:?}: {error}");
+        assert!(!error.contains("panicked"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn explain_names_causes_and_lines() {
+    let folder = Folder::new("explain");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let ptx = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
+    let output = folder.run(&["explain", &ptx, "--launch", &launch]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(shown.contains("predicted on L4") && shown.contains("st.shared.u32"), "{shown}");
+}
+
+#[test]
+fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
+    let folder = Folder::new("run");
+    let tensor = |shape: [usize; 4]| {
+        let count: usize = shape.iter().product();
+        let values = lab::values::Values::F32((0..count).map(|i| (i % 7) as f32 / 7.0).collect());
+        lab::files::Tensor { values, shape: shape.to_vec() }
+    };
+    let save = |name: &str, tensors: &[(&str, [usize; 4])]| {
+        let tensors = tensors.iter().map(|&(n, shape)| (n.to_owned(), tensor(shape))).collect();
+        lab::files::save(&folder.0.join(name), &tensors).unwrap();
+    };
+    save("in.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 2, 5, 8]), ("v", [1, 2, 5, 8])]);
+    let output = folder.run(&["run", "--q", "in.safetensors", "--out", "out.safetensors", "--causal"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let out = lab::files::load(&folder.0.join("out.safetensors"), "out").unwrap();
+    assert_eq!(out.shape, [1, 2, 3, 8]);
+    assert!((0..out.values.len()).filter_map(|i| out.values.get(i)).all(|x| (0.0..=1.0).contains(&x)));
+    assert_eq!(lab::files::load(&folder.0.join("out.safetensors"), "lse").unwrap().shape, [1, 2, 3]);
+
+    save("bad.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 2, 5, 4]), ("v", [1, 2, 5, 8])]);
+    let cases: [(&[&str], &str); 4] = [
+        (&["run", "--q", "bad.safetensors", "--out", "bad.npy"], "batch and head dim must agree"),
+        (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy and .safetensors"),
+        (&["run", "--q", "in.safetensors", "--out", "no/bad.npy"], "cannot write no/bad.npy"),
+        (
+            &["run", "--q", "in.safetensors", "--out", "bad.npy", "--scale", "nan"],
+            "scale = NaN is not finite",
+        ),
+    ];
+    for (args, expected) in cases {
+        let output = folder.run(args);
+        assert_eq!(output.status.code(), Some(3), "{args:?}");
+        assert!(text(&output.stderr).contains(expected), "{args:?}: {}", text(&output.stderr));
+    }
+    let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
+fn doctor_and_help_speak() {
+    let folder = Folder::new("doctor");
+    let output = folder.run(&["doctor"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("native kernels"));
+    let output = folder.run(&["check", "--help"]);
+    assert!(
+        output.status.success()
+            && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
+    );
+}

@@ -1,0 +1,43 @@
+//! Kernels whose inputs are quantised are judged against what their codes stand for; what quantising itself costs is a
+//! figure of its own and decides nothing.
+
+use kernels::ladder::{dequantise, quantise};
+use problem::Problem;
+
+use crate::values::{Inputs, Values};
+
+/// Inputs as codes.
+pub(super) struct Codes {
+    /// Codes of Q, K and V.
+    pub codes: [Vec<u8>; 3],
+    /// Scales of each head of Q, then of K, then of V.
+    pub scales: Vec<f32>,
+    /// The values that the codes stand for.
+    pub decoded: Inputs,
+}
+
+/// Quantises dense inputs, head by head.
+pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
+    let mut scales = Vec::new();
+    let mut tensor = |values: &Values, seq: usize, dim: usize| {
+        let wide: Vec<f32> = (0..values.len()).filter_map(|i| values.get(i)).collect();
+        let quantised = quantise(&wide, seq * dim);
+        scales.extend(&quantised.scales);
+        let decoded = Values::round(problem.dtype, &dequantise(&quantised));
+        (quantised.codes, decoded)
+    };
+    let (q_codes, q) = tensor(&inputs.q, problem.seq_q, problem.head_dim);
+    let (k_codes, k) = tensor(&inputs.k, problem.seq_kv, problem.head_dim);
+    let (v_codes, v) = tensor(&inputs.v, problem.seq_kv, problem.head_dim_v);
+    Codes { codes: [q_codes, k_codes, v_codes], scales, decoded: Inputs { q, k, v } }
+}
+
+/// Relative Frobenius distance of two outputs: what quantising costs.
+pub(super) fn distance(quantised: &[f64], exact: &[f64]) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (x, y) in quantised.iter().zip(exact) {
+        error += (x - y) * (x - y);
+        norm += y * y;
+    }
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}

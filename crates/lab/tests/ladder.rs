@@ -1,0 +1,56 @@
+//! The seeds' story comes out by itself: each rung gets its verdict for its reason, and its root cause by name.
+
+use flashcore_lab as lab;
+use kernels::Arch;
+use lab::climb::{Climb, Options, climb, rungs};
+use lab::gate::Settings;
+use problem::{DType, Problem};
+
+fn small_climb() -> Climb {
+    let problem = Problem::new(1, 8, 128, 64, DType::F16);
+    let settings = Settings::quick().first_run();
+    let options = Options { problem: problem.clone(), settings, ptxas: None, cpu_seconds: 0.0 };
+    climb(&options, rungs(&problem, &Arch::SM_89).unwrap(), |_| {}).unwrap()
+}
+
+#[test]
+fn every_rung_gets_its_verdict_and_its_cause() {
+    let climb = small_climb();
+    assert_eq!(climb.surprises(), [""; 0]);
+    let finding = |rung: &str, name: &str| {
+        let rung = climb.rungs.iter().find(|r| r.rung.name == rung).unwrap_or_else(|| panic!("no {rung}"));
+        let found = rung.study.findings.iter().find(|f| f.name == name);
+        let names: Vec<_> = rung.study.findings.iter().map(|f| f.name).collect();
+        found.cloned().ok_or_else(|| format!("{}: {names:?} lacks {name}", rung.rung.name))
+    };
+    // What was really wrong with each, none of it named in the seeds.
+    for (rung, cause) in [
+        ("minimal", "uncoalesced global accesses"),
+        ("phase1", "serial reduction"),
+        ("phase1", "bank conflicts"),
+        ("phase1", "tensor cores unused"),
+        ("phase3", "idle warps"),
+        ("phase3", "barriers"),
+        ("phase4", "idle warps"),
+        ("phase6_it1", "local memory"),
+        ("phase6_it2", "idle warps"),
+        ("p1_wmma", "serial reduction"),
+        ("p1_wmma", "tensor cores hardly used"),
+        ("u8_baseline", "bank conflicts"),
+    ] {
+        let finding = finding(rung, cause).unwrap_or_else(|e| panic!("{e}"));
+        assert!(!finding.lines.is_empty() && finding.expected_gain > 1.0, "{rung}: {finding:?}");
+        assert!((0.0..=1.0).contains(&finding.share), "{rung}: {finding:?}");
+    }
+    // The fused kernel has none of these.
+    for cause in ["serial reduction", "idle warps", "bank conflicts", "tensor cores unused", "local memory"] {
+        assert!(finding("fused", cause).is_err(), "{cause}");
+    }
+    let json = climb.json();
+    for key in ["name", "verdict", "hazards", "max_diff", "us", "us_kind", "bound", "findings"] {
+        assert!(json["rungs"][0].get(key).is_some(), "{key} is missing");
+    }
+    let page = lab::report::page(&climb);
+    assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
+    assert!(!page.contains("NaN µs") && page.contains("phase4_race"));
+}

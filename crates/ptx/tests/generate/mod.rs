@@ -1,0 +1,304 @@
+//! Modules from a sequence of numbers: every operation with arbitrary modifiers, and operands of the kinds that its
+//! signature takes. They need not be legal, only printable.
+
+use flashcore_ptx::*;
+
+/// Numbers to choose by, one after the other and again from the start.
+pub struct Choices {
+    numbers: Vec<u32>,
+    at: usize,
+}
+
+impl Choices {
+    pub fn new(numbers: Vec<u32>) -> Choices {
+        Choices { numbers, at: 0 }
+    }
+
+    fn number(&mut self) -> u32 {
+        self.at += 1;
+        // Mixed with the position, so that going round again gives other choices.
+        self.numbers[self.at % self.numbers.len()].wrapping_mul(2_654_435_761).wrapping_add(self.at as u32)
+            >> 3
+    }
+
+    fn of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.number() as usize % values.len()]
+    }
+
+    fn named<T: Copy>(&mut self, names: &[(T, &str)]) -> T {
+        self.of(names).0
+    }
+
+    fn flag(&mut self) -> bool {
+        self.number().is_multiple_of(2)
+    }
+
+    fn maybe<T>(&mut self, value: impl FnOnce(&mut Choices) -> T) -> Option<T> {
+        if self.flag() { Some(value(self)) } else { None }
+    }
+}
+
+const ROUNDINGS: [Rounding; 4] = [Rounding::Rn, Rounding::Rz, Rounding::Rm, Rounding::Rp];
+const SPACES: [Space; 7] = [
+    Space::Generic,
+    Space::Global,
+    Space::Shared,
+    Space::SharedCluster,
+    Space::Local,
+    Space::Const,
+    Space::Param,
+];
+
+fn ty(c: &mut Choices) -> Type {
+    c.of(&Type::ALL)
+}
+
+fn mods(c: &mut Choices) -> FloatMods {
+    let rounding = Precision::Rounded(c.of(&ROUNDINGS));
+    FloatMods {
+        precision: c.of(&[Precision::Unspecified, Precision::Approx, Precision::Full, rounding]),
+        ftz: c.flag(),
+        sat: c.flag(),
+        relu: c.flag(),
+        nan: c.flag(),
+        xorsign_abs: c.flag(),
+    }
+}
+
+fn ordering(c: &mut Choices) -> (MemSem, Option<Scope>) {
+    use MemSem::{AcqRel, Acquire, Default, Mmio, Relaxed, Release, Volatile, Weak};
+    (
+        c.of(&[Default, Weak, Volatile, Relaxed, Acquire, Release, AcqRel, Mmio]),
+        c.maybe(|c| c.named(Scope::NAMES)),
+    )
+}
+
+fn memory(c: &mut Choices, ldu: bool) -> Memory {
+    let (sem, scope) = ordering(c);
+    Memory {
+        sem,
+        scope,
+        space: c.of(&SPACES),
+        ty: ty(c),
+        vector: c.of(&[1, 2, 4, 8]),
+        cache: c.maybe(|c| c.named(CacheOp::NAMES)),
+        non_coherent: c.flag(),
+        l1: c.maybe(|c| c.named(Eviction::NAMES)),
+        l2: c.maybe(|c| c.named(Eviction::NAMES)),
+        l2_prefetch: c.maybe(|c| c.of(&[64, 128, 256])),
+        cache_hint: c.flag(),
+        unified: c.flag(),
+        ldu,
+    }
+}
+
+fn atomic(c: &mut Choices) -> Atomic {
+    let (sem, scope) = ordering(c);
+    Atomic {
+        sem,
+        scope,
+        op: c.named(AtomicOp::NAMES),
+        space: c.of(&SPACES),
+        ty: ty(c),
+        vector: c.of(&[1, 2, 4]),
+        noftz: c.flag(),
+        cache_hint: c.flag(),
+    }
+}
+
+fn matrix(c: &mut Choices) -> MatrixAccess {
+    let space = c.of(&[Space::Generic, Space::Shared]);
+    MatrixAccess {
+        shape: c.named(MatrixShape::NAMES),
+        count: c.of(&[1, 2, 4]),
+        trans: c.flag(),
+        space,
+        ty: ty(c),
+    }
+}
+
+fn product(c: &mut Choices) -> Mma {
+    let mut mma = Mma::new(
+        MmaShape { m: c.of(&[8, 16]), n: 8, k: c.of(&[4, 8, 16, 32, 64]) },
+        c.of(&[Type::F32, Type::F16, Type::S32]),
+        c.of(&[Type::F16, Type::Bf16, Type::Tf32, Type::E4m3, Type::S8, Type::U4]),
+        c.of(&[Type::F16, Type::Bf16, Type::Tf32, Type::E5m2, Type::U8, Type::S4]),
+        c.of(&[Type::F32, Type::F16, Type::S32]),
+    );
+    mma.satfinite = c.flag();
+    mma.kind_f8f6f4 = c.flag();
+    mma
+}
+
+fn conversion(c: &mut Choices) -> Cvt {
+    let (float, integer) = (CvtRounding::Float(c.of(&ROUNDINGS)), CvtRounding::Integer(c.of(&ROUNDINGS)));
+    Cvt {
+        to: ty(c),
+        from: ty(c),
+        rounding: c.maybe(|c| c.of(&[float, integer, CvtRounding::Rna])),
+        ftz: c.flag(),
+        saturation: c.of(&[CvtSaturation::None, CvtSaturation::Sat, CvtSaturation::SatFinite]),
+        relu: c.flag(),
+    }
+}
+
+fn arithmetic(c: &mut Choices) -> Op {
+    let combine = c.maybe(|c| c.named(BoolOp::NAMES));
+    match c.number() % 18 {
+        0 => {
+            let op = c.named(UnaryOp::NAMES);
+            // `bfind` takes no modifiers of floats.
+            let mods =
+                if matches!(op, UnaryOp::Bfind | UnaryOp::BfindShiftamt) { FloatMods::NONE } else { mods(c) };
+            Op::Unary(op, ty(c), mods)
+        }
+        1 => Op::Binary(c.named(BinaryOp::NAMES), ty(c), mods(c)),
+        2 => Op::Ternary(c.named(TernaryOp::NAMES), ty(c), mods(c)),
+        3 => Op::Carry(c.named(CarryOp::NAMES), ty(c)),
+        4 => Op::Setp { cmp: c.named(CmpOp::NAMES), combine, ty: ty(c), ftz: c.flag() },
+        5 => Op::Set { cmp: c.named(CmpOp::NAMES), combine, to: ty(c), ty: ty(c), ftz: c.flag() },
+        6 => Op::Selp(ty(c)),
+        7 => Op::Slct { ty: ty(c), cond: ty(c), ftz: c.flag() },
+        8 => Op::Testp(c.named(TestpOp::NAMES), ty(c)),
+        9 => c.of(&[Op::Lop3, Op::Fns, Op::Movmatrix, Op::Activemask]),
+        10 => Op::Shf(c.named(ShiftDirection::NAMES), c.named(ShfMode::NAMES)),
+        11 => Op::Bfe(ty(c)),
+        12 => Op::Bfi(ty(c)),
+        13 => Op::Prmt(c.named(&PrmtMode::SUFFIXES)),
+        14 => Op::Szext(c.named(ShfMode::NAMES), ty(c)),
+        15 => Op::Dp2a(c.named(DotHalf::NAMES), ty(c), ty(c)),
+        16 => Op::Mov(ty(c)),
+        _ => Op::Cvt(conversion(c)),
+    }
+}
+
+fn other(c: &mut Choices) -> Op {
+    let space = c.of(&SPACES);
+    match c.number() % 24 {
+        0 => Op::Cvta { space: c.of(&SPACES[1..]), to_space: c.flag(), ty: ty(c) },
+        1 => Op::Isspacep(space),
+        2 => Op::Mapa { space, ty: ty(c) },
+        3 | 4 => {
+            let ldu = c.flag();
+            Op::Ld(memory(c, ldu))
+        }
+        5 | 6 => Op::St(memory(c, false)),
+        7 => Op::Atom(atomic(c)),
+        8 => Op::Red(atomic(c)),
+        9 => Op::Prefetch(
+            space,
+            c.of(&[PrefetchLevel::L1, PrefetchLevel::L2EvictLast, PrefetchLevel::TensorMap]),
+        ),
+        10 => Op::CpAsync(CpAsync {
+            cache: c.of(&[CacheOp::Ca, CacheOp::Cg]),
+            l2_prefetch: c.maybe(|c| c.of(&[64, 128, 256])),
+            cache_hint: c.flag(),
+            ignore_src: c.flag(),
+            shared_cta: c.flag(),
+        }),
+        11 => c.of(&[
+            Op::CpAsyncCommitGroup,
+            Op::CpAsyncWaitGroup,
+            Op::CpAsyncWaitAll,
+            Op::Discard(Space::Global),
+        ]),
+        12 => Op::Ldmatrix(matrix(c)),
+        13 => Op::Stmatrix(matrix(c)),
+        14 | 15 => Op::Mma(product(c)),
+        16 => Op::Shfl(c.named(ShflMode::NAMES)),
+        17 => Op::Vote(c.named(VoteMode::NAMES)),
+        18 => Op::Match(c.named(MatchMode::NAMES), ty(c)),
+        19 => Op::Redux { op: c.named(ReduxOp::NAMES), ty: ty(c), abs: c.flag(), nan: c.flag() },
+        20 => {
+            use BarKind::{Arrive, RedAnd, RedOr, RedPopc, Sync};
+            Op::Bar { kind: c.of(&[Sync, Arrive, RedPopc, RedAnd, RedOr]), aligned: c.flag() }
+        }
+        21 => Op::Fence(c.named(FenceSem::NAMES), c.named(Scope::NAMES)),
+        22 => Op::Mbarrier(c.named(&Mbarrier::NAMES)),
+        _ => Op::Bra { uni: c.flag() },
+    }
+}
+
+/// An operand of the kind; registers are `%r0` to `%r7`, 8 is a predicate.
+fn operand(c: &mut Choices, slot: Slot) -> Operand {
+    let reg = Reg(c.number() % 8);
+    let element = |c: &mut Choices| Operand::Reg(Reg(c.number() % 8));
+    match slot.kind {
+        SlotKind::Value(Type::Pred) => {
+            if c.of(&[true, false]) {
+                Operand::Reg(Reg(8))
+            } else {
+                Operand::Not(Reg(8))
+            }
+        }
+        SlotKind::Value(_) | SlotKind::Wide(_) | SlotKind::Packable(_) => match (slot.flow, c.number() % 5) {
+            (Flow::Read, 0) => Operand::Imm(Imm::Int(i64::from(c.number() as i32))),
+            (Flow::Read, 1) => Operand::Imm(Imm::F32(c.number())),
+            (Flow::Read, 2) => Operand::Special(c.of(SpecialReg::ALL)),
+            (Flow::Read, 3) => Operand::Symbol("buffer".into(), (c.number() % 64).into()),
+            _ => Operand::Reg(reg),
+        },
+        SlotKind::Vector(_, count) | SlotKind::WideVector(_, count) => {
+            Operand::Vector((0..count).map(|_| element(c)).collect())
+        }
+        SlotKind::Pair(_) => {
+            c.maybe(|c| Operand::Pair(c.maybe(|_| reg), Some(Reg(8)))).unwrap_or(Operand::Reg(reg))
+        }
+        SlotKind::Address(_) => {
+            let base = c.maybe(|_| Base::Reg(reg)).unwrap_or(Base::Symbol("buffer".into()));
+            Operand::Address(Address { base, offset: i64::from(c.number() as i16) })
+        }
+        SlotKind::Constant => Operand::Imm(Imm::Int(c.of(&[0, 4, 16]))),
+        _ => Operand::Label(Label(0)),
+    }
+}
+
+fn instruction(c: &mut Choices) -> Instruction {
+    let mut op = if c.flag() { arithmetic(c) } else { other(c) };
+    let guard = c.maybe(|c| Guard { reg: Reg(8), negated: c.flag() });
+    let mut operands: smallvec::SmallVec<[Operand; 4]> =
+        op.signature().iter().map(|&slot| operand(c, slot)).collect();
+    // Which optional operand of `cp.async` is written shows by its type only.
+    if let Op::CpAsync(copy) = &mut op {
+        operands[3] = Operand::Reg(Reg(if copy.ignore_src { 8 } else { 0 }));
+    }
+    Instruction { guard, op, operands, line: 0 }
+}
+
+/// A kernel of a few instructions.
+pub fn module(c: &mut Choices) -> Module {
+    let mut registers: Vec<Register> =
+        (0..8).map(|i| Register { name: format!("%r{i}").into(), ty: Type::B32 }).collect();
+    registers.push(Register { name: "%p".into(), ty: Type::Pred });
+    let buffer = Variable {
+        linkage: Linkage::Private,
+        space: Space::Shared,
+        align: 16,
+        ty: Type::B8,
+        vector: 1,
+        name: "buffer".into(),
+        dims: vec![64],
+        init: None,
+    };
+    let mut statements = vec![Statement::Label(Label(0))];
+    for _ in 0..1 + c.number() % 12 {
+        statements.push(Statement::Inst(instruction(c)));
+    }
+    let body = Body { registers, labels: vec!["TOP".into()], variables: vec![buffer], statements };
+    let function = Function {
+        kind: FunctionKind::Entry,
+        linkage: Linkage::Visible,
+        name: "kernel".into(),
+        returns: Vec::new(),
+        params: Vec::new(),
+        bounds: LaunchBounds { max_registers: c.maybe(Choices::number), ..LaunchBounds::default() },
+        body: Some(body),
+    };
+    let target =
+        Target { sm: c.of(&[80, 89, 90]), suffix: c.of(&[TargetSuffix::None, TargetSuffix::ArchSpecific]) };
+    Module {
+        version: Version { major: 8, minor: c.number() % 9 },
+        target,
+        items: vec![Item::Function(function)],
+    }
+}

@@ -1,0 +1,133 @@
+//! `parse(print(m)) == m` for generated modules, and no panic on damaged text.
+
+mod generate;
+
+use std::path::Path;
+
+use flashcore_ptx::parse;
+use proptest::prelude::*;
+
+use generate::{Choices, module};
+
+/// Texts from the corpus, short enough to be damaged many times a second.
+fn corpus() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests");
+    let mut texts = Vec::new();
+    for folder in ["corpus", "parse", "verify", "emit"].map(|purpose| folder.join(purpose)) {
+        for path in std::fs::read_dir(folder).unwrap().filter_map(|entry| Some(entry.ok()?.path())) {
+            if path.extension().is_some_and(|extension| extension == "ptx") {
+                texts.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    texts.retain(|text| text.len() < 12_000);
+    texts.sort();
+    assert!(texts.len() > 10);
+    texts
+}
+
+/// Whatever parses must verify or be refused, print, and read back as itself.
+fn survives(text: &str) {
+    if let Ok(module) = parse(text) {
+        let _ = module.verify();
+        let printed = module.to_string();
+        let again = parse(&printed).unwrap_or_else(|e| panic!("printed text: {e}\n{printed}"));
+        assert_eq!(again, module, "{printed}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn generated_modules_read_back(choices in prop::collection::vec(any::<u32>(), 40..400)) {
+        let module = module(&mut Choices::new(choices));
+        let printed = module.to_string();
+        let again = parse(&printed).map_err(|e| TestCaseError::fail(format!("{e}\n{printed}")))?;
+        prop_assert_eq!(again, module, "{}", printed);
+    }
+
+    #[test]
+    fn damaged_text_does_no_harm(
+        which in any::<prop::sample::Index>(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..5), 1..6),
+    ) {
+        let texts = corpus();
+        let mut text = texts[which.index(texts.len())].clone().into_bytes();
+        for (at, other, kind) in edits {
+            let (i, j) = (at.index(text.len()), other.index(text.len()));
+            match kind {
+                0 => { text.remove(i); }
+                1 => text.insert(i, b"{}[]<>();:,.%@!|+-0 \"/\n"[j % 23]),
+                2 => text.swap(i, j),
+                3 => text.truncate(i.max(1)),
+                // A piece of the text in another place.
+                _ => {
+                    let piece = text[i..(i + 40).min(text.len())].to_vec();
+                    text.splice(j..j, piece);
+                }
+            }
+            if text.is_empty() { return Ok(()); }
+        }
+        survives(&String::from_utf8_lossy(&text));
+    }
+
+    #[test]
+    fn any_text_does_no_harm(text in "(\\PC|\n){0,200}") {
+        survives(&text);
+        survives(&format!(".version 8.0 .target sm_80 .entry k() {{ {text} }}"));
+    }
+}
+
+/// Texts made to take long or much memory.
+#[test]
+fn hostile_texts_are_refused_at_once() {
+    let header = ".version 8.0\n.target sm_80\n.address_size 64\n";
+    let many = |text: &str| text.repeat(100_000);
+    let texts = [
+        format!("{header}.entry k() {{{}", many("{")),
+        format!("{header}.entry k() {{ mov.u32 %laneid, {}1;", many("(")),
+        format!("{header}.entry k() {{ mov.u32 %laneid, {}1;", many("-")),
+        format!("{header}.entry k() {{ mov.b32 {}", many("{")),
+        format!("{header}.entry k() {{{}", many(".reg .b32 %r<4000000000>;")),
+        format!("{header}.global .u8 x{} = {}", many("[2]"), many("{")),
+        format!(
+            "{header}{}",
+            (0..200).map(|i| format!(".global .u8 x{i}[1][16777000] = {{{{}}}};\n")).collect::<String>()
+        ),
+        format!(
+            "{header}.entry k() {{ t: .branchtargets L{};{} L: }}",
+            many(", L"),
+            many("brx.idx %laneid, t;")
+        ),
+        format!("{header}.entry k() {{ add{} 1; }}", many(".u32")),
+        format!("{header}/*{}", many("*")),
+        many("."),
+    ];
+    let start = std::time::Instant::now();
+    for text in texts {
+        let error = parse(&text).expect_err("refused");
+        assert!(error.text.chars().count() <= 200 && error.line > 0, "{error}");
+    }
+    assert!(start.elapsed().as_secs() < 10, "took {:?}", start.elapsed());
+}
+
+/// 10 000 lines in tens of milliseconds when optimised; the bound leaves room for slow machines and debug builds.
+#[test]
+fn ten_thousand_lines_parse_fast() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus/cuda_flash_sm80.ptx");
+    let text = std::fs::read_to_string(folder).unwrap();
+    let (header, function) = text.split_once(".visible .entry flash").unwrap();
+    let repeated: String = (0..5).map(|i| format!(".visible .entry flash{i}{function}\n")).collect();
+    let text = format!("{header}{repeated}");
+    let start = std::time::Instant::now();
+    let module = parse(&text).unwrap();
+    let parsed = start.elapsed();
+    module.verify().unwrap();
+    let verified = start.elapsed() - parsed;
+    eprintln!("{} lines: parsed in {parsed:?}, verified in {verified:?}", text.lines().count());
+    assert!(
+        parsed.as_millis() < 1000 && verified.as_millis() < 1000,
+        "parsed {parsed:?}, verified {verified:?}"
+    );
+}

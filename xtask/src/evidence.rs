@@ -1,0 +1,35 @@
+//! Builds the programs that run on a GPU machine. They know the commit they were built from, because that machine need not
+//! have the repository; without a clean one they write no rows.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{XtaskError, run};
+
+/// Builds them in release mode and puts them into `.device/`.
+///
+/// # Errors
+/// Uncommitted changes, or a build that fails.
+pub fn build(root: &Path) -> Result<(), XtaskError> {
+    let git = |args: &[&str]| -> Result<String, XtaskError> {
+        let output = Command::new("git").current_dir(root).args(args).output();
+        let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
+    if !changes.is_empty() {
+        return Err(XtaskError::Check(format!(
+            "evidence comes from a clean commit; commit or stash:\n{changes}"
+        )));
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let build = ["build", "--release", "--package", "flashcore-lab", "--example", "tensor_cores"];
+    run(Command::new(env!("CARGO")).current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build))?;
+    let folder = root.join(".device");
+    let io = |source| XtaskError::Io { path: folder.clone(), source };
+    fs::create_dir_all(&folder).map_err(io)?;
+    fs::copy(root.join("target/release/examples/tensor_cores"), folder.join("tensor_cores")).map_err(io)?;
+    println!("{} at commit {commit}", folder.join("tensor_cores").display());
+    Ok(())
+}
