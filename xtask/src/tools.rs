@@ -41,6 +41,8 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
     let stamp = folder.join("versions");
     let wanted = WHEELS.join("\n");
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
+        // A file of an older version; that it may not be there is no error.
+        let _ = fs::remove_file(folder.join("bin/ptxas"));
         fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
         run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
@@ -52,6 +54,13 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
         nvdisasm: find(&venv, |name| name == "nvdisasm")?,
         nvrtc: find(&venv, |name| name.starts_with("libnvrtc.so"))?,
     };
+    // Where the command line looks for it when it is run from this folder.
+    let bin = folder.join("bin");
+    let io = |source| XtaskError::Io { path: bin.clone(), source };
+    fs::create_dir_all(&bin).map_err(io)?;
+    if !bin.join("ptxas").exists() {
+        fs::hard_link(&tools.ptxas, bin.join("ptxas")).map_err(io)?;
+    }
     Ok(tools)
 }
 
