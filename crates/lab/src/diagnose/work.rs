@@ -188,9 +188,15 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Time spent waiting for other warps.
+/// Time spent waiting for other warps, beyond what one of the causes above explains: who waits while one thread reduces
+/// suffers from the reduction, not from the barrier.
 pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
     let share = evidence.prediction?.share(Cause::Barrier);
+    let unequal = [serial_section(evidence), idle_warps(evidence)];
+    let explained: f64 = unequal.iter().flatten().map(|f| f.share).sum();
+    if explained >= 0.5 * share {
+        return None;
+    }
     let is_barrier = |e: &Executed| matches!(e.inst.op, Op::Bar { .. });
     let warps = evidence.kernel.launch.grid.count() * u64::from(evidence.counters.warps);
     (share >= 0.10).then(|| Finding {
