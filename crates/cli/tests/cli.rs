@@ -131,6 +131,35 @@ fn bad_usage_is_named_and_exits_with_3() {
     }
 }
 
+/// Where NVRTC is at hand (`cargo xtask test` fetches it), CUDA C++ is judged; where it is not, the message says what to do.
+#[test]
+fn cuda_sources_go_through_nvrtc() {
+    let folder = Folder::new("cuda");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let source = "extern \"C\" __global__ void twice(unsigned* x) { x[threadIdx.x] *= 2; }";
+    let cuda = folder.write("twice.cu", source);
+    let command = |library: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(["check", &cuda, "--launch", &launch]).current_dir(&folder.0);
+        library.into_iter().for_each(|path| {
+            command.env("FLASHCORE_NVRTC", path);
+        });
+        command.output().unwrap()
+    };
+    let absent = command(Some("/nonexistent/libnvrtc.so"));
+    assert_eq!(absent.status.code(), Some(3));
+    assert!(
+        text(&absent.stderr).contains("/nonexistent/libnvrtc.so cannot be loaded"),
+        "{}",
+        text(&absent.stderr)
+    );
+    let found = command(None);
+    match found.status.code() {
+        Some(0) => assert!(text(&found.stdout).starts_with("proven")),
+        _ => assert!(text(&found.stderr).contains("FLASHCORE_NVRTC"), "{}", text(&found.stderr)),
+    }
+}
+
 #[test]
 fn explain_names_causes_and_lines() {
     let folder = Folder::new("explain");

@@ -30,7 +30,6 @@ fn every_rung_gets_its_verdict_and_its_cause() {
         ("phase1", "bank conflicts"),
         ("phase1", "tensor cores unused"),
         ("phase3", "idle warps"),
-        ("phase3", "barriers"),
         ("phase4", "idle warps"),
         ("phase6_it1", "local memory"),
         ("phase6_it2", "idle warps"),

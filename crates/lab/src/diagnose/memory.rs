@@ -146,7 +146,8 @@ pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
 /// Waiting for global memory with nothing else to do.
 pub(super) fn no_overlap(evidence: &Evidence) -> Option<Finding> {
     let copies = evidence.has(|op| matches!(op, Op::CpAsync(_)));
-    let share = evidence.predicted(&GLOBAL, 0.0);
+    // Latency only: a busy L1 or DRAM is not made faster by asking earlier.
+    let share = evidence.predicted(&[Cause::L2, Cause::Dram], 0.0);
     let loads =
         |e: &Executed| matches!(e.inst.op, Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic));
     (!copies && share >= 0.10).then(|| Finding {

@@ -53,8 +53,8 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "idle warps",
         evidence: format!(
-            "{} of {warps} warps work in {:.0} % of the critical path, lines {}: rows are handed out by `tid`, and there \
-             are fewer rows than threads",
+            "{} of {warps} warps work in {:.0} % of the critical path, lines {}: as with `row = tid` \
+             and fewer rows than threads",
             heaviest.warps,
             100.0 * share,
             show_lines(&lines)
@@ -117,7 +117,8 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
             _ => None,
         })
         .sum();
-    let fraction = on_tensor / (on_tensor + by_hand).max(1.0);
+    // An empty sum of floats is −0.
+    let fraction = on_tensor.abs() / (on_tensor + by_hand).max(1.0);
     if fraction > 0.9 || by_hand == 0.0 {
         return None;
     }
@@ -188,9 +189,15 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Time spent waiting for other warps.
+/// Time spent waiting for other warps, beyond what one of the causes above explains: who waits while one thread reduces
+/// suffers from the reduction, not from the barrier.
 pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
     let share = evidence.prediction?.share(Cause::Barrier);
+    let unequal = [serial_section(evidence), idle_warps(evidence)];
+    let explained: f64 = unequal.iter().flatten().map(|f| f.share).sum();
+    if explained >= 0.5 * share {
+        return None;
+    }
     let is_barrier = |e: &Executed| matches!(e.inst.op, Op::Bar { .. });
     let warps = evidence.kernel.launch.grid.count() * u64::from(evidence.counters.warps);
     (share >= 0.10).then(|| Finding {

@@ -151,18 +151,21 @@ pub struct Point<'a> {
     pub class: &'a str,
 }
 
-/// A roofline of `peak` TFLOP/s and `bandwidth` TB/s, both axes logarithmic.
-pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
+/// A roofline of `peak` TFLOP/s over slopes of `dram` and `l2` TB/s, both axes logarithmic.
+pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
     let height = 340.0;
     let (left, right, top, bottom) = (60.0, WIDTH - 20.0, 12.0, height - 34.0);
-    let ridge = peak / bandwidth;
+    let ridge = peak / dram;
     let across = Log::over(points.iter().map(|p| p.intensity).chain([ridge, 10.0 * ridge]));
     let up = Log::over(points.iter().map(|p| p.tflops).chain([peak]));
     let x = |v: f64| left + across.at(v) * (right - left);
     let y = |v: f64| bottom - up.at(v) * (bottom - top);
     let (first, last) = (10f64.powf(across.low), 10f64.powf(across.high));
-    // Where the slope enters the picture: at its left edge or at its lower one.
-    let entry = first.max(10f64.powf(up.low) / bandwidth);
+    let slope = |bandwidth: f64| {
+        // It enters the picture at its left edge or at its lower one.
+        let entry = first.max(10f64.powf(up.low) / bandwidth);
+        format!("M{} {}L{} {}", x(entry), y(entry * bandwidth), x(peak / bandwidth), y(peak))
+    };
     html! {
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
             @for tick in across.ticks() {
@@ -173,18 +176,16 @@ pub fn roofline(points: &[Point], peak: f64, bandwidth: f64) -> Markup {
                 line.grid x1=(left) x2=(right) y1=(y(tick)) y2=(y(tick)) {}
                 text.tick x=(left - 6.0) y=(y(tick) + 4.0) text-anchor="end" { (short(tick)) }
             }
-            text.tick x=((left + right) / 2.0) y=(height - 4.0) text-anchor="middle" { "FLOP per byte of DRAM" }
+            text.tick x=((left + right) / 2.0) y=(height - 4.0) text-anchor="middle" { "FLOP per byte of DRAM, or of L2 where DRAM is not touched" }
             text.tick x=(left + 6.0) y=(top + 10.0) { "TFLOP/s" }
-            path.roof d=(format!(
-                "M{} {}L{} {}L{} {}",
-                x(entry), y(entry * bandwidth), x(ridge), y(peak), x(last), y(peak)
-            )) {}
+            path.roof d=(format!("{}L{} {}", slope(dram), x(last), y(peak))) {}
+            path.roof.l2 d=(format!("{}L{} {}", slope(l2), x(ridge), y(peak))) {}
             @for point in points {
                 circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="4.5" {
                     title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
                 }
             }
-            @for Label { name, dot, at } in labels(points, |p| (x(p.intensity), y(p.tflops)), right) {
+            @for Label { name, dot, at } in labels(points, |p| (x(p.intensity), y(p.tflops)), right, (top + bottom) / 2.0) {
                 line.leader x1=(dot.0) y1=(dot.1) x2=(at.0) y2=(at.1) {}
                 text.label x=(at.0 + 3.0) y=(at.1 + 4.0) { (name) }
             }
@@ -201,25 +202,31 @@ struct Label<'a> {
     at: (f64, f64),
 }
 
-/// Names to the right of their points, moved down until none covers another.
-fn labels<'a>(points: &[Point<'a>], place: impl Fn(&Point) -> (f64, f64), right: f64) -> Vec<Label<'a>> {
+/// Names to the right of their points, moved until none covers another: downwards above `middle`, upwards below it.
+fn labels<'a>(
+    points: &[Point<'a>],
+    place: impl Fn(&Point) -> (f64, f64),
+    right: f64,
+    middle: f64,
+) -> Vec<Label<'a>> {
     const LINE: f64 = 13.0;
     let width = |name: &str| 7.0 * name.len() as f64;
     let mut dots: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
-    dots.sort_by(|a, b| a.1.1.total_cmp(&b.1.1));
+    // From the edges inwards.
+    dots.sort_by(|a, b| (b.1.1 - middle).abs().total_cmp(&(a.1.1 - middle).abs()));
     let mut placed: Vec<Label> = Vec::new();
     for (name, dot) in dots {
+        let inwards = if dot.1 > middle { -LINE } else { LINE };
         let x = (dot.0 + 14.0).min(right - width(name));
-        let mut y = dot.1;
-        // Taken places are in order of height, so one pass downwards finds a gap.
-        for other in &placed {
-            let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
-            if !beside && (y - other.at.1).abs() < LINE {
-                y = other.at.1 + LINE;
-            }
-        }
+        let taken = |y: f64| {
+            placed.iter().any(|other| {
+                let beside = x + width(name) < other.at.0 || other.at.0 + width(other.name) < x;
+                !beside && (y - other.at.1).abs() < LINE
+            })
+        };
+        let steps = (0..).map(|step| dot.1 + f64::from(step) * inwards).take(points.len());
+        let y = steps.into_iter().find(|&y| !taken(y)).unwrap_or(dot.1);
         placed.push(Label { name, dot, at: (x, y) });
-        placed.sort_by(|a, b| a.at.1.total_cmp(&b.at.1));
     }
     placed
 }
@@ -242,7 +249,7 @@ mod tests {
         let point = |name| Point { name, intensity: 1.0, tflops: 1.0, class: "proven" };
         let points = [point("a"), point("b"), point("c")];
         let mut heights: Vec<f64> =
-            labels(&points, |_| (10.0, 10.0), 100.0).iter().map(|label| label.at.1).collect();
+            labels(&points, |_| (10.0, 10.0), 100.0, 50.0).iter().map(|label| label.at.1).collect();
         heights.sort_by(f64::total_cmp);
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }

@@ -108,10 +108,12 @@ pub(super) fn roofs(climb: &Climb) -> Markup {
         })
         .collect();
     let Some(gpu) = climb.machines.first() else { return html! {} };
+    let l2_gbps = f64::from(gpu.memory.l2_bandwidth) * gpu.clock_mhz * 1e-3;
     html! {
-        (roofline(&points, gpu.tensor_tflops(), gpu.memory.dram_gbps * 1e-3))
+        (roofline(&points, gpu.tensor_tflops(), gpu.memory.dram_gbps * 1e-3, l2_gbps * 1e-3))
         p.soft { (gpu.name) ": " (short(gpu.tensor_tflops())) " TFLOP/s dense on tensor cores, "
-            (short(gpu.memory.dram_gbps)) " GB/s of DRAM." }
+            (short(gpu.memory.dram_gbps)) " GB/s of DRAM, " (short(l2_gbps))
+            " GB/s of L2 (dashed), where inputs of this size stay from launch to launch." }
     }
 }
 
