@@ -156,9 +156,8 @@ pub struct Gpu {
 /// Fixed latencies from P (FFMA, IADD3, IMAD 4; HFMA2 5; ISETP to a guard or branch 13; a branch holds its warp 5, to
 /// which a taken one adds the refill of the instruction buffer, taken as another 5); A: MUFU 18 to 23, SHFL 23; Z: a
 /// barrier takes 20 to 22 for a few warps and serves about one warp in two clocks; S: shared 23, each further pass 2 for one
-/// warp, while several sub-partitions together get a pass a clock. An H200 was asked the same questions afterwards and
-/// answered 4.0 (FFMA), 17.8 (ISETP and guarded FADD), 17.1 (ex2), 24.0 (SHFL), 22.8 (LDS), 14, 20 and 28 (barrier of 1, 4
-/// and 8 warps), 24.1 (mma k16), 2.0 a pass for one warp and 1.0 for four.
+/// warp, while several sub-partitions together get a pass a clock. No figure here comes from a measurement of
+/// this project: a microbenchmark with rows in `evidence/` is still to check them.
 const COMMON: Latencies = Latencies {
     alu: 4,
     half2: 5,

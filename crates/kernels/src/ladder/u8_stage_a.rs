@@ -29,6 +29,23 @@ pub(super) fn request(k: &mut Builder, cta: &Cta, index: R32, to: [Shared; 2]) {
     k.cp_async_commit();
 }
 
+/// Where the tiles of keys and values of an index lie.
+pub(super) type Stage = fn(&mut Builder, &Cta, R32) -> [Shared; 2];
+
+/// Requests the next tile, waits for this one and says where it is.
+pub(super) fn arrive(k: &mut Builder, cta: &Cta, index: R32, stage: Stage) -> [Shared; 2] {
+    let more = has_next(k, cta, index);
+    k.if_(more, |k| {
+        let next: R32 = k.add(index, 1);
+        let to = stage(k, cta, next);
+        request(k, cta, next, to);
+    });
+    k.if_(!more, |k| k.cp_async_commit());
+    k.cp_async_wait(1);
+    k.bar_sync();
+    stage(k, cta, index)
+}
+
 fn stage(k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
     let parity: R32 = k.and(index, 1);
     let stage = k.shared_index(cta.shared.at(i64::from(ROWS * DIM)), parity, 2 * CODE_BYTES);
@@ -54,15 +71,6 @@ impl Loader for TwoStages {
     }
 
     fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
-        let more = has_next(k, cta, index);
-        k.if_(more, |k| {
-            let next: R32 = k.add(index, 1);
-            let to = stage(k, cta, next);
-            request(k, cta, next, to);
-        });
-        k.if_(!more, |k| k.cp_async_commit());
-        k.cp_async_wait(1);
-        k.bar_sync();
-        stage(k, cta, index)
+        arrive(k, cta, index, stage)
     }
 }

@@ -9,10 +9,8 @@
 use problem::Problem;
 use ptx::{Builder, Kernel, Pointer, R32, Shared, Type};
 
-use super::u8_common::{
-    self, Cta, DIM, Element, KEYS, Loader, ROWS, THREADS, convert_scalar, decode, has_next,
-};
-use super::u8_stage_a::request;
+use super::u8_common::{self, Cta, DIM, Element, KEYS, Loader, ROWS, THREADS, convert_scalar, decode};
+use super::u8_stage_a::{arrive, request};
 use crate::Arch;
 
 /// How a tile is converted in place.
@@ -88,16 +86,7 @@ impl Loader for InPlace {
     }
 
     fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
-        let more = has_next(k, cta, index);
-        k.if_(more, |k| {
-            let next: R32 = k.add(index, 1);
-            let to = stage(k, cta, next);
-            request(k, cta, next, to);
-        });
-        k.if_(!more, |k| k.cp_async_commit());
-        k.cp_async_wait(1);
-        k.bar_sync();
-        let tiles = stage(k, cta, index);
+        let tiles = arrive(k, cta, index, stage);
         for (i, tile) in tiles.into_iter().enumerate() {
             self.convert(k, cta, 1 + i, tile);
         }
