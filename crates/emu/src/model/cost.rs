@@ -252,7 +252,8 @@ fn convert(c: &Costs, cvt: &Cvt) -> Cost {
         // A widening of a signed value; the rest only names registers or is done by the load.
         (false, false) => c.alu(u32::from(from.is_signed() && to.bits() > from.bits())),
         _ if to == Type::F64 || from == Type::F64 => c.special(1, 0, 0),
-        (true, false) if c.0.sm >= 86 && from.bits() == 32 => c.alu(1),
+        // I2FP, also of narrower values, which a load has widened.
+        (true, false) if c.0.sm >= 86 && from.bits() <= 32 => c.alu(1),
         (true, false) | (false, true) => c.special(1, 0, 0),
         (true, true) if to == from && cvt.rounding.is_some() => c.special(1, 0, 0),
         (true, true) => c.of(Pipe::Half, 1),
