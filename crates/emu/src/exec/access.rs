@@ -300,7 +300,7 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some((c, at)) = self.shadow.write(offset, size, &access) {
                 let before = load_bytes(&self.shared, offset, size);
-                if !(before == *chunk && same_store(&c, &access)) {
+                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
                     let place = (Space::Shared, SHARED_BASE + at.max(offset) as u64);
                     self.report_conflict(site.inst, warp.index, lane, true, &c, place);
                 }
@@ -322,7 +322,7 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some(c) = self.order.shadow.write(address, bytes as u64, &access) {
                 let before = region.load(offset, bytes);
-                if !(before == *chunk && same_store(&c, &access)) {
+                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
                     self.report_conflict(inst, warp.index, lane, true, &c, place);
                 }
             }
@@ -454,10 +454,13 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
     }
 }
 
-/// Whether the conflicting write is of another lane of the very same instruction: the caller has seen that the value is
-/// the same.
-fn same_store(c: &Conflict, a: &Access) -> bool {
-    c.wrote && c.agent == a.view.agent() && c.pc == a.pc && c.epoch == a.view.now()
+/// Whether the conflicting write is the same instruction's, by another lane in the same step or by another warp of the
+/// CTA: the caller has seen that the value is the same, so that it does not matter who comes last. Compilers rely on it
+/// (Triton, where a layout gives several threads the same element).
+fn same_store(c: &Conflict, a: &Access, warps: usize) -> bool {
+    let warp = c.agent.wrapping_sub(a.view.home()) as usize;
+    let apart = warp < warps && warp != a.warp;
+    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && (apart || c.epoch == a.view.now() && warp == a.warp)
 }
 
 /// Element `element` of what each lane loaded, to a register that may be wider.

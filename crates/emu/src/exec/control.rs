@@ -154,6 +154,7 @@ impl Env<'_> {
         self.live[warp.index] &= !lanes;
         warp.leave(lanes);
         warp.join_waiting();
+        self.meet_apart(warp);
         self.complete_barriers_after_exit();
         if split.mask == 0 { Flow::Gone } else { Flow::Next }
     }
@@ -165,7 +166,7 @@ impl Env<'_> {
     }
 
     /// Nothing in the CTA can run: lanes that wait for others of their warp go on without them, which is a finding unless
-    /// they meet at instructions that need not be the same one.
+    /// all stand at barriers that need not be the same one.
     pub(super) fn force(&mut self, warp: &mut Warp) -> bool {
         let waiting: Vec<usize> =
             (0..warp.splits.len()).filter(|i| matches!(warp.splits[*i].state, State::Lanes(_))).collect();
@@ -174,13 +175,8 @@ impl Env<'_> {
         let op = |i: usize| program.code[warp.splits[i].pc as usize].op;
         let everyone = waiting.iter().fold(0, |m, i| m | warp.splits[*i].mask);
         let State::Lanes(need) = warp.splits[first].state else { return false };
-        let free = waiting.iter().all(|i| matches!(op(*i), Op::BarWarpSync))
-            || waiting.iter().all(|i| matches!(op(*i), Op::Bar { aligned: false, .. }));
-        if free && need & warp.live & !everyone == 0 {
-            if matches!(op(first), Op::BarWarpSync) {
-                warp.view.meet(everyone, warp.live);
-            }
-        } else {
+        let free = waiting.iter().all(|i| matches!(op(*i), Op::Bar { aligned: false, .. }));
+        if !free || need & warp.live & !everyone != 0 {
             self.report_divergence(warp, first);
         }
         for i in waiting {
