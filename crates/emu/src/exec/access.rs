@@ -217,16 +217,33 @@ impl<'a> Env<'a> {
     }
 
     /// Global memory by one lane.
-    pub(super) fn load_global(
+    fn load_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
+        let place = self.global_region(warp, site, lane, address)?;
+        if self.context.options.checks.races && place.0.writable() {
+            self.note_global_read(site, &plain(warp, site, lane), address, site.bytes);
+        }
+        Some(self.load_region(warp, site, lane, address, place))
+    }
+
+    /// A read of global memory that the kernel may write.
+    pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
+        if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
+            let lane = access.lanes.trailing_zeros() as usize;
+            self.report_conflict(site.inst, access.warp, lane, false, &c, (Space::Global, address));
+        }
+    }
+
+    /// What is in a place of global memory. How the read is ordered with others of the CTA has been seen to.
+    pub(super) fn load_region(
         &mut self,
         warp: &Warp,
         site: &Site,
         lane: usize,
         address: u64,
-    ) -> Option<Chunk> {
+        (region, offset): (&Region, usize),
+    ) -> Chunk {
         let Site { inst, bytes, .. } = *site;
         let bytes = bytes as usize;
-        let (region, offset) = self.global_region(warp, site, lane, address)?;
         let context = self.context;
         let place = (Space::Global, address);
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
@@ -234,17 +251,12 @@ impl<'a> Env<'a> {
                 "reads global memory that nothing was written to".into()
             });
         }
-        if context.options.checks.races && region.writable() {
-            if let Some(c) = self.order.shadow.read(address, bytes as u64, &plain(warp, site, lane)) {
-                self.report_conflict(inst, warp.index, lane, false, &c, place);
-            }
-            if context.apart {
-                let granule = context.program.granules[1] as usize;
-                let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
-                self.report_foreign(inst, warp.index, lane, "reads", other, address);
-            }
+        if context.apart && context.options.checks.races && region.writable() {
+            let granule = context.program.granules[1] as usize;
+            let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
+            self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
-        Some(region.load(offset, bytes))
+        region.load(offset, bytes)
     }
 
     fn report_foreign(

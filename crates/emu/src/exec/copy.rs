@@ -1,5 +1,6 @@
-//! `cp.async`: copies that land some time between their issue and the wait that covers them. Until then their
-//! destination must be left alone, by the issuing thread too; after it the data is the issuing thread's write.
+//! `cp.async`: copies that land some time between their issue and the wait that covers them. Until then their destination
+//! must be left alone and their source not be written, by the issuing thread too (PTX ISA, "Completion Mechanisms for
+//! Asynchronous Copy Operations"); after it the data is the issuing thread's write.
 
 use ptx::{CpAsync, Space};
 
@@ -9,7 +10,7 @@ use super::registers::for_lanes;
 use super::warp::Warp;
 use crate::decode::Inst;
 use crate::memory::{SHARED_BASE, resolve, store_bytes};
-use crate::order::{Access, Strength, Touch};
+use crate::order::{Access, Epoch, Strength, Touch};
 use crate::report::Schedule;
 
 /// A copy on its way, for some lanes.
@@ -104,10 +105,15 @@ impl Env<'_> {
         let Some(offset) = self.shared_offset(warp, &write, lane, to) else { return false };
         // The source is aligned to the copy's size, however little of it is read.
         let read = copy_site(inst, Space::Global, taken.max(1).next_power_of_two());
-        if taken > 0 && self.global_region(warp, &read, lane, from).is_none() {
+        let source = if taken > 0 { self.global_region(warp, &read, lane, from) } else { None };
+        if taken > 0 && source.is_none() {
             return false;
         }
         if self.context.options.checks.races {
+            if source.is_some_and(|(region, _)| region.writable()) {
+                let access = Access { touch: Touch::Copy, ..plain(warp, &read, lane) };
+                self.note_global_read(&read, &access, from, taken);
+            }
             let access = Access { touch: Touch::Copy, ..plain(warp, &write, lane) };
             if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
                 let place = (Space::Shared, SHARED_BASE + at as u64);
@@ -143,7 +149,9 @@ impl Env<'_> {
                 1
             };
             let site = copy_site(inst, Space::Global, step);
-            if let Some(part) = self.load_global(warp, &site, lane, flight.source[lane] + u64::from(at)) {
+            let from = flight.source[lane] + u64::from(at);
+            if let Some(place) = self.global_region(warp, &site, lane, from) {
+                let part = self.load_region(warp, &site, lane, from, place);
                 let words = data[at as usize / 4..].iter_mut().zip(part).take(step.div_ceil(4) as usize);
                 words.for_each(|(word, part)| *word |= part << (8 * (at % 4)));
             }
@@ -184,22 +192,46 @@ impl Env<'_> {
         due: impl Fn(&Flight, usize) -> bool,
     ) {
         let mut flights = std::mem::take(&mut warp.copies.flights);
-        for flight in &mut flights {
+        for i in 0..flights.len() {
             let mut landing = 0;
-            for_lanes(flight.lanes & mask, |lane| landing |= u32::from(due(flight, lane)) << lane);
+            for_lanes(flights[i].lanes & mask, |lane| landing |= u32::from(due(&flights[i], lane)) << lane);
+            flights[i].lanes &= !landing;
             for_lanes(landing, |lane| {
-                let offset = flight.destination[lane] as usize;
-                if !flight.arrived {
-                    self.transfer(warp, flight, lane);
+                if !flights[i].arrived {
+                    self.transfer(warp, &flights[i], lane);
                 }
                 if self.context.options.checks.races {
-                    self.shadow.land(offset, flight.bytes as usize, (warp.view.agent(), lane), epoch, touch);
+                    self.land_lane(warp, &flights, i, lane, (epoch, touch));
                 }
             });
-            flight.lanes &= !landing;
         }
         flights.retain(|f| f.lanes != 0);
         warp.copies.flights = flights;
+    }
+
+    /// What the copy `flights[i]` of a lane read and wrote is ordered from now on.
+    fn land_lane(
+        &mut self,
+        warp: &Warp,
+        flights: &[Flight],
+        i: usize,
+        lane: usize,
+        (epoch, touch): (Epoch, Touch),
+    ) {
+        let flight = &flights[i];
+        let thread = (warp.view.agent(), lane);
+        let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
+        let (to, bytes) = (flight.destination[lane] as usize, flight.bytes as usize);
+        self.shadow.land(to, bytes, thread, epoch, touch);
+        // Another copy on its way may still read the same.
+        let reads = |f: &Flight| {
+            let (start, taken) = (f.source[lane], u64::from(f.taken[lane]));
+            f.lanes >> lane & 1 == 1 && start < from + taken.max(1) && from < start + taken
+        };
+        let writable = self.context.global.find(from).is_some_and(|(region, _)| region.writable());
+        if taken > 0 && writable && !flights.iter().any(reads) {
+            self.order.shadow.land(from, taken, thread, epoch, touch);
+        }
     }
 
     /// `cp.async.mbarrier.arrive`. The earlier copies of the thread land now, which is legal; but nobody may rely on it, the
