@@ -1,8 +1,11 @@
 //! The gate on the kernels of the fused family: right ones pass on every torture problem, and every fault put into one
 //! is refused.
 
+mod common;
+
+use common::small_tiles;
 use flashcore_lab as lab;
-use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::forward::mma::QueryHome;
 use kernels::{Arch, Plan};
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
@@ -36,23 +39,6 @@ fn the_fused_kernel_is_proven_on_every_style() {
     let proof = prove(&fused(&problem), &Settings::thorough()).unwrap();
     assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
     assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
-}
-
-/// Two stages of 64 keys, 64 rows: a plan of its own, so that better defaults do not move the sites of the faults.
-fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound {
-    let arch = Arch::SM_80;
-    let genes = MmaPlan {
-        block_m: 64,
-        block_n: 64,
-        warps: 4,
-        stages,
-        resident_ctas: None,
-        queries,
-        grid: Grid::RowsFirst,
-        lse: true,
-        ..MmaPlan::default_for(problem, &arch)
-    };
-    Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()
 }
 
 /// Causal problems with several blocks of keys and tails that end in each of a tile's four quarters of 16 rows (a bound
