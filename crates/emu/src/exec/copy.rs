@@ -28,6 +28,8 @@ struct Flight {
     bytes: u32,
     /// Bytes really read; the rest is zero.
     taken: [u32; 32],
+    /// Lanes that read what the kernel may write.
+    watched: u32,
     /// The bytes were moved at once, although nobody may know.
     arrived: bool,
 }
@@ -66,10 +68,12 @@ impl Env<'_> {
                 (warp.registers.lane(inst.s[0], lane) as u32).min(bytes)
             }
         });
-        let mut good = 0;
+        let (mut good, mut watched) = (0, 0);
         for_lanes(mask, |lane| {
-            let good_lane = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane]));
-            good |= u32::from(good_lane) << lane;
+            if let Some(watch) = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane])) {
+                good |= 1 << lane;
+                watched |= u32::from(watch) << lane;
+            }
         });
         let mut flight = Flight {
             pc: inst.pc,
@@ -80,6 +84,7 @@ impl Env<'_> {
             source: from,
             bytes,
             taken,
+            watched,
             arrived: false,
         };
         flight.arrived = match self.context.options.schedule {
@@ -93,34 +98,33 @@ impl Env<'_> {
         warp.copies.flights.push(flight);
     }
 
-    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes.
+    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes. Whether its source is memory
+    /// that the kernel may write; `None` when it cannot be made.
     fn issue_copy(
         &mut self,
         warp: &Warp,
         inst: &Inst,
         lane: usize,
         (to, from, taken): (u64, u64, u32),
-    ) -> bool {
+    ) -> Option<bool> {
         let write = copy_site(inst, Space::Shared, inst.target);
-        let Some(offset) = self.shared_offset(warp, &write, lane, to) else { return false };
+        let offset = self.shared_offset(warp, &write, lane, to)?;
         // The source is aligned to the copy's size, however little of it is read.
         let read = copy_site(inst, Space::Global, taken.max(1).next_power_of_two());
-        let source = if taken > 0 { self.global_region(warp, &read, lane, from) } else { None };
-        if taken > 0 && source.is_none() {
-            return false;
+        let races = self.context.options.checks.races;
+        let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.writable() && races;
+        if watch {
+            let access = Access { touch: Touch::Copy, ..plain(warp, &read, lane) };
+            self.note_global_read(&read, &access, from, taken);
         }
-        if self.context.options.checks.races {
-            if source.is_some_and(|(region, _)| region.writable()) {
-                let access = Access { touch: Touch::Copy, ..plain(warp, &read, lane) };
-                self.note_global_read(&read, &access, from, taken);
-            }
+        if races {
             let access = Access { touch: Touch::Copy, ..plain(warp, &write, lane) };
             if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
                 let place = (Space::Shared, SHARED_BASE + at as u64);
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
-        true
+        Some(watch)
     }
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
@@ -220,16 +224,19 @@ impl Env<'_> {
     ) {
         let flight = &flights[i];
         let thread = (warp.view.agent(), lane);
-        let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
         let (to, bytes) = (flight.destination[lane] as usize, flight.bytes as usize);
         self.shadow.land(to, bytes, thread, epoch, touch);
+        let reads = |f: &Flight| f.watched >> lane & 1 == 1;
+        if !reads(flight) {
+            return;
+        }
+        let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
         // Another copy on its way may still read the same.
-        let reads = |f: &Flight| {
-            let (start, taken) = (f.source[lane], u64::from(f.taken[lane]));
-            f.lanes >> lane & 1 == 1 && start < from + taken.max(1) && from < start + taken
+        let still = |f: &Flight| {
+            let (start, taken_there) = (f.source[lane], u64::from(f.taken[lane]));
+            f.lanes >> lane & 1 == 1 && reads(f) && start < from + taken && from < start + taken_there
         };
-        let writable = self.context.global.find(from).is_some_and(|(region, _)| region.writable());
-        if taken > 0 && writable && !flights.iter().any(reads) {
+        if !flights.iter().any(still) {
             self.order.shadow.land(from, taken, thread, epoch, touch);
         }
     }
