@@ -173,3 +173,35 @@ fn what_is_right_is_proven() {
         assert_proven(&format!("fused, {queries:?}, {stages} stages"), &fused, &Settings::thorough());
     }
 }
+
+/// Synchronisation that Triton emits and that orders nothing in these launches.
+const IDLE: [(&str, Fault, usize, &str); 8] = [
+    (
+        "triton_flash",
+        Fault::DropBarrier,
+        2,
+        "the loop ends with a barrier: only a CTA without keys needs this one",
+    ),
+    ("triton_flash", Fault::DropAsyncWait, 1, "nobody reads what is requested past the last block"),
+    ("triton_histogram", Fault::DropBarrier, 1, "nobody writes shared memory any more"),
+    ("triton_histogram", Fault::DropBarrier, 2, "nor reads it"),
+    ("triton_matmul", Fault::DropBarrier, 1, "another stands right before the loop, and at its end"),
+    ("triton_matmul", Fault::DropAsyncWait, 1, "the same wait stands there, too"),
+    ("triton_matmul", Fault::DropAsyncWait, 2, "it stands there twice"),
+    ("triton_matmul", Fault::DropAsyncWait, 3, "it stands there twice"),
+];
+
+#[test]
+fn what_compiled_kernels_synchronise_is_needed() {
+    for name in COMPILED {
+        let right = compiled(name, 80);
+        for fault in [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait, Fault::DropFence] {
+            for site in 0..sites(&right.kernel, fault) {
+                let proof = prove(&with(fault, site, right.clone()), &Settings::thorough()).unwrap();
+                let idle = IDLE.iter().any(|known| (known.0, known.1, known.2) == (name, fault, site));
+                let expected = if idle { Verdict::Proven } else { Verdict::Refuted };
+                assert_eq!(proof.verdict, expected, "{name} {fault:?} {site}: {:#?}", proof.reasons);
+            }
+        }
+    }
+}
