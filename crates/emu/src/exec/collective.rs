@@ -1,8 +1,10 @@
 //! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`, `elect`.
 
 use ptx::{MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
+use smallvec::SmallVec;
 
 use super::Env;
+use super::barrier::named;
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
@@ -10,9 +12,10 @@ use crate::decode::{Inst, Slot};
 use crate::report::HazardKind;
 
 /// Lanes that take part, and the instruction at which they do.
-struct Part<'i> {
-    inst: &'i Inst,
-    lanes: u32,
+#[derive(Clone, Copy)]
+pub(super) struct Part<'i> {
+    pub inst: &'i Inst,
+    pub lanes: u32,
 }
 
 fn is_collective(op: &Op) -> bool {
@@ -38,34 +41,54 @@ impl Env<'_> {
 
     /// Lets lanes go on that wait for each other at different instructions. PTX ISA, "shfl.sync", and alike for the others:
     /// all threads of the member mask execute one "with the same qualifiers and same membermask value", which need not be
-    /// the same instruction.
+    /// the same instruction; nor need it be for a `barrier` without `.aligned`.
     pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
-        let program = self.context.program;
         for first in 0..warp.splits.len() {
-            let State::Lanes(members) = warp.splits[first].state else { continue };
-            let op = program.code[warp.splits[first].pc as usize].op;
-            let here = |s: &Split| {
-                s.state == State::Lanes(members) && program.code[s.pc as usize].op == op && is_collective(&op)
-            };
-            let lanes = warp.splits.iter().filter(|s| here(s)).fold(0, |m, s| m | s.mask);
-            if members & warp.live & !lanes != 0 || !here(&warp.splits[first]) {
-                continue;
-            }
-            let met: Vec<usize> = (first..warp.splits.len()).filter(|i| here(&warp.splits[*i])).collect();
+            let Some(met) = self.met_apart(warp, first) else { continue };
+            let code = &self.context.program.code;
             let part = |i: &usize| {
                 let split = &warp.splits[*i];
-                Part { inst: &program.code[split.pc as usize], lanes: split.mask }
+                Part { inst: &code[split.pc as usize], lanes: split.mask }
             };
             let parts: Vec<Part> = met.iter().map(part).collect();
-            self.exchange(warp, &parts);
+            let flow = match parts[0].inst.op {
+                Op::Bar { .. } => self.meet_barrier(warp, &parts),
+                _ => {
+                    self.exchange(warp, &parts);
+                    Flow::Next
+                }
+            };
             for (i, part) in met.into_iter().zip(parts) {
                 self.count(warp, warp.splits[i].pc as usize, part.inst, part.lanes);
                 let split = &mut warp.splits[i];
-                split.pc += 1;
                 split.polls = 0;
-                split.state = State::Run;
+                match flow {
+                    Flow::Hold(state) => split.state = state,
+                    _ => (split.state, split.pc) = (State::Run, split.pc + 1),
+                }
             }
         }
+    }
+
+    /// The splits that wait for the same as `first` does, if they are all that it waits for.
+    fn met_apart(&self, warp: &Warp, first: usize) -> Option<SmallVec<[usize; 4]>> {
+        let code = &self.context.program.code;
+        let split = &warp.splits[first];
+        let State::Lanes(members) = split.state else { return None };
+        let inst = &code[split.pc as usize];
+        let barrier = |s: &Split, inst: &Inst| named(warp, inst, s.mask.trailing_zeros() as usize);
+        let here = |s: &Split| {
+            let there = &code[s.pc as usize];
+            s.state == split.state
+                && there.op == inst.op
+                && match inst.op {
+                    Op::Bar { aligned, .. } => !aligned && barrier(s, there) == barrier(split, inst),
+                    op => is_collective(&op),
+                }
+        };
+        let met: SmallVec<[usize; 4]> = (0..warp.splits.len()).filter(|i| here(&warp.splits[*i])).collect();
+        let lanes = met.iter().fold(0, |m, i| m | warp.splits[*i].mask);
+        (members & warp.live & !lanes == 0 && !met.is_empty()).then_some(met)
     }
 
     /// What the instruction does, for lanes that execute it together.
