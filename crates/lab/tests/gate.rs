@@ -91,11 +91,11 @@ fn every_other_fault_is_refused_for_its_reason() {
     let problems = with_tails(QueryHome::Registers, 2);
     let edge = ["out_of_bounds at", "unwritten_output at", "uninitialised_read at", "wrong answer"];
     for (fault, reasons, step) in [
-        (Fault::DropCopy, &["uninitialised_read at", "wrong answer"][..], 1),
-        (Fault::BoundTooLarge, &edge, 5),
-        (Fault::ComparisonOffByOne, &edge, 5),
+        (Fault::DropCopy, &["uninitialised_read at", "wrong answer"][..], 3),
+        (Fault::BoundTooLarge, &edge, 7),
+        (Fault::ComparisonOffByOne, &edge, 7),
         // One for each element of a tile; they are all alike.
-        (Fault::SkipRescale, &["wrong answer"], 9),
+        (Fault::SkipRescale, &["wrong answer"], 11),
         (Fault::WrongScale, &["wrong answer"], 1),
         (Fault::SkipStore, &["unwritten_output at"], 1),
     ] {
