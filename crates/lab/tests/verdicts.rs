@@ -1,5 +1,6 @@
-//! The two lists by which the gate is judged: what it must refuse, each for its reason, and what it must let pass. Idioms by
-//! themselves are in `filetests/hazard` and `filetests/run`; faults at every site of the fused family are in `gate.rs`.
+//! The lists by which the gate is judged: what it must refuse, each for its reason; what it must let pass; and what of the
+//! latter must not be taken away. Idioms by themselves are in `filetests/hazard` and `filetests/run`, faults at every site of
+//! the fused family in `gate.rs`.
 
 mod common;
 

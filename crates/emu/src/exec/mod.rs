@@ -361,6 +361,9 @@ impl Env<'_> {
                     "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
                         .into()
                 }
+                (true, false, false) => {
+                    format!("{verb} what an asynchronous copy reads, and nothing orders the two")
+                }
                 (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
                 (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
             };
