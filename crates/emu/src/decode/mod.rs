@@ -3,8 +3,11 @@
 
 mod defined;
 mod flow;
+mod jumps;
 mod layout;
+mod moves;
 mod operands;
+mod synchronisation;
 
 use std::collections::HashMap;
 

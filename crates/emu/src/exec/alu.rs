@@ -403,10 +403,11 @@ fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, t
 fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     let mut d: Lanes64 = [0; 32];
     for_lanes(mask, |lane| {
-        let operands: [u64; 4] = std::array::from_fn(|i| {
-            let value = r.lane(inst.s[i], lane);
-            value ^ u64::from(inst.negated >> i & 1)
-        });
+        // A loop, and no closure that the compiler may choose to call.
+        let mut operands = [0; 4];
+        for (i, operand) in operands.iter_mut().enumerate() {
+            *operand = r.lane(inst.s[i], lane) ^ u64::from(inst.negated >> i & 1);
+        }
         d[lane] = scalar::evaluate(&inst.op, operands).unwrap_or(0);
     });
     if inst.d[0].class == Class::Pred {

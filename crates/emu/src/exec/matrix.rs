@@ -53,7 +53,7 @@ impl Env<'_> {
     pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         if mask != !0 && !split.forced {
             if mask != warp.live {
-                return Flow::Wait(State::Lanes(warp.live));
+                return Flow::Wait(State::Lanes(!0));
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {

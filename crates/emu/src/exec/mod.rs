@@ -339,8 +339,8 @@ impl Env<'_> {
         conflict: &Conflict,
         place: (Space, u64),
     ) {
-        let copied = conflict.wrote && matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
-        let kind = if copied && (conflict.in_flight || !writes) {
+        let copied = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
+        let kind = if copied && (conflict.in_flight || conflict.wrote && !writes) {
             HazardKind::AsyncNotWaited
         } else {
             HazardKind::Race
@@ -351,10 +351,18 @@ impl Env<'_> {
         let mut findings = std::mem::take(&mut self.findings);
         findings.report(kind, inst.line, other_line, || {
             let message = match (copied, conflict.in_flight, conflict.wrote) {
-                (true, true, _) => format!("{verb} what an asynchronous copy is still writing: no wait_group covers it"),
-                (true, false, _) if !writes => {
+                (true, true, true) => {
+                    format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
+                }
+                (true, true, false) => {
+                    format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
+                }
+                (true, false, true) if !writes => {
                     "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
                         .into()
+                }
+                (true, false, false) => {
+                    format!("{verb} what an asynchronous copy reads, and nothing orders the two")
                 }
                 (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
                 (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),

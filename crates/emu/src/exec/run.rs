@@ -97,6 +97,7 @@ impl Env<'_> {
                     split.state = state;
                     warp.splits.push(split);
                     warp.join_waiting();
+                    self.meet_apart(warp);
                     return;
                 }
                 Flow::Hold(state) => {
@@ -111,7 +112,7 @@ impl Env<'_> {
     }
 
     #[inline(always)]
-    fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
+    pub(super) fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
         let counter = &mut self.counters.instructions[index];
         counter.issues += 1;
         counter.lanes += u64::from(mask.count_ones());
