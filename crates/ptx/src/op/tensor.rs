@@ -26,6 +26,14 @@ pub enum MatrixOrder {
     Col,
 }
 
+/// How a product of single bits is formed; its ones are then counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the ISA's names")]
+pub enum BitOp {
+    Xor,
+    And,
+}
+
 /// `mma.sync.aligned`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mma {
@@ -47,6 +55,8 @@ pub struct Mma {
     pub satfinite: bool,
     /// `.kind::f8f6f4` is written (sm_120a).
     pub kind_f8f6f4: bool,
+    /// `.xor.popc` or `.and.popc` (b1).
+    pub bits: Option<BitOp>,
 }
 
 impl Mma {
@@ -62,6 +72,7 @@ impl Mma {
             c,
             satfinite: false,
             kind_f8f6f4: false,
+            bits: None,
         }
     }
 

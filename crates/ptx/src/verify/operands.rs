@@ -236,6 +236,7 @@ fn accessed(op: &Op) -> Option<u32> {
         Op::Ld(m) | Op::St(m) => Some(m.bytes()),
         Op::Atom(a) | Op::Red(a) => Some(a.ty.bytes() * u32::from(a.vector)),
         Op::Ldmatrix(_) | Op::Stmatrix(_) => Some(16),
+        Op::WmmaLoad(m) | Op::WmmaStore(m) => Some(m.address_alignment()),
         Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Some(8),
         _ => None,
     }
