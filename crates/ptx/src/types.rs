@@ -169,7 +169,10 @@ impl Type {
     /// Whether it is a signed or unsigned integer (packed pairs included).
     pub const fn is_integer(self) -> bool {
         self.is_signed()
-            || matches!(self, Type::U2 | Type::U4 | Type::U8 | Type::U16 | Type::U32 | Type::U64 | Type::U16x2)
+            || matches!(
+                self,
+                Type::U2 | Type::U4 | Type::U8 | Type::U16 | Type::U32 | Type::U64 | Type::U16x2
+            )
     }
 
     /// Whether it is an untyped `.bN`.

@@ -12,6 +12,8 @@ pub struct MmaShape {
 impl MmaShape {
     /// m16n8k16.
     pub const M16N8K16: MmaShape = MmaShape { m: 16, n: 8, k: 16 };
+    /// m16n16k16.
+    pub const M16N16K16: MmaShape = MmaShape { m: 16, n: 16, k: 16 };
     /// m16n8k8.
     pub const M16N8K8: MmaShape = MmaShape { m: 16, n: 8, k: 8 };
     /// m16n8k32.

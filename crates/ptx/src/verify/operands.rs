@@ -194,6 +194,9 @@ impl Checker<'_> {
 
     fn pair(&self, ty: Type, operand: &Operand) -> Result<(), Fault> {
         let Operand::Pair(first, second) = operand else {
+            if let Op::Lop3(Some(_)) = self.inst.op {
+                return fault(Rule::Operand, "lop3 with a predicate writes two results: d|p");
+            }
             return self.value(Flow::Write, ty, false, operand);
         };
         first.map_or(Ok(()), |reg| self.typed(reg, ty, false))?;

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::{
-    Atomic, AtomicOp, BarKind, BinaryOp, BitOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction,
-    FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma,
-    MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg, Statement, Target,
-    TargetSuffix, TernaryOp, Type, UnaryOp, Version,
+    Atomic, AtomicOp, BarKind, BinaryOp, BitOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation,
+    Eviction, FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem,
+    Memory, Mma, MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg,
+    Statement, Target, TargetSuffix, TernaryOp, Type, UnaryOp, Version,
 };
 
 /// The least target and `.version` that something needs.

@@ -61,11 +61,7 @@ const FAMILIES: [Family; 8] = [
         inputs: &[Type::U4, Type::S4],
         sums: &[Type::S32],
     },
-    Family {
-        shapes: &[(8, 8, 128), (16, 8, 128), (16, 8, 256)],
-        inputs: &[Type::B1],
-        sums: &[Type::S32],
-    },
+    Family { shapes: &[(8, 8, 128), (16, 8, 128), (16, 8, 256)], inputs: &[Type::B1], sums: &[Type::S32] },
 ];
 
 fn product(mma: &Mma) -> Result<(), String> {
@@ -82,7 +78,9 @@ fn product(mma: &Mma) -> Result<(), String> {
     ensure((mma.a == Type::B1) == mma.bits.is_some(), || {
         ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
     })?;
-    ensure(!mma.satfinite || family.sums == [Type::S32] && mma.bits.is_none(), || ".satfinite is for integer mma".into())?;
+    ensure(!mma.satfinite || family.sums == [Type::S32] && mma.bits.is_none(), || {
+        ".satfinite is for integer mma".into()
+    })?;
     ensure(!mma.kind_f8f6f4 || matches!(mma.a, Type::E4m3 | Type::E5m2), || {
         ".kind::f8f6f4 is for fp8 inputs".into()
     })

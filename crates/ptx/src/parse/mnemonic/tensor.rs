@@ -72,12 +72,13 @@ pub(super) fn wmma(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     if !is_load {
         m.one("`.load`, `.store` or `.mma`", |word| (word == "store").then_some(()))?;
     }
-    let matrix = m.one("the matrix: `.a`, `.b` or `.c` to load, `.d` to store", |word| match (word, is_load) {
-        ("a", true) => Some(WmmaMatrix::A),
-        ("b", true) => Some(WmmaMatrix::B),
-        ("c", true) | ("d", false) => Some(WmmaMatrix::Accumulator),
-        _ => None,
-    })?;
+    let matrix =
+        m.one("the matrix: `.a`, `.b` or `.c` to load, `.d` to store", |word| match (word, is_load) {
+            ("a", true) => Some(WmmaMatrix::A),
+            ("b", true) => Some(WmmaMatrix::B),
+            ("c", true) | ("d", false) => Some(WmmaMatrix::Accumulator),
+            _ => None,
+        })?;
     aligned(m)?;
     let access = WmmaAccess {
         matrix,
