@@ -8,7 +8,7 @@ use ptx::{
 use super::{CLOCK, Class, Decoder, Inst, Slot};
 use crate::EmuError;
 
-type Result<T> = std::result::Result<T, EmuError>;
+pub(super) type Result<T> = std::result::Result<T, EmuError>;
 
 /// Twice the width of an integer type.
 fn wide(ty: Type) -> Type {
@@ -68,7 +68,11 @@ impl Decoder<'_> {
             Op::Selp(ty) => self.lanewise(out, o, ty, &[ty, ty, Pred]),
             Op::Slct { ty, cond, .. } => self.lanewise(out, o, ty, &[ty, ty, cond]),
             Op::Testp(_, ty) => self.lanewise(out, o, Pred, &[ty]),
-            Op::Lop3 => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(None) => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(Some(_)) => self.combined_logic(out, o),
+            Op::CvtPack { chained, .. } => {
+                self.lanewise(out, o, B32, if chained { &[B32, B32, B32] } else { &[B32, B32] })
+            }
             Op::Shf(..) | Op::Prmt(_) | Op::Fns => self.lanewise(out, o, B32, &[B32, B32, B32]),
             Op::Bfe(ty) => self.lanewise(out, o, ty, &[ty, U32, U32]),
             Op::Bfi(ty) => self.lanewise(out, o, ty, &[ty, ty, U32, U32]),
@@ -86,6 +90,7 @@ impl Decoder<'_> {
                 if o.list.len() > 1 { self.sources(out, o, 1, &[F32]) } else { Ok(()) }
             }
             Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => self.matrix(out, o),
+            Op::WmmaLoad(_) | Op::WmmaStore(_) | Op::Wmma(_) => self.wmma(out, o),
             Op::Movmatrix => self.lanewise(out, o, B32, &[B32]),
             Op::CpAsync(_) | Op::CpAsyncMbarrierArrive { .. } | Op::Mbarrier(_) => self.asynchronous(out, o),
             Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => {
@@ -146,6 +151,20 @@ impl Decoder<'_> {
             }
             out.s[i] = self.source(operand, *ty)?;
         }
+        Ok(())
+    }
+
+    /// `lop3` with a predicate: its table goes to the offset, for it has five sources.
+    fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
+        self.sources(out, o, 1, &[Type::B32; 3])?;
+        let Operand::Imm(Imm::Int(table)) = o.get(4)? else {
+            return self.malformed("the truth table of lop3 is not a constant");
+        };
+        let predicate = o.get(5)?;
+        out.offset = *table;
+        out.s[3] = self.source(predicate, Type::Pred)?;
+        out.negated = if matches!(predicate, Operand::Not(_)) { 8 } else { 0 };
         Ok(())
     }
 
@@ -301,7 +320,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn address(&mut self, out: &mut Inst, operand: &Operand, space: Space) -> Result<()> {
+    pub(super) fn address(&mut self, out: &mut Inst, operand: &Operand, space: Space) -> Result<()> {
         let (base, offset, space) = self.resolve(operand, space)?;
         (out.base, out.offset, out.space) = (base, offset, space);
         Ok(())
@@ -398,7 +417,7 @@ impl Decoder<'_> {
     }
 
     /// Narrowest access to each space: the grain of the shadows.
-    fn note_access(&mut self, space: Space, bytes: u32) {
+    pub(super) fn note_access(&mut self, space: Space, bytes: u32) {
         if !matches!(space, Space::Global | Space::Const | Space::Param | Space::Local) {
             self.granules[0] = self.granules[0].min(bytes);
         }
@@ -468,18 +487,23 @@ impl Decoder<'_> {
             _ => Type::B32,
         };
         for (position, count) in vectors.zip(expected) {
-            let operand = o.get(position)?;
-            let single = std::slice::from_ref(operand);
-            let parts = if let Operand::Vector(parts) = operand { parts } else { single };
-            if parts.len() != count {
-                return self.malformed(format!("a fragment has {} registers, not {count}", parts.len()));
-            }
-            for part in parts {
-                let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, class)? };
-                self.pool.push(slot);
-            }
+            self.fragment(o.get(position)?, count, class)?;
         }
         out.list = (start, (self.pool.len() as u32 - start) as u16);
+        Ok(())
+    }
+
+    /// Registers of a fragment, to the pool.
+    pub(super) fn fragment(&mut self, operand: &Operand, count: usize, ty: Type) -> Result<()> {
+        let single = std::slice::from_ref(operand);
+        let parts = if let Operand::Vector(parts) = operand { parts } else { single };
+        if parts.len() != count {
+            return self.malformed(format!("a fragment has {} registers, not {count}", parts.len()));
+        }
+        for part in parts {
+            let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, ty)? };
+            self.pool.push(slot);
+        }
         Ok(())
     }
 
@@ -595,13 +619,13 @@ impl Decoder<'_> {
 }
 
 /// Operands with an error for those that are missing.
-struct Operands<'a> {
-    list: &'a [Operand],
+pub(super) struct Operands<'a> {
+    pub(super) list: &'a [Operand],
     line: u32,
 }
 
 impl Operands<'_> {
-    fn get(&self, index: usize) -> Result<&Operand> {
+    pub(super) fn get(&self, index: usize) -> Result<&Operand> {
         self.list.get(index).ok_or_else(|| EmuError::Malformed {
             line: self.line,
             what: format!("operand {} is missing", index + 1),
@@ -626,6 +650,7 @@ fn is_arithmetic(op: &Op) -> bool {
             | Op::Dp4a(..)
             | Op::Dp2a(..)
             | Op::Cvt(_)
+            | Op::CvtPack { .. }
     )
 }
 

@@ -21,6 +21,7 @@ pub mod recipe;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+pub mod wmma;
 
 pub use kind::{Accumulator, Input, MmaKind, Shape, TensorRules, UnsupportedMma};
 pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fragment_f64};
