@@ -138,16 +138,16 @@ fn attention(q: &[f32], k: &[f32], v: &[f32], d: usize, scale: f64, causal: bool
     out
 }
 
-#[test]
-fn flash() {
-    let (heads, seq_q, seq_kv, d) = (2, 100, 130, 64);
+/// Two heads of attention over 64 numbers by a kernel of that name, whose CTAs of 128 threads have `tile` queries each.
+fn check_attention(name: &'static str, tile: usize, shared: u32, seq_q: usize, seq_kv: usize) {
+    let (heads, d) = (2, 64);
     let (q, k, v) = (draw(heads * seq_q * d, 1), draw(heads * seq_kv * d, 2), draw(heads * seq_kv * d, 3));
     for causal in [false, true] {
         let case = Case {
-            name: "flash",
-            grid: Dim3(2, heads as u32, 1),
+            name,
+            grid: Dim3(seq_q.div_ceil(tile) as u32, heads as u32, 1),
             block: Dim3(128, 1, 1),
-            shared: 3 * 64 * 72 * 2,
+            shared,
             data: vec![
                 ("q", halves(&q)),
                 ("k", halves(&k)),
@@ -169,9 +169,19 @@ fn flash() {
             .collect();
         case.check(|buffers| {
             let out: Vec<f64> = read(&buffers[3], f16::from_le_bytes).into_iter().map(f64::from).collect();
-            assert_close("flash", &out, &expected, 1e-3);
+            assert_close(name, &out, &expected, 1e-3);
         });
     }
+}
+
+#[test]
+fn flash() {
+    check_attention("flash", 64, 3 * 64 * 72 * 2, 100, 130);
+}
+
+#[test]
+fn wmma_attention() {
+    check_attention("wmma_attention", 32, 0, 50, 70);
 }
 
 #[test]
