@@ -52,19 +52,20 @@ impl WmmaAccess {
         fragment(self.matrix, self.shape, self.ty)
     }
 
-    /// Bytes that the address must be a multiple of: the size of a thread's fragment (PTX ISA, "Matrix storage for WMMA"),
-    /// of which more than the 32 of the CUDA C++ Programming Guide are not asked. The rows of 16 bytes that ptxas
-    /// loads at once from shared memory want 16 even of smaller fragments.
-    pub fn address_alignment(&self) -> u32 {
-        match self.ty {
-            Type::F64 => 8 * self.registers() as u32,
-            _ => (4 * self.registers() as u32).clamp(16, 32),
-        }
+    /// Bytes of a thread's fragment.
+    fn fragment_bytes(&self) -> u32 {
+        self.ty.bytes().clamp(4, 8) * self.registers() as u32
     }
 
-    /// Bytes that the stride must be a multiple of (CUDA C++ Programming Guide, "Warp Matrix Functions": `ldm`).
-    pub const fn stride_alignment(&self) -> u32 {
-        if matches!(self.ty, Type::F64) { 8 } else { 16 }
+    /// Bytes that the address must be a multiple of: the size of a thread's fragment (PTX ISA, "Matrix storage for WMMA"),
+    /// but no more than the 32 of the CUDA C++ Programming Guide ("Warp Matrix Functions").
+    pub fn address_alignment(&self) -> u32 {
+        self.fragment_bytes().min(32)
+    }
+
+    /// Bytes that the stride must be a multiple of: the same, but no more than the guide's 16.
+    pub fn stride_alignment(&self) -> u32 {
+        self.fragment_bytes().min(16)
     }
 }
 

@@ -34,6 +34,31 @@ impl WmmaKind {
         Some(WmmaKind { shape, tile })
     }
 
+    /// Every kind there is.
+    pub fn all() -> Vec<WmmaKind> {
+        use Input::{Bf16, F16, F64, S8, Tf32, U8};
+        let shapes = [(16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8), (8, 8, 4)];
+        let saturating = [false, true].map(|saturate| Accumulator::S32 { saturate });
+        let sums = [Accumulator::F16, Accumulator::F32, Accumulator::F64].into_iter().chain(saturating);
+        let mut kinds = Vec::new();
+        for sum in sums {
+            for input in [F16, Bf16, Tf32, F64, S8, U8] {
+                kinds.extend(shapes.iter().filter_map(|&(m, n, k)| Self::new(Shape { m, n, k }, input, sum)));
+            }
+        }
+        kinds
+    }
+
+    /// M, N, K.
+    pub const fn shape(self) -> Shape {
+        self.shape
+    }
+
+    /// The `mma` that it is made of, whose element types are its own.
+    pub const fn tile(self) -> MmaKind {
+        self.tile
+    }
+
     /// For each `mma` in order: which tile of its left and right operand, which tile of C and D, which step in k.
     fn steps(self) -> impl Iterator<Item = [usize; 4]> {
         let (m, n) = if is_transposed(self.shape) {
