@@ -1,6 +1,6 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
 
-use ptx::{MatrixAccess, Mma, Op, Space, Type};
+use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
 
 use super::Env;
 use super::access::{Site, plain};
@@ -9,7 +9,7 @@ use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
-use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape};
+use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength};
 use crate::report::HazardKind;
@@ -43,6 +43,11 @@ fn kind(m: &Mma) -> Option<MmaKind> {
     if !plain {
         return None;
     }
+    let input = |ty| match (ty, m.bits) {
+        (Type::B1, Some(BitOp::Xor)) => Some(Input::Bits(BitProduct::Xor)),
+        (Type::B1, Some(BitOp::And)) => Some(Input::Bits(BitProduct::And)),
+        _ => input(ty),
+    };
     MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
 }
 

@@ -1,9 +1,9 @@
 //! A kernel in which each warp loads the registers of one fragment, multiplies, and stores the result.
 
-use emu::numerics::tensor::{self, Accumulator, Distribution, Input, MmaKind, TensorRules};
+use emu::numerics::tensor::{self, Accumulator, BitProduct, Distribution, Input, MmaKind, TensorRules};
 use ptx::{
-    Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand, Pointer, R32,
-    R64, SpecialReg, Target, Type, Value,
+    Access, Arg, BitOp, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand,
+    Pointer, R32, R64, SpecialReg, Target, Type, Value,
 };
 
 use super::{Operands, WARPS_PER_CTA};
@@ -91,6 +91,9 @@ fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module 
     if kind.accumulator() == Accumulator::F64 && kind.shape().m == 16 {
         k.require(7, 8);
     }
+    if kind.a().bits() == 1 {
+        k.require(7, 1);
+    }
     let [a, b, c] = kind.registers();
     let pointers = ["a", "b", "c", "d"].map(|name| k.param_pointer(name));
     let (cta, thread) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::TidX));
@@ -132,6 +135,11 @@ fn operation(kind: MmaKind) -> Op {
         Accumulator::S32 { .. } => Type::S32,
     };
     let mut mma = Mma::new(shape, sum, input(kind.a()), input(kind.b()), sum);
+    mma.bits = match kind.a() {
+        Input::Bits(BitProduct::Xor) => Some(BitOp::Xor),
+        Input::Bits(BitProduct::And) => Some(BitOp::And),
+        _ => None,
+    };
     mma.satfinite = kind.accumulator() == Accumulator::S32 { saturate: true };
     Op::Mma(mma)
 }
@@ -147,6 +155,7 @@ pub(super) const fn input(input: Input) -> Type {
         Input::S8 => Type::S8,
         Input::U8 => Type::U8,
         Input::F64 => Type::F64,
+        Input::Bits(_) => Type::B1,
     }
 }
 

@@ -3,7 +3,7 @@
 //! PTX leaves both open; ptxas 13 makes the same of them for sm_80 to sm_90, and this follows its machine code.
 //! A product is two `mma` with 16×8 sums, next to each other (m16n16k16) or one below the other (m32n8k16);
 //! m8n32k16 is m32n8k16 transposed: Dᵀ = Bᵀ·Aᵀ + Cᵀ. tf32 chains two k4 for each, also where the target has k8. So
-//! fragments hold what [`layout`](super::layout) says of `mma`, one tile after the other.
+//! fragments hold what `layout` says of `mma`, one tile after the other.
 
 use std::ops::Range;
 
