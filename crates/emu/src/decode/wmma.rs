@@ -18,9 +18,11 @@ pub(crate) struct Fragment {
 }
 
 impl Fragment {
-    /// None for elements smaller than a byte.
+    /// None for elements smaller than a byte, and for what PTX does not have.
     pub fn new(access: WmmaAccess) -> Option<Fragment> {
-        if access.ty.bits() < 8 {
+        let ptx::MmaShape { m, n, k } = access.shape;
+        let exists = matches!((m, n, k), (16, 16, 8 | 16) | (32, 8, 16) | (8, 32, 16) | (8, 8, 4));
+        if !exists || !matches!(access.ty.bits(), 8 | 16 | 32 | 64) {
             return None;
         }
         let matrix = match access.matrix {
@@ -28,7 +30,6 @@ impl Fragment {
             WmmaMatrix::B => Matrix::B,
             WmmaMatrix::Accumulator => Matrix::Accumulator,
         };
-        let ptx::MmaShape { m, n, k } = access.shape;
         let shape = Shape { m: m.into(), n: n.into(), k: k.into() };
         let layout = FragmentLayout::new(matrix, shape, access.ty.bits() as usize, access.registers());
         let along = (access.order == MatrixOrder::Row) == layout.lines_are_rows;

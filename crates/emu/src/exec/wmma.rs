@@ -78,7 +78,7 @@ impl Env<'_> {
     ) -> Vec<Part<'f>> {
         let bases = addresses(&warp.registers, inst);
         let strides = *warp.registers.get32(inst.s[0]);
-        self.check_alignment(warp, inst, fragment, mask, &bases, &strides);
+        self.check_place(warp, inst, fragment, mask, &bases, &strides);
         let mut parts = Vec::with_capacity(fragment.accesses.len());
         for access in &fragment.accesses {
             let offset = |lane: usize| fragment.offset(access.at[lane], strides[lane].into());
@@ -110,8 +110,8 @@ impl Env<'_> {
         parts
     }
 
-    /// What the machine instructions let pass, but PTX does not.
-    fn check_alignment(
+    /// What the machine instructions let pass, but PTX does not: every lane must name the same place, and an aligned one.
+    fn check_place(
         &mut self,
         warp: &Warp,
         inst: &Inst,
@@ -122,6 +122,15 @@ impl Env<'_> {
     ) {
         let lane = mask.trailing_zeros() as usize;
         let (base, stride) = (bases[lane], u64::from(strides[lane]) * u64::from(fragment.access.ty.bytes()));
+        let differs =
+            |l: &usize| mask >> l & 1 == 1 && (bases[*l], strides[*l]) != (bases[lane], strides[lane]);
+        if let Some(other) = (0..32).find(differs) {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, other, None, || {
+                format!(
+                    "its address or stride is not that of lane {lane}: the whole warp must name one matrix"
+                )
+            });
+        }
         let wanted = u64::from(fragment.access.address_alignment());
         if base % wanted != 0 {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {

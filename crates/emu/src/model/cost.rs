@@ -304,15 +304,15 @@ fn whole_product(c: &Costs, w: &Wmma) -> Cost {
         _ => (w.d, 0),
     };
     let tile = tensor(c.0, &Mma::new(MmaShape { m, n: 8, k }, sum, w.a, w.b, sum));
-    let chain = u32::from(w.shape.k / k);
+    let chain = u32::from(w.shape.k.checked_div(k).unwrap_or(1));
     let side_by_side = u32::from(w.shape.m) * u32::from(w.shape.n) / (8 * u32::from(m));
     let count = chain * side_by_side.max(1);
     let convert = if conversions > 0 { c.0.latency.half2 } else { 0 };
     Cost {
         slots: count + conversions,
-        busy: count * tile.busy,
-        latency: chain * tile.latency + (count - chain) * tile.busy / TICK as u32 + convert,
-        flops: count * tile.flops,
+        busy: count.saturating_mul(tile.busy),
+        latency: chain * tile.latency + (count - chain).saturating_mul(tile.busy) / TICK as u32 + convert,
+        flops: count.saturating_mul(tile.flops),
         ..tile
     }
 }
