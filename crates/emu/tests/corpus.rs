@@ -36,6 +36,8 @@ fn draw(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+const SCHEDULES: [(Schedule, u64); 3] = [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)];
+
 struct Case {
     name: &'static str,
     grid: Dim3,
@@ -51,23 +53,29 @@ impl Case {
     fn check(&self, check: impl Fn(&[Vec<u8>])) {
         for sm in [80, 89] {
             let kernel = self.kernel(sm);
-            for (schedule, seed) in [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)] {
-                let mut buffers: Vec<Buffer> = self
-                    .data
-                    .iter()
-                    .map(|(_, data)| match data {
-                        Data::In(bytes) | Data::InOut(bytes) => Buffer::from_bytes(bytes),
-                        Data::Out(bytes) => Buffer::uninitialised(*bytes),
-                    })
-                    .collect();
-                let options = Options { seed, schedule, ..Options::default() };
-                let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
-                    .unwrap_or_else(|e| panic!("{} sm_{sm}: {e}", self.name));
-                let found: Vec<String> = report.hazards.iter().map(ToString::to_string).collect();
+            for (schedule, seed) in SCHEDULES {
+                let (found, buffers) = self.run(&kernel, schedule, seed);
                 assert!(found.is_empty(), "{} sm_{sm} {schedule:?}: {}", self.name, found.join("\n"));
-                check(&buffers.iter().map(Buffer::to_bytes).collect::<Vec<_>>());
+                check(&buffers);
             }
         }
+    }
+
+    /// What a schedule finds, and what the buffers hold then.
+    fn run(&self, kernel: &Kernel, schedule: Schedule, seed: u64) -> (Vec<String>, Vec<Vec<u8>>) {
+        let mut buffers: Vec<Buffer> = self
+            .data
+            .iter()
+            .map(|(_, data)| match data {
+                Data::In(bytes) | Data::InOut(bytes) => Buffer::from_bytes(bytes),
+                Data::Out(bytes) => Buffer::uninitialised(*bytes),
+            })
+            .collect();
+        let options = Options { seed, schedule, ..Options::default() };
+        let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let found = report.hazards.iter().map(ToString::to_string).collect();
+        (found, buffers.iter().map(Buffer::to_bytes).collect())
     }
 
     fn kernel(&self, sm: u32) -> Kernel {
@@ -138,36 +146,45 @@ fn attention(q: &[f32], k: &[f32], v: &[f32], d: usize, scale: f64, causal: bool
     out
 }
 
-/// Two heads of attention over 64 numbers by a kernel of that name, whose CTAs of 128 threads have `tile` queries each.
+/// Heads, and numbers of each, of the attention kernels.
+const HEADS: usize = 2;
+const HEAD_DIM: usize = 64;
+
+/// Q, K and V.
+fn attention_inputs(seq_q: usize, seq_kv: usize) -> [Vec<f32>; 3] {
+    [(seq_q, 1), (seq_kv, 2), (seq_kv, 3)].map(|(seq, seed)| draw(HEADS * seq * HEAD_DIM, seed))
+}
+
+/// Attention by a kernel of that name, whose CTAs of 128 threads have `tile` queries each.
+fn attention_case(name: &'static str, tile: usize, shared: u32, qkv: &[Vec<f32>; 3], causal: bool) -> Case {
+    let seq = |x: &Vec<f32>| x.len() / HEADS / HEAD_DIM;
+    let [q, k, v] = qkv;
+    Case {
+        name,
+        grid: Dim3(seq(q).div_ceil(tile) as u32, HEADS as u32, 1),
+        block: Dim3(128, 1, 1),
+        shared,
+        data: vec![("q", halves(q)), ("k", halves(k)), ("v", halves(v)), ("out", Data::Out(2 * q.len()))],
+        scalars: vec![
+            Arg::I32(seq(q) as i32),
+            Arg::I32(seq(k) as i32),
+            Arg::F32(0.125),
+            Arg::I32(i32::from(causal)),
+        ],
+    }
+}
+
 fn check_attention(name: &'static str, tile: usize, shared: u32, seq_q: usize, seq_kv: usize) {
-    let (heads, d) = (2, 64);
-    let (q, k, v) = (draw(heads * seq_q * d, 1), draw(heads * seq_kv * d, 2), draw(heads * seq_kv * d, 3));
+    let qkv = attention_inputs(seq_q, seq_kv);
+    let head = |x: &Vec<f32>, h: usize| x.chunks(x.len() / HEADS).nth(h).expect("a head").to_vec();
     for causal in [false, true] {
-        let case = Case {
-            name,
-            grid: Dim3(seq_q.div_ceil(tile) as u32, heads as u32, 1),
-            block: Dim3(128, 1, 1),
-            shared,
-            data: vec![
-                ("q", halves(&q)),
-                ("k", halves(&k)),
-                ("v", halves(&v)),
-                ("out", Data::Out(2 * heads * seq_q * d)),
-            ],
-            scalars: vec![
-                Arg::I32(seq_q as i32),
-                Arg::I32(seq_kv as i32),
-                Arg::F32(0.125),
-                Arg::I32(i32::from(causal)),
-            ],
-        };
-        let head = |x: &[f32], seq: usize, h: usize| x[h * seq * d..][..seq * d].to_vec();
-        let expected: Vec<f64> = (0..heads)
+        let expected: Vec<f64> = (0..HEADS)
             .flat_map(|h| {
-                attention(&head(&q, seq_q, h), &head(&k, seq_kv, h), &head(&v, seq_kv, h), d, 0.125, causal)
+                let [q, k, v] = qkv.each_ref().map(|x| head(x, h));
+                attention(&q, &k, &v, HEAD_DIM, 0.125, causal)
             })
             .collect();
-        case.check(|buffers| {
+        attention_case(name, tile, shared, &qkv, causal).check(|buffers| {
             let out: Vec<f64> = read(&buffers[3], f16::from_le_bytes).into_iter().map(f64::from).collect();
             assert_close(name, &out, &expected, 1e-3);
         });
@@ -182,6 +199,30 @@ fn flash() {
 #[test]
 fn wmma_attention() {
     check_attention("wmma_attention", 32, 0, 50, 70);
+}
+
+#[test]
+fn each_barrier_of_wmma_attention_is_needed() {
+    let case = attention_case("wmma_attention", 32, 0, &attention_inputs(50, 70), false);
+    let whole = case.kernel(80);
+    let barriers = |kernel: &Kernel| -> Vec<usize> {
+        let is_barrier =
+            |s: &ptx::Statement| matches!(s, ptx::Statement::Inst(i) if matches!(i.op, ptx::Op::Bar { .. }));
+        let body = kernel.module.entries().next().and_then(|f| f.body.as_ref()).expect("a body");
+        body.statements.iter().enumerate().filter(|(_, s)| is_barrier(s)).map(|(at, _)| at).collect()
+    };
+    let places = barriers(&whole);
+    assert_eq!(places.len(), 4);
+    for at in places {
+        let mut kernel = whole.clone();
+        for item in &mut kernel.module.items {
+            if let ptx::Item::Function(ptx::Function { body: Some(body), .. }) = item {
+                body.statements.remove(at);
+            }
+        }
+        let found = SCHEDULES.iter().flat_map(|(schedule, seed)| case.run(&kernel, *schedule, *seed).0);
+        assert!(found.into_iter().any(|f| f.starts_with("race")), "without the barrier at {at}");
+    }
 }
 
 #[test]
