@@ -4,6 +4,7 @@
 mod defined;
 mod flow;
 mod layout;
+mod matrix;
 mod operands;
 mod wmma;
 
