@@ -68,7 +68,11 @@ impl Decoder<'_> {
             Op::Selp(ty) => self.lanewise(out, o, ty, &[ty, ty, Pred]),
             Op::Slct { ty, cond, .. } => self.lanewise(out, o, ty, &[ty, ty, cond]),
             Op::Testp(_, ty) => self.lanewise(out, o, Pred, &[ty]),
-            Op::Lop3 => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(None) => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(Some(_)) => self.combined_logic(out, o),
+            Op::CvtPack { chained, .. } => {
+                self.lanewise(out, o, B32, if chained { &[B32, B32, B32] } else { &[B32, B32] })
+            }
             Op::Shf(..) | Op::Prmt(_) | Op::Fns => self.lanewise(out, o, B32, &[B32, B32, B32]),
             Op::Bfe(ty) => self.lanewise(out, o, ty, &[ty, U32, U32]),
             Op::Bfi(ty) => self.lanewise(out, o, ty, &[ty, ty, U32, U32]),
@@ -86,6 +90,7 @@ impl Decoder<'_> {
                 if o.list.len() > 1 { self.sources(out, o, 1, &[F32]) } else { Ok(()) }
             }
             Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => self.matrix(out, o),
+            Op::WmmaLoad(_) | Op::WmmaStore(_) | Op::Wmma(_) => self.wmma(out, o),
             Op::Movmatrix => self.lanewise(out, o, B32, &[B32]),
             Op::CpAsync(_) | Op::CpAsyncMbarrierArrive { .. } | Op::Mbarrier(_) => self.asynchronous(out, o),
             Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => {
@@ -158,6 +163,20 @@ impl Decoder<'_> {
             }
             out.s[i] = self.source(operand, *ty)?;
         }
+        Ok(())
+    }
+
+    /// `lop3` with a predicate: its table goes to the offset, for it has five sources.
+    fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
+        self.sources(out, o, 1, &[Type::B32; 3])?;
+        let Operand::Imm(Imm::Int(table)) = o.get(4)? else {
+            return self.malformed("the truth table of lop3 is not a constant");
+        };
+        let predicate = o.get(5)?;
+        out.offset = *table;
+        out.s[3] = self.source(predicate, Type::Pred)?;
+        out.negated = if matches!(predicate, Operand::Not(_)) { 8 } else { 0 };
         Ok(())
     }
 
@@ -384,58 +403,6 @@ impl Decoder<'_> {
         self.pool.extend(slots?);
         Ok(())
     }
-
-    fn matrix(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
-        let start = self.pool.len() as u32;
-        let (vectors, expected) = match out.op {
-            Op::Mma(m) => {
-                if !crate::exec::mma_supported(&m) {
-                    return self.unsupported(format!("{m:?}"));
-                }
-                let [a, b, c, d] = m.registers();
-                (0..4, vec![d, a, b, c])
-            }
-            Op::Ldmatrix(m) => {
-                self.check_matrix(&m)?;
-                self.note_access(m.space, 16);
-                self.address(out, o.get(1)?, m.space)?;
-                (0..1, vec![usize::from(m.count)])
-            }
-            Op::Stmatrix(m) => {
-                self.check_matrix(&m)?;
-                self.note_access(m.space, 16);
-                self.address(out, o.get(0)?, m.space)?;
-                (1..2, vec![usize::from(m.count)])
-            }
-            _ => return Ok(()),
-        };
-        let class = match out.op {
-            Op::Mma(m) if m.a == Type::F64 => Type::F64,
-            _ => Type::B32,
-        };
-        for (position, count) in vectors.zip(expected) {
-            let operand = o.get(position)?;
-            let single = std::slice::from_ref(operand);
-            let parts = if let Operand::Vector(parts) = operand { parts } else { single };
-            if parts.len() != count {
-                return self.malformed(format!("a fragment has {} registers, not {count}", parts.len()));
-            }
-            for part in parts {
-                let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, class)? };
-                self.pool.push(slot);
-            }
-        }
-        out.list = (start, (self.pool.len() as u32 - start) as u16);
-        Ok(())
-    }
-
-    fn check_matrix(&self, m: &ptx::MatrixAccess) -> Result<()> {
-        if m.shape == ptx::MatrixShape::M8N8 && m.ty == Type::B16 && matches!(m.count, 1 | 2 | 4) {
-            Ok(())
-        } else {
-            self.unsupported("ldmatrix and stmatrix of other shapes than m8n8 of b16")
-        }
-    }
 }
 
 /// Operands with an error for those that are missing.
@@ -470,6 +437,7 @@ fn is_arithmetic(op: &Op) -> bool {
             | Op::Dp4a(..)
             | Op::Dp2a(..)
             | Op::Cvt(_)
+            | Op::CvtPack { .. }
     )
 }
 

@@ -41,7 +41,7 @@ pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32]
 
 /// The lanes of `mask` whose address is in the space of the first of them, and that space. Their addresses become
 /// addresses in it.
-fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
+pub(super) fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
     match space {
         Space::Generic => {}
         Space::SharedCluster => return (Space::Shared, mask),
@@ -162,7 +162,7 @@ impl<'a> Env<'a> {
     }
 
     #[inline(always)]
-    fn load_lane(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
+    pub(super) fn load_lane(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
         let size = site.bytes as usize;
         match site.space {
             Space::Shared => {
@@ -279,7 +279,14 @@ impl<'a> Env<'a> {
         });
     }
 
-    fn store_lane(&mut self, warp: &mut Warp, site: &Site, lane: usize, address: u64, chunk: &Chunk) {
+    pub(super) fn store_lane(
+        &mut self,
+        warp: &mut Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+        chunk: &Chunk,
+    ) {
         match site.space {
             Space::Shared => self.store_shared(warp, site, lane, address, chunk),
             Space::Global => self.store_global(warp, site, lane, address, chunk),

@@ -29,6 +29,9 @@ pub(super) fn parts(op: &Op) -> bool {
             | Op::Ldmatrix(_)
             | Op::Stmatrix(_)
             | Op::Movmatrix
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
+            | Op::Wmma(_)
     )
 }
 

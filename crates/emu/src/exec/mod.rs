@@ -16,6 +16,7 @@ mod run;
 mod scalar;
 mod undefined;
 mod warp;
+mod wmma;
 
 use std::collections::HashMap;
 
@@ -40,6 +41,7 @@ use warp::Warp;
 pub(crate) use atomic::atomic_supported;
 pub(crate) use matrix::mma_supported;
 pub(crate) use scalar::evaluate;
+pub(crate) use wmma::wmma_supported;
 
 /// What is the same for all CTAs of a launch.
 pub(crate) struct Context<'a> {

@@ -140,7 +140,13 @@ impl Env<'_> {
             Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect => {
                 return self.collective(warp, split, inst, mask);
             }
-            Op::Mma(_) | Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Movmatrix => {
+            Op::Mma(_)
+            | Op::Ldmatrix(_)
+            | Op::Stmatrix(_)
+            | Op::Movmatrix
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
+            | Op::Wmma(_) => {
                 return self.matrix(warp, split, inst, mask);
             }
             Op::Ld(m) => return self.load(warp, split, inst, &m, mask),
@@ -190,6 +196,8 @@ fn records_itself(op: &Op) -> bool {
             | Op::Red(_)
             | Op::Ldmatrix(_)
             | Op::Stmatrix(_)
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
             | Op::CpAsync(_)
             | Op::Bar { .. }
     )

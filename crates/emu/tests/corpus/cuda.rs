@@ -5,17 +5,17 @@ use ptx::{Arg, Dim3};
 use crate::reference::{self, Heads};
 use crate::{Case, Data, assert_close, draw, f16s, f32s, floats, halves, integers, read, words};
 
-#[test]
-fn flash() {
-    let (heads, seq_q, seq_kv, d) = (2, 100, 130, 64);
-    let (q, k, v) = (draw(heads * seq_q * d, 1), draw(heads * seq_kv * d, 2), draw(heads * seq_kv * d, 3));
+/// Attention over two heads of 64 by a kernel whose CTAs of 128 threads have `tile` queries each.
+fn attention(entry: &'static str, file: &'static str, tile: usize, shared: u32, [seq_q, seq_kv]: [usize; 2]) {
+    let (heads, d) = (2, 64);
+    let [q, k, v] = [(seq_q, 1), (seq_kv, 2), (seq_kv, 3)].map(|(seq, seed)| draw(heads * seq * d, seed));
     for causal in [false, true] {
         let case = Case {
-            file: "cuda_flash",
-            entry: "flash",
-            grid: Dim3(2, heads as u32, 1),
+            file,
+            entry,
+            grid: Dim3(seq_q.div_ceil(tile) as u32, heads as u32, 1),
             block: Dim3(128, 1, 1),
-            shared: 3 * 64 * 72 * 2,
+            shared,
             data: vec![
                 ("q", halves(&q)),
                 ("k", halves(&k)),
@@ -30,8 +30,18 @@ fn flash() {
             ],
         };
         let expected = reference::attention(&q, &k, &v, &Heads { heads, dim: d, scale: 0.125, causal });
-        case.check(|buffers| assert_close("flash", &f16s(&buffers[3]), &expected.out, 1e-3));
+        case.check(|buffers| assert_close(entry, &f16s(&buffers[3]), &expected.out, 1e-3));
     }
+}
+
+#[test]
+fn flash() {
+    attention("flash", "cuda_flash", 64, 3 * 64 * 72 * 2, [100, 130]);
+}
+
+#[test]
+fn wmma_attention() {
+    attention("wmma_attention", "cuda_wmma_attention", 32, 0, [50, 70]);
 }
 
 #[test]
