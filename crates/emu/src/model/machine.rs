@@ -101,6 +101,8 @@ pub struct Memories {
     pub shared_reserved: u32,
     /// L1 and shared-memory bandwidth of an SM, bytes a clock.
     pub l1_bandwidth: u32,
+    /// Load-store units of an SM: threads whose addresses it takes in a clock.
+    pub lsu_lanes: u32,
     /// L2, bytes.
     pub l2_bytes: u64,
     /// L2 bandwidth of the device, bytes a clock.
@@ -183,13 +185,15 @@ const ADA_RATES: Rates = Rates { fma: 128, imad: 64, alu: 64, half2: 64, double:
 const ADA_LATENCY: Latencies = Latencies { l1: 43, l2: 273, dram: 541, double: 40, ..COMMON };
 /// G: 48 warps and 24 CTAs.
 const ADA_LIMITS: Limits = Limits { warps: 48, ctas: 24, registers: 65536, threads_per_cta: 1024 };
-/// G: 128 KB of L1 and shared memory, 100 KB of it shared, 99 a CTA.
+/// G: 128 KB of L1 and shared memory, 100 KB of it shared, 99 a CTA. D: four load-store units a sub-partition, where GA100
+/// and GH100 have eight.
 const ADA_MEMORY: Memories = Memories {
     l1_bytes: 128 << 10,
     shared_bytes: 100 << 10,
     shared_per_cta: 99 << 10,
     shared_reserved: 1024,
     l1_bandwidth: 128,
+    lsu_lanes: 16,
     l2_bytes: 48 << 20,
     l2_bandwidth: 1024,
     l2_port: 64,
@@ -212,6 +216,7 @@ const H100_MEMORY: Memories = Memories {
     shared_per_cta: 227 << 10,
     shared_reserved: 1024,
     l1_bandwidth: 128,
+    lsu_lanes: 32,
     l2_bytes: 50 << 20,
     l2_bandwidth: 3840,
     l2_port: 64,
@@ -257,6 +262,7 @@ pub const A100: Gpu = Gpu {
         shared_per_cta: 163 << 10,
         shared_reserved: 1024,
         l1_bandwidth: 128,
+        lsu_lanes: 32,
         l2_bytes: 40 << 20,
         l2_bandwidth: 3400,
         l2_port: 64,

@@ -166,6 +166,11 @@ impl<'a> MemorySystem<'a> {
         start
     }
 
+    /// Clocks in which the load-store units take the addresses of a warp.
+    fn addressing(&self) -> u64 {
+        u64::from(32 / self.gpu.memory.lsu_lanes.max(1)).max(1)
+    }
+
     /// When everything asked for is through.
     pub(super) fn drained(&self) -> u64 {
         self.unit_free.max(self.l2.free).max(self.dram.free)
@@ -186,7 +191,8 @@ impl<'a> MemorySystem<'a> {
     /// An access to shared memory of so many passes.
     pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
-        let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 0);
+        let hold = Hold { passes: passes.max(self.addressing()), port: port_clocks(direction) };
+        let start = self.occupy(at, hold, 0);
         let latency = &self.gpu.latency;
         // An atomic reads, computes and writes: two trips.
         let base = u64::from(latency.shared) * if direction == Direction::Atomic { 2 } else { 1 };
@@ -199,7 +205,7 @@ impl<'a> MemorySystem<'a> {
     pub(super) fn cached(&mut self, at: At, f: &CacheFootprint, direction: Direction, how: Cached) -> Answer {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
-        let passes = lines.max(sectors.div_ceil(4));
+        let passes = lines.max(sectors.div_ceil(4)).max(self.addressing());
         let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 1);
         let latency = &self.gpu.latency;
         let tags = (lines - 1) * u64::from(latency.shared_pass) * TICK;
