@@ -163,16 +163,40 @@ fn bank_conflicts_take_a_wavefront_each() {
     let address = code.reg(Type::U32);
     let d: Vec<Reg> = (0..8).map(|_| code.reg(Type::F32)).collect();
     (0..50).for_each(|_| d.iter().for_each(|d| code.load(Space::Shared, *d, address)));
-    let cycles = |stride: u64| {
+    let cycles = |gpu: &Gpu, stride: u64| {
         let len = code.len();
-        let p = code.run(&L4, 1, 8, move |r, warp| {
+        let p = code.run(gpu, 1, 8, move |r, warp| {
             (0..4 * len).for_each(|i| r.shared(warp, i % len, !0, &strided(stride), 4));
         });
         assert_eq!(p.bound, Bound::Shared);
         p.cycles
     };
-    near(cycles(4), 1600.0 * 8.0, 0.05);
-    near(cycles(128), 1600.0 * 8.0 * 32.0, 0.05);
+    near(cycles(&H200, 4), 1600.0 * 8.0, 0.05);
+    near(cycles(&H200, 128), 1600.0 * 8.0 * 32.0, 0.05);
+    // Sixteen load-store units take the addresses of a warp in two clocks; conflicts hide that.
+    near(cycles(&L4, 4), 1600.0 * 8.0 * 2.0, 0.05);
+    near(cycles(&L4, 128), 1600.0 * 8.0 * 32.0, 0.05);
+}
+
+/// One warp gets a pass in two clocks, a second of the same sub-partition those between (seen on an H200).
+#[test]
+fn two_warps_of_a_sub_partition_share_the_banks() {
+    let mut code = Code::new();
+    let address = code.reg(Type::U32);
+    let d: Vec<Reg> = (0..8).map(|_| code.reg(Type::F32)).collect();
+    (0..50).for_each(|_| d.iter().for_each(|d| code.load(Space::Shared, *d, address)));
+    let cycles = |busy: &'static [usize]| {
+        let len = code.len();
+        let p = code.run(&H200, 1, 8, move |r, warp| {
+            if busy.contains(&warp) {
+                (0..4 * len).for_each(|i| r.shared(warp, i % len, !0, &strided(128), 4));
+            }
+        });
+        p.cycles
+    };
+    near(cycles(&[0]), 1600.0 * 64.0, 0.05);
+    near(cycles(&[0, 4]), 1600.0 * 64.0, 0.05);
+    near(cycles(&[0, 1, 4, 5]), 1600.0 * 128.0, 0.05);
 }
 
 #[test]
