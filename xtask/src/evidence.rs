@@ -7,6 +7,9 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
+/// Examples of `flashcore-lab`: the tensor cores bit for bit, and the times of the rungs.
+const PROGRAMS: [&str; 2] = ["tensor_cores", "rungs"];
+
 /// Builds them in release mode and puts them into `.device/`.
 ///
 /// # Errors
@@ -24,12 +27,16 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
         )));
     }
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let build = ["build", "--release", "--package", "flashcore-lab", "--example", "tensor_cores"];
-    run(Command::new(env!("CARGO")).current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build))?;
+    let build = ["build", "--release", "--package", "flashcore-lab"];
+    let examples = PROGRAMS.iter().flat_map(|name| ["--example", name]);
+    let mut cargo = Command::new(env!("CARGO"));
+    run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build).args(examples))?;
     let folder = root.join(".device");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
     fs::create_dir_all(&folder).map_err(io)?;
-    fs::copy(root.join("target/release/examples/tensor_cores"), folder.join("tensor_cores")).map_err(io)?;
-    println!("{} at commit {commit}", folder.join("tensor_cores").display());
+    for name in PROGRAMS {
+        fs::copy(root.join("target/release/examples").join(name), folder.join(name)).map_err(io)?;
+        println!("{} at commit {commit}", folder.join(name).display());
+    }
     Ok(())
 }

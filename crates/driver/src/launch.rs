@@ -35,45 +35,103 @@ impl Gpu {
         loaded.function(&kernel.entry)
     }
 
-    /// Puts the kernel on the stream without waiting for it.
-    fn enqueue(
+    /// Runs the kernel `launches` times in a row and gives the mean time of one, µs, between two events on the stream. One
+    /// launch before is not counted. Buffers stay where they are, so what fits in L2 is warm.
+    ///
+    /// # Errors
+    /// As [`Machine::launch`].
+    pub fn time(
         &mut self,
         kernel: &Kernel,
-        buffers: &[&mut Buffer],
-        stream: sys::CUstream,
-    ) -> Result<(), DriverError> {
+        buffers: &mut [&mut Buffer],
+        launches: u32,
+    ) -> Result<f64, DriverError> {
+        let stream = result::stream::null();
+        let function = self.prepare(kernel, buffers)?;
+        enqueue(function, kernel, buffers, stream)?;
+        let start = Event::record(stream)?;
+        for _ in 0..launches {
+            enqueue(function, kernel, buffers, stream)?;
+        }
+        Ok(start.until(&Event::record(stream)?)? / f64::from(launches.max(1)))
+    }
+
+    /// The kernel's function, compiled and ready for its shared memory, after the contract was checked.
+    fn prepare(&mut self, kernel: &Kernel, buffers: &[&mut Buffer]) -> Result<sys::CUfunction, DriverError> {
         check(kernel, buffers)?;
         let function = self.function(kernel)?;
-        let launch = kernel.launch;
-        if launch.dynamic_shared > DEFAULT_SHARED {
+        let shared = kernel.launch.dynamic_shared;
+        if shared > DEFAULT_SHARED {
             let which = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function belongs to a loaded module.
-            unsafe {
-                result::function::set_function_attribute(function, which, launch.dynamic_shared as i32)
-            }
-            .map_err(DriverError::call("cuFuncSetAttribute"))?;
+            unsafe { result::function::set_function_attribute(function, which, shared as i32) }
+                .map_err(DriverError::call("cuFuncSetAttribute"))?;
         }
-        let mut values: Vec<u64> = kernel.args.iter().map(|arg| value(*arg, buffers)).collect();
-        let mut params: Vec<*mut c_void> = values.iter_mut().map(|v| std::ptr::from_mut(v).cast()).collect();
-        let mut attribute: sys::CUlaunchAttribute = cluster_attribute(kernel);
-        let config = sys::CUlaunchConfig {
-            gridDimX: launch.grid.0,
-            gridDimY: launch.grid.1,
-            gridDimZ: launch.grid.2,
-            blockDimX: launch.block.0,
-            blockDimY: launch.block.1,
-            blockDimZ: launch.block.2,
-            sharedMemBytes: launch.dynamic_shared,
-            hStream: stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(launch.cluster.count() > 1),
-        };
-        // SAFETY: `params` has one pointer per parameter of the entry (`check` compared count and sizes), each to 8
-        // live bytes; the driver copies them before it returns. What the kernel does with its pointers is the
-        // kernel's proof, not ours.
-        let status =
-            unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), std::ptr::null_mut()) };
-        status.result().map_err(DriverError::call("cuLaunchKernelEx"))
+        Ok(function)
+    }
+}
+
+/// Puts what [`Gpu::prepare`] gave on the stream, without waiting for it.
+fn enqueue(
+    function: sys::CUfunction,
+    kernel: &Kernel,
+    buffers: &[&mut Buffer],
+    stream: sys::CUstream,
+) -> Result<(), DriverError> {
+    let launch = kernel.launch;
+    let mut values: Vec<u64> = kernel.args.iter().map(|arg| value(*arg, buffers)).collect();
+    let mut params: Vec<*mut c_void> = values.iter_mut().map(|v| std::ptr::from_mut(v).cast()).collect();
+    let mut attribute: sys::CUlaunchAttribute = cluster_attribute(kernel);
+    let config = sys::CUlaunchConfig {
+        gridDimX: launch.grid.0,
+        gridDimY: launch.grid.1,
+        gridDimZ: launch.grid.2,
+        blockDimX: launch.block.0,
+        blockDimY: launch.block.1,
+        blockDimZ: launch.block.2,
+        sharedMemBytes: launch.dynamic_shared,
+        hStream: stream,
+        attrs: &mut attribute,
+        numAttrs: u32::from(launch.cluster.count() > 1),
+    };
+    // SAFETY: `params` has one pointer per parameter of the entry (`check` compared count and sizes), each to 8 live
+    // bytes; the driver copies them before it returns. What the kernel does with its pointers is the kernel's proof, not
+    // ours.
+    let status =
+        unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), std::ptr::null_mut()) };
+    status.result().map_err(DriverError::call("cuLaunchKernelEx"))
+}
+
+/// A point in the stream's time, destroyed when dropped.
+struct Event(sys::CUevent);
+
+impl Event {
+    /// A point after everything that was put on the stream.
+    fn record(stream: sys::CUstream) -> Result<Event, DriverError> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(DriverError::call("cuEventCreate"))?;
+        let event = Event(event);
+        // SAFETY: the event was just made; the stream is the default one of the current context.
+        unsafe { result::event::record(event.0, stream) }.map_err(DriverError::call("cuEventRecord"))?;
+        Ok(event)
+    }
+
+    /// µs from `self` to `later`, which is waited for.
+    fn until(&self, later: &Event) -> Result<f64, DriverError> {
+        // SAFETY: both events are alive and recorded.
+        unsafe {
+            result::event::synchronize(later.0).map_err(DriverError::call("cuEventSynchronize"))?;
+            result::event::elapsed(self.0, later.0)
+        }
+        .map(|ms| f64::from(ms) * 1e3)
+        .map_err(DriverError::call("cuEventElapsedTime"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `record`, destroyed once. A failure here has no one left to tell.
+        let _ = unsafe { result::event::destroy(self.0) };
     }
 }
 
@@ -90,7 +148,8 @@ impl Machine for Gpu {
     }
 
     fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), DriverError> {
-        self.enqueue(kernel, buffers, result::stream::null())?;
+        let function = self.prepare(kernel, buffers)?;
+        enqueue(function, kernel, buffers, result::stream::null())?;
         result::ctx::synchronize().map_err(DriverError::call("cuCtxSynchronize"))
     }
 

@@ -9,7 +9,6 @@ use emu::resources::Ptxas;
 use kernels::ladder::{Expected, Reason};
 use kernels::{Arch, KernelError, Plan};
 use problem::{DType, Problem, ProblemError};
-use ptx::Launch;
 use serde_json::{Value, json};
 
 use crate::bench::{BenchError, Race, race};
@@ -29,8 +28,8 @@ pub struct Rung {
     pub head: Bound,
     /// The kernel on small problems with several heads and batches: what the gate's inputs and schedules are tried on.
     pub small: Vec<(&'static str, Bound)>,
-    /// The launch that is predicted: all heads.
-    pub launch: Launch,
+    /// The kernel on the whole problem, whose time is predicted.
+    pub whole: Bound,
     /// The verdict it must get.
     pub expected: Verdict,
     /// For a rung that must be refuted: a word of the right reason.
@@ -199,7 +198,7 @@ fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, Ga
             proof.absorb(prove(bound, &without_traces)?, name);
         }
     }
-    Ok(analyse(rung.head.clone(), &rung.launch, None, proof, machines, options.ptxas))
+    Ok(analyse(rung.head.clone(), &rung.whole.kernel.launch, None, proof, machines, options.ptxas))
 }
 
 /// What a climb tells while it goes on.
@@ -259,7 +258,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
             ("two batches of one tile", bound(&like(2, 1, 64))?),
             ("two heads", bound(&like(1, 2, 128))?),
         ],
-        launch: kernels::emit(problem, plan, arch)?.launch,
+        whole: bound(problem)?,
         expected: Verdict::Proven,
         reason: None,
         quoted_us: None,

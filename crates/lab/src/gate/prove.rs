@@ -120,6 +120,15 @@ pub fn prove_family(
     Ok(family)
 }
 
+/// What each buffer holds before a run on normal draws; zeros where the kernel is to write.
+pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
+    let drawn = bound.problem.as_ref().map(|problem| draw(problem, Style::Normal, seed));
+    let quantised =
+        bound.problem.as_ref().zip(drawn.as_ref()).filter(|_| bound.roles.contains(&Role::Scales));
+    let codes = quantised.map(|(problem, drawn)| encode(problem, drawn));
+    allocate(bound, drawn.as_ref(), codes.as_ref(), seed).iter().map(Buffer::to_bytes).collect()
+}
+
 fn run_once(
     bound: &Bound,
     style: Style,
