@@ -85,7 +85,8 @@ impl CacheFootprint {
         let sectors = lanes_in(lanes, 0..32).flat_map(|lane| {
             let first = offsets[lane] / 4;
             let words = first..first + u64::from(bytes.div_ceil(4).max(1));
-            words.map(move |w| (window + 128 * w + 4 * lane as u64) / SECTOR)
+            words
+                .map(move |w| window.wrapping_add(w.wrapping_mul(128)).wrapping_add(4 * lane as u64) / SECTOR)
         });
         CacheFootprint::touch(sectors.collect(), stack)
     }
