@@ -16,6 +16,21 @@ use crate::table;
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let problems = problems(args)?;
+    let most = std::thread::available_parallelism().map_or(1, usize::from);
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        return Err(CliError::Argument {
+            argument: "--seconds",
+            value: args.seconds.to_string(),
+            accepted: "more than 0, at most 3600".into(),
+        });
+    }
+    if let Some(threads) = args.threads.filter(|&n| n == 0 || n > 64 * most) {
+        return Err(CliError::Argument {
+            argument: "--threads",
+            value: threads.to_string(),
+            accepted: format!("1 to {}, 64 for each core", 64 * most),
+        });
+    }
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let provenance = Provenance::of_cpu(Path::new("."), threads);
     if args.evidence.is_some() && provenance.commit.is_none() {

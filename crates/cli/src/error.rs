@@ -32,6 +32,21 @@ pub enum CliError {
         /// Where and why.
         error: ptx::ParseError,
     },
+    /// PTX that no assembler would take.
+    #[error("{path}: {} rules of PTX are broken:\n{violations}", violations.0.len())]
+    Verify {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        violations: ptx::Violations,
+    },
+    /// A fault of ours.
+    #[error(
+        "internal error: {0}\nThis is a fault of FlashCore's, not of the input, and there is no verdict. Please report it \
+         at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 shows the way to it.",
+        repository = env!("CARGO_PKG_REPOSITORY")
+    )]
+    Internal(lab::panics::Panic),
     /// A tensor of the wrong rank.
     #[error("{tensor} has shape {shape:?}; attention takes four dimensions, [batch, heads, sequence, dim]")]
     Rank {

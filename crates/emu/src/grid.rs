@@ -195,7 +195,7 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
         return wrong("the grid", format!("{grid:?}"), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
     }
-    if grid.count() * threads.div_ceil(32) >= u64::from(u32::MAX) {
+    if grid.count().saturating_mul(threads.div_ceil(32)) >= u64::from(u32::MAX) {
         return wrong("the grid", format!("{grid:?}"), "fewer than 2^32 warps in all: use a smaller problem");
     }
     if launch.cluster.count() != 1 {

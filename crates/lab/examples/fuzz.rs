@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flashcore_lab::fuzz::{Campaign, Case, execute, kernels, minimise};
+use flashcore_lab::fuzz::{Campaign, Case, execute, kernels, minimise, tensors};
 use flashcore_lab::panics::contain;
 use flashcore_lab::store;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 
 /// A case that takes this long is a fault, even on a busy machine with one slow core.
 const SLOW: Duration = Duration::from_secs(10);
@@ -47,7 +49,25 @@ fn fuzz(time: Duration, seed: u64, folder: &Path) -> Result<usize, Box<dyn std::
     let start = Instant::now();
     let (mut cases, mut told, mut faults) = (0u64, start, BTreeMap::<String, u64>::new());
     let mut slowest = Duration::ZERO;
+    let mut tensor_files = 0u64;
+    let files = tensors::files()?;
+    let mut rng = SmallRng::seed_from_u64(seed);
     while start.elapsed() < time {
+        for file in &files {
+            let file = tensors::damaged(&mut rng, file);
+            tensor_files += 1;
+            if let Err(panic) = tensors::run(&file) {
+                let count = faults.entry(panic.place.clone()).or_default();
+                *count += 1;
+                if *count == 1 {
+                    println!("{panic}: fault-{seed}-{tensor_files}-{}", file.name);
+                    std::fs::write(
+                        folder.join(format!("fault-{seed}-{tensor_files}-{}", file.name)),
+                        &file.bytes,
+                    )?;
+                }
+            }
+        }
         let case = campaign.next_case();
         save(folder, "current", &case)?;
         *began.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();

@@ -79,16 +79,36 @@ fn extension(path: &Path) -> &str {
 /// # Errors
 /// When the file cannot be read or does not hold such a tensor.
 pub fn load(path: &Path, name: &str) -> Result<Tensor, FileError> {
+    // Not read before it is known to be of a kind that can be used.
     match extension(path) {
-        "npy" => load_npy(path, name),
-        "safetensors" => load_safetensors(path, name),
+        "npy" | "safetensors" => parse(path, &read(path)?, name),
         _ => Err(FileError::Extension(path.to_path_buf())),
     }
 }
 
-fn load_npy(path: &Path, name: &str) -> Result<Tensor, FileError> {
-    let bytes = read(path)?;
-    let file = npyz::NpyFile::new(&bytes[..]).map_err(|e| malformed(path, e))?;
+/// The tensor `name` of a file whose contents are `bytes`.
+///
+/// # Errors
+/// When they do not hold such a tensor.
+pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    let tensor = match extension(path) {
+        "npy" => parse_npy(path, bytes, name)?,
+        "safetensors" => parse_safetensors(path, bytes, name)?,
+        _ => return Err(FileError::Extension(path.to_path_buf())),
+    };
+    let elements = tensor.shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+    if elements != Some(tensor.values.len()) {
+        let held = tensor.values.len();
+        return Err(malformed(
+            path,
+            format!("shape {:?} does not fit the {held} elements there", tensor.shape),
+        ));
+    }
+    Ok(tensor)
+}
+
+fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    let file = npyz::NpyFile::new(bytes).map_err(|e| malformed(path, e))?;
     if file.order() != npyz::Order::C && file.shape().len() > 1 {
         return Err(malformed(path, "the array is in Fortran order; save it with numpy.ascontiguousarray"));
     }
@@ -106,9 +126,8 @@ fn load_npy(path: &Path, name: &str) -> Result<Tensor, FileError> {
     Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
 }
 
-fn load_safetensors(path: &Path, name: &str) -> Result<Tensor, FileError> {
-    let bytes = read(path)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| malformed(path, e))?;
+fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    let file = SafeTensors::deserialize(bytes).map_err(|e| malformed(path, e))?;
     let tensor = file.tensor(name).map_err(|_| FileError::Absent {
         path: path.to_path_buf(),
         name: name.to_owned(),
@@ -136,15 +155,17 @@ fn load_safetensors(path: &Path, name: &str) -> Result<Tensor, FileError> {
 /// # Errors
 /// When it cannot be written, or a `.npy` file is asked to hold what it cannot.
 pub fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), FileError> {
-    let bytes = match (extension(path), tensors.first_key_value()) {
-        ("safetensors", _) => safetensors_bytes(path, tensors)?,
-        ("npy", Some((_, tensor))) if tensors.len() == 1 => npy_bytes(path, tensor)?,
-        ("npy", _) => {
-            return Err(malformed(path, "a .npy file holds one tensor; use .safetensors for several"));
-        }
-        _ => return Err(FileError::Extension(path.to_path_buf())),
-    };
-    Ok(store::write(path, &bytes)?)
+    Ok(store::write(path, &encode(path, tensors)?)?)
+}
+
+/// The contents of the file that [`save`] writes.
+pub(crate) fn encode(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>, FileError> {
+    match (extension(path), tensors.first_key_value()) {
+        ("safetensors", _) => safetensors_bytes(path, tensors),
+        ("npy", Some((_, tensor))) if tensors.len() == 1 => npy_bytes(path, tensor),
+        ("npy", _) => Err(malformed(path, "a .npy file holds one tensor; use .safetensors for several")),
+        _ => Err(FileError::Extension(path.to_path_buf())),
+    }
 }
 
 fn safetensors_bytes(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>, FileError> {

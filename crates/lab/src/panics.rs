@@ -36,9 +36,12 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let mut watch = watch();
+            // Whoever asks for a backtrace gets it.
+            if watch.depth == 0 || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0") {
+                usual(info);
+            }
             if watch.depth == 0 {
-                drop(watch);
-                return usual(info);
+                return;
             }
             let place =
                 info.location().map_or("unknown place".into(), |l| format!("{}:{}", l.file(), l.line()));

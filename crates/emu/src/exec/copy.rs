@@ -143,7 +143,9 @@ impl Env<'_> {
                 1
             };
             let site = copy_site(inst, Space::Global, step);
-            if let Some(part) = self.load_global(warp, &site, lane, flight.source[lane] + u64::from(at)) {
+            if let Some(part) =
+                self.load_global(warp, &site, lane, flight.source[lane].wrapping_add(u64::from(at)))
+            {
                 let words = data[at as usize / 4..].iter_mut().zip(part).take(step.div_ceil(4) as usize);
                 words.for_each(|(word, part)| *word |= part << (8 * (at % 4)));
             }
@@ -156,7 +158,7 @@ impl Env<'_> {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
         let committed = warp.copies.committed;
         self.land(warp, mask, |flight, lane| {
-            flight.open >> lane & 1 == 0 && flight.group[lane] + keep < committed[lane]
+            flight.open >> lane & 1 == 0 && flight.group[lane].saturating_add(keep) < committed[lane]
         });
     }
 

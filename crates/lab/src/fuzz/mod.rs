@@ -5,6 +5,7 @@
 
 mod mutate;
 mod seeds;
+pub mod tensors;
 
 use std::collections::{BTreeMap, HashSet};
 

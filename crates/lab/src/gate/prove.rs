@@ -18,8 +18,8 @@ use crate::values::{Inputs, Values};
 /// Ten seconds and more for one CTA.
 const STEP_LIMIT: u64 = 50_000_000;
 
-/// Some minutes for a grid on two cores: a kernel that needs more is to be judged on a smaller problem.
-const GRID_LIMIT: u64 = 1 << 32;
+/// Some minutes for a grid on two cores (the slowest rung on the mission problem takes a fiftieth): a kernel that needs more is to be judged on a smaller problem.
+const GRID_LIMIT: u64 = 1 << 31;
 
 /// How thorough the gate is.
 #[derive(Clone, Debug, PartialEq)]

@@ -153,6 +153,7 @@ impl FromStr for LaunchSpec {
         let args = args_of(&file.arg, problem.as_mut())?;
         if let Some(problem) = &problem {
             problem.check()?;
+            check_work(problem)?;
         }
         let RawLaunch { entry, grid, cluster, block, dynamic_shared } = file.launch;
         let spec = LaunchSpec {
@@ -213,6 +214,19 @@ impl LaunchSpec {
             ArgSpec::Scalar(_) => Some(0),
         }
     }
+}
+
+/// Floating-point operations that the oracle may take: some minutes, in f64 on two cores.
+const WORK_LIMIT: f64 = 1e12;
+
+fn check_work(problem: &Problem) -> Result<(), LaunchError> {
+    let flops = problem.flops();
+    if flops <= WORK_LIMIT {
+        return Ok(());
+    }
+    let accepted =
+        format!("at most {WORK_LIMIT:.0e} of them, so that the oracle ends in minutes; a smaller problem");
+    Err(LaunchError::value("[problem]", format!("{flops:.1e} operations"), accepted))
 }
 
 pub(super) fn show(d: Dim3) -> String {
