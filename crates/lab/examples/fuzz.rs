@@ -1,4 +1,4 @@
-//! Runs [`lab::fuzz`] for a while: `fuzz [SECONDS] [SEED] [FOLDER]`. Faults are written, minimised, to FOLDER (default
+//! Runs [`lab::fuzz`] for a while: `fuzz [SECONDS] [SEED] [FOLDER]`; or one case again: `fuzz replay FILE.ptx`. Faults are written, minimised, to FOLDER (default
 //! `target/fuzz`), with the case at work always in `current.ptx` and `current.toml` there, should the process die of it.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use flashcore_lab::store;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// A case that takes this long is a fault, even on a busy machine with one slow core.
+/// A case that takes this much processor time is a fault.
 const SLOW: Duration = Duration::from_secs(10);
 /// A case that takes this long is not waited for.
 const HANG: Duration = Duration::from_secs(120);
@@ -22,9 +22,14 @@ const MEMORY: u64 = 10 << 30;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [replay, file] = &args[..]
+        && replay == "replay"
+    {
+        return replay_case(Path::new(file));
+    }
     let number = |i: usize, default: u64| args.get(i).map_or(Ok(default), |a| a.parse());
     let (Ok(seconds), Ok(seed)) = (number(0, 60), number(1, 1)) else {
-        eprintln!("usage: fuzz [SECONDS] [SEED] [FOLDER]");
+        eprintln!("usage: fuzz [SECONDS] [SEED] [FOLDER], or fuzz replay FILE.ptx");
         return ExitCode::from(3);
     };
     let folder = PathBuf::from(args.get(2).map_or("target/fuzz", String::as_str));
@@ -33,6 +38,23 @@ fn main() -> ExitCode {
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("fuzz: {error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// One case again, `FILE.ptx` with `FILE.toml`; it panics where it panicked.
+fn replay_case(file: &Path) -> ExitCode {
+    let read = |extension| std::fs::read_to_string(file.with_extension(extension));
+    match (read("ptx"), read("toml")) {
+        (Ok(ptx), Ok(launch)) => {
+            let start = Instant::now();
+            println!("{:?} after {:.1?}", execute(&Case { ptx, launch }), start.elapsed());
+            ExitCode::SUCCESS
+        }
+        (ptx, toml) => {
+            let reason = ptx.err().or(toml.err()).map_or(String::new(), |e| e.to_string());
+            eprintln!("fuzz: cannot read {}, .ptx and .toml: {reason}", file.display());
             ExitCode::from(3)
         }
     }
@@ -71,13 +93,14 @@ fn fuzz(time: Duration, seed: u64, folder: &Path) -> Result<usize, Box<dyn std::
         let case = campaign.next_case();
         save(folder, "current", &case)?;
         *began.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        let case_start = Instant::now();
+        let case_start = processor_time().unwrap_or(start.elapsed());
         let fault = match campaign.run(&case) {
             Err(panic) => Some(panic.to_string()),
-            Ok(stage) if case_start.elapsed() > SLOW => Some(format!("slow: {stage:?}")),
+            Ok(stage) if taken(case_start, start) > SLOW => Some(format!("slow: {stage:?}")),
             Ok(_) => None,
         };
-        slowest = slowest.max(case_start.elapsed());
+        let took = taken(case_start, start);
+        slowest = slowest.max(took);
         cases += 1;
         if let Some(fault) = fault {
             let place = fault.rsplit_once('(').map_or(fault.clone(), |(_, place)| place.to_owned());
