@@ -55,6 +55,16 @@ pub enum CliError {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// Tensors of different types.
+    #[error("{tensor} holds {dtype}, but q holds {expected}; accepted: one element type for q, k and v")]
+    DTypes {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its element type.
+        dtype: problem::DType,
+        /// That of q.
+        expected: problem::DType,
+    },
     /// Tensors that do not fit each other.
     #[error("{tensor} has shape {shape:?}, which does not fit {other} of shape {expected:?}: {rule}")]
     Shapes {

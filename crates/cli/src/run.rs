@@ -63,6 +63,12 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         expected: o.shape.clone(),
         rule,
     };
+    for (tensor, t) in [("k", k), ("v", v)] {
+        let (dtype, expected) = (t.values.dtype(), q.values.dtype());
+        if dtype != expected {
+            return Err(CliError::DTypes { tensor, dtype, expected });
+        }
+    }
     if a[0] != b[0] || a[3] != b[3] {
         return Err(misfit("k", k, "q", q, "batch and head dim must agree"));
     }

@@ -190,27 +190,31 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (block, grid) = (launch.block, launch.grid);
     let threads = block.count();
     if threads == 0 || threads > 1024 || block.0 > 1024 || block.1 > 1024 || block.2 > 64 {
-        return wrong("the block", format!("{block:?}"), "1 to 1024 threads, at most 64 of them in z");
+        return wrong("the block", block.to_string(), "1 to 1024 threads, at most 64 of them in z");
     }
     if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
-        return wrong("the grid", format!("{grid:?}"), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
+        return wrong("the grid", grid.to_string(), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
     }
     if grid.count().saturating_mul(threads.div_ceil(32)) >= u64::from(u32::MAX) {
-        return wrong("the grid", format!("{grid:?}"), "fewer than 2^32 warps in all: use a smaller problem");
+        return wrong("the grid", grid.to_string(), "fewer than 2^32 warps in all: use a smaller problem");
     }
     if launch.cluster.count() != 1 {
-        return wrong("the cluster", format!("{:?}", launch.cluster), "one CTA");
+        return wrong("the cluster", launch.cluster.to_string(), "one CTA");
     }
     let block = [block.0, block.1, block.2];
     if let Some(required) = entry.bounds.required_threads
         && required.map(|n| n.max(1)) != block
     {
-        return wrong("the block", format!("{block:?}"), &format!(".reqntid {required:?}"));
+        return wrong("the block", launch.block.to_string(), &format!(".reqntid {required:?}"));
     }
     if let Some(max) = entry.bounds.max_threads
         && threads > max.iter().map(|n| u64::from((*n).max(1))).product()
     {
-        return wrong("the block", format!("{block:?}"), &format!("no more threads than .maxntid {max:?}"));
+        return wrong(
+            "the block",
+            launch.block.to_string(),
+            &format!("no more threads than .maxntid {max:?}"),
+        );
     }
     Ok(())
 }

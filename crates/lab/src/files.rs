@@ -108,6 +108,9 @@ pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
 }
 
 fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    if !countable(bytes) {
+        return Err(malformed(path, "the extents of its shape multiply to more than 2^63"));
+    }
     let file = npyz::NpyFile::new(bytes).map_err(|e| malformed(path, e))?;
     if file.order() != npyz::Order::C && file.shape().len() > 1 {
         return Err(malformed(path, "the array is in Fortran order; save it with numpy.ascontiguousarray"));
@@ -123,7 +126,28 @@ fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
             return Err(FileError::DType { path: path.to_path_buf(), name, dtype, accepted });
         }
     };
-    Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
+    let values = values.map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            malformed(path, format!("it ends before its array of shape {shape:?} does"))
+        }
+        _ => malformed(path, e),
+    })?;
+    Ok(Tensor { values, shape })
+}
+
+/// Whether the number of elements that a `.npy` header (`… 'shape': (1, 8, 512, 64), …`) tells of is one: npyz
+/// multiplies without looking.
+fn countable(bytes: &[u8]) -> bool {
+    let header = String::from_utf8_lossy(&bytes[..bytes.len().min(1 << 16)]);
+    let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
+    let extents = shape.iter().flat_map(|(list, _)| list.split(',')).map(str::trim).filter(|n| !n.is_empty());
+    let mut elements = Some(1u64);
+    for extent in extents {
+        elements =
+            elements.zip(extent.parse().ok()).and_then(|(n, extent): (u64, u64)| n.checked_mul(extent));
+    }
+    // Eight bytes is the widest element.
+    elements.is_some_and(|n| n < 1 << 60)
 }
 
 fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
@@ -233,6 +257,18 @@ mod tests {
         for name in ["x.npy", "x.safetensors", "x.txt"] {
             std::fs::write(scratch.path(name), b"\x93NUMPY, or not").unwrap();
             assert!(load(&scratch.path(name), "q").is_err(), "{name}");
+        }
+        let header = |shape: &str| {
+            let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n");
+            [b"\x93NUMPY\x01\x00", &(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat()
+        };
+        for (shape, said) in [
+            ("4294967296, 4294967296, 1, 1", "multiply to more than"),
+            ("1, 2, 3, 99999999999999999999", "multiply to more than"),
+            ("1, 2, 3, 8", "ends before its array"),
+        ] {
+            let error = parse(Path::new("x.npy"), &header(shape), "q").unwrap_err().to_string();
+            assert!(error.contains(said), "{shape}: {error}");
         }
         assert!(load(&scratch.path("absent.npy"), "q").unwrap_err().to_string().contains("cannot read"));
     }
