@@ -105,7 +105,10 @@ impl Clock {
             let (there, others) = theirs.split_at(range(theirs, agent).end);
             (ours, theirs) = (rest, others);
             self.parts.extend_from_slice(here);
-            if here != there {
+            let foreign = agent.wrapping_sub(home) as usize >= self.warps.len();
+            if here.is_empty() && foreign {
+                self.parts.extend_from_slice(there);
+            } else if here != there {
                 there.iter().for_each(|p| self.learn(home, agent, p.lanes, p.epoch));
             }
         }

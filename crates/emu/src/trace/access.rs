@@ -122,6 +122,13 @@ mod tests {
         std::array::from_fn(|lane| lane as u64 * bytes)
     }
 
+    /// Addresses beyond local memory are refused elsewhere, but recorded here first.
+    #[test]
+    fn local_offsets_beyond_all_memory_are_counted() {
+        let footprint = CacheFootprint::of_local(0, 1, &[u64::MAX; 32], 16, &mut ReuseStack::default());
+        assert_eq!((footprint.lines, footprint.sectors), (4, 4));
+    }
+
     #[test]
     fn banks_serialise_what_they_must() {
         assert_eq!(shared_passes(!0, &strided(4), 4), 1);

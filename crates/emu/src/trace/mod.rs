@@ -210,6 +210,7 @@ mod tests {
         assert_eq!(sample_ctas(2, 4), [0, 1]);
         assert_eq!(sample_ctas(9, 1), [4]);
         assert_eq!(sample_ctas(0, 4), []);
+        assert_eq!(sample_ctas(u64::MAX, 3), [0, u64::MAX / 2, u64::MAX - 1]);
     }
 
     #[test]
