@@ -36,8 +36,9 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let mut watch = watch();
-            // Whoever asks for a backtrace gets it.
-            if watch.depth == 0 || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0") {
+            // Whoever asks for a backtrace gets it, and tests hide nothing.
+            let asked = cfg!(test) || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
+            if watch.depth == 0 || asked {
                 usual(info);
             }
             if watch.depth == 0 {
@@ -49,7 +50,13 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
             watch.first.get_or_insert(Panic { message, place });
         }));
     });
-    watch().depth += 1;
+    {
+        let mut watch = watch();
+        if watch.depth == 0 {
+            watch.first = None;
+        }
+        watch.depth += 1;
+    }
     let outcome = catch_unwind(AssertUnwindSafe(work));
     let mut watch = watch();
     watch.depth -= 1;
