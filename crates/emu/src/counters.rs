@@ -59,8 +59,8 @@ impl Counter {
     pub(crate) fn set_work(&mut self, op: &Op) {
         let pair = |ty| if matches!(ty, Type::F16x2 | Type::Bf16x2 | Type::F32x2) { 2 } else { 1 };
         match *op {
-            Op::Mma(m) => {
-                let MmaShape { m, n, k } = m.shape;
+            Op::Mma(ptx::Mma { shape, .. }) | Op::Wmma(ptx::Wmma { shape, .. }) => {
+                let MmaShape { m, n, k } = shape;
                 self.tensor_flop = self.issues * 2 * u64::from(m) * u64::from(n) * u64::from(k);
             }
             Op::Ternary(TernaryOp::Fma | TernaryOp::Mad, ty, _) => self.flop = 2 * pair(ty) * self.lanes,

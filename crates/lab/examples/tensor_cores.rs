@@ -1,12 +1,12 @@
-//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [FIRST]`, from kind number
-//! FIRST on. One line per `mma.sync` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows.
+//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [FIRST]`, from subject number
+//! FIRST on. One line per `mma.sync` and `wmma` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
-use flashcore_lab::differential::{compare_mma, kinds};
+use flashcore_lab::differential::{Subject, compare};
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use serde_json::{Value, json};
@@ -36,11 +36,11 @@ fn run(fragments: u64, rows: &Path, first: usize) -> Result<bool, String> {
     let (major, minor) = gpu.info().capability;
     let sm = major * 10 + minor;
     let rules = TensorRules::of_sm(sm).ok_or_else(|| format!("sm_{sm} has no rules"))?;
-    println!("{} sm_{sm}, {rules:?} rules, {fragments} fragments a kind", gpu.info().name);
+    println!("{} sm_{sm}, {rules:?} rules, {fragments} fragments each", gpu.info().name);
     let mut exact = true;
-    for kind in kinds(rules).into_iter().skip(first) {
+    for subject in Subject::all(rules).into_iter().skip(first) {
         let target = gpu.target();
-        let compared = compare_mma(&mut gpu, target, rules, kind, fragments).map_err(|e| text(&e))?;
+        let compared = compare(&mut gpu, target, rules, subject, fragments).map_err(|e| text(&e))?;
         exact &= compared.differing == 0;
         println!("{} of {} results differ: {}", compared.differing, compared.results, compared.instruction);
         if provenance.commit.is_some() {

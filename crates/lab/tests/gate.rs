@@ -1,8 +1,11 @@
 //! The gate on the kernels of the fused family: right ones pass on every torture problem, and every fault put into one
 //! is refused.
 
+mod common;
+
+use common::small_tiles;
 use flashcore_lab as lab;
-use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::forward::mma::QueryHome;
 use kernels::{Arch, Plan};
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
@@ -38,31 +41,14 @@ fn the_fused_kernel_is_proven_on_every_style() {
     assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
 }
 
-/// Two stages of 64 keys, 64 rows: a plan of its own, so that better defaults do not move the sites of the faults.
-fn small_tiles(problem: &Problem) -> Bound {
-    let arch = Arch::SM_80;
-    let genes = MmaPlan {
-        block_m: 64,
-        block_n: 64,
-        warps: 4,
-        stages: 2,
-        resident_ctas: None,
-        queries: QueryHome::Registers,
-        grid: Grid::RowsFirst,
-        lse: true,
-        ..MmaPlan::default_for(problem, &arch)
-    };
-    Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()
-}
-
-/// Problems with a mask, several blocks of keys, and tails that end in each of a tile's four quarters of 16 rows: a bound
-/// that is off by one in one quarter shows only where a tail ends there.
-fn with_tails() -> Vec<Bound> {
-    [(146, 201), (170, 217), (189, 239), (135, 249), (192, 256)]
+/// Causal problems with several blocks of keys and tails that end in each of a tile's four quarters of 16 rows (a bound
+/// that is off by one in one quarter shows only where a tail ends there), and one whose first CTAs see no key.
+fn with_tails(queries: QueryHome, stages: u32) -> Vec<Bound> {
+    [(146, 201), (170, 217), (189, 239), (135, 249), (192, 256), (192, 64)]
         .into_iter()
         .map(|(seq_q, seq_kv)| {
             let problem = Problem::new(1, 1, seq_q, 64, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd);
-            small_tiles(&problem.with_mask(Mask::Causal))
+            small_tiles(&problem.with_mask(Mask::Causal), queries, stages)
         })
         .collect()
 }
@@ -78,37 +64,41 @@ fn refusal(problems: &[Bound], fault: Fault, site: usize) -> Option<String> {
     })
 }
 
-#[test]
-fn every_fault_is_refused_for_its_reason() {
-    let problems = with_tails();
-    let mut survivors = Vec::new();
-    for fault in Fault::ALL {
-        let (reasons, step) = match fault {
-            Fault::DropBarrier => (vec!["race at"], 1),
-            Fault::DropAsyncWait => (vec!["async_not_waited at"], 1),
-            Fault::DropCopy => (vec!["uninitialised_read at", "wrong answer"], 1),
-            Fault::BoundTooLarge | Fault::ComparisonOffByOne => {
-                (vec!["out_of_bounds at", "unwritten_output at", "uninitialised_read at", "wrong answer"], 3)
-            }
-            // One for each element of a tile; they are all alike.
-            Fault::SkipRescale => (vec!["wrong answer"], 9),
-            Fault::WrongScale => (vec!["wrong answer"], 1),
-            Fault::SkipStore => (vec!["unwritten_output at"], 1),
-            Fault::DropFence => (vec![""], 1),
-        };
-        for site in (0..sites(&problems[0].kernel, fault)).step_by(step) {
-            match refusal(&problems, fault, site) {
-                Some(refusal) => {
-                    assert!(reasons.iter().any(|r| refusal.contains(r)), "{fault:?} {site}: {refusal}");
-                }
-                None => survivors.push(format!("{fault:?} {site}")),
-            }
-        }
+/// Puts a fault into every `step`-th of its sites: each must be refused for one of the reasons.
+fn refuse(problems: &[Bound], fault: Fault, reasons: &[&str], step: usize) {
+    let sites = sites(&problems[0].kernel, fault);
+    for site in (0..sites).step_by(step) {
+        let refusal = refusal(problems, fault, site).unwrap_or_else(|| panic!("{fault:?} {site} passes"));
+        assert!(reasons.iter().any(|r| refusal.contains(r)), "{fault:?} {site}: {refusal}");
     }
-    println!("{survivors:?}");
-    assert_eq!(survivors, EQUIVALENT);
 }
 
-/// Faults that are none. With the queries in registers each warp stages its output where only it has read: the last barrier
-/// orders nothing in this plan.
-const EQUIVALENT: [&str; 1] = ["DropBarrier 3"];
+/// Wherever the synchronisation is, in every way the plan can have it.
+#[test]
+fn every_dropped_synchronisation_is_refused() {
+    for queries in [QueryHome::Registers, QueryHome::Shared] {
+        for stages in [1, 2, 3] {
+            let problems = with_tails(queries, stages);
+            refuse(&problems, Fault::DropBarrier, &["race at", "async_not_waited at"], 1);
+            refuse(&problems, Fault::DropWarpBarrier, &["race at"], 1);
+            refuse(&problems, Fault::DropAsyncWait, &["async_not_waited at"], 1);
+        }
+    }
+}
+
+#[test]
+fn every_other_fault_is_refused_for_its_reason() {
+    let problems = with_tails(QueryHome::Registers, 2);
+    let edge = ["out_of_bounds at", "unwritten_output at", "uninitialised_read at", "wrong answer"];
+    for (fault, reasons, step) in [
+        (Fault::DropCopy, &["uninitialised_read at", "wrong answer"][..], 3),
+        (Fault::BoundTooLarge, &edge, 7),
+        (Fault::ComparisonOffByOne, &edge, 7),
+        // One for each element of a tile; they are all alike.
+        (Fault::SkipRescale, &["wrong answer"], 11),
+        (Fault::WrongScale, &["wrong answer"], 1),
+        (Fault::SkipStore, &["unwritten_output at"], 1),
+    ] {
+        refuse(&problems, fault, reasons, step);
+    }
+}

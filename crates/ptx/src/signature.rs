@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     AtomicOp, BarKind, Base, BinaryOp, CarryOp, CreatePolicy, Instruction, MatchMode, MatrixAccess, Mbarrier,
-    Mma, Op, Operand, Reg, Space, TernaryOp, Type, UnaryOp, VoteMode,
+    Op, Operand, Reg, Space, TernaryOp, Type, UnaryOp, VoteMode,
 };
 
 /// Whether an operand is read or written. Results come first in every instruction.
@@ -130,11 +130,7 @@ impl Op {
                 s
             }
             Op::Testp(_, ty) => smallvec![write(value(Type::Pred)), read(value(ty))],
-            Op::Lop3 => {
-                let mut s = uniform(Type::B32, 3);
-                s.push(read(SlotKind::Constant));
-                s
-            }
+            Op::Lop3(combine) => logic(combine.is_some()),
             Op::Shf(..) | Op::Fns => uniform(Type::B32, 3),
             Op::Bfe(ty) => bits(ty, 1),
             Op::Bfi(ty) => bits(ty, 2),
@@ -154,6 +150,14 @@ impl Op {
                 let mut s: Signature = smallvec![write(SlotKind::Wide(carrier(cvt.to))), from];
                 if cvt.packed() {
                     s.push(from);
+                }
+                s
+            }
+            Op::CvtPack { from, chained, .. } => {
+                let mut s: Signature =
+                    smallvec![write(value(Type::B32)), read(value(from)), read(value(from))];
+                if chained {
+                    s.push(read(value(Type::B32)));
                 }
                 s
             }
@@ -186,7 +190,18 @@ impl Op {
                 smallvec![read(SlotKind::Address(m.space)), read(SlotKind::Vector(Type::B32, m.registers()))]
             }
             Op::Movmatrix => uniform(Type::B32, 1),
-            Op::Mma(mma) => product(&mma),
+            Op::Mma(mma) => product([mma.a, mma.b, mma.c, mma.d], mma.registers()),
+            Op::Wmma(wmma) => product([wmma.a, wmma.b, wmma.c, wmma.d], wmma.registers()),
+            Op::WmmaLoad(m) => smallvec![
+                write(SlotKind::Vector(element(m.ty), m.registers())),
+                read(SlotKind::Address(m.space)),
+                optional(value(Type::U32))
+            ],
+            Op::WmmaStore(m) => smallvec![
+                read(SlotKind::Address(m.space)),
+                read(SlotKind::Vector(element(m.ty), m.registers())),
+                optional(value(Type::U32))
+            ],
             Op::Shfl(_) => smallvec![
                 write(SlotKind::Pair(Type::B32)),
                 read(value(Type::B32)),
@@ -300,6 +315,17 @@ impl MatrixAccess {
     }
 }
 
+/// `lop3`, without and with a predicate.
+fn logic(combines: bool) -> Signature {
+    let mut s = uniform(Type::B32, 3);
+    s.push(read(SlotKind::Constant));
+    if combines {
+        s[0] = write(SlotKind::Pair(Type::B32));
+        s.push(read(value(Type::Pred)));
+    }
+    s
+}
+
 fn unary(op: UnaryOp, ty: Type) -> Signature {
     let to = match op {
         UnaryOp::Popc | UnaryOp::Clz | UnaryOp::Bfind | UnaryOp::BfindShiftamt => Type::U32,
@@ -348,19 +374,18 @@ fn atomic_operand(ty: Type, vector: u8) -> SlotKind {
     if vector > 1 { SlotKind::Vector(ty, vector.into()) } else { value(ty) }
 }
 
-fn product(mma: &Mma) -> Signature {
-    let [a, b, c, d] = mma.registers();
-    let register = |ty: Type| match ty {
+/// The type of the registers that hold elements of a matrix.
+fn element(ty: Type) -> Type {
+    match ty {
         Type::F32 | Type::F64 | Type::S32 => ty,
         _ => Type::B32,
-    };
-    let accumulator = |ty: Type| if ty == Type::F16 { Type::B32 } else { register(ty) };
-    smallvec![
-        write(SlotKind::Vector(accumulator(mma.d), d)),
-        read(SlotKind::Vector(if mma.a == Type::F64 { Type::F64 } else { Type::B32 }, a)),
-        read(SlotKind::Vector(if mma.b == Type::F64 { Type::F64 } else { Type::B32 }, b)),
-        read(SlotKind::Vector(accumulator(mma.c), c))
-    ]
+    }
+}
+
+/// `{d…}, {a…}, {b…}, {c…}`, from types and registers in the order A, B, C, D.
+fn product(types: [Type; 4], registers: [usize; 4]) -> Signature {
+    let fragment = |i: usize| SlotKind::Vector(element(types[i]), registers[i]);
+    smallvec![write(fragment(3)), read(fragment(0)), read(fragment(1)), read(fragment(2))]
 }
 
 fn barrier(kind: BarKind) -> Signature {

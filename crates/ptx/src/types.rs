@@ -12,11 +12,13 @@ pub enum Type {
     B32,
     B64,
     B128,
+    U2,
     U4,
     U8,
     U16,
     U32,
     U64,
+    S2,
     S4,
     S8,
     S16,
@@ -40,7 +42,7 @@ pub enum Type {
 
 impl Type {
     /// Every type.
-    pub const ALL: [Type; 31] = [
+    pub const ALL: [Type; 33] = [
         Type::Pred,
         Type::B1,
         Type::B8,
@@ -48,11 +50,13 @@ impl Type {
         Type::B32,
         Type::B64,
         Type::B128,
+        Type::U2,
         Type::U4,
         Type::U8,
         Type::U16,
         Type::U32,
         Type::U64,
+        Type::S2,
         Type::S4,
         Type::S8,
         Type::S16,
@@ -84,11 +88,13 @@ impl Type {
             Type::B32 => "b32",
             Type::B64 => "b64",
             Type::B128 => "b128",
+            Type::U2 => "u2",
             Type::U4 => "u4",
             Type::U8 => "u8",
             Type::U16 => "u16",
             Type::U32 => "u32",
             Type::U64 => "u64",
+            Type::S2 => "s2",
             Type::S4 => "s4",
             Type::S8 => "s8",
             Type::S16 => "s16",
@@ -120,6 +126,7 @@ impl Type {
     pub const fn bits(self) -> u32 {
         match self {
             Type::Pred | Type::B1 => 1,
+            Type::U2 | Type::S2 => 2,
             Type::U4 | Type::S4 => 4,
             Type::B8 | Type::U8 | Type::S8 | Type::E4m3 | Type::E5m2 => 8,
             Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::Bf16 | Type::E4m3x2 | Type::E5m2x2 => 16,
@@ -156,13 +163,16 @@ impl Type {
 
     /// Whether it is a signed integer.
     pub const fn is_signed(self) -> bool {
-        matches!(self, Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
+        matches!(self, Type::S2 | Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
     }
 
     /// Whether it is a signed or unsigned integer (packed pairs included).
     pub const fn is_integer(self) -> bool {
         self.is_signed()
-            || matches!(self, Type::U4 | Type::U8 | Type::U16 | Type::U32 | Type::U64 | Type::U16x2)
+            || matches!(
+                self,
+                Type::U2 | Type::U4 | Type::U8 | Type::U16 | Type::U32 | Type::U64 | Type::U16x2
+            )
     }
 
     /// Whether it is an untyped `.bN`.

@@ -32,7 +32,7 @@ def kernel(q, k, v, out, lse, seq_q, seq_kv, scale, BM: tl.constexpr, BN: tl.con
         v_tile = tl.load(v + head * seq_kv * D + cols[:, None] * D + dims[None, :], mask=cols[:, None] < seq_kv, other=0.0)
         acc = tl.dot(p.to(tl.float16), v_tile, acc)
         top = new_top
-    safe = tl.where(total > 0.0, total, 1.0)
+    safe = tl.where(total == 0.0, 1.0, total)  # NaN stays NaN
     tl.store(out + head * seq_q * D + rows[:, None] * D + dims[None, :], (acc / safe[:, None]).to(tl.float16), mask=rows[:, None] < seq_q)
     tl.store(lse + head * seq_q + rows, (top + tl.log2(safe)) * 0.6931471805599453, mask=rows < seq_q)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compiles the corpus: CUDA C++ with NVRTC, Triton kernels with Triton. No GPU is needed.
 
-usage: generate.py cuda PATH/libnvrtc.so.13
+usage: generate.py cuda PATH/libnvrtc.so.13 PATH/include   (CUDA's headers, for mma.h)
        generate.py triton
 """
 import ctypes
@@ -14,7 +14,7 @@ CORPUS = SOURCES.parent
 TARGETS = (80, 89)
 
 
-def nvrtc(library, path, sm):
+def nvrtc(library, include, path, sm):
     """PTX of one CUDA C++ file."""
     lib = ctypes.CDLL(library)
     program = ctypes.c_void_p()
@@ -30,7 +30,7 @@ def nvrtc(library, path, sm):
     header = (SOURCES / "mma.cuh").read_bytes()
     headers, names = (ctypes.c_char_p * 1)(header), (ctypes.c_char_p * 1)(b"mma.cuh")
     check(lib.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 1, headers, names))
-    options = [f"--gpu-architecture=compute_{sm}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture=compute_{sm}".encode(), b"--std=c++17", f"--include-path={include}".encode()]
     check(lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)))
     size = ctypes.c_size_t()
     check(lib.nvrtcGetPTXSize(program, ctypes.byref(size)))
@@ -44,10 +44,10 @@ def write(name, sm, text):
     print(f"{name}_sm{sm}.ptx: {text.count(chr(10))} lines")
 
 
-def cuda(library):
+def cuda(library, include):
     for path in sorted(SOURCES.glob("*.cu")):
         for sm in TARGETS:
-            write(f"cuda_{path.stem}", sm, nvrtc(library, path, sm))
+            write(f"cuda_{path.stem}", sm, nvrtc(library, include, path, sm))
 
 
 def without_debugging(text):
@@ -83,8 +83,8 @@ def triton():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["cuda"] and len(sys.argv) == 3:
-        cuda(sys.argv[2])
+    if sys.argv[1:2] == ["cuda"] and len(sys.argv) == 4:
+        cuda(*sys.argv[2:])
     elif sys.argv[1:] == ["triton"]:
         triton()
     else:

@@ -41,12 +41,16 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
                 uses.data.extend(list);
             }
         }
-        Op::St(_) | Op::Stmatrix(_) => {
+        Op::St(_) | Op::Stmatrix(_) | Op::WmmaStore(_) => {
             uses.effect.extend(sources());
             uses.effect.extend(list);
         }
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
+            uses.effect.extend(&list[results..]);
+        }
+        Op::Wmma(w) => {
+            let [_, _, _, results] = w.registers();
             uses.effect.extend(&list[results..]);
         }
         Op::Shfl(_) => {
@@ -66,10 +70,14 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
 fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
     let mut slots: Vec<Slot> = inst.d.to_vec();
     match inst.op {
-        Op::Ld(_) | Op::Ldmatrix(_) => slots.extend(list),
+        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend(list),
         Op::Mov(_) if !inst.d[0].is_some() => slots.extend(list),
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
+            slots.extend(&list[..results]);
+        }
+        Op::Wmma(w) => {
+            let [_, _, _, results] = w.registers();
             slots.extend(&list[..results]);
         }
         _ => {}
@@ -91,7 +99,7 @@ fn passes_on(op: &Op) -> bool {
             | Op::Selp(_)
             | Op::Slct { .. }
             | Op::Testp(..)
-            | Op::Lop3
+            | Op::Lop3(_)
             | Op::Shf(..)
             | Op::Bfe(_)
             | Op::Bfi(_)
@@ -102,6 +110,7 @@ fn passes_on(op: &Op) -> bool {
             | Op::Dp4a(..)
             | Op::Dp2a(..)
             | Op::Cvt(_)
+            | Op::CvtPack { .. }
             | Op::Cvta { .. }
     )
 }

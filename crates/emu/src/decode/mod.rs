@@ -3,8 +3,13 @@
 
 mod defined;
 mod flow;
+mod jumps;
 mod layout;
+mod matrix;
+mod moves;
 mod operands;
+mod synchronisation;
+mod wmma;
 
 use std::collections::HashMap;
 
@@ -13,6 +18,7 @@ use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, Special
 pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
 pub(crate) use operands::{scope_strength, strength};
+pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
 
@@ -81,7 +87,7 @@ pub(crate) struct Inst {
     pub base: Slot,
     pub offset: i64,
     pub space: Space,
-    /// Branch target, index of a call, or [`CLOCK`].
+    /// Branch target, index of a call, of a fragment, or [`CLOCK`].
     pub target: u32,
     /// Where lanes that part here meet again.
     pub reconverge: u32,
@@ -145,6 +151,8 @@ pub(crate) struct Program {
     pub pool: Vec<Slot>,
     pub targets: Vec<u32>,
     pub calls: Vec<Call>,
+    /// Of loads and stores of `wmma`.
+    pub fragments: Vec<Fragment>,
     pub functions: Vec<FunctionInfo>,
     pub entry: usize,
     /// Slots per class.
@@ -195,6 +203,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         pool: Vec::new(),
         targets: Vec::new(),
         calls: Vec::new(),
+        fragments: Vec::new(),
         granules: [16, 16],
         communicates: false,
     };
@@ -212,6 +221,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         pool,
         targets,
         calls,
+        fragments,
         granules,
         communicates,
         ..
@@ -221,6 +231,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         pool,
         targets,
         calls,
+        fragments,
         functions: infos,
         entry,
         sizes: next.map(|n| n as usize),
@@ -284,6 +295,7 @@ struct Decoder<'m> {
     pool: Vec<Slot>,
     targets: Vec<u32>,
     calls: Vec<Call>,
+    fragments: Vec<Fragment>,
     granules: [u32; 2],
     communicates: bool,
 }

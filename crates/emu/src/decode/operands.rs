@@ -1,14 +1,14 @@
 //! Operands of each operation, in the order that [`ptx::Op`] documents.
 
 use ptx::{
-    Address, Base, BinaryOp, CacheOp, Imm, Instruction, Mbarrier, MemSem, Op, Operand, Scope, Space,
-    SpecialReg, TernaryOp, Type, UnaryOp,
+    Address, Base, BinaryOp, Imm, Instruction, MemSem, Op, Operand, Scope, Space, SpecialReg, TernaryOp,
+    Type, UnaryOp,
 };
 
-use super::{CLOCK, Class, Decoder, Inst, Slot};
+use super::{Class, Decoder, Inst, Slot};
 use crate::EmuError;
 
-type Result<T> = std::result::Result<T, EmuError>;
+pub(super) type Result<T> = std::result::Result<T, EmuError>;
 
 /// Twice the width of an integer type.
 fn wide(ty: Type) -> Type {
@@ -68,7 +68,11 @@ impl Decoder<'_> {
             Op::Selp(ty) => self.lanewise(out, o, ty, &[ty, ty, Pred]),
             Op::Slct { ty, cond, .. } => self.lanewise(out, o, ty, &[ty, ty, cond]),
             Op::Testp(_, ty) => self.lanewise(out, o, Pred, &[ty]),
-            Op::Lop3 => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(None) => self.lanewise(out, o, B32, &[B32, B32, B32, B32]),
+            Op::Lop3(Some(_)) => self.combined_logic(out, o),
+            Op::CvtPack { chained, .. } => {
+                self.lanewise(out, o, B32, if chained { &[B32, B32, B32] } else { &[B32, B32] })
+            }
             Op::Shf(..) | Op::Prmt(_) | Op::Fns => self.lanewise(out, o, B32, &[B32, B32, B32]),
             Op::Bfe(ty) => self.lanewise(out, o, ty, &[ty, U32, U32]),
             Op::Bfi(ty) => self.lanewise(out, o, ty, &[ty, ty, U32, U32]),
@@ -86,6 +90,7 @@ impl Decoder<'_> {
                 if o.list.len() > 1 { self.sources(out, o, 1, &[F32]) } else { Ok(()) }
             }
             Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => self.matrix(out, o),
+            Op::WmmaLoad(_) | Op::WmmaStore(_) | Op::Wmma(_) => self.wmma(out, o),
             Op::Movmatrix => self.lanewise(out, o, B32, &[B32]),
             Op::CpAsync(_) | Op::CpAsyncMbarrierArrive { .. } | Op::Mbarrier(_) => self.asynchronous(out, o),
             Op::CpAsyncWaitGroup | Op::Pmevent | Op::Nanosleep | Op::BarWarpSync => {
@@ -133,12 +138,24 @@ impl Decoder<'_> {
     }
 
     /// `d, sources…`.
-    fn lanewise(&mut self, out: &mut Inst, o: &Operands, to: Type, sources: &[Type]) -> Result<()> {
+    pub(super) fn lanewise(
+        &mut self,
+        out: &mut Inst,
+        o: &Operands,
+        to: Type,
+        sources: &[Type],
+    ) -> Result<()> {
         out.d[0] = self.destination(o.get(0)?, to)?;
         self.sources(out, o, 1, sources)
     }
 
-    fn sources(&mut self, out: &mut Inst, o: &Operands, first: usize, types: &[Type]) -> Result<()> {
+    pub(super) fn sources(
+        &mut self,
+        out: &mut Inst,
+        o: &Operands,
+        first: usize,
+        types: &[Type],
+    ) -> Result<()> {
         for (i, ty) in types.iter().enumerate() {
             let operand = o.get(first + i)?;
             if matches!(operand, Operand::Not(_)) {
@@ -146,6 +163,20 @@ impl Decoder<'_> {
             }
             out.s[i] = self.source(operand, *ty)?;
         }
+        Ok(())
+    }
+
+    /// `lop3` with a predicate: its table goes to the offset, for it has five sources.
+    fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
+        out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
+        self.sources(out, o, 1, &[Type::B32; 3])?;
+        let Operand::Imm(Imm::Int(table)) = o.get(4)? else {
+            return self.malformed("the truth table of lop3 is not a constant");
+        };
+        let predicate = o.get(5)?;
+        out.offset = *table;
+        out.s[3] = self.source(predicate, Type::Pred)?;
+        out.negated = if matches!(predicate, Operand::Not(_)) { 8 } else { 0 };
         Ok(())
     }
 
@@ -167,7 +198,7 @@ impl Decoder<'_> {
         }
     }
 
-    fn destination(&self, operand: &Operand, ty: Type) -> Result<Slot> {
+    pub(super) fn destination(&self, operand: &Operand, ty: Type) -> Result<Slot> {
         match operand {
             Operand::Reg(reg) => self.register(*reg, Class::of(ty)),
             Operand::Sink => Ok(Slot::NONE),
@@ -219,72 +250,6 @@ impl Decoder<'_> {
         Ok(slot)
     }
 
-    fn mov(&mut self, out: &mut Inst, o: &Operands, ty: Type) -> Result<()> {
-        let (d, a) = (o.get(0)?, o.get(1)?);
-        match (d, a) {
-            (d, Operand::Vector(parts)) => {
-                out.d[0] = self.destination(d, ty)?;
-                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
-            }
-            (Operand::Vector(parts), a) => {
-                out.s[0] = self.source(a, ty)?;
-                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
-            }
-            (d, Operand::Symbol(name, offset)) => {
-                out.d[0] = self.destination(d, ty)?;
-                self.symbol_address(out, name, *offset)
-            }
-            (d, Operand::Special(special)) if is_clock(*special) => {
-                out.target = CLOCK;
-                out.d[0] = self.destination(d, ty)?;
-                Ok(())
-            }
-            _ => self.lanewise(out, o, ty, &[ty]),
-        }
-    }
-
-    /// Parts of a packed register, `bits` each, to the pool.
-    fn vector(&mut self, out: &mut Inst, parts: &[Operand], bits: u32) -> Result<()> {
-        let ty = match bits {
-            8 | 16 => Type::B16,
-            32 => Type::B32,
-            64 => Type::B64,
-            _ => {
-                return self.malformed("a register is packed from a number of parts that does not divide it");
-            }
-        };
-        let start = self.pool.len() as u32;
-        for part in parts {
-            let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, ty)? };
-            self.pool.push(slot);
-        }
-        out.list = (start, parts.len() as u16);
-        Ok(())
-    }
-
-    /// `mov d, symbol`: a constant, but for local variables, which count from the frame pointer.
-    fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
-        if let Some(at) = self.layout.frames[self.current].offset_of(name) {
-            if out.d[0].class == Class::W32 {
-                return self.unsupported("32-bit addresses of local variables");
-            }
-            out.op = Op::Binary(BinaryOp::Add, Type::U64, ptx::FloatMods::NONE);
-            out.s[0] = self.frame_pointer;
-            out.s[1] = self.constant(Class::W64, u64::from(at).wrapping_add_signed(offset))?;
-            return Ok(());
-        }
-        let entry = &self.functions[self.current].name;
-        let address =
-            self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
-        match address {
-            Some(address) => {
-                out.s[0] = self.constant(out.d[0].class, address.wrapping_add_signed(offset))?;
-                Ok(())
-            }
-            None => self.unsupported(format!("the address of `{name}`")),
-        }
-    }
-
     fn cvt(&mut self, out: &mut Inst, o: &Operands, cvt: ptx::Cvt) -> Result<()> {
         out.d[0] = match o.get(0)? {
             // The destination may be wider than the type.
@@ -301,13 +266,13 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn address(&mut self, out: &mut Inst, operand: &Operand, space: Space) -> Result<()> {
+    pub(super) fn address(&mut self, out: &mut Inst, operand: &Operand, space: Space) -> Result<()> {
         let (base, offset, space) = self.resolve(operand, space)?;
         (out.base, out.offset, out.space) = (base, offset, space);
         Ok(())
     }
 
-    fn resolve(&mut self, operand: &Operand, space: Space) -> Result<(Slot, i64, Space)> {
+    pub(super) fn resolve(&mut self, operand: &Operand, space: Space) -> Result<(Slot, i64, Space)> {
         let Operand::Address(Address { base, offset }) = operand else {
             return self.malformed("an operand is not an address");
         };
@@ -398,7 +363,7 @@ impl Decoder<'_> {
     }
 
     /// Narrowest access to each space: the grain of the shadows.
-    fn note_access(&mut self, space: Space, bytes: u32) {
+    pub(super) fn note_access(&mut self, space: Space, bytes: u32) {
         if !matches!(space, Space::Global | Space::Const | Space::Param | Space::Local) {
             self.granules[0] = self.granules[0].min(bytes);
         }
@@ -438,170 +403,16 @@ impl Decoder<'_> {
         self.pool.extend(slots?);
         Ok(())
     }
-
-    fn matrix(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
-        let start = self.pool.len() as u32;
-        let (vectors, expected) = match out.op {
-            Op::Mma(m) => {
-                if !crate::exec::mma_supported(&m) {
-                    return self.unsupported(format!("{m:?}"));
-                }
-                let [a, b, c, d] = m.registers();
-                (0..4, vec![d, a, b, c])
-            }
-            Op::Ldmatrix(m) => {
-                self.check_matrix(&m)?;
-                self.note_access(m.space, 16);
-                self.address(out, o.get(1)?, m.space)?;
-                (0..1, vec![usize::from(m.count)])
-            }
-            Op::Stmatrix(m) => {
-                self.check_matrix(&m)?;
-                self.note_access(m.space, 16);
-                self.address(out, o.get(0)?, m.space)?;
-                (1..2, vec![usize::from(m.count)])
-            }
-            _ => return Ok(()),
-        };
-        let class = match out.op {
-            Op::Mma(m) if m.a == Type::F64 => Type::F64,
-            _ => Type::B32,
-        };
-        for (position, count) in vectors.zip(expected) {
-            let operand = o.get(position)?;
-            let single = std::slice::from_ref(operand);
-            let parts = if let Operand::Vector(parts) = operand { parts } else { single };
-            if parts.len() != count {
-                return self.malformed(format!("a fragment has {} registers, not {count}", parts.len()));
-            }
-            for part in parts {
-                let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, class)? };
-                self.pool.push(slot);
-            }
-        }
-        out.list = (start, (self.pool.len() as u32 - start) as u16);
-        Ok(())
-    }
-
-    fn check_matrix(&self, m: &ptx::MatrixAccess) -> Result<()> {
-        if m.shape == ptx::MatrixShape::M8N8 && m.ty == Type::B16 && matches!(m.count, 1 | 2 | 4) {
-            Ok(())
-        } else {
-            self.unsupported("ldmatrix and stmatrix of other shapes than m8n8 of b16")
-        }
-    }
-
-    fn asynchronous(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
-        use Type::{B64, Pred, U32};
-        match out.op {
-            Op::CpAsync(c) => {
-                debug_assert!(matches!(c.cache, CacheOp::Ca | CacheOp::Cg) || c.l2_prefetch.is_none());
-                self.address(out, o.get(0)?, Space::Shared)?;
-                let (base, offset, _) = self.resolve(o.get(1)?, Space::Global)?;
-                out.source = (base, offset);
-                let bytes = match o.get(2)? {
-                    Operand::Imm(Imm::Int(n @ (4 | 8 | 16))) => *n as u32,
-                    _ => return self.malformed("cp.async copies 4, 8 or 16 bytes"),
-                };
-                out.target = bytes;
-                self.note_access(Space::Shared, bytes);
-                self.note_access(Space::Global, bytes);
-                let rest = o.list.len() - 3 - usize::from(c.cache_hint);
-                if rest == 0 {
-                    Ok(())
-                } else {
-                    self.sources(out, o, 3, &[if c.ignore_src { Pred } else { U32 }])
-                }
-            }
-            Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
-            Op::Mbarrier(op) => match op {
-                Mbarrier::Init => {
-                    self.address(out, o.get(0)?, Space::Shared)?;
-                    self.sources(out, o, 1, &[U32])
-                }
-                Mbarrier::Inval => self.address(out, o.get(0)?, Space::Shared),
-                Mbarrier::Arrive | Mbarrier::ArriveDrop | Mbarrier::ArriveNoComplete => {
-                    out.d[0] = self.destination(o.get(0)?, B64)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    if o.list.len() > 2 { self.sources(out, o, 2, &[U32]) } else { Ok(()) }
-                }
-                Mbarrier::TestWait | Mbarrier::TryWait => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[B64])
-                }
-                Mbarrier::TestWaitParity | Mbarrier::TryWaitParity => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[U32])
-                }
-                Mbarrier::PendingCount => self.lanewise(out, o, U32, &[B64]),
-            },
-            _ => Ok(()),
-        }
-    }
-
-    fn barrier(&mut self, out: &mut Inst, o: &Operands, kind: ptx::BarKind) -> Result<()> {
-        use Type::{Pred, U32};
-        use ptx::BarKind::{RedAnd, RedOr, RedPopc};
-        let reduction = matches!(kind, RedAnd | RedOr | RedPopc);
-        let (first, last) = (usize::from(reduction), o.list.len() - usize::from(reduction));
-        if reduction {
-            out.d[0] = self.destination(o.get(0)?, if kind == RedPopc { U32 } else { Pred })?;
-            let operand = o.get(last)?;
-            out.negated = if matches!(operand, Operand::Not(_)) { 4 } else { 0 };
-            out.s[2] = self.source(operand, Pred)?;
-        }
-        for (i, position) in (first..last).enumerate().take(2) {
-            out.s[i] = self.source(o.get(position)?, U32)?;
-        }
-        if out.s[0].is_some() { Ok(()) } else { self.malformed("a barrier has no number") }
-    }
-
-    fn label(&self, operand: &Operand) -> Result<u32> {
-        let target = match operand {
-            Operand::Label(label) => self.labels.get(label.0 as usize).copied(),
-            _ => None,
-        };
-        match target {
-            Some(pc) if pc != super::NOWHERE => Ok(pc),
-            _ => self.malformed("a branch goes to a label that does not stand in the function"),
-        }
-    }
-
-    fn indexed_branch(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
-        self.sources(out, o, 0, &[Type::U32])?;
-        let Operand::Labels(labels) = o.get(1)? else {
-            return self.malformed("brx.idx has no list of labels");
-        };
-        let start = self.targets.len() as u32;
-        for label in labels {
-            let pc = self.label(&Operand::Label(*label))?;
-            self.targets.push(pc);
-        }
-        out.list = (start, labels.len() as u16);
-        Ok(())
-    }
-
-    fn decode_call(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
-        match (o.get(0)?, o.get(1)?, o.get(2)?) {
-            (Operand::List(results), Operand::Function(name), Operand::List(arguments)) => {
-                out.target = self.call(name, results, arguments)?;
-                Ok(())
-            }
-            _ => self.unsupported("indirect calls"),
-        }
-    }
 }
 
 /// Operands with an error for those that are missing.
-struct Operands<'a> {
-    list: &'a [Operand],
+pub(super) struct Operands<'a> {
+    pub(super) list: &'a [Operand],
     line: u32,
 }
 
 impl Operands<'_> {
-    fn get(&self, index: usize) -> Result<&Operand> {
+    pub(super) fn get(&self, index: usize) -> Result<&Operand> {
         self.list.get(index).ok_or_else(|| EmuError::Malformed {
             line: self.line,
             what: format!("operand {} is missing", index + 1),
@@ -626,6 +437,7 @@ fn is_arithmetic(op: &Op) -> bool {
             | Op::Dp4a(..)
             | Op::Dp2a(..)
             | Op::Cvt(_)
+            | Op::CvtPack { .. }
     )
 }
 
@@ -634,7 +446,7 @@ fn carry_sources(op: ptx::CarryOp) -> usize {
     if matches!(op, AddCc | Addc | AddcCc | SubCc | Subc | SubcCc) { 2 } else { 3 }
 }
 
-fn is_clock(special: SpecialReg) -> bool {
+pub(super) fn is_clock(special: SpecialReg) -> bool {
     use SpecialReg::{Clock, Clock64, ClockHi, GlobalTimer, GlobalTimerHi, GlobalTimerLo};
     matches!(special, Clock | ClockHi | Clock64 | GlobalTimer | GlobalTimerLo | GlobalTimerHi)
 }

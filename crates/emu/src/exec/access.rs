@@ -41,7 +41,7 @@ pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32]
 
 /// The lanes of `mask` whose address is in the space of the first of them, and that space. Their addresses become
 /// addresses in it.
-fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
+pub(super) fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
     match space {
         Space::Generic => {}
         Space::SharedCluster => return (Space::Shared, mask),
@@ -162,7 +162,7 @@ impl<'a> Env<'a> {
     }
 
     #[inline(always)]
-    fn load_lane(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
+    pub(super) fn load_lane(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
         let size = site.bytes as usize;
         match site.space {
             Space::Shared => {
@@ -217,16 +217,33 @@ impl<'a> Env<'a> {
     }
 
     /// Global memory by one lane.
-    pub(super) fn load_global(
+    fn load_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
+        let place = self.global_region(warp, site, lane, address)?;
+        if self.context.options.checks.races && place.0.writable() {
+            self.note_global_read(site, &plain(warp, site, lane), address, site.bytes);
+        }
+        Some(self.load_region(warp, site, lane, address, place))
+    }
+
+    /// A read of global memory that the kernel may write.
+    pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
+        if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
+            let lane = access.lanes.trailing_zeros() as usize;
+            self.report_conflict(site.inst, access.warp, lane, false, &c, (Space::Global, address));
+        }
+    }
+
+    /// What is in a place of global memory. How the read is ordered with others of the CTA has been seen to.
+    pub(super) fn load_region(
         &mut self,
         warp: &Warp,
         site: &Site,
         lane: usize,
         address: u64,
-    ) -> Option<Chunk> {
+        (region, offset): (&Region, usize),
+    ) -> Chunk {
         let Site { inst, bytes, .. } = *site;
         let bytes = bytes as usize;
-        let (region, offset) = self.global_region(warp, site, lane, address)?;
         let context = self.context;
         let place = (Space::Global, address);
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
@@ -234,17 +251,12 @@ impl<'a> Env<'a> {
                 "reads global memory that nothing was written to".into()
             });
         }
-        if context.options.checks.races && region.writable() {
-            if let Some(c) = self.order.shadow.read(address, bytes as u64, &plain(warp, site, lane)) {
-                self.report_conflict(inst, warp.index, lane, false, &c, place);
-            }
-            if context.apart {
-                let granule = context.program.granules[1] as usize;
-                let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
-                self.report_foreign(inst, warp.index, lane, "reads", other, address);
-            }
+        if context.apart && context.options.checks.races && region.writable() {
+            let granule = context.program.granules[1] as usize;
+            let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
+            self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
-        Some(region.load(offset, bytes))
+        region.load(offset, bytes)
     }
 
     fn report_foreign(
@@ -267,7 +279,14 @@ impl<'a> Env<'a> {
         });
     }
 
-    fn store_lane(&mut self, warp: &mut Warp, site: &Site, lane: usize, address: u64, chunk: &Chunk) {
+    pub(super) fn store_lane(
+        &mut self,
+        warp: &mut Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+        chunk: &Chunk,
+    ) {
         match site.space {
             Space::Shared => self.store_shared(warp, site, lane, address, chunk),
             Space::Global => self.store_global(warp, site, lane, address, chunk),
@@ -300,7 +319,7 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some((c, at)) = self.shadow.write(offset, size, &access) {
                 let before = load_bytes(&self.shared, offset, size);
-                if !(before == *chunk && same_store(&c, &access)) {
+                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
                     let place = (Space::Shared, SHARED_BASE + at.max(offset) as u64);
                     self.report_conflict(site.inst, warp.index, lane, true, &c, place);
                 }
@@ -322,7 +341,7 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some(c) = self.order.shadow.write(address, bytes as u64, &access) {
                 let before = region.load(offset, bytes);
-                if !(before == *chunk && same_store(&c, &access)) {
+                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
                     self.report_conflict(inst, warp.index, lane, true, &c, place);
                 }
             }
@@ -454,10 +473,13 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
     }
 }
 
-/// Whether the conflicting write is of another lane of the very same instruction: the caller has seen that the value is
-/// the same.
-fn same_store(c: &Conflict, a: &Access) -> bool {
-    c.wrote && c.agent == a.view.agent() && c.pc == a.pc && c.epoch == a.view.now()
+/// Whether the conflicting write is the same instruction's, by another lane in the same step or by another warp of the
+/// CTA: the caller has seen that the value is the same, so that it does not matter who comes last. Compilers rely on it
+/// (Triton, where a layout gives several threads the same element).
+fn same_store(c: &Conflict, a: &Access, warps: usize) -> bool {
+    let warp = c.agent.wrapping_sub(a.view.home()) as usize;
+    let apart = warp < warps && warp != a.warp;
+    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && (apart || c.epoch == a.view.now() && warp == a.warp)
 }
 
 /// Element `element` of what each lane loaded, to a register that may be wider.

@@ -30,7 +30,11 @@ pub(super) fn execute(r: &mut Registers, carry: &mut u32, inst: &Inst, mask: u32
             carrying(r, carry, inst, op, ty, mask);
             true
         }
-        Op::Lop3 => {
+        Op::Lop3(Some(with)) => {
+            combined_logic(r, inst, with, mask);
+            true
+        }
+        Op::Lop3(None) => {
             let lut = r.lane(inst.s[3], 0) as u8;
             map3(r, inst, mask, |a, b, c| crate::numerics::integer::bits::lop3(a, b, c, lut));
             true
@@ -259,6 +263,17 @@ fn bits(condition: impl Fn(usize) -> bool) -> u32 {
     (0..32).fold(0, |set, l| set | u32::from(condition(l)) << l)
 }
 
+/// `lop3` whose result, whether it is not 0, joins a predicate.
+fn combined_logic(r: &mut Registers, inst: &Inst, with: ptx::BoolOp, mask: u32) {
+    let [a, b, c] = [0, 1, 2].map(|i| *r.get32(inst.s[i]));
+    let table = inst.offset as u8;
+    let d: Lanes32 = std::array::from_fn(|l| crate::numerics::integer::bits::lop3(a[l], b[l], c[l], table));
+    let some = (0..32).fold(0, |set, l| set | u32::from(d[l] != 0) << l);
+    let p = scalar::combine(with, some, r.get_pred(inst.s[3], inst.negated, 3));
+    r.set32(inst.d[0], mask, &d);
+    r.set_pred(inst.d[1], mask, p);
+}
+
 fn setp(r: &mut Registers, inst: &Inst, mask: u32) {
     let Op::Setp { cmp, combine, ty, ftz } = inst.op else { return };
     let holds = match (ty, cmp) {
@@ -403,10 +418,11 @@ fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, t
 fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     let mut d: Lanes64 = [0; 32];
     for_lanes(mask, |lane| {
-        let operands: [u64; 4] = std::array::from_fn(|i| {
-            let value = r.lane(inst.s[i], lane);
-            value ^ u64::from(inst.negated >> i & 1)
-        });
+        // A loop, and no closure that the compiler may choose to call.
+        let mut operands = [0; 4];
+        for (i, operand) in operands.iter_mut().enumerate() {
+            *operand = r.lane(inst.s[i], lane) ^ u64::from(inst.negated >> i & 1);
+        }
         d[lane] = scalar::evaluate(&inst.op, operands).unwrap_or(0);
     });
     if inst.d[0].class == Class::Pred {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use ptx::{BarKind, Op};
 
 use super::Env;
+use super::collective::Part;
 use super::run::Flow;
 use super::warp::{Sequential, Split, State, Warp};
 use crate::decode::Inst;
@@ -41,16 +42,27 @@ pub(crate) struct Wake {
     tally: Tally,
 }
 
+/// Number and count of threads that a lane gives.
+pub(super) fn named(warp: &Warp, inst: &Inst, lane: usize) -> (u32, Option<u32>) {
+    let count = inst.s[1].is_some().then(|| warp.registers.lane(inst.s[1], lane) as u32);
+    (warp.registers.lane(inst.s[0], lane) as u32, count)
+}
+
 impl Env<'_> {
     pub(super) fn bar(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
-        let Op::Bar { kind, .. } = inst.op else { return Flow::Next };
         if split.mask != warp.live && !split.forced {
-            return Flow::Wait(State::Lanes(warp.live));
+            return Flow::Wait(State::Lanes(!0));
         }
         split.forced = false;
-        let lane = split.mask.trailing_zeros() as usize;
-        let id = warp.registers.lane(inst.s[0], lane) as u32;
-        let count = inst.s[1].is_some().then(|| warp.registers.lane(inst.s[1], lane) as u32);
+        self.meet_barrier(warp, &[Part { inst, lanes: split.mask }])
+    }
+
+    /// The warp arrives. It does so once, also where its lanes come by several instructions that are not `.aligned`.
+    pub(super) fn meet_barrier(&mut self, warp: &mut Warp, parts: &[Part]) -> Flow {
+        let Part { inst, lanes } = parts[0];
+        let Op::Bar { kind, .. } = inst.op else { return Flow::Next };
+        let lane = lanes.trailing_zeros() as usize;
+        let (id, count) = named(warp, inst, lane);
         if id >= 16 {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
                 format!("barrier {id}: there are 16, 0 to 15")
@@ -60,10 +72,11 @@ impl Env<'_> {
         self.check_count(inst, warp.index, lane, id, count);
         if let Some(recorder) = &mut self.recorder {
             let threads = count.unwrap_or(32 * self.live.len() as u32) as u16;
-            recorder.barrier(warp.index, inst.number, split.mask, id as u8, kind, threads);
+            recorder.barrier(warp.index, inst.number, lanes, id as u8, kind, threads);
+            parts[1..].iter().for_each(|p| recorder.issue(warp.index, p.inst.number, p.lanes));
         }
         self.counters.barriers += 1;
-        self.arrive(warp, split, inst, kind, id as usize, count);
+        self.arrive(warp, parts, kind, id as usize, count);
         if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(id as u8)) }
     }
 
@@ -88,31 +101,25 @@ impl Env<'_> {
         }
     }
 
-    fn arrive(
-        &mut self,
-        warp: &mut Warp,
-        split: &Split,
-        inst: &Inst,
-        kind: BarKind,
-        id: usize,
-        count: Option<u32>,
-    ) {
-        let clock = warp.view.release(split.mask);
+    fn arrive(&mut self, warp: &mut Warp, parts: &[Part], kind: BarKind, id: usize, count: Option<u32>) {
         let home = warp.view.home();
         let barrier = &mut self.barriers[id];
-        match &mut barrier.clock {
-            Some(known) => known.join(home, &clock),
-            None => {
-                barrier.clock = Some(clock);
-                barrier.expected = count;
-                barrier.line = inst.line;
+        for Part { inst, lanes } in parts {
+            let clock = warp.view.release(*lanes);
+            match &mut barrier.clock {
+                Some(known) => known.join(home, &clock),
+                None => {
+                    barrier.clock = Some(clock);
+                    barrier.expected = count;
+                    barrier.line = inst.line;
+                }
             }
-        }
-        barrier.carried.join(home, &warp.sequential(split.mask));
-        if inst.s[2].is_some() {
-            let votes = warp.registers.get_pred(inst.s[2], inst.negated, 2) & split.mask;
-            barrier.tally.count += votes.count_ones();
-            barrier.tally.threads += split.mask.count_ones();
+            barrier.carried.join(home, &warp.sequential(*lanes));
+            if inst.s[2].is_some() {
+                let votes = warp.registers.get_pred(inst.s[2], inst.negated, 2) & lanes;
+                barrier.tally.count += votes.count_ones();
+                barrier.tally.threads += lanes.count_ones();
+            }
         }
         barrier.arrived.push(warp.index);
         if kind != BarKind::Arrive {

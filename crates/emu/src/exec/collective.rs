@@ -1,16 +1,29 @@
 //! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`, `elect`.
 
 use ptx::{MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
+use smallvec::SmallVec;
 
 use super::Env;
+use super::barrier::named;
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
-use crate::decode::{Class, Inst, Slot};
+use crate::decode::{Inst, Slot};
 use crate::report::HazardKind;
 
+/// Lanes that take part, and the instruction at which they do.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'i> {
+    pub inst: &'i Inst,
+    pub lanes: u32,
+}
+
+fn is_collective(op: &Op) -> bool {
+    matches!(op, Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect)
+}
+
 impl Env<'_> {
-    pub(super) fn collective(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+    pub(super) fn collective(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, lanes: u32) -> Flow {
         let members = match inst.op {
             Op::BarWarpSync | Op::Elect => inst.s[0],
             Op::Shfl(_) => inst.s[3],
@@ -20,25 +33,84 @@ impl Env<'_> {
             return flow;
         }
         let forced = std::mem::take(&mut split.forced);
-        match inst.op {
-            Op::BarWarpSync if forced => {}
-            Op::BarWarpSync => {
-                warp.view.meet(mask, warp.live);
-                let carried = warp.sequential(mask);
-                warp.inherit(mask, &carried);
+        if !(forced && inst.op == Op::BarWarpSync) {
+            self.exchange(warp, &[Part { inst, lanes }]);
+        }
+        Flow::Next
+    }
+
+    /// Lets lanes go on that wait for each other at different instructions. PTX ISA, "shfl.sync", and alike for the others:
+    /// all threads of the member mask execute one "with the same qualifiers and same membermask value", which need not be
+    /// the same instruction; nor need it be for a `barrier` without `.aligned`.
+    pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
+        for first in 0..warp.splits.len() {
+            let Some(met) = self.met_apart(warp, first) else { continue };
+            let code = &self.context.program.code;
+            let part = |i: &usize| {
+                let split = &warp.splits[*i];
+                Part { inst: &code[split.pc as usize], lanes: split.mask }
+            };
+            let parts: Vec<Part> = met.iter().map(part).collect();
+            let flow = match parts[0].inst.op {
+                Op::Bar { .. } => self.meet_barrier(warp, &parts),
+                _ => {
+                    self.exchange(warp, &parts);
+                    Flow::Next
+                }
+            };
+            for (i, part) in met.into_iter().zip(parts) {
+                self.count(warp, warp.splits[i].pc as usize, part.inst, part.lanes);
+                let split = &mut warp.splits[i];
+                split.polls = 0;
+                match flow {
+                    Flow::Hold(state) => split.state = state,
+                    _ => (split.state, split.pc) = (State::Run, split.pc + 1),
+                }
             }
-            Op::Shfl(mode) => self.shuffle(warp, inst, mode, mask),
-            Op::Vote(mode) => vote(warp, inst, mode, mask),
-            Op::Match(mode, _) => match_lanes(warp, inst, mode, mask),
-            Op::Redux { op, ty, .. } => reduce(warp, inst, op, ty, mask),
+        }
+    }
+
+    /// The splits that wait for the same as `first` does, if they are all that it waits for.
+    fn met_apart(&self, warp: &Warp, first: usize) -> Option<SmallVec<[usize; 4]>> {
+        let code = &self.context.program.code;
+        let split = &warp.splits[first];
+        let State::Lanes(members) = split.state else { return None };
+        let inst = &code[split.pc as usize];
+        let barrier = |s: &Split, inst: &Inst| named(warp, inst, s.mask.trailing_zeros() as usize);
+        let here = |s: &Split| {
+            let there = &code[s.pc as usize];
+            s.state == split.state
+                && there.op == inst.op
+                && match inst.op {
+                    Op::Bar { aligned, .. } => !aligned && barrier(s, there) == barrier(split, inst),
+                    op => is_collective(&op),
+                }
+        };
+        let met: SmallVec<[usize; 4]> = (0..warp.splits.len()).filter(|i| here(&warp.splits[*i])).collect();
+        let lanes = met.iter().fold(0, |m, i| m | warp.splits[*i].mask);
+        (members & warp.live & !lanes == 0 && !met.is_empty()).then_some(met)
+    }
+
+    /// What the instruction does, for lanes that execute it together.
+    fn exchange(&mut self, warp: &mut Warp, parts: &[Part]) {
+        let lanes = parts.iter().fold(0, |all, part| all | part.lanes);
+        match parts[0].inst.op {
+            Op::BarWarpSync => {
+                warp.view.meet(lanes, warp.live);
+                let carried = warp.sequential(lanes);
+                warp.inherit(lanes, &carried);
+            }
+            Op::Shfl(mode) => self.shuffle(warp, mode, parts, lanes),
+            Op::Vote(mode) => vote(warp, mode, parts, lanes),
+            Op::Match(mode, _) => match_lanes(warp, mode, parts, lanes),
+            Op::Redux { op, ty, .. } => reduce(warp, op, ty, parts, lanes),
             Op::Elect => {
-                let leader = mask.trailing_zeros();
-                warp.registers.set32(inst.d[0], mask, &[leader; 32]);
-                warp.registers.set_pred(inst.d[1], mask, 1 << leader);
+                let leader = lanes.trailing_zeros();
+                set32(warp, parts, &[leader; 32]);
+                set_pred(warp, parts, 1, 1 << leader);
             }
             _ => {}
         }
-        Flow::Next
     }
 
     /// Whether all lanes that the member mask names are here; otherwise what to do about it.
@@ -67,15 +139,12 @@ impl Env<'_> {
     }
 
     /// PTX ISA, "shfl.sync": `c` holds the clamp in bits 0–4 and the segment mask in bits 8–12.
-    fn shuffle(&mut self, warp: &mut Warp, inst: &Inst, mode: ShflMode, mask: u32) {
-        let a = *warp.registers.get32(inst.s[0]);
-        let b = *warp.registers.get32(inst.s[1]);
-        let c = *warp.registers.get32(inst.s[2]);
+    fn shuffle(&mut self, warp: &mut Warp, mode: ShflMode, parts: &[Part], lanes: u32) {
+        let [a, b, c] = [0, 1, 2].map(|i| get32(warp, parts, i));
         let mut result = a;
         let mut valid = 0u32;
-        let mut absent = 0u32;
         let mut sources = [0; 32];
-        for_lanes(mask, |lane| {
+        for_lanes(lanes, |lane| {
             let lane32 = lane as u32;
             let (b, clamp, segment) = (b[lane] & 31, c[lane] & 31, c[lane] >> 8 & 31);
             let max = lane32 & segment | clamp & !segment;
@@ -89,57 +158,92 @@ impl Env<'_> {
             let source = if inside { source as usize & 31 } else { lane };
             sources[lane] = source;
             valid |= u32::from(inside) << lane;
-            absent |= u32::from(mask >> source & 1 == 0) << lane;
             result[lane] = a[source];
         });
-        if absent != 0 {
-            let lane = absent.trailing_zeros() as usize;
-            self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, None, || {
-                "the lane shuffles from a lane that does not take part: the value is undefined".into()
-            });
+        self.check_sources(warp, parts, lanes, &sources);
+        set32(warp, parts, &result);
+        set_pred(warp, parts, 1, valid);
+    }
+
+    /// What a lane shuffles from must be there, and defined if anything depends on it.
+    fn check_sources(&mut self, warp: &mut Warp, parts: &[Part], lanes: u32, sources: &[usize; 32]) {
+        for part in parts {
+            let mut absent = 0u32;
+            for_lanes(part.lanes, |lane| absent |= u32::from(lanes >> sources[lane] & 1 == 0) << lane);
+            if absent != 0 {
+                let lane = absent.trailing_zeros() as usize;
+                self.report(HazardKind::UninitialisedRead, part.inst, warp.index, lane, None, || {
+                    "the lane shuffles from a lane that does not take part: the value is undefined".into()
+                });
+            }
         }
-        if let Some(watch) = inst.watched {
-            let watch = &self.context.program.watches[watch as usize];
-            warp.undefined.shuffled(watch, inst.line, mask, &sources);
+        let watches = &self.context.program.watches;
+        let watched = |part: &Part| {
+            let watch = part.inst.watched.map(|watch| &watches[watch as usize]);
+            (watch, part.inst.line, part.lanes)
+        };
+        if parts.iter().any(|part| part.inst.watched.is_some()) {
+            warp.undefined.shuffled(&parts.iter().map(watched).collect::<Vec<_>>(), sources);
         }
-        warp.registers.set32(inst.d[0], mask, &result);
-        warp.registers.set_pred(inst.d[1], mask, valid);
     }
 }
 
-fn vote(warp: &mut Warp, inst: &Inst, mode: VoteMode, mask: u32) {
-    let votes = warp.registers.get_pred(inst.s[0], inst.negated, 0) & mask;
+/// Source operand `index` of each lane.
+fn get32(warp: &Warp, parts: &[Part], index: usize) -> [u32; 32] {
+    let mut values = *warp.registers.get32(parts[0].inst.s[index]);
+    for part in &parts[1..] {
+        let own = warp.registers.get32(part.inst.s[index]);
+        for_lanes(part.lanes, |lane| values[lane] = own[lane]);
+    }
+    values
+}
+
+fn set32(warp: &mut Warp, parts: &[Part], values: &[u32; 32]) {
+    parts.iter().for_each(|part| warp.registers.set32(part.inst.d[0], part.lanes, values));
+}
+
+/// Sets destination `index`.
+fn set_pred(warp: &mut Warp, parts: &[Part], index: usize, values: u32) {
+    parts.iter().for_each(|part| warp.registers.set_pred(part.inst.d[index], part.lanes, values));
+}
+
+fn vote(warp: &mut Warp, mode: VoteMode, parts: &[Part], lanes: u32) {
+    let own = |part: &Part| warp.registers.get_pred(part.inst.s[0], part.inst.negated, 0) & part.lanes;
+    let votes = parts.iter().fold(0, |all, part| all | own(part));
     let ones = |condition: bool| if condition { !0 } else { 0 };
     match mode {
-        VoteMode::All => warp.registers.set_pred(inst.d[0], mask, ones(votes == mask)),
-        VoteMode::Any => warp.registers.set_pred(inst.d[0], mask, ones(votes != 0)),
-        VoteMode::Uni => warp.registers.set_pred(inst.d[0], mask, ones(votes == 0 || votes == mask)),
-        VoteMode::Ballot => warp.registers.set32(inst.d[0], mask, &[votes; 32]),
+        VoteMode::All => set_pred(warp, parts, 0, ones(votes == lanes)),
+        VoteMode::Any => set_pred(warp, parts, 0, ones(votes != 0)),
+        VoteMode::Uni => set_pred(warp, parts, 0, ones(votes == 0 || votes == lanes)),
+        VoteMode::Ballot => set32(warp, parts, &[votes; 32]),
     }
 }
 
-fn match_lanes(warp: &mut Warp, inst: &Inst, mode: MatchMode, mask: u32) {
-    let a = warp.registers.get_any(inst.s[0]);
+fn match_lanes(warp: &mut Warp, mode: MatchMode, parts: &[Part], lanes: u32) {
+    let mut a = [0; 32];
+    for part in parts {
+        let own = warp.registers.get_any(part.inst.s[0]);
+        for_lanes(part.lanes, |lane| a[lane] = own[lane]);
+    }
     let equal = |lane: usize| {
         let mut set = 0u32;
-        for_lanes(mask, |l| set |= u32::from(a[l] == a[lane]) << l);
+        for_lanes(lanes, |l| set |= u32::from(a[l] == a[lane]) << l);
         set
     };
     match mode {
-        MatchMode::Any => warp.registers.set32(inst.d[0], mask, &std::array::from_fn(equal)),
+        MatchMode::Any => set32(warp, parts, &std::array::from_fn(equal)),
         MatchMode::All => {
-            let all = equal(mask.trailing_zeros() as usize) == mask;
-            warp.registers.set32(inst.d[0], mask, &[if all { mask } else { 0 }; 32]);
-            warp.registers.set_pred(inst.d[1], mask, if all { !0 } else { 0 });
+            let all = equal(lanes.trailing_zeros() as usize) == lanes;
+            set32(warp, parts, &[if all { lanes } else { 0 }; 32]);
+            set_pred(warp, parts, 1, if all { !0 } else { 0 });
         }
     }
 }
 
-fn reduce(warp: &mut Warp, inst: &Inst, op: ReduxOp, ty: Type, mask: u32) {
-    debug_assert!(inst.s[0].class == Class::W32);
-    let a = warp.registers.get32(inst.s[0]);
-    let lanes = (0..32).filter(|l| mask >> l & 1 == 1).map(|l| a[l]);
-    let fold = |f: fn(u32, u32) -> u32| lanes.reduce(f).unwrap_or(0);
+fn reduce(warp: &mut Warp, op: ReduxOp, ty: Type, parts: &[Part], lanes: u32) {
+    let a = get32(warp, parts, 0);
+    let values = (0..32).filter(|l| lanes >> l & 1 == 1).map(|l| a[l]);
+    let fold = |f: fn(u32, u32) -> u32| values.reduce(f).unwrap_or(0);
     let signed = ty.is_signed();
     let result = match op {
         ReduxOp::Add => fold(u32::wrapping_add),
@@ -151,5 +255,5 @@ fn reduce(warp: &mut Warp, inst: &Inst, op: ReduxOp, ty: Type, mask: u32) {
         ReduxOp::Min => fold(u32::min),
         ReduxOp::Max => fold(u32::max),
     };
-    warp.registers.set32(inst.d[0], mask, &[result; 32]);
+    set32(warp, parts, &[result; 32]);
 }

@@ -29,6 +29,9 @@ pub(super) fn parts(op: &Op) -> bool {
             | Op::Ldmatrix(_)
             | Op::Stmatrix(_)
             | Op::Movmatrix
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
+            | Op::Wmma(_)
     )
 }
 
@@ -154,6 +157,7 @@ impl Env<'_> {
         self.live[warp.index] &= !lanes;
         warp.leave(lanes);
         warp.join_waiting();
+        self.meet_apart(warp);
         self.complete_barriers_after_exit();
         if split.mask == 0 { Flow::Gone } else { Flow::Next }
     }
@@ -164,28 +168,14 @@ impl Env<'_> {
         self.exit(warp, split, mask)
     }
 
-    /// Nothing in the CTA can run: lanes that wait for others of their warp go on without them, which is a finding unless
-    /// they meet at instructions that need not be the same one.
+    /// Nothing in the CTA can run: lanes that wait for others of their warp go on without them, which is a finding.
     pub(super) fn force(&mut self, warp: &mut Warp) -> bool {
-        let waiting: Vec<usize> =
-            (0..warp.splits.len()).filter(|i| matches!(warp.splits[*i].state, State::Lanes(_))).collect();
-        let Some(&first) = waiting.first() else { return false };
-        let program = self.context.program;
-        let op = |i: usize| program.code[warp.splits[i].pc as usize].op;
-        let everyone = waiting.iter().fold(0, |m, i| m | warp.splits[*i].mask);
-        let State::Lanes(need) = warp.splits[first].state else { return false };
-        let free = waiting.iter().all(|i| matches!(op(*i), Op::BarWarpSync))
-            || waiting.iter().all(|i| matches!(op(*i), Op::Bar { aligned: false, .. }));
-        if free && need & warp.live & !everyone == 0 {
-            if matches!(op(first), Op::BarWarpSync) {
-                warp.view.meet(everyone, warp.live);
-            }
-        } else {
-            self.report_divergence(warp, first);
-        }
-        for i in waiting {
-            warp.splits[i].forced = true;
-            warp.splits[i].state = State::Run;
+        let waiting = |s: &Split| matches!(s.state, State::Lanes(_));
+        let Some(first) = warp.splits.iter().position(waiting) else { return false };
+        self.report_divergence(warp, first);
+        for split in warp.splits.iter_mut().filter(|s| waiting(s)) {
+            split.forced = true;
+            split.state = State::Run;
         }
         true
     }

@@ -1,5 +1,6 @@
-//! `cp.async`: copies that land some time between their issue and the wait that covers them. Until then their
-//! destination must be left alone, by the issuing thread too; after it the data is the issuing thread's write.
+//! `cp.async`: copies that land some time between their issue and the wait that covers them. Until then their destination
+//! must be left alone and their source not be written, by the issuing thread too (PTX ISA, "Completion Mechanisms for
+//! Asynchronous Copy Operations"); after it the data is the issuing thread's write.
 
 use ptx::{CpAsync, Space};
 
@@ -9,7 +10,7 @@ use super::registers::for_lanes;
 use super::warp::Warp;
 use crate::decode::Inst;
 use crate::memory::{SHARED_BASE, resolve, store_bytes};
-use crate::order::{Access, Strength, Touch};
+use crate::order::{Access, Epoch, Strength, Touch};
 use crate::report::Schedule;
 
 /// A copy on its way, for some lanes.
@@ -27,6 +28,8 @@ struct Flight {
     bytes: u32,
     /// Bytes really read; the rest is zero.
     taken: [u32; 32],
+    /// Lanes that read what the kernel may write.
+    watched: u32,
     /// The bytes were moved at once, although nobody may know.
     arrived: bool,
 }
@@ -65,10 +68,12 @@ impl Env<'_> {
                 (warp.registers.lane(inst.s[0], lane) as u32).min(bytes)
             }
         });
-        let mut good = 0;
+        let (mut good, mut watched) = (0, 0);
         for_lanes(mask, |lane| {
-            let good_lane = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane]));
-            good |= u32::from(good_lane) << lane;
+            if let Some(watch) = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane])) {
+                good |= 1 << lane;
+                watched |= u32::from(watch) << lane;
+            }
         });
         let mut flight = Flight {
             pc: inst.pc,
@@ -79,6 +84,7 @@ impl Env<'_> {
             source: from,
             bytes,
             taken,
+            watched,
             arrived: false,
         };
         flight.arrived = match self.context.options.schedule {
@@ -92,29 +98,33 @@ impl Env<'_> {
         warp.copies.flights.push(flight);
     }
 
-    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes.
+    /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes. Whether its source is memory
+    /// that the kernel may write; `None` when it cannot be made.
     fn issue_copy(
         &mut self,
         warp: &Warp,
         inst: &Inst,
         lane: usize,
         (to, from, taken): (u64, u64, u32),
-    ) -> bool {
+    ) -> Option<bool> {
         let write = copy_site(inst, Space::Shared, inst.target);
-        let Some(offset) = self.shared_offset(warp, &write, lane, to) else { return false };
+        let offset = self.shared_offset(warp, &write, lane, to)?;
         // The source is aligned to the copy's size, however little of it is read.
         let read = copy_site(inst, Space::Global, taken.max(1).next_power_of_two());
-        if taken > 0 && self.global_region(warp, &read, lane, from).is_none() {
-            return false;
+        let races = self.context.options.checks.races;
+        let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.writable() && races;
+        if watch {
+            let access = Access { touch: Touch::Copy, ..plain(warp, &read, lane) };
+            self.note_global_read(&read, &access, from, taken);
         }
-        if self.context.options.checks.races {
+        if races {
             let access = Access { touch: Touch::Copy, ..plain(warp, &write, lane) };
             if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
                 let place = (Space::Shared, SHARED_BASE + at as u64);
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
-        true
+        Some(watch)
     }
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
@@ -143,9 +153,9 @@ impl Env<'_> {
                 1
             };
             let site = copy_site(inst, Space::Global, step);
-            if let Some(part) =
-                self.load_global(warp, &site, lane, flight.source[lane].wrapping_add(u64::from(at)))
-            {
+            let from = flight.source[lane].wrapping_add(u64::from(at));
+            if let Some(place) = self.global_region(warp, &site, lane, from) {
+                let part = self.load_region(warp, &site, lane, from, place);
                 let words = data[at as usize / 4..].iter_mut().zip(part).take(step.div_ceil(4) as usize);
                 words.for_each(|(word, part)| *word |= part << (8 * (at % 4)));
             }
@@ -186,22 +196,49 @@ impl Env<'_> {
         due: impl Fn(&Flight, usize) -> bool,
     ) {
         let mut flights = std::mem::take(&mut warp.copies.flights);
-        for flight in &mut flights {
+        for i in 0..flights.len() {
             let mut landing = 0;
-            for_lanes(flight.lanes & mask, |lane| landing |= u32::from(due(flight, lane)) << lane);
+            for_lanes(flights[i].lanes & mask, |lane| landing |= u32::from(due(&flights[i], lane)) << lane);
+            flights[i].lanes &= !landing;
             for_lanes(landing, |lane| {
-                let offset = flight.destination[lane] as usize;
-                if !flight.arrived {
-                    self.transfer(warp, flight, lane);
+                if !flights[i].arrived {
+                    self.transfer(warp, &flights[i], lane);
                 }
                 if self.context.options.checks.races {
-                    self.shadow.land(offset, flight.bytes as usize, (warp.view.agent(), lane), epoch, touch);
+                    self.land_lane(warp, &flights, i, lane, (epoch, touch));
                 }
             });
-            flight.lanes &= !landing;
         }
         flights.retain(|f| f.lanes != 0);
         warp.copies.flights = flights;
+    }
+
+    /// What the copy `flights[i]` of a lane read and wrote is ordered from now on.
+    fn land_lane(
+        &mut self,
+        warp: &Warp,
+        flights: &[Flight],
+        i: usize,
+        lane: usize,
+        (epoch, touch): (Epoch, Touch),
+    ) {
+        let flight = &flights[i];
+        let thread = (warp.view.agent(), lane);
+        let (to, bytes) = (flight.destination[lane] as usize, flight.bytes as usize);
+        self.shadow.land(to, bytes, thread, epoch, touch);
+        let reads = |f: &Flight| f.watched >> lane & 1 == 1;
+        if !reads(flight) {
+            return;
+        }
+        let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
+        // Another copy on its way may still read the same.
+        let still = |f: &Flight| {
+            let (start, taken_there) = (f.source[lane], u64::from(f.taken[lane]));
+            f.lanes >> lane & 1 == 1 && reads(f) && start < from + taken && from < start + taken_there
+        };
+        if !flights.iter().any(still) {
+            self.order.shadow.land(from, taken, thread, epoch, touch);
+        }
     }
 
     /// `cp.async.mbarrier.arrive`. The earlier copies of the thread land now, which is legal; but nobody may rely on it, the

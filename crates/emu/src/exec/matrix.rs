@@ -1,6 +1,6 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`: the whole warp at once.
 
-use ptx::{MatrixAccess, Mma, Op, Space, Type};
+use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
 
 use super::Env;
 use super::access::{Site, plain};
@@ -9,26 +9,28 @@ use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
-use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape};
+use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength};
 use crate::report::HazardKind;
 
+/// The element type of A or B.
+pub(super) fn input(ty: Type) -> Option<Input> {
+    Some(match ty {
+        Type::F16 => Input::F16,
+        Type::Bf16 => Input::Bf16,
+        Type::Tf32 => Input::Tf32,
+        Type::E4m3 => Input::E4m3,
+        Type::E5m2 => Input::E5m2,
+        Type::S8 => Input::S8,
+        Type::U8 => Input::U8,
+        Type::F64 => Input::F64,
+        _ => return None,
+    })
+}
+
 /// The kind of an `mma`, if there is one.
 fn kind(m: &Mma) -> Option<MmaKind> {
-    let input = |ty: Type| {
-        Some(match ty {
-            Type::F16 => Input::F16,
-            Type::Bf16 => Input::Bf16,
-            Type::Tf32 => Input::Tf32,
-            Type::E4m3 => Input::E4m3,
-            Type::E5m2 => Input::E5m2,
-            Type::S8 => Input::S8,
-            Type::U8 => Input::U8,
-            Type::F64 => Input::F64,
-            _ => return None,
-        })
-    };
     let accumulator = match m.d {
         Type::F16 => Accumulator::F16,
         Type::F32 => Accumulator::F32,
@@ -41,6 +43,11 @@ fn kind(m: &Mma) -> Option<MmaKind> {
     if !plain {
         return None;
     }
+    let input = |ty| match (ty, m.bits) {
+        (Type::B1, Some(BitOp::Xor)) => Some(Input::Bits(BitProduct::Xor)),
+        (Type::B1, Some(BitOp::And)) => Some(Input::Bits(BitProduct::And)),
+        _ => input(ty),
+    };
     MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
 }
 
@@ -53,7 +60,7 @@ impl Env<'_> {
     pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         if mask != !0 && !split.forced {
             if mask != warp.live {
-                return Flow::Wait(State::Lanes(warp.live));
+                return Flow::Wait(State::Lanes(!0));
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
@@ -65,6 +72,9 @@ impl Env<'_> {
             Op::Mma(m) => self.mma(warp, inst, &m, mask),
             Op::Ldmatrix(m) => self.ldmatrix(warp, inst, &m, mask),
             Op::Stmatrix(m) => self.stmatrix(warp, inst, &m, mask),
+            Op::WmmaLoad(_) => self.wmma_load(warp, inst, mask),
+            Op::WmmaStore(_) => self.wmma_store(warp, inst, mask),
+            Op::Wmma(w) => self.wmma(warp, inst, &w, mask),
             Op::Movmatrix => {
                 let a = *warp.registers.get32(inst.s[0]);
                 let result = std::array::from_fn(|lane| {
@@ -151,7 +161,14 @@ impl Env<'_> {
     }
 
     /// 16 bytes that the whole warp reads.
-    fn load_row(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64, mask: u32) -> Option<Chunk> {
+    pub(super) fn load_row(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        address: u64,
+        mask: u32,
+    ) -> Option<Chunk> {
         let site = row_site(inst);
         let offset = self.shared_offset(warp, &site, lane, address)?;
         if self.context.options.checks.races {

@@ -16,6 +16,7 @@ mod run;
 mod scalar;
 mod undefined;
 mod warp;
+mod wmma;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ use warp::Warp;
 pub(crate) use atomic::atomic_supported;
 pub(crate) use matrix::mma_supported;
 pub(crate) use scalar::evaluate;
+pub(crate) use wmma::wmma_supported;
 
 /// What is the same for all CTAs of a launch.
 pub(crate) struct Context<'a> {
@@ -356,8 +358,8 @@ impl Env<'_> {
         conflict: &Conflict,
         place: (Space, u64),
     ) {
-        let copied = conflict.wrote && matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
-        let kind = if copied && (conflict.in_flight || !writes) {
+        let copied = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
+        let kind = if copied && (conflict.in_flight || conflict.wrote && !writes) {
             HazardKind::AsyncNotWaited
         } else {
             HazardKind::Race
@@ -368,10 +370,18 @@ impl Env<'_> {
         let mut findings = std::mem::take(&mut self.findings);
         findings.report(kind, inst.line, other_line, || {
             let message = match (copied, conflict.in_flight, conflict.wrote) {
-                (true, true, _) => format!("{verb} what an asynchronous copy is still writing: no wait_group covers it"),
-                (true, false, _) if !writes => {
+                (true, true, true) => {
+                    format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
+                }
+                (true, true, false) => {
+                    format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
+                }
+                (true, false, true) if !writes => {
                     "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
                         .into()
+                }
+                (true, false, false) => {
+                    format!("{verb} what an asynchronous copy reads, and nothing orders the two")
                 }
                 (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
                 (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),

@@ -97,6 +97,7 @@ impl Env<'_> {
                     split.state = state;
                     warp.splits.push(split);
                     warp.join_waiting();
+                    self.meet_apart(warp);
                     return;
                 }
                 Flow::Hold(state) => {
@@ -111,7 +112,7 @@ impl Env<'_> {
     }
 
     #[inline(always)]
-    fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
+    pub(super) fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
         let counter = &mut self.counters.instructions[index];
         counter.issues += 1;
         counter.lanes += u64::from(mask.count_ones());
@@ -139,7 +140,13 @@ impl Env<'_> {
             Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect => {
                 return self.collective(warp, split, inst, mask);
             }
-            Op::Mma(_) | Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Movmatrix => {
+            Op::Mma(_)
+            | Op::Ldmatrix(_)
+            | Op::Stmatrix(_)
+            | Op::Movmatrix
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
+            | Op::Wmma(_) => {
                 return self.matrix(warp, split, inst, mask);
             }
             Op::Ld(m) => return self.load(warp, split, inst, &m, mask),
@@ -189,6 +196,8 @@ fn records_itself(op: &Op) -> bool {
             | Op::Red(_)
             | Op::Ldmatrix(_)
             | Op::Stmatrix(_)
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
             | Op::CpAsync(_)
             | Op::Bar { .. }
     )

@@ -52,7 +52,7 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
             if takes_a { a } else { b }
         }
         Op::Testp(op, ty) => u64::from(compare::test(property(op), format(ty)?, a)),
-        Op::Lop3 => return word(bits::lop3(a as u32, b as u32, c as u32, d as u8)),
+        Op::Lop3(_) => return word(bits::lop3(a as u32, b as u32, c as u32, d as u8)),
         Op::Shf(ShiftDirection::Left, mode) => {
             return word(bits::shf_l(overlong(mode), a as u32, b as u32, c as u32));
         }
@@ -74,6 +74,9 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
             return word(packed::dp2a(half, wide, byte_type(y), a as u32, b as u32, c as u32));
         }
         Op::Cvt(cvt) => return convert(&cvt, a, b),
+        Op::CvtPack { to, .. } => {
+            return word(packed::saturated(to.bits(), to.is_signed(), a as i32, b as i32, c as u32));
+        }
         _ => return None,
     })
 }

@@ -40,13 +40,22 @@ impl Undefined {
         suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
-    /// What lanes get when they shuffle.
-    pub fn shuffled(&mut self, watch: &Watch, line: u32, mask: u32, source: &[usize; 32]) {
-        let from = self.any(&watch.data);
-        let origin = self.origin(&watch.data, !0, line);
-        let lanes = (0..32).fold(0, |set, l| set | (from >> source[l] & 1) << l);
-        self.set(&watch.defines, mask, lanes, origin);
+    /// What lanes get when they shuffle: at each instruction, by its line, the lanes that are there.
+    pub fn shuffled(&mut self, parts: &[(Option<&Watch>, u32, u32)], source: &[usize; 32]) {
+        let from = parts.iter().fold(0, |set, (watch, _, lanes)| set | self.any(passed_on(*watch)) & lanes);
+        let origins: Vec<u32> =
+            parts.iter().map(|(watch, line, _)| self.origin(passed_on(*watch), !0, *line)).collect();
+        let undefined = (0..32).fold(0, |set, l| set | (from >> source[l] & 1) << l);
+        for ((watch, _, lanes), origin) in parts.iter().zip(origins) {
+            if let Some(watch) = watch {
+                self.set(&watch.defines, *lanes, undefined, origin);
+            }
+        }
     }
+}
+
+fn passed_on(watch: Option<&Watch>) -> &[u32] {
+    watch.map_or(&[], |watch| &watch.data)
 }
 
 impl Env<'_> {

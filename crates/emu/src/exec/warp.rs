@@ -37,7 +37,7 @@ pub(crate) enum State {
     Run,
     /// At the meeting point of its innermost group.
     Parked,
-    /// Before a warp-wide instruction, for the other lanes of this mask.
+    /// Before a warp-wide instruction, for the other lanes of this mask that have not exited.
     Lanes(u32),
     /// At a CTA barrier, for other warps.
     Barrier(u8),

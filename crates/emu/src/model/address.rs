@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use ptx::{BinaryOp, Body, Imm, Instruction, Module, Op, Operand, Statement, TernaryOp};
+use ptx::{
+    BinaryOp, Body, Imm, Instruction, Linkage, Module, Op, Operand, Space, Statement, TernaryOp, Variable,
+};
 use smallvec::{SmallVec, smallvec};
 
 use super::dataflow::writes;
@@ -101,13 +103,20 @@ pub(super) fn alignments(module: &Module, body: &Body) -> Vec<u8> {
     zeros
 }
 
+/// The alignment of a variable where ptxas puts it: a shared array of known size at 16 bytes however it is declared
+/// (seen in the code of ptxas 13, which joins loads from arrays of halves declared at 2).
+fn placed_at(variable: &Variable) -> u32 {
+    let placed_by_ptxas = variable.space == Space::Shared && variable.linkage != Linkage::Extern;
+    if placed_by_ptxas && variable.bytes() >= 16 { variable.align.max(16) } else { variable.align.max(1) }
+}
+
 fn low_zeros(module: &Module, body: &Body, instruction: &Instruction, zeros: &[u8]) -> u8 {
     let of = |i: usize| match instruction.operands.get(i) {
         Some(Operand::Reg(r)) => zeros[r.0 as usize],
         Some(Operand::Imm(Imm::Int(n))) => n.trailing_zeros().min(63) as u8,
         Some(Operand::Symbol(name, offset)) => {
             let variable = module.variables().chain(&body.variables).find(|v| v.name == *name);
-            let align = variable.map_or(1, |v| v.align.max(1)).trailing_zeros();
+            let align = variable.map_or(1, placed_at).trailing_zeros();
             align.min(offset.trailing_zeros()).min(63) as u8
         }
         _ => 0,

@@ -2,9 +2,13 @@
 //! long until the result is there. Counts of expanded operations (division, square root, ex2 without `.ftz`, 64-bit
 //! integers) are those of the code that ptxas 13 emits for sm_80 to sm_90.
 
-use ptx::{BinaryOp, Cvt, Imm, Instruction, Mma, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp};
+use ptx::{
+    BinaryOp, Cvt, Imm, Instruction, Mma, MmaShape, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp,
+    Wmma, WmmaAccess,
+};
 
 use super::machine::Gpu;
+use crate::decode::Fragment;
 
 /// Unit of the replay's time: a sixteenth of a clock, so that rates like 6.45 clocks an mma stay apart from 7.
 pub(super) const TICK: u64 = 16;
@@ -106,7 +110,7 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Unary(op, ty, mods) => unary(&c, op, ty, mods.ftz, mods.precision),
         Op::Binary(op, ty, mods) => binary(&c, op, ty, mods.precision, operands),
         Op::Ternary(op, ty, _) => ternary(&c, op, ty),
-        Op::Carry(..) | Op::Lop3 | Op::Shf(..) | Op::Prmt(_) => c.alu(1),
+        Op::Carry(..) | Op::Lop3(_) | Op::Shf(..) | Op::Prmt(_) => c.alu(1),
         Op::Dp4a(..) | Op::Dp2a(..) => c.imad(1),
         Op::Setp { ty, .. } if ty.bits() == 64 && ty.is_float() => c.of(Pipe::Double, 1),
         Op::Setp { ty, .. } if half(ty) => Cost { latency: gpu.latency.predicate, ..c.of(Pipe::Half, 1) },
@@ -122,6 +126,7 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Fns => c.alu(20),
         Op::Mov(_) => mov(&c, operands),
         Op::Cvt(cvt) => convert(&c, &cvt),
+        Op::CvtPack { .. } => c.alu(1),
         Op::Cvta { .. } => Cost::FREE,
         Op::Isspacep(_) | Op::Mapa { .. } | Op::Getctarank { .. } => c.alu(2),
         Op::Ld(m) if matches!(m.space, Space::Param | Space::Const) => Cost::FREE,
@@ -135,6 +140,8 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::CreatePolicy(_) => c.alu(1),
         Op::CpAsyncCommitGroup | Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll => c.of(Pipe::None, 1),
         Op::Mma(mma) => tensor(gpu, &mma),
+        Op::Wmma(wmma) => whole_product(&c, &wmma),
+        Op::WmmaLoad(m) | Op::WmmaStore(m) => fragment(&c, m),
         Op::Shfl(_) | Op::Match(..) | Op::Movmatrix => c.lsu(gpu.latency.shuffle),
         Op::Redux { .. } => Cost { latency: gpu.latency.shuffle, ..c.of(Pipe::Mufu, 1) },
         Op::Vote(_) | Op::Activemask | Op::Elect => c.predicate(1),
@@ -252,7 +259,8 @@ fn convert(c: &Costs, cvt: &Cvt) -> Cost {
         // A widening of a signed value; the rest only names registers or is done by the load.
         (false, false) => c.alu(u32::from(from.is_signed() && to.bits() > from.bits())),
         _ if to == Type::F64 || from == Type::F64 => c.special(1, 0, 0),
-        (true, false) if c.0.sm >= 86 && from.bits() == 32 => c.alu(1),
+        // I2FP, also of narrower values, which a load has widened.
+        (true, false) if c.0.sm >= 86 && from.bits() <= 32 => c.alu(1),
         (true, false) | (false, true) => c.special(1, 0, 0),
         (true, true) if to == from && cvt.rounding.is_some() => c.special(1, 0, 0),
         (true, true) => c.of(Pipe::Half, 1),
@@ -281,4 +289,40 @@ fn tensor(gpu: &Gpu, mma: &Mma) -> Cost {
         latency: latency.max(busy as u32 / TICK as u32),
         flops: flops / 32,
     }
+}
+
+/// `wmma.mma`: two independent `mma` with 16×8 sums, of tf32 in two k4 each; of f64 a single one.
+fn whole_product(c: &Costs, w: &Wmma) -> Cost {
+    let (m, k) = match w.a {
+        Type::Tf32 => (16, 4),
+        Type::F64 => (8, 4),
+        _ => (16, w.shape.k),
+    };
+    // Sums of mixed types are f32; C is widened, or D rounded, two at a time.
+    let (sum, conversions) = match (w.c, w.d) {
+        (Type::F16, Type::F32) => (Type::F32, 8),
+        (Type::F32, Type::F16) => (Type::F32, 4),
+        _ => (w.d, 0),
+    };
+    let tile = tensor(c.0, &Mma::new(MmaShape { m, n: 8, k }, sum, w.a, w.b, sum));
+    let chain = u32::from(w.shape.k.checked_div(k).unwrap_or(1));
+    let side_by_side = u32::from(w.shape.m) * u32::from(w.shape.n) / (8 * u32::from(m));
+    let count = chain * side_by_side.max(1);
+    let convert = if conversions > 0 { c.0.latency.half2 } else { 0 };
+    Cost {
+        slots: count + conversions,
+        busy: count.saturating_mul(tile.busy),
+        latency: chain * tile.latency + (count - chain).saturating_mul(tile.busy) / TICK as u32 + convert,
+        flops: count.saturating_mul(tile.flops),
+        ..tile
+    }
+}
+
+/// `wmma.load` and `wmma.store`: the LDSM, LDS, LDG, STS or STG and, for halves across the order of memory, MOVM.
+/// What tells the lanes' addresses apart is computed once for all that have the same stride.
+fn fragment(c: &Costs, access: WmmaAccess) -> Cost {
+    let Some(fragment) = Fragment::new(access) else { return c.lsu(0) };
+    let transposes = fragment.transposes() as u32;
+    let latency = if transposes > 0 { c.0.latency.shuffle } else { 0 };
+    Cost { slots: fragment.accesses.len() as u32 + transposes, ..c.lsu(latency) }
 }

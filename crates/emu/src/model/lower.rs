@@ -281,6 +281,8 @@ fn action(instruction: &Instruction) -> Action {
         Op::Atom(a) | Op::Red(a) => access(a.space, Direction::Atomic, true),
         Op::Ldmatrix(_) => Action::Shared(Direction::Load),
         Op::Stmatrix(_) => Action::Shared(Direction::Store),
+        Op::WmmaLoad(m) => access(m.space, Direction::Load, false),
+        Op::WmmaStore(m) => access(m.space, Direction::Store, false),
         Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Action::Shared(Direction::Atomic),
         Op::Prefetch(..) | Op::Discard(_) => Action::Cached(Direction::Store, Cached::L2),
         Op::CpAsync(_) => Action::Copy,

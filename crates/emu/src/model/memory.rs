@@ -25,6 +25,15 @@ pub enum CacheState {
     Cold,
 }
 
+/// Clocks that the port of a sub-partition is held by the 128 bytes of one load, and of one store: 64 bytes a clock back,
+/// 32 forth (H200: four warps of one sub-partition load a word a lane every 2.2 clocks and store one every 4).
+const LOAD_PORT: u64 = 2;
+const STORE_PORT: u64 = 4;
+
+fn port_clocks(direction: Direction) -> u64 {
+    if direction == Direction::Load { LOAD_PORT } else { STORE_PORT }
+}
+
 /// Something that serves requests one after another at a fixed rate.
 #[derive(Clone, Copy, Debug)]
 struct Server {
@@ -48,11 +57,23 @@ impl Server {
     }
 }
 
-/// When and from which sub-partition a request comes.
+/// When and from where a request comes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub tick: u64,
+    /// Sub-partition.
     pub port: usize,
+    /// Warp, over all that the SM ever ran.
+    pub warp: usize,
+}
+
+/// What an access holds, in clocks.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    /// The unit, and at `pass` clocks each the warp's place in it: passes over the banks or lines looked up.
+    passes: u64,
+    /// The port of the sub-partition.
+    port: u64,
 }
 
 /// What a request met.
@@ -71,6 +92,8 @@ pub(super) struct MemorySystem<'a> {
     unit_free: u64,
     /// The same for the port of each sub-partition to it.
     port_free: Vec<u64>,
+    /// The same for each warp: its accesses pass one after another.
+    warp_free: Vec<u64>,
     /// Ticks that it was busy with shared memory and exchanges, and with the caches.
     pub unit_busy: [u64; 2],
     l2: Server,
@@ -110,6 +133,7 @@ impl<'a> MemorySystem<'a> {
             gpu,
             unit_free: 0,
             port_free: vec![0; gpu.schedulers as usize],
+            warp_free: Vec::new(),
             unit_busy: [0; 2],
             l2: Server::new(share.min(f64::from(m.l2_port))),
             dram: Server::new(gpu.dram_bytes_per_clock() / sms as f64),
@@ -122,18 +146,23 @@ impl<'a> MemorySystem<'a> {
         }
     }
 
-    /// From when on the queue of a sub-partition to the load-store unit has room.
-    pub(super) fn admits(&self, port: usize) -> u64 {
-        self.unit_free.max(self.port_free[port]).saturating_sub(QUEUE * TICK)
+    /// From when on the queue to the load-store unit has room for a warp of a sub-partition.
+    pub(super) fn admits(&self, port: usize, warp: usize) -> u64 {
+        let own = self.warp_free.get(warp).copied().unwrap_or(0);
+        self.unit_free.max(self.port_free[port]).max(own).saturating_sub(QUEUE * TICK)
     }
 
-    /// Takes the load-store unit for `clocks`; returns when its turn begins. The ports of sub-partitions carry half of what
-    /// the unit does, so that one alone takes twice the time.
-    fn occupy(&mut self, at: At, clocks: u64, kind: usize) -> u64 {
-        let start = at.tick.max(self.unit_free).max(self.port_free[at.port]);
-        self.unit_free = start + clocks * TICK;
-        self.port_free[at.port] = start + clocks * TICK * u64::from(self.gpu.latency.shared_pass);
-        self.unit_busy[kind] += clocks * TICK;
+    /// Takes the load-store unit; returns when its turn begins. The unit makes a pass a clock, but for one warp only one in
+    /// `shared_pass` clocks: several warps, also of one sub-partition, are served in turns.
+    fn occupy(&mut self, at: At, hold: Hold, kind: usize) -> u64 {
+        if self.warp_free.len() <= at.warp {
+            self.warp_free.resize(at.warp + 1, 0);
+        }
+        let start = at.tick.max(self.unit_free).max(self.port_free[at.port]).max(self.warp_free[at.warp]);
+        self.unit_free = start + hold.passes * TICK;
+        self.port_free[at.port] = start + hold.port * TICK;
+        self.warp_free[at.warp] = start + hold.passes * TICK * u64::from(self.gpu.latency.shared_pass);
+        self.unit_busy[kind] += hold.passes * TICK;
         start
     }
 
@@ -150,14 +179,14 @@ impl<'a> MemorySystem<'a> {
 
     /// A shuffle.
     pub(super) fn exchange(&mut self, at: At, latency: u32) -> Answer {
-        let start = self.occupy(at, 1, 0);
+        let start = self.occupy(at, Hold { passes: 1, port: LOAD_PORT }, 0);
         Answer { done: start + u64::from(latency) * TICK, cause: Cause::Exchange }
     }
 
     /// An access to shared memory of so many passes.
     pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
-        let start = self.occupy(at, passes, 0);
+        let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 0);
         let latency = &self.gpu.latency;
         // An atomic reads, computes and writes: two trips.
         let base = u64::from(latency.shared) * if direction == Direction::Atomic { 2 } else { 1 };
@@ -170,9 +199,10 @@ impl<'a> MemorySystem<'a> {
     pub(super) fn cached(&mut self, at: At, f: &CacheFootprint, direction: Direction, how: Cached) -> Answer {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
-        let start = self.occupy(at, lines.max(sectors.div_ceil(4)), 1);
+        let passes = lines.max(sectors.div_ceil(4));
+        let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 1);
         let latency = &self.gpu.latency;
-        let tags = (lines - 1) * TICK;
+        let tags = (lines - 1) * u64::from(latency.shared_pass) * TICK;
         let missing = self.misses(f, direction, how);
         if missing.l2 == 0 {
             return Answer { done: start + u64::from(latency.l1) * TICK + tags, cause: Cause::L1 };
@@ -195,7 +225,7 @@ impl<'a> MemorySystem<'a> {
     /// The global read and the shared write of `cp.async`.
     pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
         let read = self.cached(at, source, Direction::Load, Cached::L2);
-        self.occupy(at, passes.max(1), 0);
+        self.occupy(at, Hold { passes: passes.max(1), port: 0 }, 0);
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }
     }
 

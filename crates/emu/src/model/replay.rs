@@ -337,7 +337,7 @@ impl<'a> Sm<'a> {
         warp.from = Ready { at: issued, cause: Cause::NotSelected };
         match self.perform(id, step, event, at) {
             Effect::Result(ready) => {
-                let queue = self.memory.admits(scheduler);
+                let queue = self.memory.admits(scheduler, id);
                 let warp = &mut self.warps[id];
                 for r in &layout.registers[step.writes.start as usize..step.writes.end as usize] {
                     warp.registers[*r as usize] = ready;
@@ -387,7 +387,7 @@ impl<'a> Sm<'a> {
     /// What a step does beyond taking its slot and pipe.
     fn perform(&mut self, id: usize, step: &Step, event: &Event, at: u64) -> Effect {
         let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause };
-        let from = At { tick: at, port: self.warps[id].scheduler };
+        let from = At { tick: at, port: self.warps[id].scheduler, warp: id };
         let answer = |a: super::memory::Answer| Effect::Result(Ready { at: a.done, cause: a.cause });
         match step.action {
             Action::Arithmetic => Effect::Result(after(step.cost.latency, latency_cause(step))),

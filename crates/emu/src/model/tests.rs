@@ -371,6 +371,44 @@ fn mma_reaches_the_tensor_peak() {
 }
 
 #[test]
+fn wmma_takes_the_time_of_its_two_mma() {
+    let (mut whole, mut halves) = (Code::new(), Code::new());
+    let wmma = Op::Wmma(ptx::Wmma {
+        a_order: ptx::MatrixOrder::Row,
+        b_order: ptx::MatrixOrder::Col,
+        shape: MmaShape::M16N16K16,
+        rounding: None,
+        d: Type::F32,
+        a: Type::F16,
+        b: Type::F16,
+        c: Type::F32,
+        satfinite: false,
+        bits: None,
+    });
+    let mma = Op::Mma(Mma::new(MmaShape::M16N8K16, Type::F32, Type::F16, Type::F16, Type::F32));
+    let fragments = |code: &mut Code| {
+        let a: Vec<Operand> = (0..8).map(|_| Operand::Reg(code.reg(Type::B32))).collect();
+        let sums: Vec<Operand> = (0..32).map(|_| Operand::Reg(code.reg(Type::F32))).collect();
+        (a, sums)
+    };
+    let (a, sums) = fragments(&mut whole);
+    fragments(&mut halves);
+    for c in (0..50).flat_map(|_| sums.chunks(8)) {
+        whole.push(wmma, [c, &a, &a, c].map(|v| Operand::Vector(v.to_vec())));
+        for half in c.chunks(4) {
+            halves.push(mma, [half, &a[..4], &a[..2], half].map(|v| Operand::Vector(v.to_vec())));
+        }
+    }
+    for gpu in [&A100, &L4, &H200] {
+        let grid = gpu.sms * 32;
+        let (one, two) =
+            (whole.run(gpu, grid, 8, straight(&whole)), halves.run(gpu, grid, 8, straight(&halves)));
+        near(one.cycles, two.cycles, 0.03);
+        near(one.utilisation.tensor, 1.0, 0.03);
+    }
+}
+
+#[test]
 fn a_copy_reaches_the_bandwidth_of_dram() {
     let mut code = Code::new();
     let address = code.reg(Type::U64);

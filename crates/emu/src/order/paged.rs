@@ -2,8 +2,8 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::Agent;
 use super::shadow::{Access, Conflict, Read, Strength, Touch, Write, read_unordered, write_ordered};
+use super::{Agent, Epoch, FLIGHT};
 
 /// One granule of global memory.
 #[derive(Clone, Debug)]
@@ -89,6 +89,32 @@ impl PagedShadow {
         }
         self.account(records, work);
         found
+    }
+
+    /// The asynchronous read of a thread is complete as of `epoch`.
+    pub fn land(&mut self, address: u64, bytes: u64, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
+        let (agent, lanes) = (thread.0, 1 << thread.1);
+        let (mut records, mut work) = (0, 0);
+        for cell in self.cells(address, bytes) {
+            work += cell.reads.len();
+            let before = spilled(&cell.reads);
+            let Some(flight) = cell
+                .reads
+                .iter_mut()
+                .find(|(owner, r)| *owner == agent && r.epoch == FLIGHT && r.lanes & lanes != 0)
+            else {
+                continue;
+            };
+            flight.1.lanes &= !lanes;
+            let landed = Read { epoch, lanes, touch, ..flight.1 };
+            // An earlier copy by this thread is ordered before this one by the same waits.
+            let older = |r: &Read| r.touch == touch && r.epoch != FLIGHT && r.lanes == lanes;
+            cell.reads.retain(|(owner, r)| r.lanes != 0 && !(*owner == agent && older(r)));
+            let at = cell.reads.partition_point(|(owner, _)| *owner <= agent);
+            cell.reads.insert(at, (agent, landed));
+            records += spilled(&cell.reads) - before;
+        }
+        self.account(records, work);
     }
 
     fn account(&mut self, records: i64, work: usize) {

@@ -18,7 +18,7 @@ pub(crate) enum Strength {
 pub(crate) enum Touch {
     Plain,
     Atomic,
-    /// The write of a cp.async.
+    /// The read and the write of a cp.async.
     Copy,
     /// The same, complete with the phase of an mbarrier: its own thread must have seen that, too.
     CopyArrive,
@@ -48,13 +48,18 @@ pub(super) struct Write {
     pub(super) touch: Touch,
 }
 
+/// The time of an access made now; what a cp.async does happens later than all that anyone can know.
+fn epoch(a: &Access) -> Epoch {
+    if a.touch == Touch::Copy { FLIGHT } else { a.view.now() }
+}
+
 impl Write {
     pub(super) const NEVER: Write =
         Write { epoch: 0, agent: 0, pc: 0, lane: 0, strength: Strength::Weak, touch: Touch::Plain };
 
     pub(super) fn of(a: &Access) -> Write {
         Write {
-            epoch: if a.touch == Touch::Copy { FLIGHT } else { a.view.now() },
+            epoch: epoch(a),
             agent: a.view.agent(),
             pc: a.pc,
             lane: a.lanes.trailing_zeros() as u8,
@@ -91,7 +96,7 @@ impl Read {
         Read { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain };
 
     pub(super) fn of(a: &Access) -> Read {
-        Read { epoch: a.view.now(), lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
+        Read { epoch: epoch(a), lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
     }
 
     pub(super) fn conflict(&self, agent: Agent, lanes: u32) -> Conflict {
@@ -101,7 +106,7 @@ impl Read {
             pc: self.pc,
             wrote: false,
             touch: self.touch,
-            in_flight: false,
+            in_flight: self.epoch == FLIGHT,
             epoch: self.epoch,
         }
     }
@@ -187,10 +192,12 @@ pub(super) fn read_unordered(r: &Read, agent: Agent, a: &Access, same_cta: bool)
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
-    if a.view.knows_agent(lane, agent, r.lanes, r.epoch) {
+    let knows = |lanes: u32| match r.touch {
+        Touch::CopyArrive => a.view.was_told(lane, agent, lanes, r.epoch),
+        Touch::Plain | Touch::Atomic | Touch::Copy => a.view.knows_agent(lane, agent, lanes, r.epoch),
+    };
+    if knows(r.lanes) {
         return 0;
     }
-    each_lane(r.lanes)
-        .filter(|l| !a.view.knows_agent(lane, agent, 1 << l, r.epoch))
-        .fold(0, |set, l| set | 1 << l)
+    each_lane(r.lanes).filter(|l| !knows(1 << l)).fold(0, |set, l| set | 1 << l)
 }

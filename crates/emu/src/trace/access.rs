@@ -72,6 +72,16 @@ impl CacheFootprint {
         CacheFootprint::touch(sectors.collect(), stack)
     }
 
+    /// Of two accesses, one after the other.
+    pub(super) fn and(self, next: CacheFootprint) -> CacheFootprint {
+        CacheFootprint {
+            sectors: self.sectors.saturating_add(next.sectors),
+            lines: self.lines.saturating_add(next.lines),
+            fresh: self.fresh.saturating_add(next.fresh),
+            reuse: self.reuse.max(next.reuse),
+        }
+    }
+
     /// Of an access to local memory. Word `w` of lane `l` lies at `128·w + 4·l` of the warp's own window, which is put at
     /// the top of the address space, where no buffer is.
     pub(super) fn of_local(

@@ -118,6 +118,17 @@ pub struct Recorder {
 /// Addresses of the 32 lanes; those of lanes that do not take part are not read.
 pub type LaneAddresses = [u64; 32];
 
+/// One machine instruction of several that an instruction of PTX becomes.
+#[derive(Clone, Copy, Debug)]
+pub struct AccessPart<'a> {
+    /// Lanes that give an address.
+    pub lanes: u32,
+    /// Their addresses.
+    pub addresses: &'a LaneAddresses,
+    /// Bytes of each.
+    pub bytes: u32,
+}
+
 impl Recorder {
     /// Events kept per CTA unless told otherwise: 64 MB of them.
     pub const DEFAULT_LIMIT: u64 = 4 << 20;
@@ -149,6 +160,31 @@ impl Recorder {
     /// An access of `bytes` per lane to global or constant memory; atomics included.
     pub fn global(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
         let footprint = CacheFootprint::of(lanes, addresses, bytes, &mut self.reuse);
+        self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
+    }
+
+    /// The accesses of a `wmma.load` or `wmma.store` to shared memory: one event with the wavefronts of them all.
+    pub fn shared_parts<'a>(
+        &mut self,
+        warp: usize,
+        pc: u32,
+        lanes: u32,
+        parts: impl Iterator<Item = AccessPart<'a>>,
+    ) {
+        let passes = parts.map(|p| shared_passes(p.lanes, p.addresses, p.bytes)).sum::<u32>() as u16;
+        self.push(warp, Event { pc, lanes, detail: Detail::Shared { passes } });
+    }
+
+    /// As [`Recorder::shared_parts`], to global memory.
+    pub fn global_parts<'a>(
+        &mut self,
+        warp: usize,
+        pc: u32,
+        lanes: u32,
+        parts: impl Iterator<Item = AccessPart<'a>>,
+    ) {
+        let footprints = parts.map(|p| CacheFootprint::of(p.lanes, p.addresses, p.bytes, &mut self.reuse));
+        let footprint = footprints.fold(CacheFootprint::default(), CacheFootprint::and);
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
 

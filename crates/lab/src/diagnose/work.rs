@@ -110,8 +110,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
         .iter()
         .filter_map(|e| match e.inst.op {
             // A product is the warp's, not a lane's.
-            Op::Mma(mma) => {
-                let shape = mma.shape;
+            Op::Mma(ptx::Mma { shape, .. }) | Op::Wmma(ptx::Wmma { shape, .. }) => {
                 Some(flops(e, 2.0 * f64::from(shape.m) * f64::from(shape.n) * f64::from(shape.k) / 32.0))
             }
             _ => None,

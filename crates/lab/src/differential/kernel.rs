@@ -1,36 +1,63 @@
-//! A kernel in which each warp loads one fragment, multiplies, and stores the result.
+//! A kernel in which each warp loads the registers of one fragment, multiplies, and stores the result.
 
-use emu::numerics::tensor::{Accumulator, Input, MmaKind};
+use emu::numerics::tensor::{self, Accumulator, BitProduct, Distribution, Input, MmaKind, TensorRules};
 use ptx::{
-    Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand, Pointer, R32,
-    R64, SpecialReg, Target, Type, Value,
+    Access, Arg, BitOp, BufferSpec, Builder, Dim3, Kernel, Launch, Mma, MmaShape, Module, Op, Operand,
+    Pointer, R32, R64, SpecialReg, Target, Type, Value,
 };
 
-/// Warps per CTA; a batch is a multiple of it.
-pub const WARPS_PER_CTA: u64 = 4;
+use super::{Operands, WARPS_PER_CTA};
 
-/// The module and the operation it executes.
-pub fn mma_kernel(kind: MmaKind, target: Target) -> (Module, Op) {
+/// The module and the instruction it executes.
+pub(super) fn module(kind: MmaKind, target: Target) -> (Module, String) {
     let op = operation(kind);
     let module = match kind.accumulator() {
         Accumulator::F64 => build::<R64>(kind, op, target, 8),
         Accumulator::F16 | Accumulator::F32 | Accumulator::S32 { .. } => build::<R32>(kind, op, target, 4),
     };
-    (module, op)
+    (module, op.to_string())
 }
 
 /// Bytes of a fragment's register.
-pub fn register_bytes(kind: MmaKind) -> usize {
+pub(super) fn register_bytes(kind: MmaKind) -> usize {
     if kind.accumulator() == Accumulator::F64 { 8 } else { 4 }
 }
 
-/// The launch of that module over `batch` fragments.
-pub fn launch(kind: MmaKind, module: Module, batch: u64) -> Kernel {
-    let width = register_bytes(kind);
+/// Bytes of A, B, C and D: register, lane.
+pub(super) fn bytes(kind: MmaKind) -> [usize; 4] {
     let [a, b, c] = kind.registers();
-    let buffer = |name: &str, registers: usize, access| BufferSpec {
-        name: name.to_owned(),
-        bytes: batch as usize * registers * 32 * width,
+    [a, b, c, c].map(|registers| registers * 32 * register_bytes(kind))
+}
+
+/// Random registers and what becomes of them.
+pub(super) fn draw(
+    kind: MmaKind,
+    rules: TensorRules,
+    distribution: Distribution,
+    seed: u64,
+) -> Result<Operands, tensor::MmaError> {
+    if kind.accumulator() == Accumulator::F64 {
+        let f = tensor::random_fragment_f64(kind, distribution, seed);
+        let mut d = f.c.clone();
+        tensor::mma_f64(kind, rules, &f.a, &f.b, &f.c, &mut d)?;
+        return Ok([&f.a, &f.b, &f.c, &d].map(|lanes| in_memory(lanes.as_flattened(), u64::to_le_bytes)));
+    }
+    let f = tensor::random_fragment(kind, distribution, seed);
+    let mut d = f.c.clone();
+    tensor::mma(kind, rules, &f.a, &f.b, &f.c, &mut d)?;
+    Ok([&f.a, &f.b, &f.c, &d].map(|lanes| in_memory(lanes.as_flattened(), u32::to_le_bytes)))
+}
+
+/// Words as bytes.
+pub(super) fn in_memory<W: Copy, const N: usize>(words: &[W], bytes: fn(W) -> [u8; N]) -> Vec<u8> {
+    words.iter().flat_map(|word| bytes(*word)).collect()
+}
+
+/// The launch of a module over `batch` fragments whose A, B, C and D have these sizes.
+pub(super) fn launch(bytes: [usize; 4], module: Module, batch: u64) -> Kernel {
+    let buffer = |i: usize, access| BufferSpec {
+        name: ["a", "b", "c", "d"][i].to_owned(),
+        bytes: batch as usize * bytes[i],
         access,
     };
     Kernel {
@@ -43,16 +70,17 @@ pub fn launch(kind: MmaKind, module: Module, batch: u64) -> Kernel {
             dynamic_shared: 0,
         },
         buffers: vec![
-            buffer("a", a, Access::Read),
-            buffer("b", b, Access::Read),
-            buffer("c", c, Access::Read),
-            buffer("d", c, Access::Write),
+            buffer(0, Access::Read),
+            buffer(1, Access::Read),
+            buffer(2, Access::Read),
+            buffer(3, Access::Write),
         ],
         args: (0..4).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
     }
 }
 
-const ENTRY: &str = "mma";
+/// Name of every entry.
+pub(super) const ENTRY: &str = "mma";
 
 fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module {
     let mut k = Builder::kernel(ENTRY);
@@ -62,6 +90,9 @@ fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module 
     }
     if kind.accumulator() == Accumulator::F64 && kind.shape().m == 16 {
         k.require(7, 8);
+    }
+    if kind.a().bits() == 1 {
+        k.require(7, 1);
     }
     let [a, b, c] = kind.registers();
     let pointers = ["a", "b", "c", "d"].map(|name| k.param_pointer(name));
@@ -88,7 +119,8 @@ fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module 
     k.into_module(target)
 }
 
-fn registers_of<V: Value>(values: Vec<V>) -> Operand {
+/// Registers as a fragment.
+pub(super) fn registers_of<V: Value>(values: Vec<V>) -> Operand {
     Operand::Vector(values.into_iter().map(|v| Operand::Reg(v.reg())).collect())
 }
 
@@ -103,11 +135,17 @@ fn operation(kind: MmaKind) -> Op {
         Accumulator::S32 { .. } => Type::S32,
     };
     let mut mma = Mma::new(shape, sum, input(kind.a()), input(kind.b()), sum);
+    mma.bits = match kind.a() {
+        Input::Bits(BitProduct::Xor) => Some(BitOp::Xor),
+        Input::Bits(BitProduct::And) => Some(BitOp::And),
+        _ => None,
+    };
     mma.satfinite = kind.accumulator() == Accumulator::S32 { saturate: true };
     Op::Mma(mma)
 }
 
-const fn input(input: Input) -> Type {
+/// The type of an input's elements.
+pub(super) const fn input(input: Input) -> Type {
     match input {
         Input::F16 => Type::F16,
         Input::Bf16 => Type::Bf16,
@@ -117,6 +155,7 @@ const fn input(input: Input) -> Type {
         Input::S8 => Type::S8,
         Input::U8 => Type::U8,
         Input::F64 => Type::F64,
+        Input::Bits(_) => Type::B1,
     }
 }
 
@@ -127,8 +166,10 @@ mod tests {
     #[test]
     fn every_kind_has_an_instruction_of_its_registers() {
         for kind in MmaKind::all() {
-            let (module, op) = mma_kernel(kind, Target::sm(90));
+            let (module, text) = module(kind, Target::sm(90));
+            let op = operation(kind);
             let Op::Mma(mma) = op else { panic!("{op}") };
+            assert_eq!(text, op.to_string());
             let [a, b, c] = kind.registers();
             assert_eq!(mma.registers(), [a, b, c, c], "{op}");
             assert!(module.to_string().contains(&op.to_string()));

@@ -10,6 +10,8 @@ use ptx::{
 pub enum Fault {
     /// A CTA barrier is left out.
     DropBarrier,
+    /// A barrier of a warp is left out.
+    DropWarpBarrier,
     /// A wait for asynchronous copies is left out.
     DropAsyncWait,
     /// A memory or proxy fence is left out.
@@ -30,8 +32,9 @@ pub enum Fault {
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 9] = [
+    pub const ALL: [Fault; 10] = [
         Fault::DropBarrier,
+        Fault::DropWarpBarrier,
         Fault::DropAsyncWait,
         Fault::DropFence,
         Fault::DropCopy,
@@ -46,6 +49,7 @@ impl Fault {
     fn applies(self, inst: &Instruction) -> bool {
         match (self, inst.op) {
             (Fault::DropBarrier, Op::Bar { kind, .. }) => kind == BarKind::Sync,
+            (Fault::DropWarpBarrier, Op::BarWarpSync) => true,
             (Fault::DropAsyncWait, Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll) => true,
             (Fault::DropFence, Op::Fence(..) | Op::Membar(_) | Op::FenceProxy(_)) => true,
             (Fault::DropCopy, Op::CpAsync(_)) => true,
@@ -89,6 +93,7 @@ impl Fault {
                 }
             }
             Fault::DropBarrier
+            | Fault::DropWarpBarrier
             | Fault::DropAsyncWait
             | Fault::DropFence
             | Fault::DropCopy

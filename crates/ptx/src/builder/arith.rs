@@ -147,7 +147,7 @@ impl Builder {
     ) -> R32 {
         let d = self.reg();
         let lut: Src<R32> = i32::from(lut).into();
-        self.compute(d, Op::Lop3, [a.into().into(), b.into().into(), c.into().into(), lut.into()]);
+        self.compute(d, Op::Lop3(None), [a.into().into(), b.into().into(), c.into().into(), lut.into()]);
         d
     }
 

@@ -3,8 +3,8 @@
 use super::memory::vector;
 use super::{Builder, F32, Pointer, R16, R32, Shared, Src};
 use crate::{
-    Cvt, CvtRounding, CvtSaturation, MatrixAccess, MatrixShape, Mma, MmaShape, Op, Operand, Rounding, Space,
-    Type,
+    Cvt, CvtRounding, CvtSaturation, MatrixAccess, MatrixOrder, MatrixShape, Mma, MmaShape, Op, Operand,
+    Rounding, Space, Type, Wmma, WmmaAccess, WmmaMatrix,
 };
 
 /// A 16-bit floating-point format.
@@ -32,6 +32,11 @@ impl Half {
             Half::Bf16 => Type::Bf16x2,
         }
     }
+}
+
+/// A 16×16 matrix of a `wmma` of f16 with f32 sums.
+const fn tile(matrix: WmmaMatrix, order: MatrixOrder, ty: Type) -> WmmaAccess {
+    WmmaAccess { matrix, order, shape: MmaShape::M16N16K16, space: Space::Shared, ty }
 }
 
 const fn matrices(count: usize, trans: bool) -> MatrixAccess {
@@ -78,6 +83,51 @@ impl Builder {
         const { assert!(N == 1 || N == 2 || N == 4, "stmatrix stores 1, 2 or 4 matrices") };
         self.require(7, 8);
         self.op(Op::Stmatrix(matrices(N, false)), [Operand::Address(row.address()), vector(&matrix)]);
+    }
+
+    /// Loads A (16×16 f16) of [`Builder::wmma`]; `stride` counts elements.
+    pub fn wmma_load_a(&mut self, order: MatrixOrder, at: Shared, stride: u32) -> [R32; 8] {
+        self.wmma_load(tile(WmmaMatrix::A, order, Type::F16), at, stride)
+    }
+
+    /// Loads B (16×16 f16) of [`Builder::wmma`]; `stride` counts elements.
+    pub fn wmma_load_b(&mut self, order: MatrixOrder, at: Shared, stride: u32) -> [R32; 8] {
+        self.wmma_load(tile(WmmaMatrix::B, order, Type::F16), at, stride)
+    }
+
+    fn wmma_load(&mut self, access: WmmaAccess, at: Shared, stride: u32) -> [R32; 8] {
+        let d: [R32; 8] = self.regs();
+        self.op(
+            Op::WmmaLoad(access),
+            [vector(&d), Operand::Address(at.address()), Src::<R32>::from(stride).into()],
+        );
+        d
+    }
+
+    /// `c += a · b` with m16n16k16 of f16; the orders are those that A and B were loaded with.
+    pub fn wmma(&mut self, c: [F32; 8], a: ([R32; 8], MatrixOrder), b: ([R32; 8], MatrixOrder)) {
+        let op = Op::Wmma(Wmma {
+            a_order: a.1,
+            b_order: b.1,
+            shape: MmaShape::M16N16K16,
+            rounding: None,
+            d: Type::F32,
+            a: Type::F16,
+            b: Type::F16,
+            c: Type::F32,
+            satfinite: false,
+            bits: None,
+        });
+        self.op(op, [vector(&c), vector(&a.0), vector(&b.0), vector(&c)]);
+    }
+
+    /// Stores the sums of [`Builder::wmma`]; `stride` counts elements.
+    pub fn wmma_store(&mut self, order: MatrixOrder, at: Shared, c: [F32; 8], stride: u32) {
+        let access = tile(WmmaMatrix::Accumulator, order, Type::F32);
+        self.op(
+            Op::WmmaStore(access),
+            [Operand::Address(at.address()), vector(&c), Src::<R32>::from(stride).into()],
+        );
     }
 
     /// Two f32 rounded to a pair: `low` in the lower half.

@@ -1,4 +1,4 @@
-use crate::{AtomicOp, Builder, CmpOp, F32, Half, Pointer, R32, SpecialReg, Target, Version};
+use crate::{AtomicOp, Builder, CmpOp, F32, Half, MatrixOrder, Pointer, R32, SpecialReg, Target, Version};
 
 /// The statements of a kernel's body, as printed.
 fn body(build: impl FnOnce(&mut Builder)) -> String {
@@ -73,6 +73,26 @@ fn packing_puts_the_first_in_the_lower_half() {
         k.pack(Half::Bf16, low, high);
     });
     assert!(text.contains("cvt.rn.bf16x2.f32 %r0, %f1, %f0;"), "{text}");
+}
+
+#[test]
+fn wmma_loads_multiplies_and_stores() {
+    let text = body(|k| {
+        let at = k.dynamic_shared(4096);
+        let a = k.wmma_load_a(MatrixOrder::Row, at, 64);
+        let b = k.wmma_load_b(MatrixOrder::Col, at.at(2048), 64);
+        let c: [F32; 8] = std::array::from_fn(|_| k.mov(0.0f32));
+        k.wmma(c, (a, MatrixOrder::Row), (b, MatrixOrder::Col));
+        k.wmma_store(MatrixOrder::Row, at, c, 32);
+    });
+    for line in [
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%r0], 64;",
+        "wmma.load.b.sync.aligned.col.m16n16k16.shared.f16 {%r9, %r10, %r11, %r12, %r13, %r14, %r15, %r16}, [%r0+2048], 64;",
+        "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {%f0,",
+        "wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r0], {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}, 32;",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
 }
 
 #[test]

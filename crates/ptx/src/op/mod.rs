@@ -7,12 +7,14 @@ mod control;
 mod memory;
 mod names;
 mod tensor;
+mod wmma;
 
 pub use arith::*;
 pub use async_copy::*;
 pub use control::*;
 pub use memory::*;
 pub use tensor::*;
+pub use wmma::*;
 
 use crate::{Space, Type};
 
@@ -65,8 +67,8 @@ pub enum Op {
     },
     /// `p, a`.
     Testp(TestpOp, Type),
-    /// `d, a, b, c, immLut`; always `.b32`.
-    Lop3,
+    /// `d, a, b, c, immLut`; always `.b32`. With a `BoolOp`: `d|p, a, b, c, immLut, q`, where `p` is `(d ≠ 0) op q`.
+    Lop3(Option<BoolOp>),
     /// Funnel shift: `d, a, b, c`; always `.b32`.
     Shf(ShiftDirection, ShfMode),
     /// Bit-field extract: `d, a, pos, len`.
@@ -92,6 +94,16 @@ pub enum Op {
     Mov(Type),
     /// `d, a`; with `packed`, `d, a, b`: two sources, `a` in the upper half.
     Cvt(Cvt),
+    /// `cvt.pack.sat`: `d, a, b, c?`: `a` and `b` saturated to the type, `b` lowest, then `a`, and above them with `chained`
+    /// the low bits of `c`.
+    CvtPack {
+        /// Type of the packed elements.
+        to: Type,
+        /// Type of `a` and `b`: s32.
+        from: Type,
+        /// `.b32`: there is a `c`.
+        chained: bool,
+    },
     /// `d, a`: generic to space with `to_space`, else space to generic.
     Cvta {
         /// The space.
@@ -161,6 +173,12 @@ pub enum Op {
     Movmatrix,
     /// `{d…}, {a…}, {b…}, {c…}`.
     Mma(Mma),
+    /// `{r…}, [p], stride?`; the stride counts elements.
+    WmmaLoad(WmmaAccess),
+    /// `[p], {r…}, stride?`.
+    WmmaStore(WmmaAccess),
+    /// `{d…}, {a…}, {b…}, {c…}`.
+    Wmma(Wmma),
 
     // ---- warp ----------------------------------------------------------------------------------------------------
     /// `d[|p], a, b, c, membermask`; always `.b32`, always `.sync`.

@@ -63,6 +63,8 @@ names! {
         And = "and", Or = "or", Xor = "xor", Exch = "exch", Cas = "cas", Add = "add", Inc = "inc", Dec = "dec",
         Min = "min", Max = "max",
     }
+    MatrixOrder { Row = "row", Col = "col" }
+    BitOp { Xor = "xor", And = "and" }
     MatrixShape { M8N8 = "m8n8", M16N8 = "m16n8", M16N16 = "m16n16", M8N16 = "m8n16" }
     ShflMode { Up = "up", Down = "down", Bfly = "bfly", Idx = "idx" }
     VoteMode { All = "all", Any = "any", Uni = "uni", Ballot = "ballot" }

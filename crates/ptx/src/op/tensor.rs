@@ -12,6 +12,8 @@ pub struct MmaShape {
 impl MmaShape {
     /// m16n8k16.
     pub const M16N8K16: MmaShape = MmaShape { m: 16, n: 8, k: 16 };
+    /// m16n16k16.
+    pub const M16N16K16: MmaShape = MmaShape { m: 16, n: 16, k: 16 };
     /// m16n8k8.
     pub const M16N8K8: MmaShape = MmaShape { m: 16, n: 8, k: 8 };
     /// m16n8k32.
@@ -24,6 +26,14 @@ impl MmaShape {
 pub enum MatrixOrder {
     Row,
     Col,
+}
+
+/// How a product of single bits is formed; its ones are then counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the ISA's names")]
+pub enum BitOp {
+    Xor,
+    And,
 }
 
 /// `mma.sync.aligned`.
@@ -47,6 +57,8 @@ pub struct Mma {
     pub satfinite: bool,
     /// `.kind::f8f6f4` is written (sm_120a).
     pub kind_f8f6f4: bool,
+    /// `.xor.popc` or `.and.popc` (b1).
+    pub bits: Option<BitOp>,
 }
 
 impl Mma {
@@ -62,6 +74,7 @@ impl Mma {
             c,
             satfinite: false,
             kind_f8f6f4: false,
+            bits: None,
         }
     }
 

@@ -20,7 +20,7 @@ impl Display for Op {
             Op::Selp(ty) => write!(f, "selp.{ty}"),
             Op::Slct { ty, cond, ftz } => write!(f, "slct{}.{ty}.{cond}", flag(ftz, ".ftz")),
             Op::Testp(op, ty) => write!(f, "testp.{}.{ty}", op.name()),
-            Op::Lop3 => f.write_str("lop3.b32"),
+            Op::Lop3(combine) => write!(f, "lop3{}.b32", combined(combine)),
             Op::Shf(direction, mode) => write!(f, "shf.{}.{}.b32", direction.name(), mode.name()),
             Op::Bfe(ty) => write!(f, "bfe.{ty}"),
             Op::Bfi(ty) => write!(f, "bfi.{ty}"),
@@ -32,6 +32,9 @@ impl Display for Op {
             Op::Dp2a(half, a, b) => write!(f, "dp2a.{}.{a}.{b}", half.name()),
             Op::Mov(ty) => write!(f, "mov.{ty}"),
             Op::Cvt(cvt) => write!(f, "{cvt}"),
+            Op::CvtPack { to, from, chained } => {
+                write!(f, "cvt.pack.sat.{to}.{from}{}", flag(chained, ".b32"))
+            }
             Op::Cvta { space, to_space, ty } => {
                 write!(f, "cvta{}{}.{ty}", flag(to_space, ".to"), space.suffix())
             }
@@ -67,6 +70,9 @@ impl Display for Op {
             Op::Stmatrix(m) => matrix(f, "stmatrix", &m),
             Op::Movmatrix => f.write_str("movmatrix.sync.aligned.m8n8.trans.b16"),
             Op::Mma(mma) => write!(f, "{mma}"),
+            Op::WmmaLoad(m) => fragment(f, "load", &m),
+            Op::WmmaStore(m) => fragment(f, "store", &m),
+            Op::Wmma(wmma) => write!(f, "{wmma}"),
             Op::Shfl(mode) => write!(f, "shfl.sync.{}.b32", mode.name()),
             Op::Vote(mode) => {
                 write!(
@@ -242,15 +248,44 @@ fn matrix(f: &mut Formatter<'_>, name: &str, m: &MatrixAccess) -> fmt::Result {
     write!(f, "{name}.sync.aligned.{shape}.x{}{trans}{}.{}", m.count, m.space.suffix(), m.ty)
 }
 
+impl Display for MmaShape {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "m{}n{}k{}", self.m, self.n, self.k)
+    }
+}
+
 impl Display for Mma {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let MmaShape { m, n, k } = self.shape;
-        let order = |order| match order {
-            MatrixOrder::Row => "row",
-            MatrixOrder::Col => "col",
-        };
-        write!(f, "mma.sync.aligned{}.m{m}n{n}k{k}", flag(self.kind_f8f6f4, ".kind::f8f6f4"))?;
-        write!(f, ".{}.{}", order(self.a_order), order(self.b_order))?;
-        write!(f, "{}.{}.{}.{}.{}", flag(self.satfinite, ".satfinite"), self.d, self.a, self.b, self.c)
+        write!(f, "mma.sync.aligned{}.{}", flag(self.kind_f8f6f4, ".kind::f8f6f4"), self.shape)?;
+        write!(f, ".{}.{}", self.a_order.name(), self.b_order.name())?;
+        write!(f, "{}.{}.{}.{}.{}", flag(self.satfinite, ".satfinite"), self.d, self.a, self.b, self.c)?;
+        self.bits.map_or(Ok(()), |op| write!(f, ".{}.popc", op.name()))
+    }
+}
+
+fn fragment(f: &mut Formatter<'_>, name: &str, m: &WmmaAccess) -> fmt::Result {
+    let matrix = match (m.matrix, name) {
+        (WmmaMatrix::A, _) => "a",
+        (WmmaMatrix::B, _) => "b",
+        (WmmaMatrix::Accumulator, "load") => "c",
+        (WmmaMatrix::Accumulator, _) => "d",
+    };
+    write!(f, "wmma.{name}.{matrix}.sync.aligned.{}.{}{}.{}", m.order.name(), m.shape, m.space.suffix(), m.ty)
+}
+
+impl Display for Wmma {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("wmma.mma")?;
+        if let Some(op) = self.bits {
+            write!(f, ".{}.popc", op.name())?;
+        }
+        write!(f, ".sync.aligned.{}.{}.{}", self.a_order.name(), self.b_order.name(), self.shape)?;
+        f.write_str(self.rounding.map_or("", |r| precision(Precision::Rounded(r))))?;
+        if (self.a, self.b) == (Type::F16, Type::F16) {
+            write!(f, ".{}.{}", self.d, self.c)?;
+        } else {
+            write!(f, ".{}.{}.{}.{}", self.d, self.a, self.b, self.c)?;
+        }
+        f.write_str(flag(self.satfinite, ".satfinite"))
     }
 }

@@ -13,7 +13,7 @@ pub(super) fn check(inst: &Instruction) -> Result<(), Fault> {
         _ => None,
     };
     match inst.op {
-        Op::Lop3 => range("the truth table of lop3", at(4), 0, 255),
+        Op::Lop3(_) => range("the truth table of lop3", at(4), 0, 255),
         Op::Bar { kind, .. } => {
             // Reductions write a result first and read a predicate last.
             let first = usize::from(!matches!(kind, crate::BarKind::Sync | crate::BarKind::Arrive));

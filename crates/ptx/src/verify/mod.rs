@@ -48,6 +48,7 @@ mod operands;
 mod requirement;
 mod symbols;
 mod tensor_modifiers;
+mod wmma_modifiers;
 
 use std::fmt;
 

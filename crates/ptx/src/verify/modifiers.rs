@@ -5,7 +5,7 @@ use crate::{
     Type, UnaryOp,
 };
 
-use super::{memory_modifiers, tensor_modifiers};
+use super::{memory_modifiers, tensor_modifiers, wmma_modifiers};
 
 /// Says what is wrong with the operation itself, whatever its operands.
 pub(super) fn check(op: &Op) -> Result<(), String> {
@@ -48,9 +48,23 @@ pub(super) fn check(op: &Op) -> Result<(), String> {
         Op::Ld(_) | Op::St(_) | Op::Atom(_) | Op::Red(_) | Op::Prefetch(..) | Op::CpAsync(_) => {
             memory_modifiers::check(op)
         }
+        Op::CvtPack { to, from, chained } => pack(to, from, chained),
         Op::Ldmatrix(_) | Op::Stmatrix(_) | Op::Mma(_) => tensor_modifiers::check(op),
+        Op::WmmaLoad(m) => wmma_modifiers::access(&m),
+        Op::WmmaStore(m) => wmma_modifiers::store(&m),
+        Op::Wmma(wmma) => wmma_modifiers::product(&wmma),
         _ => Ok(()),
     }
+}
+
+/// `cvt.pack`: two words to halves, or two words and what is packed already to smaller elements.
+fn pack(to: Type, from: Type, chained: bool) -> Result<(), String> {
+    one_of("cvt.pack", from, &[Type::S32])?;
+    let accepted: &[Type] = match chained {
+        false => &[Type::U16, Type::S16],
+        true => &[Type::U2, Type::S2, Type::U4, Type::S4, Type::U8, Type::S8],
+    };
+    one_of(if chained { "cvt.pack with .b32" } else { "cvt.pack without .b32" }, to, accepted)
 }
 
 const SELECTABLE: [Type; 11] = [

@@ -194,6 +194,9 @@ impl Checker<'_> {
 
     fn pair(&self, ty: Type, operand: &Operand) -> Result<(), Fault> {
         let Operand::Pair(first, second) = operand else {
+            if let Op::Lop3(Some(_)) = self.inst.op {
+                return fault(Rule::Operand, "lop3 with a predicate writes two results: d|p");
+            }
             return self.value(Flow::Write, ty, false, operand);
         };
         first.map_or(Ok(()), |reg| self.typed(reg, ty, false))?;
@@ -236,6 +239,7 @@ fn accessed(op: &Op) -> Option<u32> {
         Op::Ld(m) | Op::St(m) => Some(m.bytes()),
         Op::Atom(a) | Op::Red(a) => Some(a.ty.bytes() * u32::from(a.vector)),
         Op::Ldmatrix(_) | Op::Stmatrix(_) => Some(16),
+        Op::WmmaLoad(m) | Op::WmmaStore(m) => Some(m.address_alignment()),
         Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Some(8),
         _ => None,
     }

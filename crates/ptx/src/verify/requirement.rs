@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::{
-    Atomic, AtomicOp, BarKind, BinaryOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation, Eviction,
-    FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem, Memory, Mma,
-    MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg, Statement, Target,
-    TargetSuffix, TernaryOp, Type, UnaryOp, Version,
+    Atomic, AtomicOp, BarKind, BinaryOp, BitOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation,
+    Eviction, FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem,
+    Memory, Mma, MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg,
+    Statement, Target, TargetSuffix, TernaryOp, Type, UnaryOp, Version,
 };
 
 /// The least target and `.version` that something needs.
@@ -167,6 +167,9 @@ impl Op {
             Op::Stmatrix(m) => stmatrix(&m),
             Op::Movmatrix => need(78, 75),
             Op::Mma(mma) => product(&mma),
+            Op::WmmaLoad(m) | Op::WmmaStore(m) => fragment(m.shape, m.ty),
+            Op::Wmma(w) => fragment(w.shape, w.a).and(when(w.bits == Some(BitOp::And), need(71, 80))),
+            Op::Lop3(combine) => when(combine.is_some(), need(82, 75)),
             Op::Redux { ty: Type::F32, .. } => need_specific(86, 100),
             Op::Redux { .. } => need(70, 80),
             Op::Elect => need(80, 90),
@@ -312,6 +315,7 @@ fn product(mma: &Mma) -> Requirement {
     match (mma.a, m, n, k) {
         (Type::F16, 8, 8, 4) | (Type::F16, 16, 8, 8) => BASE,
         (Type::F16 | Type::Bf16 | Type::Tf32, ..) => need(70, 80),
+        (Type::B1, ..) if mma.bits == Some(BitOp::And) => need(71, 80),
         (Type::F64, 8, ..) => need(70, 80),
         (Type::F64, ..) => need(78, 90),
         (Type::E4m3 | Type::E5m2, _, _, 16) => need(87, 89),
@@ -320,4 +324,11 @@ fn product(mma: &Mma) -> Requirement {
         (_, 8, ..) => BASE,
         _ => need(70, 80),
     }
+}
+
+/// PTX ISA, "wmma.load": what came after sm_75 are the other floating-point formats, and m16n16k8, whose accumulators are
+/// f32 too.
+fn fragment(shape: MmaShape, ty: Type) -> Requirement {
+    let late = matches!(ty, Type::Bf16 | Type::Tf32 | Type::F64) || shape.k == 8;
+    when(late, need(70, 80))
 }

@@ -33,7 +33,7 @@ struct Family {
 }
 
 /// PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family {
         shapes: &[(8, 8, 4), (16, 8, 8), (16, 8, 16)],
         inputs: &[Type::F16],
@@ -61,6 +61,7 @@ const FAMILIES: [Family; 7] = [
         inputs: &[Type::U4, Type::S4],
         sums: &[Type::S32],
     },
+    Family { shapes: &[(8, 8, 128), (16, 8, 128), (16, 8, 256)], inputs: &[Type::B1], sums: &[Type::S32] },
 ];
 
 fn product(mma: &Mma) -> Result<(), String> {
@@ -74,7 +75,12 @@ fn product(mma: &Mma) -> Result<(), String> {
     ensure(sums, || format!("mma of .{} does not add .{} to .{}", mma.a, mma.c, mma.d))?;
     let ordered = mma.a_order == MatrixOrder::Row && mma.b_order == MatrixOrder::Col;
     ensure(volta || ordered, || format!("mma.m{m}n{n}k{k} of .{} is .row.col", mma.a))?;
-    ensure(!mma.satfinite || family.sums == [Type::S32], || ".satfinite is for integer mma".into())?;
+    ensure((mma.a == Type::B1) == mma.bits.is_some(), || {
+        ".xor.popc and .and.popc belong to .b1, and one of them must be there".into()
+    })?;
+    ensure(!mma.satfinite || family.sums == [Type::S32] && mma.bits.is_none(), || {
+        ".satfinite is for integer mma".into()
+    })?;
     ensure(!mma.kind_f8f6f4 || matches!(mma.a, Type::E4m3 | Type::E5m2), || {
         ".kind::f8f6f4 is for fp8 inputs".into()
     })

@@ -127,7 +127,39 @@ fn product(c: &mut Choices) -> Mma {
     );
     mma.satfinite = c.flag();
     mma.kind_f8f6f4 = c.flag();
+    mma.bits = c.maybe(|c| c.named(BitOp::NAMES));
     mma
+}
+
+fn wmma_shape(c: &mut Choices) -> MmaShape {
+    MmaShape { m: c.of(&[8, 16, 32]), n: c.of(&[8, 16, 32]), k: c.of(&[4, 8, 16, 32, 128]) }
+}
+
+fn fragment(c: &mut Choices) -> WmmaAccess {
+    WmmaAccess {
+        matrix: c.of(&[WmmaMatrix::A, WmmaMatrix::B, WmmaMatrix::Accumulator]),
+        order: c.named(MatrixOrder::NAMES),
+        shape: wmma_shape(c),
+        space: c.of(&SPACES),
+        ty: ty(c),
+    }
+}
+
+fn wmma(c: &mut Choices) -> Wmma {
+    // The text names both of A and B or, for two f16, neither.
+    let (a, b) = c.of(&[(Type::F16, Type::F16), (Type::Bf16, Type::Tf32), (Type::U8, Type::F16)]);
+    Wmma {
+        a_order: c.named(MatrixOrder::NAMES),
+        b_order: c.named(MatrixOrder::NAMES),
+        shape: wmma_shape(c),
+        rounding: c.maybe(|c| c.of(&ROUNDINGS)),
+        d: ty(c),
+        a,
+        b,
+        c: ty(c),
+        satfinite: c.flag(),
+        bits: c.maybe(|c| c.named(BitOp::NAMES)),
+    }
 }
 
 fn conversion(c: &mut Choices) -> Cvt {
@@ -144,7 +176,7 @@ fn conversion(c: &mut Choices) -> Cvt {
 
 fn arithmetic(c: &mut Choices) -> Op {
     let combine = c.maybe(|c| c.named(BoolOp::NAMES));
-    match c.number() % 18 {
+    match c.number() % 19 {
         0 => {
             let op = c.named(UnaryOp::NAMES);
             // `bfind` takes no modifiers of floats.
@@ -160,7 +192,7 @@ fn arithmetic(c: &mut Choices) -> Op {
         6 => Op::Selp(ty(c)),
         7 => Op::Slct { ty: ty(c), cond: ty(c), ftz: c.flag() },
         8 => Op::Testp(c.named(TestpOp::NAMES), ty(c)),
-        9 => c.of(&[Op::Lop3, Op::Fns, Op::Movmatrix, Op::Activemask]),
+        9 => c.of(&[Op::Lop3(combine), Op::Fns, Op::Movmatrix, Op::Activemask]),
         10 => Op::Shf(c.named(ShiftDirection::NAMES), c.named(ShfMode::NAMES)),
         11 => Op::Bfe(ty(c)),
         12 => Op::Bfi(ty(c)),
@@ -168,13 +200,14 @@ fn arithmetic(c: &mut Choices) -> Op {
         14 => Op::Szext(c.named(ShfMode::NAMES), ty(c)),
         15 => Op::Dp2a(c.named(DotHalf::NAMES), ty(c), ty(c)),
         16 => Op::Mov(ty(c)),
+        17 => Op::CvtPack { to: ty(c), from: ty(c), chained: c.flag() },
         _ => Op::Cvt(conversion(c)),
     }
 }
 
 fn other(c: &mut Choices) -> Op {
     let space = c.of(&SPACES);
-    match c.number() % 24 {
+    match c.number() % 27 {
         0 => Op::Cvta { space: c.of(&SPACES[1..]), to_space: c.flag(), ty: ty(c) },
         1 => Op::Isspacep(space),
         2 => Op::Mapa { space, ty: ty(c) },
@@ -205,6 +238,9 @@ fn other(c: &mut Choices) -> Op {
         12 => Op::Ldmatrix(matrix(c)),
         13 => Op::Stmatrix(matrix(c)),
         14 | 15 => Op::Mma(product(c)),
+        24 => Op::WmmaLoad(fragment(c)),
+        25 => Op::WmmaStore(WmmaAccess { matrix: WmmaMatrix::Accumulator, ..fragment(c) }),
+        26 => Op::Wmma(wmma(c)),
         16 => Op::Shfl(c.named(ShflMode::NAMES)),
         17 => Op::Vote(c.named(VoteMode::NAMES)),
         18 => Op::Match(c.named(MatchMode::NAMES), ty(c)),

@@ -7,6 +7,15 @@ fn piece(ty: IntType, word: u32, i: u32) -> i64 {
     ty.read(u64::from(word >> (ty.bits() * i))) as i64
 }
 
+/// `cvt.pack.sat`: `b` lowest, above it `a`, each saturated to `bits` bits, and above them the low bits of `c`.
+pub fn saturated(bits: u32, signed: bool, a: i32, b: i32, c: u32) -> u32 {
+    let (least, most) =
+        if signed { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) };
+    let element = |x: i32| x.clamp(least, most) as u32 & (u32::MAX >> (32 - bits));
+    let pair = element(a) << bits | element(b);
+    if bits < 16 { c << (2 * bits) | pair } else { pair }
+}
+
 /// `dp4a`: c plus four byte products, wrapping; `a_type` and `b_type` are u8 or s8.
 pub fn dp4a(a_type: IntType, b_type: IntType, a: u32, b: u32, c: u32) -> u32 {
     let sum: i64 = (0..4).map(|i| piece(a_type, a, i) * piece(b_type, b, i)).sum();

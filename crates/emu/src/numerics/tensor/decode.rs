@@ -12,7 +12,7 @@ pub fn format(input: Input) -> Format {
         Input::Tf32 => Format::TF32,
         Input::E4m3 => Format::E4M3,
         Input::E5m2 => Format::E5M2,
-        Input::F64 | Input::S8 | Input::U8 => Format::F64,
+        Input::F64 | Input::S8 | Input::U8 | Input::Bits(_) => Format::F64,
     }
 }
 
@@ -24,6 +24,7 @@ pub fn element(input: Input, register: u32, k: usize) -> u32 {
         // The tensor core ignores the 13 low bits of the f32 that carries a tf32.
         Input::Tf32 => register >> 13,
         Input::E4m3 | Input::E5m2 | Input::S8 | Input::U8 => register >> (8 * (k % 4)) & 0xFF,
+        Input::Bits(_) => register >> (k % 32) & 1,
         Input::F64 => 0,
     }
 }

@@ -1,7 +1,7 @@
-//! Integer `mma`: exact sums of byte products in 32 bits.
+//! Integer `mma`: exact sums of products of bytes or bits in 32 bits.
 
 use super::super::Lanes32;
-use super::{Accumulator, Input, MmaKind, decode, layout};
+use super::{Accumulator, BitProduct, Input, MmaKind, decode, layout};
 
 /// D of an s8/u8 kind whose operands have been checked. `.satfinite` clamps the exact sum once; without it the
 /// sum wraps (PTX ISA: "accumulator wraps").
@@ -33,6 +33,28 @@ pub fn mma(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [
             let start = c[register][lane] as i32;
             let result = if saturate { start.saturating_add(sum) } else { start.wrapping_add(sum) };
             d[register][lane] = result as u32;
+        }
+    }
+}
+
+/// D of a kind of bits whose operands have been checked: a register is a run of 32 in k.
+pub fn mma_bits(kind: MmaKind, a: &[Lanes32], b: &[Lanes32], c: &[Lanes32], d: &mut [Lanes32]) {
+    let shape = kind.shape();
+    for row in 0..shape.m {
+        for column in 0..shape.n {
+            let ones = (0..shape.k).step_by(32).map(|k| {
+                let (register, lane) = layout::locate_a(shape, 32, row, k);
+                let x = a[register][lane];
+                let (register, lane) = layout::locate_b(32, k, column);
+                let y = b[register][lane];
+                let product = match kind.a() {
+                    Input::Bits(BitProduct::And) => x & y,
+                    _ => x ^ y,
+                };
+                product.count_ones()
+            });
+            let (register, lane) = layout::locate_c(row, column);
+            d[register][lane] = c[register][lane].wrapping_add(ones.sum());
         }
     }
 }

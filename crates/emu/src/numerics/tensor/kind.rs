@@ -30,6 +30,17 @@ pub enum Input {
     U8,
     /// IEEE binary64.
     F64,
+    /// Single bits.
+    Bits(BitProduct),
+}
+
+/// How bits are multiplied; the ones of the product are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BitProduct {
+    /// `.xor.popc`
+    Xor,
+    /// `.and.popc`
+    And,
 }
 
 impl Input {
@@ -40,6 +51,7 @@ impl Input {
             Self::Tf32 => 32,
             Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 8,
             Self::F64 => 64,
+            Self::Bits(_) => 1,
         }
     }
 
@@ -137,6 +149,11 @@ impl MmaKind {
                 matches!(accumulator, Accumulator::S32 { .. })
                     && matches!(dims, (8, 8, 16) | (16, 8, 16 | 32))
             }
+            (Class::Bits, Class::Bits) => {
+                a == b
+                    && accumulator == Accumulator::S32 { saturate: false }
+                    && matches!(dims, (8, 8, 128) | (16, 8, 128 | 256))
+            }
             (Class::F64, Class::F64) => {
                 accumulator == Accumulator::F64 && matches!(dims, (8, 8, 4) | (16, 8, 4 | 8 | 16))
             }
@@ -148,11 +165,13 @@ impl MmaKind {
     /// Every kind there is, for tests over all of them.
     pub fn all() -> Vec<Self> {
         use Accumulator as Acc;
-        use Input::{Bf16, E4m3, E5m2, F16, F64, S8, Tf32, U8};
-        let inputs = [F16, Bf16, Tf32, E4m3, E5m2, S8, U8, F64];
+        use Input::{Bf16, Bits, E4m3, E5m2, F16, F64, S8, Tf32, U8};
+        let bits = [Bits(BitProduct::Xor), Bits(BitProduct::And)];
+        let inputs = [F16, Bf16, Tf32, E4m3, E5m2, S8, U8, F64, bits[0], bits[1]];
         let sums = [Acc::F16, Acc::F32, Acc::F64, Acc::S32 { saturate: false }, Acc::S32 { saturate: true }];
         let mut kinds = Vec::new();
-        for (m, k) in [(8, 4), (8, 16), (16, 4), (16, 8), (16, 16), (16, 32)] {
+        for (m, k) in [(8, 4), (8, 16), (16, 4), (16, 8), (16, 16), (16, 32), (8, 128), (16, 128), (16, 256)]
+        {
             for a in inputs {
                 for b in inputs {
                     kinds.extend(sums.iter().filter_map(|&s| Self::new(Shape { m, n: 8, k }, a, b, s).ok()));
@@ -171,7 +190,7 @@ impl MmaKind {
         let missing = match class(self.a) {
             Class::Fp8 => rules == TensorRules::Ampere,
             Class::F64 => early && self.shape.m == 16,
-            Class::F16 | Class::Bf16 | Class::Tf32 | Class::Byte => false,
+            Class::F16 | Class::Bf16 | Class::Tf32 | Class::Byte | Class::Bits => false,
         };
         if missing { Err(UnsupportedMma { kind: self, rules }) } else { Ok(()) }
     }
@@ -216,6 +235,7 @@ enum Class {
     Fp8,
     Byte,
     F64,
+    Bits,
 }
 
 const fn class(input: Input) -> Class {
@@ -226,5 +246,6 @@ const fn class(input: Input) -> Class {
         Input::E4m3 | Input::E5m2 => Class::Fp8,
         Input::S8 | Input::U8 => Class::Byte,
         Input::F64 => Class::F64,
+        Input::Bits(_) => Class::Bits,
     }
 }

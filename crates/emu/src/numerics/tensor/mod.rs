@@ -21,8 +21,9 @@ pub mod recipe;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+pub mod wmma;
 
-pub use kind::{Accumulator, Input, MmaKind, Shape, TensorRules, UnsupportedMma};
+pub use kind::{Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules, UnsupportedMma};
 pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fragment_f64};
 
 use super::{Lanes32, Lanes64};
@@ -67,6 +68,7 @@ pub fn mma(
     check_counts(kind, [a.len(), b.len(), c.len(), d.len()])?;
     kind.check(rules)?;
     match kind.accumulator() {
+        Accumulator::S32 { .. } if kind.a().bits() == 1 => integer::mma_bits(kind, a, b, c, d),
         Accumulator::S32 { .. } => integer::mma(kind, a, b, c, d),
         Accumulator::F64 => return Err(UnsupportedMma { kind, rules }.into()),
         Accumulator::F16 | Accumulator::F32 => fast::mma(kind, rules, a, b, c, d),

@@ -113,7 +113,7 @@ impl Source {
             Input::E4m3 | Input::E5m2 => self.packed(decode::format(input), 8),
             // The low 13 bits carry nothing, which is to be tested, too.
             Input::Tf32 => (self.value(Format::TF32) as u32) << 13 | (self.next() & 0x1FFF) as u32,
-            Input::S8 | Input::U8 | Input::F64 => self.next() as u32,
+            Input::S8 | Input::U8 | Input::F64 | Input::Bits(_) => self.next() as u32,
         }
     }
 

@@ -117,6 +117,8 @@ pub fn mma(
     let shape = kind.shape();
     let recipe = Recipe::new(kind, rules);
     let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
+    // One buffer for every sum: threads that share the allocator's lock spend ten times the arithmetic on it.
+    let mut terms = Vec::with_capacity(1 + recipe.chunk);
     for row in 0..shape.m {
         for column in 0..shape.n {
             let c_bits = read_accumulator(kind.accumulator(), c, row, column);
@@ -125,7 +127,8 @@ pub fn mma(
                 Order::SplitPairs => 0,
             };
             for start in (0..shape.k).step_by(recipe.chunk) {
-                let mut terms = vec![term(accumulator_format(kind.accumulator()), u64::from(sum))];
+                terms.clear();
+                terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
                 for i in start..start + recipe.chunk {
                     let k = recipe.k_at(i);
                     let (ra, la) = layout::locate_a(shape, ea, row, k);

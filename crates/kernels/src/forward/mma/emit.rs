@@ -188,17 +188,29 @@ impl<'a> Forward<'a> {
         }
     }
 
+    /// Orders the last read of Q before O comes in its place.
+    fn release_queries(&self, k: &mut Builder) {
+        let own_rows = self.problem.head_dim == self.problem.head_dim_v;
+        match self.plan.queries {
+            // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O covers just
+            // the rows of Q that it alone has read: lanes wait for their warp, and no warp for another.
+            QueryHome::Registers if own_rows => k.warp_sync(),
+            QueryHome::Registers => k.bar_sync(),
+            // A CTA without keys has not waited for Q yet.
+            QueryHome::Shared => {
+                k.cp_async_wait(0);
+                k.bar_sync();
+            }
+        }
+    }
+
     /// Stores O in the place of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
         let rows = self.plan.warp_rows();
         let layout = TileLayout::new(rows, self.problem.head_dim_v as u32);
         let first = k.mad(self.threads.warp, rows, self.rows.first);
         let limit = self.rows_left(k, first);
-        // O comes where Q was. A CTA without keys has not waited for Q yet, unless it went to registers.
-        if self.plan.queries == QueryHome::Shared {
-            k.cp_async_wait(0);
-        }
-        k.bar_sync();
+        self.release_queries(k);
         let copy = TileCopy::by_warp(k, &self.threads, layout, self.row_bytes(Tensor::Out), self.plan.copy);
         let head = self.head(k, Tensor::Out);
         let to = copy.start(k, head, first);

@@ -23,7 +23,7 @@ pub(super) fn modifiers(m: &mut Modifiers<'_>) -> FloatMods {
     }
 }
 
-fn rounding(word: &str) -> Option<Rounding> {
+pub(super) fn rounding(word: &str) -> Option<Rounding> {
     Some(match word {
         "rn" => Rounding::Rn,
         "rz" => Rounding::Rz,
@@ -122,7 +122,7 @@ pub(super) fn bits32(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     m.require("b32")?;
     const CLAMP: &str = "`.clamp` or `.wrap`";
     Ok(match m.base {
-        "lop3" => Op::Lop3,
+        "lop3" => Op::Lop3(m.find(BoolOp::from_name)),
         "fns" => Op::Fns,
         "shf" => {
             Op::Shf(m.one("`.l` or `.r`", ShiftDirection::from_name)?, m.one(CLAMP, ShfMode::from_name)?)
@@ -151,6 +151,10 @@ pub(super) fn dot(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
 }
 
 pub(super) fn cvt(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
+    if m.take("pack") {
+        m.require("sat")?;
+        return Ok(Op::CvtPack { to: m.ty()?, from: m.ty()?, chained: m.take("b32") });
+    }
     let rounding = m.find(|word| {
         Some(match word {
             "rni" => CvtRounding::Integer(Rounding::Rn),

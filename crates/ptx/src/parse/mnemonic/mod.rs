@@ -46,6 +46,7 @@ fn named(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
         "ldmatrix" | "stmatrix" => tensor::matrix_access(m),
         "movmatrix" => tensor::movmatrix(m),
         "mma" => tensor::mma(m),
+        "wmma" => tensor::wmma(m),
 
         "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => sync::warp(m),
         "bar" | "barrier" => sync::barrier(m),

@@ -30,6 +30,8 @@ pub(super) fn movmatrix(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     Ok(Op::Movmatrix)
 }
 
+const SHAPE: &str = "a shape such as `.m16n8k16`";
+
 /// `m16n8k16` to its three extents.
 fn shape(word: &str) -> Option<MmaShape> {
     let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
@@ -37,25 +39,69 @@ fn shape(word: &str) -> Option<MmaShape> {
     Some(MmaShape { m: m.parse().ok()?, n: n.parse().ok()?, k: k.parse().ok()? })
 }
 
-fn order(word: &str) -> Option<MatrixOrder> {
-    match word {
-        "row" => Some(MatrixOrder::Row),
-        "col" => Some(MatrixOrder::Col),
-        _ => None,
-    }
-}
-
 pub(super) fn mma(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     aligned(m)?;
     Ok(Op::Mma(Mma {
-        shape: m.one("a shape such as `.m16n8k16`", shape)?,
-        a_order: m.one("`.row` or `.col` for A", order)?,
-        b_order: m.one("`.row` or `.col` for B", order)?,
+        shape: m.one(SHAPE, shape)?,
+        a_order: m.one("`.row` or `.col` for A", MatrixOrder::from_name)?,
+        b_order: m.one("`.row` or `.col` for B", MatrixOrder::from_name)?,
         satfinite: m.take("satfinite"),
         kind_f8f6f4: m.take("kind::f8f6f4"),
+        bits: bit_op(m)?,
         d: m.ty()?,
         a: m.ty()?,
         b: m.ty()?,
         c: m.ty()?,
     }))
+}
+
+/// `.xor.popc`, `.and.popc`, or nothing.
+fn bit_op(m: &mut Modifiers<'_>) -> Result<Option<BitOp>, Failure> {
+    let op = m.find(BitOp::from_name);
+    if op.is_some() {
+        m.require("popc")?;
+    }
+    Ok(op)
+}
+
+pub(super) fn wmma(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
+    if m.take("mma") {
+        return wmma_product(m).map(Op::Wmma);
+    }
+    let is_load = m.take("load");
+    if !is_load {
+        m.one("`.load`, `.store` or `.mma`", |word| (word == "store").then_some(()))?;
+    }
+    let matrix =
+        m.one("the matrix: `.a`, `.b` or `.c` to load, `.d` to store", |word| match (word, is_load) {
+            ("a", true) => Some(WmmaMatrix::A),
+            ("b", true) => Some(WmmaMatrix::B),
+            ("c", true) | ("d", false) => Some(WmmaMatrix::Accumulator),
+            _ => None,
+        })?;
+    aligned(m)?;
+    let access = WmmaAccess {
+        matrix,
+        order: m.one("`.row` or `.col`", MatrixOrder::from_name)?,
+        shape: m.one(SHAPE, shape)?,
+        space: m.space(),
+        ty: m.ty()?,
+    };
+    Ok(if is_load { Op::WmmaLoad(access) } else { Op::WmmaStore(access) })
+}
+
+/// Products of f16 name the types of D and C alone.
+fn wmma_product(m: &mut Modifiers<'_>) -> Result<Wmma, Failure> {
+    aligned(m)?;
+    let bits = bit_op(m)?;
+    let a_order = m.one("`.row` or `.col` for A", MatrixOrder::from_name)?;
+    let b_order = m.one("`.row` or `.col` for B", MatrixOrder::from_name)?;
+    let shape = m.one(SHAPE, shape)?;
+    let (rounding, satfinite) = (m.find(super::arith::rounding), m.take("satfinite"));
+    let (d, second) = (m.ty()?, m.ty()?);
+    let (a, b, c) = match m.find(Type::from_name) {
+        Some(third) => (second, third, m.ty()?),
+        None => (Type::F16, Type::F16, second),
+    };
+    Ok(Wmma { a_order, b_order, shape, rounding, d, a, b, c, satfinite, bits })
 }

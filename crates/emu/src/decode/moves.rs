@@ -1,0 +1,74 @@
+//! Operands of `mov`: registers, packed vectors, addresses of variables.
+
+use ptx::{BinaryOp, Op, Operand, Type};
+
+use super::operands::{Operands, Result, is_clock};
+use super::{CLOCK, Class, Decoder, Inst, Slot};
+
+impl Decoder<'_> {
+    pub(super) fn mov(&mut self, out: &mut Inst, o: &Operands, ty: Type) -> Result<()> {
+        let (d, a) = (o.get(0)?, o.get(1)?);
+        match (d, a) {
+            (d, Operand::Vector(parts)) => {
+                out.d[0] = self.destination(d, ty)?;
+                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
+            }
+            (Operand::Vector(parts), a) => {
+                out.s[0] = self.source(a, ty)?;
+                self.vector(out, parts, ty.bits() / parts.len().max(1) as u32)
+            }
+            (d, Operand::Symbol(name, offset)) => {
+                out.d[0] = self.destination(d, ty)?;
+                self.symbol_address(out, name, *offset)
+            }
+            (d, Operand::Special(special)) if is_clock(*special) => {
+                out.target = CLOCK;
+                out.d[0] = self.destination(d, ty)?;
+                Ok(())
+            }
+            _ => self.lanewise(out, o, ty, &[ty]),
+        }
+    }
+
+    /// Parts of a packed register, `bits` each, to the pool.
+    fn vector(&mut self, out: &mut Inst, parts: &[Operand], bits: u32) -> Result<()> {
+        let ty = match bits {
+            8 | 16 => Type::B16,
+            32 => Type::B32,
+            64 => Type::B64,
+            _ => {
+                return self.malformed("a register is packed from a number of parts that does not divide it");
+            }
+        };
+        let start = self.pool.len() as u32;
+        for part in parts {
+            let slot = if *part == Operand::Sink { Slot::NONE } else { self.source(part, ty)? };
+            self.pool.push(slot);
+        }
+        out.list = (start, parts.len() as u16);
+        Ok(())
+    }
+
+    /// `mov d, symbol`: a constant, but for local variables, which count from the frame pointer.
+    fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
+        if let Some(at) = self.layout.frames[self.current].offset_of(name) {
+            if out.d[0].class == Class::W32 {
+                return self.unsupported("32-bit addresses of local variables");
+            }
+            out.op = Op::Binary(BinaryOp::Add, Type::U64, ptx::FloatMods::NONE);
+            out.s[0] = self.frame_pointer;
+            out.s[1] = self.constant(Class::W64, u64::from(at).wrapping_add_signed(offset))?;
+            return Ok(());
+        }
+        let entry = &self.functions[self.current].name;
+        let address =
+            self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
+        match address {
+            Some(address) => {
+                out.s[0] = self.constant(out.d[0].class, address.wrapping_add_signed(offset))?;
+                Ok(())
+            }
+            None => self.unsupported(format!("the address of `{name}`")),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! `wmma`: loads, stores and products of whole matrices.
+
+use ptx::{Rounding, Space, Type, Wmma};
+
+use super::Env;
+use super::access::{Site, addresses, same_space};
+use super::matrix::input;
+use super::registers::for_lanes;
+use super::warp::Warp;
+use crate::decode::{Fragment, Inst};
+use crate::memory::Chunk;
+use crate::numerics::tensor::wmma::{FragmentAccess, WmmaKind, wmma, wmma_f64};
+use crate::numerics::tensor::{Accumulator, Shape};
+use crate::numerics::{Lanes32, Lanes64};
+use crate::order::Strength;
+use crate::report::HazardKind;
+use crate::trace::AccessPart;
+
+/// Elements of a matrix by line and place in the line.
+struct Tile([u64; 32 * Tile::LENGTH]);
+
+impl Tile {
+    /// Longest line of any shape.
+    const LENGTH: usize = 16;
+
+    fn new() -> Tile {
+        Tile([0; 32 * Tile::LENGTH])
+    }
+
+    fn at(&mut self, (line, place): (usize, usize)) -> &mut u64 {
+        &mut self.0[line * Tile::LENGTH + place]
+    }
+}
+
+/// Line and place of the `i`-th element that a lane accesses.
+fn neighbour(fragment: &Fragment, (line, place): (usize, usize), i: usize) -> (usize, usize) {
+    if fragment.along { (line, place + i) } else { (line + i, place) }
+}
+
+/// Element `i` of `bits` bits.
+fn element(chunk: &Chunk, bits: usize, i: usize) -> u64 {
+    let word = i * bits / 32;
+    match bits {
+        64 => u64::from(chunk[word]) | u64::from(chunk[word + 1]) << 32,
+        _ => u64::from(chunk[word] >> (i * bits % 32)) & low(bits),
+    }
+}
+
+fn put_element(chunk: &mut Chunk, bits: usize, i: usize, value: u64) {
+    let word = i * bits / 32;
+    chunk[word] |= (value as u32) << (i * bits % 32);
+    if bits == 64 {
+        chunk[word + 1] = (value >> 32) as u32;
+    }
+}
+
+const fn low(bits: usize) -> u64 {
+    u64::MAX >> (64 - bits)
+}
+
+/// What the lanes of one machine instruction access in one space.
+struct Part<'f> {
+    access: &'f FragmentAccess,
+    space: Space,
+    lanes: u32,
+    addresses: [u64; 32],
+    bytes: u32,
+}
+
+impl Env<'_> {
+    /// The accesses of an instruction, counted and recorded.
+    fn fragment_parts<'f>(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        fragment: &'f Fragment,
+        mask: u32,
+    ) -> Vec<Part<'f>> {
+        let bases = addresses(&warp.registers, inst);
+        let strides = *warp.registers.get32(inst.s[0]);
+        self.check_place(warp, inst, fragment, mask, &bases, &strides);
+        let mut parts = Vec::with_capacity(fragment.accesses.len());
+        for access in &fragment.accesses {
+            let offset = |lane: usize| fragment.offset(access.at[lane], strides[lane].into());
+            let mut places = std::array::from_fn(|lane| bases[lane].wrapping_add(offset(lane)));
+            let mut left = access.lanes & mask;
+            while left != 0 {
+                let (space, lanes) = same_space(inst.space, left, &mut places);
+                left &= !lanes;
+                parts.push(Part { access, space, lanes, addresses: places, bytes: fragment.bytes(access) });
+            }
+        }
+        let counter = &mut self.counters.instructions[inst.pc as usize];
+        for part in &parts {
+            match part.space {
+                Space::Shared => counter.shared(part.lanes, &part.addresses, part.bytes, false),
+                Space::Global => counter.global(part.lanes, &part.addresses, part.bytes),
+                _ => {}
+            }
+        }
+        if let Some(recorder) = &mut self.recorder {
+            let shared = parts.first().is_some_and(|part| part.space == Space::Shared);
+            let parts =
+                parts.iter().map(|p| AccessPart { lanes: p.lanes, addresses: &p.addresses, bytes: p.bytes });
+            match shared {
+                true => recorder.shared_parts(warp.index, inst.number, mask, parts),
+                false => recorder.global_parts(warp.index, inst.number, mask, parts),
+            }
+        }
+        parts
+    }
+
+    /// What the machine instructions let pass, but PTX does not: every lane must name the same place, and an aligned one.
+    fn check_place(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        fragment: &Fragment,
+        mask: u32,
+        bases: &[u64; 32],
+        strides: &Lanes32,
+    ) {
+        let lane = mask.trailing_zeros() as usize;
+        let (base, stride) = (bases[lane], u64::from(strides[lane]) * u64::from(fragment.access.ty.bytes()));
+        let differs =
+            |l: &usize| mask >> l & 1 == 1 && (bases[*l], strides[*l]) != (bases[lane], strides[lane]);
+        if let Some(other) = (0..32).find(differs) {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, other, None, || {
+                format!(
+                    "its address or stride is not that of lane {lane}: the whole warp must name one matrix"
+                )
+            });
+        }
+        let wanted = u64::from(fragment.access.address_alignment());
+        if base % wanted != 0 {
+            self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
+                format!("a matrix at address {base:#x}, which is no multiple of {wanted}")
+            });
+        }
+        let wanted = u64::from(fragment.access.stride_alignment());
+        if stride % wanted != 0 {
+            self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
+                format!("a stride of {stride} bytes, which is no multiple of {wanted}")
+            });
+        }
+    }
+
+    pub(super) fn wmma_load(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
+        let fragment = &self.context.program.fragments[inst.target as usize];
+        let mut tile = Tile::new();
+        for part in self.fragment_parts(warp, inst, fragment, mask) {
+            let site = site(inst, &part);
+            for_lanes(part.lanes, |lane| {
+                let address = part.addresses[lane];
+                let chunk = match part.access.for_all {
+                    true => self.load_row(warp, inst, lane, address, mask),
+                    false => self.load_lane(warp, &site, lane, address),
+                };
+                let Some(chunk) = chunk else { return };
+                for i in 0..part.access.elements {
+                    *tile.at(neighbour(fragment, part.access.at[lane], i)) =
+                        element(&chunk, fragment.layout.bits, i);
+                }
+            });
+        }
+        let mut registers = vec![[0u64; 32]; fragment.layout.registers];
+        fragment.layout.each(|register, lane, line, place, shift| {
+            registers[register][lane] |= *tile.at((line, place)) << shift;
+        });
+        for (slot, values) in self.context.program.slots(inst).iter().zip(&registers) {
+            warp.registers.set_any(*slot, mask, values);
+        }
+    }
+
+    pub(super) fn wmma_store(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
+        let program = self.context.program;
+        let fragment = &program.fragments[inst.target as usize];
+        let registers: Vec<Lanes64> =
+            program.slots(inst).iter().map(|s| warp.registers.get_any(*s)).collect();
+        let mut tile = Tile::new();
+        fragment.layout.each(|register, lane, line, place, shift| {
+            *tile.at((line, place)) = registers[register][lane] >> shift & low(fragment.layout.bits);
+        });
+        for part in self.fragment_parts(warp, inst, fragment, mask) {
+            let site = site(inst, &part);
+            for_lanes(part.lanes, |lane| {
+                let mut chunk: Chunk = [0; 8];
+                for i in 0..part.access.elements {
+                    let value = *tile.at(neighbour(fragment, part.access.at[lane], i));
+                    put_element(&mut chunk, fragment.layout.bits, i, value);
+                }
+                self.store_lane(warp, &site, lane, part.addresses[lane], &chunk);
+            });
+        }
+    }
+
+    pub(super) fn wmma(&mut self, warp: &mut Warp, inst: &Inst, w: &Wmma, mask: u32) {
+        let Some(kind) = kind(w) else { return };
+        let slots = self.context.program.slots(inst);
+        let [a, b, _, d] = w.registers();
+        let (d_slots, rest) = slots.split_at(d);
+        let (a_slots, rest) = rest.split_at(a);
+        let (b_slots, c_slots) = rest.split_at(b);
+        let rules = self.context.rules;
+        let done = if w.a == Type::F64 {
+            let gather =
+                |slots: &[_]| -> Vec<Lanes64> { slots.iter().map(|s| *warp.registers.get64(*s)).collect() };
+            let (a, b, mut sums) = (gather(a_slots), gather(b_slots), gather(c_slots));
+            let done = wmma_f64(kind, rules, &a, &b, &mut sums);
+            d_slots.iter().zip(&sums).for_each(|(s, d)| warp.registers.set64(*s, mask, d));
+            done
+        } else {
+            let gather =
+                |slots: &[_]| -> Vec<Lanes32> { slots.iter().map(|s| *warp.registers.get32(*s)).collect() };
+            let (a, b, mut sums) = (gather(a_slots), gather(b_slots), gather(c_slots));
+            let mixed = w.c != w.d;
+            if mixed && w.c == Type::F16 {
+                sums = widened(&sums);
+            }
+            let done = wmma(kind, rules, &a, &b, &mut sums);
+            if mixed && w.d == Type::F16 {
+                sums = narrowed(&sums);
+            }
+            d_slots.iter().zip(&sums).for_each(|(s, d)| warp.registers.set32(*s, mask, d));
+            done
+        };
+        if let Err(error) = done {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, 0, None, || error.to_string());
+        }
+    }
+}
+
+fn site<'i>(inst: &'i Inst, part: &Part) -> Site<'i> {
+    Site { inst, space: part.space, bytes: part.bytes, strength: Strength::Weak }
+}
+
+/// The product, where the emulator has it. C of f16 under D of f32 is widened first, and D of f16 over C of f32
+/// rounded last, as ptxas does it: the sums are f32.
+fn kind(w: &Wmma) -> Option<WmmaKind> {
+    let accumulator = match (w.c, w.d) {
+        (Type::F16, Type::F16) => Accumulator::F16,
+        (Type::F16 | Type::F32, Type::F16 | Type::F32) => Accumulator::F32,
+        (Type::F64, Type::F64) if matches!(w.rounding, None | Some(Rounding::Rn)) => Accumulator::F64,
+        (Type::S32, Type::S32) => Accumulator::S32 { saturate: w.satfinite },
+        _ => return None,
+    };
+    let shape = Shape { m: w.shape.m.into(), n: w.shape.n.into(), k: w.shape.k.into() };
+    let same = w.a == w.b && w.bits.is_none();
+    if same { WmmaKind::new(shape, input(w.a)?, accumulator) } else { None }
+}
+
+/// Whether the emulator has this product.
+pub(crate) fn wmma_supported(w: &Wmma) -> bool {
+    kind(w).is_some()
+}
+
+/// Each register of two f16 as two of f32.
+fn widened(halves: &[Lanes32]) -> Vec<Lanes32> {
+    let half = |word: u32, i: u32| half::f16::from_bits((word >> (16 * i)) as u16).to_f32().to_bits();
+    halves.iter().flat_map(|r| [r.map(|word| half(word, 0)), r.map(|word| half(word, 1))]).collect()
+}
+
+/// Each two registers of f32 as one of two f16, to nearest even.
+fn narrowed(sums: &[Lanes32]) -> Vec<Lanes32> {
+    let half = |bits: u32| {
+        let value = f32::from_bits(bits);
+        if value.is_nan() { 0x7fff } else { u32::from(half::f16::from_f32(value).to_bits()) }
+    };
+    let pack = |pair: &[Lanes32]| std::array::from_fn(|l| half(pair[0][l]) | half(pair[1][l]) << 16);
+    sums.chunks_exact(2).map(pack).collect()
+}

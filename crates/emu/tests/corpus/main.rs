@@ -1,0 +1,140 @@
+//! The kernels of `filetests/corpus`, compiled by NVRTC and by Triton from sources of our own: right results and no alarm,
+//! in every schedule, on ragged shapes.
+
+mod cuda;
+mod reference;
+mod triton;
+
+use std::path::Path;
+
+use flashcore_emu::{Buffer, Options, Schedule, run};
+use half::{bf16, f16};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+
+/// Contents of a buffer, or its size when the kernel is to write it.
+enum Data {
+    In(Vec<u8>),
+    InOut(Vec<u8>),
+    Out(usize),
+}
+
+fn words<T: Copy, const N: usize>(values: &[T], to: fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|v| to(*v)).collect()
+}
+
+fn floats(values: &[f32]) -> Data {
+    Data::In(words(values, f32::to_le_bytes))
+}
+
+fn halves(values: &[f32]) -> Data {
+    Data::In(words(values, |v| f16::from_f32(v).to_le_bytes()))
+}
+
+fn brains(values: &[f32]) -> Data {
+    Data::In(words(values, |v| bf16::from_f32(v).to_le_bytes()))
+}
+
+fn integers(values: &[i32]) -> Data {
+    Data::In(words(values, i32::to_le_bytes))
+}
+
+/// Numbers between −1 and 1 (a linear congruential generator), exact in f16 and in bf16.
+fn draw(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0).to_f32()
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+struct Case {
+    /// File of the corpus, but for the target.
+    file: &'static str,
+    entry: &'static str,
+    grid: Dim3,
+    block: Dim3,
+    shared: u32,
+    data: Vec<(&'static str, Data)>,
+    /// Scalars after the buffers, which are passed in order.
+    scalars: Vec<Arg>,
+}
+
+impl Case {
+    /// Runs every schedule on both targets and hands each result's buffers to `check`.
+    fn check(&self, check: impl Fn(&[Vec<u8>])) {
+        for sm in [80, 89] {
+            let kernel = self.kernel(sm);
+            for (schedule, seed) in [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)] {
+                let mut buffers: Vec<Buffer> = self
+                    .data
+                    .iter()
+                    .map(|(_, data)| match data {
+                        Data::In(bytes) | Data::InOut(bytes) => Buffer::from_bytes(bytes),
+                        Data::Out(bytes) => Buffer::uninitialised(*bytes),
+                    })
+                    .collect();
+                let options = Options { seed, schedule, ..Options::default() };
+                let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+                    .unwrap_or_else(|e| panic!("{} sm_{sm}: {e}", self.file));
+                let found: Vec<String> = report.hazards.iter().map(ToString::to_string).collect();
+                assert!(found.is_empty(), "{} sm_{sm} {schedule:?}: {}", self.file, found.join("\n"));
+                check(&buffers.iter().map(Buffer::to_bytes).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    fn kernel(&self, sm: u32) -> Kernel {
+        let file = format!("../../filetests/corpus/{}_sm{sm}.ptx", self.file);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let text = std::fs::read_to_string(&path).expect("a file of the corpus");
+        let buffers: Vec<BufferSpec> = self
+            .data
+            .iter()
+            .map(|(name, data)| {
+                let (bytes, access) = match data {
+                    Data::In(bytes) => (bytes.len(), Access::Read),
+                    Data::InOut(bytes) => (bytes.len(), Access::ReadWrite),
+                    Data::Out(bytes) => (*bytes, Access::Write),
+                };
+                BufferSpec { name: name.to_string(), bytes, access }
+            })
+            .collect();
+        let pointers = (0..buffers.len()).map(|index| Arg::Buffer { index, offset: 0 });
+        Kernel {
+            module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)),
+            entry: self.entry.to_string(),
+            launch: Launch {
+                grid: self.grid,
+                cluster: Dim3(1, 1, 1),
+                block: self.block,
+                dynamic_shared: self.shared,
+            },
+            args: pointers.chain(self.scalars.iter().copied()).collect(),
+            buffers,
+        }
+    }
+}
+
+fn read<T, const N: usize>(bytes: &[u8], from: fn([u8; N]) -> T) -> Vec<T> {
+    bytes.chunks_exact(N).map(|c| from(c.try_into().expect("the right length"))).collect()
+}
+
+fn assert_close(name: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        assert!((g - e).abs() <= tolerance, "{name}[{i}] is {g}, not {e}");
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f64> {
+    read(bytes, f32::from_le_bytes).into_iter().map(f64::from).collect()
+}
+
+fn f16s(bytes: &[u8]) -> Vec<f64> {
+    read(bytes, f16::from_le_bytes).into_iter().map(f64::from).collect()
+}
+
+fn bf16s(bytes: &[u8]) -> Vec<f64> {
+    read(bytes, bf16::from_le_bytes).into_iter().map(f64::from).collect()
+}

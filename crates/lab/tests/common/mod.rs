@@ -1,0 +1,23 @@
+//! What the tests of the gate share.
+
+use flashcore_lab::launchfile::Bound;
+use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::{Arch, Plan};
+use problem::Problem;
+
+/// The fused family in 64 rows by 64 keys: a plan of its own, so that better defaults do not move the sites of faults.
+pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound {
+    let arch = Arch::SM_80;
+    let genes = MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        stages,
+        resident_ctas: None,
+        queries,
+        grid: Grid::RowsFirst,
+        lse: true,
+        ..MmaPlan::default_for(problem, &arch)
+    };
+    Bound::of_kernel(kernels::emit(problem, &Plan::Mma(genes), &arch).unwrap(), problem).unwrap()
+}
