@@ -38,7 +38,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
 /// Whether a file can be written: to be asked before a minute's work, not after.
 ///
 /// # Errors
-/// As [`write`] would.
+/// As [`write()`] would.
 pub fn writable(path: &Path) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     if path.is_dir() {
