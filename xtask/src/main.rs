@@ -1,6 +1,7 @@
 //! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3 and fetches the rest.
 
 mod evidence;
+mod fuzz;
 mod test;
 mod tools;
 
@@ -22,6 +23,8 @@ enum Task {
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence,
+    /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
+    Fuzz(fuzz::Fuzz),
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -42,6 +45,7 @@ enum XtaskError {
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Task::Evidence => evidence::build(&root()),
+        Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Test => test::all(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };

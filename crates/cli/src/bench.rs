@@ -7,7 +7,7 @@ use cpu::CpuPlan;
 use lab::bench::{Race, Torch, problem_json, race, suite};
 use lab::provenance::Provenance;
 use lab::store;
-use problem::Problem;
+use problem::{Problem, Tensor};
 
 use crate::Status;
 use crate::args::Bench;
@@ -16,6 +16,21 @@ use crate::table;
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let problems = problems(args)?;
+    let most = std::thread::available_parallelism().map_or(1, usize::from);
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        return Err(CliError::Argument {
+            argument: "--seconds",
+            value: args.seconds.to_string(),
+            accepted: "more than 0, at most 3600".into(),
+        });
+    }
+    if let Some(threads) = args.threads.filter(|&n| n == 0 || n > 64 * most) {
+        return Err(CliError::Argument {
+            argument: "--threads",
+            value: threads.to_string(),
+            accepted: format!("1 to {}, 64 for each core", 64 * most),
+        });
+    }
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let provenance = Provenance::of_cpu(Path::new("."), threads);
     if args.evidence.is_some() && provenance.commit.is_none() {
@@ -52,6 +67,10 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     Ok(Status::Proven)
 }
 
+/// What one run of a problem may take: some minutes on a laptop, and its memory.
+const MOST_FLOPS: f64 = 1e13;
+const MOST_BYTES: f64 = 8e9;
+
 fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let Some(shape) = &args.shape else { return Ok(suite()) };
     let refuse = || CliError::Argument {
@@ -64,6 +83,15 @@ fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let [batch, heads, seq, dim] = numbers[..] else { return Err(refuse()) };
     let problem = Problem::new(batch, heads, seq, dim, args.dtype.parse()?).with_mask(args.mask.parse()?);
     problem.check()?;
+    let bytes: f64 =
+        Tensor::ALL.iter().map(|&t| problem.extents(t).iter().map(|&n| n as f64).product::<f64>()).sum();
+    if problem.flops() > MOST_FLOPS || bytes * problem.dtype.bytes() as f64 > MOST_BYTES {
+        return Err(CliError::Argument {
+            argument: "--shape",
+            value: shape.clone(),
+            accepted: format!("at most {MOST_FLOPS:.0e} operations and {MOST_BYTES:.0e} bytes of tensors"),
+        });
+    }
     Ok(vec![problem])
 }
 

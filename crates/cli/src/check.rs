@@ -6,10 +6,9 @@ use emu::model::machine;
 use lab::gate::{Settings, Verdict};
 use lab::study::{Study, study};
 
-use crate::Status;
 use crate::args::Check;
 use crate::error::CliError;
-use crate::source;
+use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
@@ -17,12 +16,12 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let ptxas = emu::resources::Ptxas::find().ok();
     let study = study(bound, Some(text), &settings, &[machine::L4], ptxas.as_ref())?;
     let mut out = std::io::stdout().lock();
-    if args.json {
+    unless_closed(if args.json {
         let findings = serde_json::to_value(&study.findings).unwrap_or_default();
-        writeln!(out, "{}", study.proof.json(&findings))?;
+        writeln!(out, "{}", study.proof.json(&findings)).map_err(CliError::from)
     } else {
-        print(&mut out, &study)?;
-    }
+        print(&mut out, &study)
+    })?;
     Ok(match study.proof.verdict {
         Verdict::Proven => Status::Proven,
         Verdict::Refuted => Status::Refuted,

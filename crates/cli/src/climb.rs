@@ -10,12 +10,11 @@ use lab::gate::Settings;
 use lab::{report, store};
 use problem::Problem;
 
-use crate::Status;
-use crate::args;
 use crate::error::CliError;
-use crate::table;
+use crate::{Status, args, table, unless_closed};
 
 pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
+    store::writable(&args.out)?;
     let problem = Problem::mission();
     let rungs = lab::climb::rungs(&problem, &Arch::SM_89)?;
     let ptxas = Ptxas::find().ok();
@@ -37,12 +36,11 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     bar.finish_and_clear();
     store::write(&args.out, report::page(&climb).as_bytes())?;
     let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", climb.json())?;
+    unless_closed(if args.json {
+        writeln!(out, "{}", climb.json()).map_err(CliError::from)
     } else {
-        print(&mut out, &climb)?;
-        writeln!(out, "\nreport: {}", args.out.display())?;
-    }
+        print(&mut out, &climb).and_then(|()| Ok(writeln!(out, "\nreport: {}", args.out.display())?))
+    })?;
     let surprises = climb.surprises();
     if surprises.is_empty() {
         Ok(Status::Proven)

@@ -32,6 +32,21 @@ pub enum CliError {
         /// Where and why.
         error: ptx::ParseError,
     },
+    /// PTX that no assembler would take.
+    #[error("{path}: {} rules of PTX are broken:\n{violations}", violations.0.len())]
+    Verify {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        violations: ptx::Violations,
+    },
+    /// A fault of ours.
+    #[error(
+        "internal error: {0}\nThis is a fault of FlashCore's, not of the input, and there is no verdict. Please report it \
+         at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 shows the way to it.",
+        repository = env!("CARGO_PKG_REPOSITORY")
+    )]
+    Internal(lab::panics::Panic),
     /// A tensor of the wrong rank.
     #[error("{tensor} has shape {shape:?}; attention takes four dimensions, [batch, heads, sequence, dim]")]
     Rank {
@@ -39,6 +54,16 @@ pub enum CliError {
         tensor: &'static str,
         /// Its shape.
         shape: Vec<usize>,
+    },
+    /// Tensors of different types.
+    #[error("{tensor} holds {dtype}, but q holds {expected}; accepted: one element type for q, k and v")]
+    DTypes {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its element type.
+        dtype: problem::DType,
+        /// That of q.
+        expected: problem::DType,
     },
     /// Tensors that do not fit each other.
     #[error("{tensor} has shape {shape:?}, which does not fit {other} of shape {expected:?}: {rule}")]

@@ -17,6 +17,7 @@ use clap::Parser;
 
 use args::{Cli, Command};
 use error::CliError;
+use lab::panics::Panic;
 
 /// What `check` exits with; the other commands use the first and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,23 +43,70 @@ fn main() -> ExitCode {
             return if error.use_stderr() { Status::BadUsage.into() } else { Status::Proven.into() };
         }
     };
-    let outcome = match &cli.command {
+    let outcome = lab::panics::contain(|| run_command(&cli.command));
+    let (status, message) = conclude(outcome);
+    if let Some(message) = message {
+        if status == Status::Incomplete && wants_json(&cli.command) {
+            println!("{}", serde_json::json!({ "verdict": "incomplete", "reasons": [message] }));
+        }
+        eprintln!("flashcore: {message}");
+    }
+    status.into()
+}
+
+fn run_command(command: &Command) -> Result<Status, CliError> {
+    match command {
         Command::Climb(args) => climb::climb(args),
         Command::Check(args) => check::check(args),
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Doctor => doctor::doctor(),
-    };
+    }
+}
+
+fn wants_json(command: &Command) -> bool {
+    match command {
+        Command::Climb(args) => args.json,
+        Command::Check(args) => args.json,
+        Command::Explain(args) => args.json,
+        Command::Run(_) | Command::Bench(_) | Command::Doctor => false,
+    }
+}
+
+/// What to exit with, and what to say. A panic is no verdict on the input: it is told as the fault of ours that it is.
+fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option<String>) {
     match outcome {
-        Ok(status) => status.into(),
+        Ok(Ok(status)) => (status, None),
         // Someone closed the pipe (`flashcore … | head`): there is no one left to tell.
-        Err(CliError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            Status::Proven.into()
+        Ok(Err(CliError::Output(error))) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            (Status::Proven, None)
         }
-        Err(error) => {
-            eprintln!("flashcore: {error}");
-            Status::BadUsage.into()
+        Ok(Err(error)) => (Status::BadUsage, Some(error.to_string())),
+        Err(panic) => (Status::Incomplete, Some(CliError::Internal(panic).to_string())),
+    }
+}
+
+/// `written`, except that a reader who has gone is no error: the verdict stands.
+fn unless_closed(written: Result<(), CliError>) -> Result<(), CliError> {
+    match written {
+        Err(CliError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_no_verdict_and_asks_for_a_report() {
+        let (status, message) = conclude(lab::panics::contain(|| panic!("index 7 of {}", 5)));
+        let message = message.unwrap();
+        assert_eq!(status, Status::Incomplete);
+        for part in ["index 7 of 5", "main.rs:", "fault of FlashCore's", "/issues"] {
+            assert!(message.contains(part), "{part}: {message}");
         }
+        assert_eq!(conclude(Ok(Ok(Status::Refuted))), (Status::Refuted, None));
     }
 }

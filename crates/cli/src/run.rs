@@ -5,6 +5,7 @@ use std::path::Path;
 
 use cpu::CpuPlan;
 use lab::files::{Tensor, load, save};
+use lab::store;
 use lab::values::{Inputs, Values};
 use problem::{Layout, Mask, Problem};
 
@@ -14,6 +15,7 @@ use crate::error::CliError;
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
     let layout: Layout = args.layout.parse()?;
+    store::writable(&args.out)?;
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
         if path.is_none() && args.q.extension().is_some_and(|e| e == "npy") {
@@ -61,6 +63,12 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         expected: o.shape.clone(),
         rule,
     };
+    for (tensor, t) in [("k", k), ("v", v)] {
+        let (dtype, expected) = (t.values.dtype(), q.values.dtype());
+        if dtype != expected {
+            return Err(CliError::DTypes { tensor, dtype, expected });
+        }
+    }
     if a[0] != b[0] || a[3] != b[3] {
         return Err(misfit("k", k, "q", q, "batch and head dim must agree"));
     }

@@ -1,5 +1,7 @@
 //! A kernel file and its launch file, joined.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use lab::launchfile::{Bound, LaunchSpec};
@@ -10,18 +12,30 @@ use crate::error::CliError;
 /// Reads both. The text is the PTX that line numbers refer to.
 pub fn load(file: &Path, launch: &Path, sm: u32) -> Result<(Bound, String), CliError> {
     let spec: LaunchSpec = read(launch)?.parse()?;
-    let source = read(file)?;
     let text = match file.extension().and_then(|e| e.to_str()) {
-        Some("ptx") => source,
-        Some("cu") => compile_cuda(&source, &format!("compute_{sm}"))?,
+        Some("ptx") => read(file)?,
+        Some("cu") => compile_cuda(&read(file)?, &format!("compute_{sm}"))?,
         _ => return Err(CliError::Extension(file.to_path_buf())),
     };
     let module = ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
+    if let Err(violations) = module.verify() {
+        return Err(CliError::Verify { path: file.to_path_buf(), violations });
+    }
     Ok((spec.bind(module)?, text))
 }
 
+/// Longer than any kernel or launch file, and short enough for memory.
+const LONGEST: u64 = 64 << 20;
+
 fn read(path: &Path) -> Result<String, CliError> {
-    std::fs::read(path)
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-        .map_err(|source| CliError::Read { path: path.to_path_buf(), source })
+    let fail = |source| CliError::Read { path: path.to_path_buf(), source };
+    let mut bytes = Vec::new();
+    // Never more, whatever the file says of its length: a device or a pipe may have no end.
+    File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)).map_err(fail)?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(fail(std::io::Error::other(format!(
+            "it is longer than {LONGEST} bytes; is it a kernel?"
+        ))));
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,7 +1,7 @@
 //! The built command on good and bad input: exit codes, messages, files.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// A folder of its own for each test.
 struct Folder(PathBuf);
@@ -17,6 +17,11 @@ impl Folder {
         let path = self.0.join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
+    }
+
+    /// What is in it.
+    fn names(&self) -> std::collections::BTreeSet<std::ffi::OsString> {
+        std::fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.file_name()).collect()
     }
 
     fn run(&self, args: &[&str]) -> Output {
@@ -109,7 +114,31 @@ fn bad_usage_is_named_and_exits_with_3() {
     let broken = folder.write("broken.ptx", &PTX.replace("BARRIER", "frobnicate.sync 0;"));
     let wrong_launch = folder.write("wrong.toml", &LAUNCH.replace("64]", "0]"));
     let two = folder.write("two.toml", &format!("{LAUNCH}{}", &LAUNCH[LAUNCH.find("[[arg]]").unwrap()..]));
-    let cases: [(&[&str], &str); 11] = [
+    let illegal = folder.write("illegal.ptx", &PTX.replace("BARRIER", "add.f32 %rd1, %r1, %r2;"));
+    let huge = folder.write("huge.toml", &LAUNCH.replace("[1]", "[2147483647, 65535, 65535]"));
+    let beyond = folder.write("beyond.toml", &LAUNCH.replace("[1]", "[2147483648]"));
+    let shared = folder.write("shared.toml", &LAUNCH.replace("[64]", "[64]\ndynamic_shared = 200000"));
+    let problem = "[problem]\nheads_q = 8\nseq_q = 1000000\nhead_dim = 64\ndtype = \"f16\"\n";
+    let slow = folder.write("slow.toml", &format!("{problem}{LAUNCH}"));
+    let heads = problem.replace("heads_q = 8", "heads_q = 8\nheads_kv = 3").replace("000000", "0");
+    let heads = folder.write("heads.toml", &format!("{heads}{LAUNCH}"));
+    std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
+    let cases: [(&[&str], &str); 26] = [
+        (&["check", &illegal, "--launch", &launch], "rules of PTX are broken"),
+        (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
+        (&["check", &ptx, "--launch", &beyond], "launch.grid = [2147483648] is not possible"),
+        (&["check", &ptx, "--launch", &shared], "accepted: at most 166912 bytes on sm_80"),
+        (&["check", &ptx, "--launch", &slow], "[problem] = 2.0e15 operations is not possible"),
+        (&["check", &ptx, "--launch", &heads], "heads_q = 8 is not a multiple of heads_kv = 3"),
+        (&["check", "folder.ptx", "--launch", &launch], "cannot read folder.ptx"),
+        (&["check", &ptx, "--launch", "/dev/zero"], "it is longer than"),
+        (&["climb", "--out", "none/report.html"], "cannot write none/report.html"),
+        (&["climb", "--out", "folder.ptx"], "it is a folder; accepted: the name of a file"),
+        (&["bench", "--seconds", "nan"], "--seconds = NaN is not possible"),
+        (&["bench", "--threads", "0"], "--threads = 0 is not possible"),
+        (&["bench", "--shape", "99999999999x1x16x16"], "--shape = 99999999999x1x16x16 is not possible"),
+        (&["bench", "--shape", "1x1x1000000x64"], "--shape = 1x1x1000000x64 is not possible"),
+        (&["bench", "--shape", "0x1x16x16"], "batch is 0; it must be at least 1"),
         (&["check", &ptx], "--launch"),
         (&["check", "none.ptx", "--launch", &launch], "cannot read none.ptx"),
         (&["check", &ptx, "--launch", "none.toml"], "cannot read none.toml"),
@@ -160,6 +189,55 @@ fn cuda_sources_go_through_nvrtc() {
     }
 }
 
+/// Without PATH, home, tools or Python everything that needs none of them works, and what does need them says so.
+#[test]
+fn a_bare_machine_is_enough() {
+    let folder = Folder::new("bare");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let ptx = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
+    let cuda = folder.write("kernel.cu", "__global__ void k() {}");
+    let bare = |args: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_flashcore"))
+            .args(args)
+            .current_dir(&folder.0)
+            .env_clear()
+            .env("PATH", &folder.0)
+            .output()
+            .unwrap()
+    };
+    let check = bare(&["check", &ptx, "--launch", &launch]);
+    assert_eq!(check.status.code(), Some(0), "{}", text(&check.stderr));
+    assert_eq!(bare(&["explain", &ptx, "--launch", &launch]).status.code(), Some(0));
+    let doctor = bare(&["doctor"]);
+    assert_eq!(doctor.status.code(), Some(0), "{}", text(&doctor.stderr));
+    let compiled = bare(&["check", &cuda, "--launch", &launch]);
+    assert_eq!(compiled.status.code(), Some(3));
+    assert!(text(&compiled.stderr).contains("set FLASHCORE_NVRTC"), "{}", text(&compiled.stderr));
+}
+
+/// The verdict stands when the reader of the output has gone, and a disk that is full is no success.
+#[test]
+fn the_exit_code_survives_the_output() {
+    let folder = Folder::new("output");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
+    let to = |stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command
+            .args(["check", &racy, "--launch", &launch])
+            .stdout(stdout)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut child = to(Stdio::piped());
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    if let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") {
+        assert_eq!(to(full.into()).wait().unwrap().code(), Some(3));
+    }
+}
+
 #[test]
 fn explain_names_causes_and_lines() {
     let folder = Folder::new("explain");
@@ -192,10 +270,39 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     assert_eq!(lab::files::load(&folder.0.join("out.safetensors"), "lse").unwrap().shape, [1, 2, 3]);
 
     save("bad.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 2, 5, 4]), ("v", [1, 2, 5, 8])]);
-    let cases: [(&[&str], &str); 4] = [
+    save("empty.safetensors", &[("q", [1, 2, 0, 8]), ("k", [1, 2, 5, 8]), ("v", [1, 2, 5, 8])]);
+    save("heads.safetensors", &[("q", [1, 2, 3, 8]), ("k", [1, 3, 5, 8]), ("v", [1, 3, 5, 8])]);
+    let mut types: std::collections::BTreeMap<_, _> =
+        ["q", "k", "v"].map(|name| (name.to_owned(), tensor([1, 1, 2, 8]))).into();
+    types.insert(
+        "k".into(),
+        lab::files::Tensor {
+            values: lab::values::Values::round(problem::DType::F16, &[0.5; 16]),
+            shape: vec![1, 1, 2, 8],
+        },
+    );
+    lab::files::save(&folder.0.join("types.safetensors"), &types).unwrap();
+    let rank = lab::files::Tensor { shape: vec![2, 8], ..tensor([1, 1, 2, 8]) };
+    lab::files::save(&folder.0.join("rank.npy"), &[("q".to_owned(), rank)].into()).unwrap();
+    std::fs::create_dir(folder.0.join("folder.npy")).unwrap();
+    let before = folder.names();
+    let cases: [(&[&str], &str); 11] = [
         (&["run", "--q", "bad.safetensors", "--out", "bad.npy"], "batch and head dim must agree"),
         (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy and .safetensors"),
         (&["run", "--q", "in.safetensors", "--out", "no/bad.npy"], "cannot write no/bad.npy"),
+        (&["run", "--q", "in.safetensors", "--out", "folder.npy"], "it is a folder"),
+        (&["run", "--q", "none.safetensors", "--out", "bad.npy"], "cannot read none.safetensors"),
+        (&["run", "--q", "out.safetensors", "--out", "bad.npy"], "has no tensor \"q\"; it has: "),
+        (&["run", "--q", "empty.safetensors", "--out", "bad.npy"], "seq_q is 0; it must be at least 1"),
+        (
+            &["run", "--q", "heads.safetensors", "--out", "bad.npy"],
+            "heads_q = 2 is not a multiple of heads_kv = 3",
+        ),
+        (&["run", "--q", "types.safetensors", "--out", "bad.npy"], "k holds f16, but q holds f32"),
+        (
+            &["run", "--q", "rank.npy", "--k", "rank.npy", "--v", "rank.npy", "--out", "bad.npy"],
+            "four dimensions",
+        ),
         (
             &["run", "--q", "in.safetensors", "--out", "bad.npy", "--scale", "nan"],
             "scale = NaN is not finite",
@@ -206,8 +313,7 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         assert_eq!(output.status.code(), Some(3), "{args:?}");
         assert!(text(&output.stderr).contains(expected), "{args:?}: {}", text(&output.stderr));
     }
-    let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().flatten().map(|e| e.file_name()).collect();
-    assert_eq!(left.len(), 3, "{left:?}");
+    assert_eq!(folder.names(), before);
 }
 
 #[test]

@@ -96,6 +96,34 @@ pub enum EmuError {
         /// Line of the last one.
         line: u32,
     },
+    /// All CTAs together issued more than the budget: no verdict.
+    #[error(
+        "{done} of {ctas} CTAs issued {steps} warp instructions, beyond the budget of {limit} for a grid; \
+         launch a smaller grid, or a smaller problem of the same kind"
+    )]
+    GridLimit {
+        /// CTAs that ended.
+        done: u64,
+        /// CTAs of the grid.
+        ctas: u64,
+        /// Warp instructions issued, each CTA's start counted as some.
+        steps: u64,
+        /// What they may issue.
+        limit: u64,
+    },
+    /// CTAs that communicate read the same places too often to remember it all: no verdict.
+    #[error(
+        "after {done} of {ctas} CTAs, to remember which of them read what takes more than {limit} bytes; \
+         launch a smaller grid, or a smaller problem of the same kind"
+    )]
+    MemoryLimit {
+        /// CTAs that ended.
+        done: u64,
+        /// CTAs of the grid.
+        ctas: u64,
+        /// Bytes they may take.
+        limit: u64,
+    },
     /// [`Machine::launch`](ptx::Machine::launch) only: the kernel ran and had hazards.
     #[error("the kernel is not correct: {first} ({count} findings)")]
     Hazards {

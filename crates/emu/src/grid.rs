@@ -1,7 +1,7 @@
 //! A launch: the contract checked, buffers mapped, CTAs run apart and in parallel, or together where they communicate.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ptx::{Access, Arg, Function, Kernel};
 use rayon::prelude::*;
@@ -18,12 +18,49 @@ use crate::trace::CtaTrace;
 /// CTAs that may run at a time where they communicate: more than any GPU holds.
 const RESIDENT: usize = 4096;
 
+/// What starting a CTA costs, in warp instructions: a huge grid of empty CTAs takes its time too.
+const START_STEPS: u64 = 64;
+
+/// Memory for who read what, where CTAs communicate.
+const READS_LIMIT: u64 = 2 << 30;
+
+/// What the CTAs of a grid have issued, against what they may.
+struct Budget {
+    ctas: u64,
+    limit: u64,
+    done: AtomicU64,
+    steps: AtomicU64,
+}
+
+impl Budget {
+    fn new(context: &Context, ctas: u64) -> Budget {
+        Budget { ctas, limit: context.options.grid_limit, done: AtomicU64::new(0), steps: AtomicU64::new(0) }
+    }
+
+    fn spend(&self, steps: u64) -> Result<(), EmuError> {
+        let steps = self.steps.fetch_add(steps, Ordering::Relaxed).saturating_add(steps);
+        if steps <= self.limit {
+            return Ok(());
+        }
+        let done = self.done.load(Ordering::Relaxed);
+        Err(EmuError::GridLimit { done, ctas: self.ctas, steps, limit: self.limit })
+    }
+
+    fn remember(&self, bytes: u64) -> Result<(), EmuError> {
+        if bytes <= READS_LIMIT {
+            return Ok(());
+        }
+        let done = self.done.load(Ordering::Relaxed);
+        Err(EmuError::MemoryLimit { done, ctas: self.ctas, limit: READS_LIMIT })
+    }
+}
+
 /// Runs a kernel with one buffer for each of its contract, and says what it found. Buffers of [`Access::Write`] count as
 /// uninitialised, whatever they hold.
 ///
 /// # Errors
 /// When the contract does not fit, when the kernel has an instruction that is not implemented (nothing is run then), or
-/// when it does not end within [`Options::step_limit`].
+/// when it does not end within [`Options::step_limit`] and [`Options::grid_limit`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len())?;
@@ -153,27 +190,31 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (block, grid) = (launch.block, launch.grid);
     let threads = block.count();
     if threads == 0 || threads > 1024 || block.0 > 1024 || block.1 > 1024 || block.2 > 64 {
-        return wrong("the block", format!("{block:?}"), "1 to 1024 threads, at most 64 of them in z");
+        return wrong("the block", block.to_string(), "1 to 1024 threads, at most 64 of them in z");
     }
     if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
-        return wrong("the grid", format!("{grid:?}"), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
+        return wrong("the grid", grid.to_string(), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
     }
-    if grid.count() * threads.div_ceil(32) >= u64::from(u32::MAX) {
-        return wrong("the grid", format!("{grid:?}"), "fewer than 2^32 warps in all: use a smaller problem");
+    if grid.count().saturating_mul(threads.div_ceil(32)) >= u64::from(u32::MAX) {
+        return wrong("the grid", grid.to_string(), "fewer than 2^32 warps in all: use a smaller problem");
     }
     if launch.cluster.count() != 1 {
-        return wrong("the cluster", format!("{:?}", launch.cluster), "one CTA");
+        return wrong("the cluster", launch.cluster.to_string(), "one CTA");
     }
     let block = [block.0, block.1, block.2];
     if let Some(required) = entry.bounds.required_threads
         && required.map(|n| n.max(1)) != block
     {
-        return wrong("the block", format!("{block:?}"), &format!(".reqntid {required:?}"));
+        return wrong("the block", launch.block.to_string(), &format!(".reqntid {required:?}"));
     }
     if let Some(max) = entry.bounds.max_threads
         && threads > max.iter().map(|n| u64::from((*n).max(1))).product()
     {
-        return wrong("the block", format!("{block:?}"), &format!("no more threads than .maxntid {max:?}"));
+        return wrong(
+            "the block",
+            launch.block.to_string(),
+            &format!("no more threads than .maxntid {max:?}"),
+        );
     }
     Ok(())
 }
@@ -252,11 +293,15 @@ fn map_buffers<'a>(
 fn run_apart(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuError> {
     let warps = (context.launch.block.count() as usize).div_ceil(32);
     let granule = context.program.granules[1];
+    let budget = Budget::new(context, ctas);
     let found = (0..ctas)
         .into_par_iter()
         .try_fold(Total::default, |mut sum, cta| {
             let order = GlobalOrder::new(granule, warps);
+            budget.spend(START_STEPS)?;
             let (outcome, _) = Cta::new(context, cta, order).run()?;
+            budget.spend(outcome.effort)?;
+            budget.done.fetch_add(1, Ordering::Relaxed);
             sum.add(outcome);
             Ok(sum)
         })
@@ -272,15 +317,20 @@ fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), E
     let mut next = 0;
     let mut resident: VecDeque<Cta> = VecDeque::new();
     let room = resident_ctas(context, warps);
+    let budget = Budget::new(context, ctas);
     let mut spinning = 0;
     while next < ctas || !resident.is_empty() {
         while next < ctas && resident.len() < room {
+            budget.spend(START_STEPS)?;
             resident.push_back(Cta::new(context, next, GlobalOrder::default()));
             next += 1;
         }
         let Some(mut cta) = resident.pop_front() else { break };
         cta.env.order = order;
+        let before = cta.effort();
         let progress = cta.turn()?;
+        budget.spend(cta.effort() - before)?;
+        budget.remember(cta.env.order.bytes())?;
         order = std::mem::take(&mut cta.env.order);
         if progress == Progress::Running {
             spinning = if cta.is_spinning() { spinning + 1 } else { 0 };
@@ -295,6 +345,7 @@ fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), E
             }
         } else {
             spinning = 0;
+            budget.done.fetch_add(1, Ordering::Relaxed);
             cta.env.order = order;
             let (outcome, back) = cta.finish();
             order = back;

@@ -51,6 +51,8 @@ pub struct Options {
     pub traced_ctas: Vec<u64>,
     /// Warp instructions a CTA may issue.
     pub step_limit: u64,
+    /// Warp instructions that all CTAs may issue together; the start of a CTA counts as some.
+    pub grid_limit: u64,
     /// Byte ranges per buffer of the contract that must be written; `Write` buffers not named must be written whole.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
 }
@@ -64,6 +66,7 @@ impl Default for Options {
             sm: None,
             traced_ctas: Vec::new(),
             step_limit: 50_000_000,
+            grid_limit: u64::MAX,
             must_write: HashMap::new(),
         }
     }

@@ -26,6 +26,7 @@ struct Case {
     hazards: BTreeSet<(String, u32)>,
     error: Option<String>,
     step_limit: Option<u64>,
+    grid_limit: Option<u64>,
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> T {
@@ -54,6 +55,7 @@ fn read(text: &str) -> Case {
         hazards: BTreeSet::new(),
         error: None,
         step_limit: None,
+        grid_limit: None,
     };
     for (index, line) in text.lines().enumerate() {
         let Some((code, comment)) = line.split_once("//") else { continue };
@@ -89,6 +91,7 @@ impl Case {
             }
             ("error", words) => self.error = Some(words.join(" ")),
             ("steps", [limit]) => self.step_limit = Some(number(limit)),
+            ("grid_steps", [limit]) => self.grid_limit = Some(number(limit)),
             _ => {}
         }
     }
@@ -140,6 +143,7 @@ impl Case {
             .collect();
         let mut options = Options { seed, schedule, ..Options::default() };
         options.step_limit = self.step_limit.unwrap_or(options.step_limit);
+        options.grid_limit = self.grid_limit.unwrap_or(options.grid_limit);
         let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
         Ok((report, buffers))
     }

@@ -79,16 +79,39 @@ fn extension(path: &Path) -> &str {
 /// # Errors
 /// When the file cannot be read or does not hold such a tensor.
 pub fn load(path: &Path, name: &str) -> Result<Tensor, FileError> {
+    // Not read before it is known to be of a kind that can be used.
     match extension(path) {
-        "npy" => load_npy(path, name),
-        "safetensors" => load_safetensors(path, name),
+        "npy" | "safetensors" => parse(path, &read(path)?, name),
         _ => Err(FileError::Extension(path.to_path_buf())),
     }
 }
 
-fn load_npy(path: &Path, name: &str) -> Result<Tensor, FileError> {
-    let bytes = read(path)?;
-    let file = npyz::NpyFile::new(&bytes[..]).map_err(|e| malformed(path, e))?;
+/// The tensor `name` of a file whose contents are `bytes`.
+///
+/// # Errors
+/// When they do not hold such a tensor.
+pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    let tensor = match extension(path) {
+        "npy" => parse_npy(path, bytes, name)?,
+        "safetensors" => parse_safetensors(path, bytes, name)?,
+        _ => return Err(FileError::Extension(path.to_path_buf())),
+    };
+    let elements = tensor.shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+    if elements != Some(tensor.values.len()) {
+        let held = tensor.values.len();
+        return Err(malformed(
+            path,
+            format!("shape {:?} does not fit the {held} elements there", tensor.shape),
+        ));
+    }
+    Ok(tensor)
+}
+
+fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    if !countable(bytes) {
+        return Err(malformed(path, "the extents of its shape multiply to more than 2^63"));
+    }
+    let file = npyz::NpyFile::new(bytes).map_err(|e| malformed(path, e))?;
     if file.order() != npyz::Order::C && file.shape().len() > 1 {
         return Err(malformed(path, "the array is in Fortran order; save it with numpy.ascontiguousarray"));
     }
@@ -103,12 +126,32 @@ fn load_npy(path: &Path, name: &str) -> Result<Tensor, FileError> {
             return Err(FileError::DType { path: path.to_path_buf(), name, dtype, accepted });
         }
     };
-    Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
+    let values = values.map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            malformed(path, format!("it ends before its array of shape {shape:?} does"))
+        }
+        _ => malformed(path, e),
+    })?;
+    Ok(Tensor { values, shape })
 }
 
-fn load_safetensors(path: &Path, name: &str) -> Result<Tensor, FileError> {
-    let bytes = read(path)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| malformed(path, e))?;
+/// Whether the number of elements that a `.npy` header (`… 'shape': (1, 8, 512, 64), …`) tells of is one: npyz
+/// multiplies without looking.
+fn countable(bytes: &[u8]) -> bool {
+    let header = String::from_utf8_lossy(&bytes[..bytes.len().min(1 << 16)]);
+    let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
+    let extents = shape.iter().flat_map(|(list, _)| list.split(',')).map(str::trim).filter(|n| !n.is_empty());
+    let mut elements = Some(1u64);
+    for extent in extents {
+        elements =
+            elements.zip(extent.parse().ok()).and_then(|(n, extent): (u64, u64)| n.checked_mul(extent));
+    }
+    // Eight bytes is the widest element.
+    elements.is_some_and(|n| n < 1 << 60)
+}
+
+fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
+    let file = SafeTensors::deserialize(bytes).map_err(|e| malformed(path, e))?;
     let tensor = file.tensor(name).map_err(|_| FileError::Absent {
         path: path.to_path_buf(),
         name: name.to_owned(),
@@ -136,15 +179,17 @@ fn load_safetensors(path: &Path, name: &str) -> Result<Tensor, FileError> {
 /// # Errors
 /// When it cannot be written, or a `.npy` file is asked to hold what it cannot.
 pub fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), FileError> {
-    let bytes = match (extension(path), tensors.first_key_value()) {
-        ("safetensors", _) => safetensors_bytes(path, tensors)?,
-        ("npy", Some((_, tensor))) if tensors.len() == 1 => npy_bytes(path, tensor)?,
-        ("npy", _) => {
-            return Err(malformed(path, "a .npy file holds one tensor; use .safetensors for several"));
-        }
-        _ => return Err(FileError::Extension(path.to_path_buf())),
-    };
-    Ok(store::write(path, &bytes)?)
+    Ok(store::write(path, &encode(path, tensors)?)?)
+}
+
+/// The contents of the file that [`save`] writes.
+pub(crate) fn encode(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>, FileError> {
+    match (extension(path), tensors.first_key_value()) {
+        ("safetensors", _) => safetensors_bytes(path, tensors),
+        ("npy", Some((_, tensor))) if tensors.len() == 1 => npy_bytes(path, tensor),
+        ("npy", _) => Err(malformed(path, "a .npy file holds one tensor; use .safetensors for several")),
+        _ => Err(FileError::Extension(path.to_path_buf())),
+    }
 }
 
 fn safetensors_bytes(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>, FileError> {
@@ -212,6 +257,18 @@ mod tests {
         for name in ["x.npy", "x.safetensors", "x.txt"] {
             std::fs::write(scratch.path(name), b"\x93NUMPY, or not").unwrap();
             assert!(load(&scratch.path(name), "q").is_err(), "{name}");
+        }
+        let header = |shape: &str| {
+            let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n");
+            [b"\x93NUMPY\x01\x00", &(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat()
+        };
+        for (shape, said) in [
+            ("4294967296, 4294967296, 1, 1", "multiply to more than"),
+            ("1, 2, 3, 99999999999999999999", "multiply to more than"),
+            ("1, 2, 3, 8", "ends before its array"),
+        ] {
+            let error = parse(Path::new("x.npy"), &header(shape), "q").unwrap_err().to_string();
+            assert!(error.contains(said), "{shape}: {error}");
         }
         assert!(load(&scratch.path("absent.npy"), "q").unwrap_err().to_string().contains("cannot read"));
     }

@@ -26,10 +26,7 @@ fn unique() -> String {
 /// When the folder cannot be written; then nothing is left behind.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    let Some(name) = path.file_name() else {
-        return Err(fail(std::io::Error::other("it does not name a file")));
-    };
-    let draft = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), unique()));
+    let draft = draft(path)?;
     let written = std::fs::write(&draft, contents).and_then(|()| std::fs::rename(&draft, path));
     written.map_err(|source| {
         // The first error is the one to tell; a draft that never came to be cannot be removed.
@@ -38,7 +35,29 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     })
 }
 
-/// Appends one line to a file.
+/// Whether a file can be written: to be asked before a minute's work, not after.
+///
+/// # Errors
+/// As [`write()`] would.
+pub fn writable(path: &Path) -> Result<(), StoreError> {
+    let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
+    if path.is_dir() {
+        return Err(fail(std::io::Error::other("it is a folder; accepted: the name of a file")));
+    }
+    let draft = draft(path)?;
+    std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
+}
+
+/// The name that a file has until it is whole.
+fn draft(path: &Path) -> Result<PathBuf, StoreError> {
+    let Some(name) = path.file_name() else {
+        let source = std::io::Error::other("it does not name a file");
+        return Err(StoreError::Write { path: path.to_path_buf(), source });
+    };
+    Ok(path.with_file_name(format!(".{}.{}", name.to_string_lossy(), unique())))
+}
+
+/// Appends one line to a file; when it cannot be written whole, the file is as it was.
 ///
 /// # Errors
 /// When it cannot be opened or written.
@@ -49,7 +68,12 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
     }
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
     // One write call, so that rows of two processes do not mix.
-    file.write_all(format!("{line}\n").as_bytes()).map_err(fail)
+    let before = file.metadata().map_err(fail)?.len();
+    file.write_all(format!("{line}\n").as_bytes()).map_err(|source| {
+        // The first error is the one to tell.
+        let _ = file.set_len(before);
+        fail(source)
+    })
 }
 
 /// A folder of our own under the system's temporary folder.
@@ -97,5 +121,13 @@ mod tests {
         assert!(error.contains("folder"), "{error}");
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
         assert!(write(&scratch.path("none/x"), b"").is_err());
+        for (path, accepted) in [("report.html", true), ("new", true), ("none/x", false), ("folder", false)] {
+            assert_eq!(writable(&scratch.path(path)).is_ok(), accepted, "{path}");
+        }
+        assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
+        // Every write to this device fails as on a full disk.
+        if Path::new("/dev/full").exists() {
+            assert!(append_line(Path::new("/dev/full"), "x").is_err());
+        }
     }
 }

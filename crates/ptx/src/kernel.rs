@@ -1,3 +1,5 @@
+use std::fmt;
+
 use crate::Module;
 
 /// Extents in x, y and z.
@@ -5,9 +7,15 @@ use crate::Module;
 pub struct Dim3(pub u32, pub u32, pub u32);
 
 impl Dim3 {
-    /// Number of points.
+    /// Number of points; the largest number when there are more.
     pub const fn count(self) -> u64 {
-        self.0 as u64 * self.1 as u64 * self.2 as u64
+        (self.0 as u64 * self.1 as u64).saturating_mul(self.2 as u64)
+    }
+}
+
+impl fmt::Display for Dim3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}, {}]", self.0, self.1, self.2)
     }
 }
 

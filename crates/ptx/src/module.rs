@@ -129,7 +129,8 @@ pub struct Variable {
 impl Variable {
     /// Size in bytes; 0 for an array of unknown length.
     pub fn bytes(&self) -> u64 {
-        u64::from(self.ty.bytes()) * u64::from(self.vector) * self.dims.iter().product::<u64>()
+        let element = u64::from(self.ty.bytes()) * u64::from(self.vector);
+        self.dims.iter().fold(element, |bytes, &n| bytes.saturating_mul(n))
     }
 }
 
@@ -173,7 +174,7 @@ mod param_space {
 impl Param {
     /// Size in bytes.
     pub fn bytes(&self) -> u32 {
-        self.ty.bytes() * self.elements.unwrap_or(1)
+        self.ty.bytes().saturating_mul(self.elements.unwrap_or(1))
     }
 }
 

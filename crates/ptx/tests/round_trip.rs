@@ -79,6 +79,19 @@ proptest! {
     }
 }
 
+/// Found by fuzzing.
+#[test]
+fn the_ends_of_the_number_line_read_back() {
+    for operand in ["tile+-9223372036854775808", "tile-9223372036854775808", "tile+9223372036854775807"] {
+        let text = format!(
+            ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b64 %rd<2>;\n\
+             .shared .align 4 .b8 tile[32];\nmov.u64 %rd1, {operand};\nld.shared.b64 %rd1, [{operand}];\nret;\n}}\n"
+        );
+        assert!(parse(&text).is_ok(), "{operand}");
+        survives(&text);
+    }
+}
+
 /// Texts made to take long or much memory.
 #[test]
 fn hostile_texts_are_refused_at_once() {

@@ -34,9 +34,9 @@ impl Frame {
     }
 
     fn place(&mut self, name: &Name, align: u32, bytes: u32) {
-        let at = self.bytes.next_multiple_of(align.max(1));
+        let at = align_up(self.bytes, align);
         self.offsets.insert(name.clone(), at);
-        self.bytes = at + bytes;
+        self.bytes = at.saturating_add(bytes);
     }
 }
 
@@ -64,11 +64,11 @@ impl Layout {
         let inner = functions.iter().flat_map(|f| f.body.iter().flat_map(|b| &b.variables));
         for variable in module.variables().chain(inner) {
             check_size(variable)?;
-            layout.place(variable, buffers);
+            layout.place(variable, buffers)?;
         }
         layout.place_dynamic(module, dynamic_shared);
         for function in functions {
-            layout.frame(function);
+            layout.frame(function)?;
         }
         layout.initialise(module)?;
         Ok(layout)
@@ -79,23 +79,26 @@ impl Layout {
         self.symbols.get(name).copied()
     }
 
-    fn place(&mut self, variable: &Variable, buffers: usize) {
+    fn place(&mut self, variable: &Variable, buffers: usize) -> Result<(), EmuError> {
         let (align, bytes) = (variable.align.max(1), variable.bytes() as u32);
         let dynamic = variable.bytes() == 0;
         match variable.space {
             Space::Shared | Space::SharedCluster if !dynamic => {
-                let start = self.shared_bytes.next_multiple_of(align);
+                let start = align_up(self.shared_bytes, align);
                 self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes });
                 self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
                 self.shared_bytes = start.saturating_add(bytes);
             }
             Space::Const => {
                 let start = self.constants.len().next_multiple_of(align as usize);
+                check_total("constant memory", (start + bytes as usize) as u64, CONST_LIMIT)?;
                 self.constants.resize(start + bytes as usize, 0);
                 self.symbols.insert(variable.name.clone(), (Space::Const, CONST_BASE + start as u64));
             }
             Space::Global => {
                 let index = buffers + self.variables.len();
+                let total = self.variables.iter().map(|v| v.contents.len() as u64).sum::<u64>();
+                check_total("global variables", total + u64::from(bytes), GLOBAL_LIMIT)?;
                 self.variables.push(VariableRegion {
                     name: variable.name.to_string(),
                     contents: vec![0; variable.bytes() as usize],
@@ -104,6 +107,7 @@ impl Layout {
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// All `extern .shared` arrays begin where static shared memory ends.
@@ -113,7 +117,7 @@ impl Layout {
         if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
             return;
         }
-        let start = self.shared_bytes.next_multiple_of(align);
+        let start = align_up(self.shared_bytes, align);
         for variable in module.variables().filter(is_dynamic) {
             let address = SHARED_BASE + u64::from(start);
             self.symbols.insert(variable.name.clone(), (Space::Shared, address));
@@ -122,7 +126,7 @@ impl Layout {
         self.shared_bytes = start.saturating_add(dynamic);
     }
 
-    fn frame(&mut self, function: &Function) {
+    fn frame(&mut self, function: &Function) -> Result<(), EmuError> {
         let mut frame = Frame::default();
         let is_func = function.kind == ptx::FunctionKind::Func;
         for param in function.params.iter().chain(&function.returns) {
@@ -135,16 +139,18 @@ impl Layout {
                 frame.place(&v.name, v.align, v.bytes() as u32);
             }
         }
-        frame.bytes = frame.bytes.next_multiple_of(16);
+        frame.bytes = align_up(frame.bytes, 16);
+        check_total("local memory of a thread", u64::from(frame.bytes), LOCAL_LIMIT)?;
         if !is_func {
             let mut at = 0;
             for param in &function.params {
-                at = u32::next_multiple_of(at, param.align.max(1));
+                at = align_up(at, param.align);
                 self.symbols.insert(param_key(&function.name, &param.name), (Space::Param, u64::from(at)));
-                at += param.bytes();
+                at = at.saturating_add(param.bytes());
             }
         }
         self.frames.push(frame);
+        Ok(())
     }
 
     /// Address of a parameter of an entry.
@@ -193,25 +199,46 @@ impl Layout {
             |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
         let nearest = self.shared.iter().find(inside).or_else(|| {
             self.shared.iter().min_by_key(|v| {
-                (offset - i64::from(v.start)).abs().min((offset - i64::from(v.start + v.bytes)).abs())
+                offset.abs_diff(i64::from(v.start)).min(offset.abs_diff(i64::from(v.start + v.bytes)))
             })
         });
         match nearest {
-            Some(v) => (v.name.clone(), offset - i64::from(v.start)),
+            Some(v) => (v.name.clone(), offset.wrapping_sub(i64::from(v.start))),
             None => (String::new(), offset),
         }
     }
+}
+
+/// The next multiple of an alignment; the largest number, which no limit admits, where there is none.
+fn align_up(at: u32, align: u32) -> u32 {
+    at.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX)
+}
+
+const CONST_LIMIT: u64 = 64 << 10;
+const LOCAL_LIMIT: u64 = 512 << 10;
+const GLOBAL_LIMIT: u64 = 1 << 30;
+
+/// All variables of a space together.
+fn check_total(what: &'static str, bytes: u64, limit: u64) -> Result<(), EmuError> {
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(EmuError::Launch {
+        what,
+        given: format!("{bytes} bytes"),
+        accepted: format!("at most {limit} bytes"),
+    })
 }
 
 /// What the hardware has of each space (CUDA C++ Programming Guide, "Compute Capabilities"), and no more global memory
 /// than a test can want.
 fn check_size(variable: &Variable) -> Result<(), EmuError> {
     let limit: u64 = match variable.space {
-        Space::Const => 64 << 10,
-        Space::Local => 512 << 10,
+        Space::Const => CONST_LIMIT,
+        Space::Local => LOCAL_LIMIT,
         Space::Shared | Space::SharedCluster => 256 << 10,
         Space::Param => 32 << 10,
-        Space::Generic | Space::Global => 1 << 30,
+        Space::Generic | Space::Global => GLOBAL_LIMIT,
     };
     let size = variable
         .dims

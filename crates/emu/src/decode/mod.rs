@@ -329,9 +329,10 @@ impl Decoder<'_> {
 
     fn new_slot(&mut self, class: Class) -> Result<Slot, EmuError> {
         let next = &mut self.next[class as usize];
-        let index = u16::try_from(*next).map_err(|_| EmuError::Unsupported {
+        let index = u16::try_from(*next).ok().filter(|&index| index < u16::MAX);
+        let index = index.ok_or_else(|| EmuError::Unsupported {
             line: 0,
-            what: "more than 65536 registers of a width".into(),
+            what: "more than 65535 registers of a width".into(),
         })?;
         *next += 1;
         Ok(Slot { class, index })

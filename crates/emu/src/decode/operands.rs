@@ -287,15 +287,15 @@ impl Decoder<'_> {
             Base::Absolute => Ok((self.constant(Class::W64, 0)?, *offset, space)),
             Base::Symbol(name) => {
                 if let Some(at) = self.layout.frames[self.current].offset_of(name) {
-                    return Ok((self.frame_pointer, i64::from(at) + offset, Space::Local));
+                    return Ok((self.frame_pointer, i64::from(at).wrapping_add(*offset), Space::Local));
                 }
                 let zero = self.constant(Class::W64, 0)?;
                 let entry = &self.functions[self.current].name;
                 if let Some(at) = self.layout.entry_param(entry, name) {
-                    return Ok((zero, at as i64 + offset, Space::Param));
+                    return Ok((zero, (at as i64).wrapping_add(*offset), Space::Param));
                 }
                 match self.layout.symbol(name) {
-                    Some((at, address)) => Ok((zero, address as i64 + offset, at)),
+                    Some((at, address)) => Ok((zero, (address as i64).wrapping_add(*offset), at)),
                     None => self.malformed(format!("`{name}` is not declared")),
                 }
             }

@@ -21,7 +21,10 @@ impl Decoder<'_> {
                 out.target = bytes;
                 self.note_access(Space::Shared, bytes);
                 self.note_access(Space::Global, bytes);
-                let rest = o.list.len() - 3 - usize::from(c.cache_hint);
+                let least = 3 + usize::from(c.cache_hint);
+                let Some(rest) = o.list.len().checked_sub(least) else {
+                    return self.malformed("cp.async lacks an operand that its modifiers announce");
+                };
                 if rest == 0 {
                     Ok(())
                 } else {

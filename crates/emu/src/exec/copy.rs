@@ -153,7 +153,7 @@ impl Env<'_> {
                 1
             };
             let site = copy_site(inst, Space::Global, step);
-            let from = flight.source[lane] + u64::from(at);
+            let from = flight.source[lane].wrapping_add(u64::from(at));
             if let Some(place) = self.global_region(warp, &site, lane, from) {
                 let part = self.load_region(warp, &site, lane, from, place);
                 let words = data[at as usize / 4..].iter_mut().zip(part).take(step.div_ceil(4) as usize);
@@ -168,7 +168,7 @@ impl Env<'_> {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
         let committed = warp.copies.committed;
         self.land(warp, mask, |flight, lane| {
-            flight.open >> lane & 1 == 0 && flight.group[lane] + keep < committed[lane]
+            flight.open >> lane & 1 == 0 && flight.group[lane].saturating_add(keep) < committed[lane]
         });
     }
 

@@ -1,6 +1,8 @@
 //! Releases and acquires through memory (PTX ISA, "Release and Acquire Patterns"): a fence, then a strong write; a strong
 //! read that sees it, then a fence. The read and write must be strong enough for the threads to see each other.
 
+use std::sync::Arc;
+
 use ptx::{FenceSem, Scope, Space};
 
 use super::access::Site;
@@ -39,11 +41,13 @@ impl Env<'_> {
             if here != 0 && (strength == Strength::Gpu || seen.strength != Strength::Gpu) {
                 warp.view.acquire(here, warp.live, &seen.clock);
             }
+            self.toll += toll(&seen.clock);
             if seen.lanes & !lanes != 0 {
                 warp.seen.push(FenceState { lanes: seen.lanes & !lanes, ..seen });
             }
         }
         let clock = warp.view.release(lanes);
+        self.toll += toll(&clock);
         for before in &mut warp.released {
             // An earlier, wider fence of these lanes still holds for what came before it.
             if before.strength <= strength {
@@ -52,7 +56,7 @@ impl Env<'_> {
         }
         warp.released.retain(|f| f.lanes != 0);
         let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
-        warp.released.push(FenceState { lanes, strength, sequential, clock });
+        warp.released.push(FenceState { lanes, strength, sequential, clock, last: None });
     }
 
     fn variables(&mut self, space: Space) -> &mut std::collections::HashMap<u64, SyncVariable> {
@@ -89,6 +93,7 @@ impl Env<'_> {
                 _ => (clock, reach) = (Some(fence.clock.clone()), far),
             }
         }
+        self.toll += clock.as_ref().map_or(0, toll);
         let variables = self.variables(site.space);
         match (clock, variables.get_mut(&address)) {
             (Some(clock), Some(old)) if update => {
@@ -96,9 +101,11 @@ impl Env<'_> {
                 let mut joined = clock;
                 joined.join_foreign(home, &old.clock, old.home);
                 let sequential = sequential || old.sequential;
-                *old = SyncVariable { clock: joined, home, strength: reach.min(old.strength), sequential };
+                let clock = Arc::new(joined);
+                *old = SyncVariable { clock, home, strength: reach.min(old.strength), sequential };
             }
             (Some(clock), _) => {
+                let clock = Arc::new(clock);
                 variables.insert(address, SyncVariable { clock, home, strength: reach, sequential });
             }
             (None, Some(_)) if !update => {
@@ -124,19 +131,37 @@ impl Env<'_> {
         if foreign && variable.strength.min(site.strength) != Strength::Gpu {
             return;
         }
+        let reach = if foreign { Strength::Gpu } else { Strength::Cta };
+        let last = Arc::clone(&variable.clock);
+        let mut seen = warp.seen.iter_mut().find(|s| s.lanes == 1 << lane && s.strength == reach);
+        if kind == Observation::Relaxed
+            && let Some(seen) = &mut seen
+            && seen.last.as_ref().is_some_and(|l| Arc::ptr_eq(l, &last))
+        {
+            return;
+        }
         let mut clock = Clock::new(warps);
-        clock.join_foreign(home, &variable.clock, variable.home);
+        clock.join_foreign(home, &last, variable.home);
+        self.toll += toll(&clock);
         if kind == Observation::Acquire {
             warp.view.acquire(1 << lane, warp.live, &clock);
             return;
         }
-        let reach = if foreign { Strength::Gpu } else { Strength::Cta };
-        match warp.seen.iter_mut().find(|s| s.lanes == 1 << lane && s.strength == reach) {
+        match seen {
             Some(seen) => {
                 seen.clock.join(home, &clock);
                 seen.sequential |= sequential;
+                seen.last = Some(last);
             }
-            None => warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, sequential, clock }),
+            None => {
+                let last = Some(last);
+                warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, sequential, clock, last });
+            }
         }
     }
+}
+
+/// What a clock costs to copy and join, in warp instructions; nothing where warps synchronise as a whole.
+fn toll(clock: &Clock) -> u64 {
+    clock.parts() as u64 / 16
 }

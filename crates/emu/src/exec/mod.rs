@@ -19,6 +19,7 @@ mod warp;
 mod wmma;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ptx::{Launch, Space, SpecialReg};
 use rand::rngs::SmallRng;
@@ -65,12 +66,17 @@ impl GlobalOrder {
     pub fn new(granule: u32, warps: usize) -> GlobalOrder {
         GlobalOrder { shadow: PagedShadow::new(granule, warps), sync: HashMap::new() }
     }
+
+    /// Bytes that knowing who read what takes.
+    pub fn bytes(&self) -> u64 {
+        self.shadow.bytes()
+    }
 }
 
 /// What an acquire that reads this place learns.
 #[derive(Clone, Debug)]
 struct SyncVariable {
-    clock: Clock,
+    clock: Arc<Clock>,
     /// First agent of the CTA that the clock is of.
     home: u32,
     strength: Strength,
@@ -83,6 +89,8 @@ pub(crate) struct Outcome {
     pub counters: Counters,
     pub trace: Option<CtaTrace>,
     pub steps: u64,
+    /// Steps, and what else took time.
+    pub effort: u64,
 }
 
 /// Reads that find the same, after which nobody is expected to change it.
@@ -114,6 +122,8 @@ pub(crate) struct Env<'a> {
     /// Lanes of each warp that have not exited.
     live: Vec<u32>,
     steps: u64,
+    /// What knowledge of many lanes apart cost to copy and join, in warp instructions. It counts for budgets only.
+    toll: u64,
 }
 
 /// A CTA being run.
@@ -157,6 +167,7 @@ impl<'a> Cta<'a> {
             wakes: Vec::new(),
             live: present.clone(),
             steps: 0,
+            toll: 0,
         };
         let warps: Vec<Warp> =
             (0..warps).map(|w| Warp::new(program, w, present.len(), home, present[w])).collect();
@@ -206,6 +217,11 @@ impl<'a> Cta<'a> {
 
     pub fn report_deadlock(&mut self) {
         self.env.report_deadlock(&self.warps);
+    }
+
+    /// Warp instructions issued so far, and what else took time, in their measure.
+    pub fn effort(&self) -> u64 {
+        self.env.steps + self.env.toll + self.env.order.shadow.toll()
     }
 
     /// Gives each warp that can run a turn.
@@ -280,8 +296,9 @@ impl<'a> Cta<'a> {
             self.env.land_all(warp);
         }
         self.end_interval();
+        let effort = self.effort();
         let Env { findings, counters, recorder, steps, order, .. } = self.env;
-        (Outcome { findings, counters, trace: recorder.map(Recorder::finish), steps }, order)
+        (Outcome { findings, counters, trace: recorder.map(Recorder::finish), steps, effort }, order)
     }
 }
 

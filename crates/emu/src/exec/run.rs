@@ -36,7 +36,7 @@ impl Env<'_> {
             let split = warp.splits.remove(at);
             self.run_split(warp, split, &mut quantum);
         }
-        if self.steps > self.context.options.step_limit {
+        if self.steps + self.toll > self.context.options.step_limit {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
             return Err(EmuError::StepLimit { cta: self.cta, steps: self.steps, line });
         }

@@ -2,6 +2,8 @@
 //! their paths must join, but none waits there for ever: as on hardware with independent thread scheduling, a lane that
 //! spins on what a waiting lane has yet to do lets it go ahead.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::copy::CopyQueue;
@@ -77,6 +79,8 @@ pub(crate) struct FenceState {
     /// Of a `fence.sc` of gpu scope: see [`Sequential`].
     pub sequential: bool,
     pub clock: Clock,
+    /// The release that a relaxed read saw last: seen again, it tells nothing new.
+    pub last: Option<Arc<Clock>>,
 }
 
 /// What sequentially consistent fences of gpu scope made visible, and what strong reads saw of that.
@@ -336,6 +340,7 @@ impl Warp {
             strength: Strength::Gpu,
             sequential: true,
             clock: clock.clone(),
+            last: None,
         };
         for (list, clock) in [(&mut self.released, &carried.released), (&mut self.seen, &carried.seen)] {
             let Some(clock) = clock else { continue };

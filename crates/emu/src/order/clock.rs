@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 /// A point in a warp's time. It advances whenever a lane of the warp releases; 0 is before everything.
 pub(crate) type Epoch = u32;
 
@@ -21,6 +23,7 @@ struct Part {
 pub(crate) struct Clock {
     /// For each warp of the home CTA: everything its 32 lanes did up to this epoch.
     warps: Vec<Epoch>,
+    /// By agent, the latest epoch first. A lane is in one part of its agent at most.
     parts: Vec<Part>,
 }
 
@@ -39,21 +42,35 @@ impl Clock {
     /// Learns all that `lanes` of `agent` did up to `epoch`. `home` is the first agent of the home CTA.
     pub fn learn(&mut self, home: Agent, agent: Agent, lanes: u32, epoch: Epoch) {
         let local = agent.wrapping_sub(home) as usize;
-        if local < self.warps.len() {
-            if self.warps[local] >= epoch {
-                return;
-            }
-            if lanes == !0 {
-                self.warps[local] = epoch;
-                self.parts.retain(|p| p.agent != agent || p.epoch > epoch);
-                return;
-            }
-        }
-        if self.parts.iter().any(|p| p.agent == agent && lanes & !p.lanes == 0 && epoch <= p.epoch) {
+        if self.warps.get(local).is_some_and(|known| *known >= epoch) {
             return;
         }
-        self.parts.retain(|p| p.agent != agent || p.lanes & !lanes != 0 || p.epoch > epoch);
-        self.parts.push(Part { agent, lanes, epoch });
+        let whole = lanes == !0 && local < self.warps.len();
+        let Range { start, mut end } = range(&self.parts, agent);
+        let (mut at, mut left) = (start, lanes);
+        while at < end {
+            let part = &mut self.parts[at];
+            if part.epoch > epoch || (part.epoch == epoch && !whole) {
+                left &= !part.lanes;
+            } else {
+                part.lanes &= !lanes;
+                if part.lanes == 0 {
+                    self.parts.remove(at);
+                    end -= 1;
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        if whole {
+            self.warps[local] = epoch;
+        } else if left != 0 {
+            let at = start + self.parts[start..end].partition_point(|p| p.epoch > epoch);
+            match self.parts[..end].get_mut(at).filter(|p| p.epoch == epoch) {
+                Some(part) => part.lanes |= left,
+                None => self.parts.insert(at, Part { agent, lanes: left, epoch }),
+            }
+        }
     }
 
     /// Learns all that a clock of the same home knows.
@@ -61,7 +78,7 @@ impl Clock {
         for (mine, theirs) in self.warps.iter_mut().zip(&other.warps) {
             *mine = (*mine).max(*theirs);
         }
-        other.parts.iter().for_each(|p| self.learn(home, p.agent, p.lanes, p.epoch));
+        self.join_parts(home, &other.parts);
     }
 
     /// Learns all that a clock of another home knows.
@@ -72,7 +89,29 @@ impl Clock {
         for (agent, epoch) in (other_home..).zip(&other.warps).filter(|(_, epoch)| **epoch > 0) {
             self.learn(home, agent, !0, *epoch);
         }
-        other.parts.iter().for_each(|p| self.learn(home, p.agent, p.lanes, p.epoch));
+        self.join_parts(home, &other.parts);
+    }
+
+    /// Merges two sorted lists, agent by agent: clocks that know thousands of lanes mostly know the same.
+    fn join_parts(&mut self, home: Agent, other: &[Part]) {
+        if other.is_empty() || self.parts == other {
+            return;
+        }
+        let mine = std::mem::take(&mut self.parts);
+        self.parts.reserve(mine.len().max(other.len()));
+        let (mut ours, mut theirs) = (&mine[..], other);
+        while let Some(agent) = ours.first().into_iter().chain(theirs.first()).map(|p| p.agent).min() {
+            let (here, rest) = ours.split_at(range(ours, agent).end);
+            let (there, others) = theirs.split_at(range(theirs, agent).end);
+            (ours, theirs) = (rest, others);
+            self.parts.extend_from_slice(here);
+            let foreign = agent.wrapping_sub(home) as usize >= self.warps.len();
+            if here.is_empty() && foreign {
+                self.parts.extend_from_slice(there);
+            } else if here != there {
+                there.iter().for_each(|p| self.learn(home, agent, p.lanes, p.epoch));
+            }
+        }
     }
 
     /// Those of `lanes` of `agent` whose accesses at `epoch` are not known.
@@ -81,16 +120,27 @@ impl Clock {
         if self.warps.get(local).is_some_and(|known| epoch <= *known) {
             return 0;
         }
-        self.parts
-            .iter()
-            .filter(|p| p.agent == agent && epoch <= p.epoch)
-            .fold(lanes, |left, p| left & !p.lanes)
+        let parts = self.parts[range(&self.parts, agent)].iter();
+        parts.take_while(|p| epoch <= p.epoch).fold(lanes, |left, p| left & !p.lanes)
     }
+
+    /// Lanes and warps known apart: what copying and joining the clock costs.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+}
+
+/// Where an agent's parts are.
+fn range(parts: &[Part], agent: Agent) -> Range<usize> {
+    let start = parts.partition_point(|p| p.agent < agent);
+    start..start + parts[start..].partition_point(|p| p.agent == agent)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
 
     #[test]
     fn parts_cover_lanes() {
@@ -106,5 +156,32 @@ mod tests {
         assert_eq!(other.unknown(20, 11, 1, 5), 0);
         assert_eq!(other.unknown(20, 11, 1, 6), 1);
         assert_eq!(other.unknown(20, 20, 1, 1), 1);
+    }
+
+    /// Against the definition: the latest epoch known of each lane.
+    #[test]
+    fn joined_clocks_know_what_either_knew() {
+        let mut rng = SmallRng::seed_from_u64(5);
+        for _ in 0..200 {
+            let (mut clocks, mut known) = ([Clock::new(2), Clock::new(2)], [[[0; 32]; 6]; 2]);
+            for _ in 0..40 {
+                let (which, agent) = (rng.random_range(0..2), rng.random_range(0..6));
+                let lanes =
+                    if rng.random_range(0..4) == 0 { !0 } else { rng.random::<u32>() & rng.random::<u32>() };
+                let epoch = rng.random_range(1..9);
+                clocks[which].learn(2, agent, lanes, epoch);
+                for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
+                    let known: &mut u32 = &mut known[which][agent as usize][lane];
+                    *known = epoch.max(*known);
+                }
+            }
+            let [mut joined, other] = clocks;
+            joined.join(2, &other);
+            for (agent, lane) in (0..6).flat_map(|a| (0..32).map(move |l| (a, l))) {
+                let latest = known.iter().map(|k| k[agent as usize][lane]).max().unwrap();
+                assert!(latest == 0 || joined.unknown(2, agent, 1 << lane, latest) == 0);
+                assert_eq!(joined.unknown(2, agent, 1 << lane, latest + 1), 1 << lane);
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ use super::{Agent, Epoch, FLIGHT};
 #[derive(Clone, Debug)]
 struct Cell {
     write: Write,
+    /// By agent.
     reads: SmallVec<[(Agent, Read); 1]>,
 }
 
@@ -20,11 +21,25 @@ pub(crate) struct PagedShadow {
     warps: usize,
     shift: u32,
     pages: HashMap<u64, Vec<Cell>>,
+    /// Reads kept beyond the first of each granule.
+    records: u64,
+    /// Reads looked through, for budgets.
+    work: u64,
 }
 
 impl PagedShadow {
     pub fn new(granule: u32, warps: usize) -> PagedShadow {
-        PagedShadow { warps, shift: granule.trailing_zeros(), pages: HashMap::new() }
+        PagedShadow { warps, shift: granule.trailing_zeros(), ..PagedShadow::default() }
+    }
+
+    /// What looking through reads has cost, in warp instructions.
+    pub fn toll(&self) -> u64 {
+        self.work / 16
+    }
+
+    /// Bytes of the reads that are kept.
+    pub fn bytes(&self) -> u64 {
+        self.records * size_of::<(Agent, Read)>() as u64
     }
 
     fn cells(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Cell> {
@@ -39,40 +54,50 @@ impl PagedShadow {
 
     pub fn read(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
         let (mut found, warps) = (None, self.warps);
+        let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
             let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
             if !write_ordered(&cell.write, a, local, warps) {
                 found = found.or(Some(cell.write.conflict()));
             } else if cell.write.touch == Touch::Atomic && a.strength == Strength::Weak {
+                work += cell.reads.len();
                 found = found.or(unordered(&cell.reads, a, warps, true));
             }
-            note_read(&mut cell.reads, a);
+            records += note_read(&mut cell.reads, a);
         }
+        self.account(records, work);
         found
     }
 
     pub fn write(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
         let (mut found, warps) = (None, self.warps);
+        let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
             let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
             if !write_ordered(&cell.write, a, local, warps) {
                 found = found.or(Some(cell.write.conflict()));
             }
+            work += cell.reads.len();
             found = found.or_else(|| unordered(&cell.reads, a, warps, false));
             cell.write = Write::of(a);
             if a.touch == Touch::Atomic {
-                note_read(&mut cell.reads, a);
+                records += note_read(&mut cell.reads, a);
             } else {
+                records -= spilled(&cell.reads);
                 cell.reads.clear();
             }
         }
+        self.account(records, work);
         found
     }
 
     /// The asynchronous read of a thread is complete as of `epoch`.
     pub fn land(&mut self, address: u64, bytes: u64, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
         let (agent, lanes) = (thread.0, 1 << thread.1);
+        let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
+            work += cell.reads.len();
+            let before = spilled(&cell.reads);
             let Some(flight) = cell
                 .reads
                 .iter_mut()
@@ -85,8 +110,16 @@ impl PagedShadow {
             // An earlier copy by this thread is ordered before this one by the same waits.
             let older = |r: &Read| r.touch == touch && r.epoch != FLIGHT && r.lanes == lanes;
             cell.reads.retain(|(owner, r)| r.lanes != 0 && !(*owner == agent && older(r)));
-            cell.reads.push((agent, landed));
+            let at = cell.reads.partition_point(|(owner, _)| *owner <= agent);
+            cell.reads.insert(at, (agent, landed));
+            records += spilled(&cell.reads) - before;
         }
+        self.account(records, work);
+    }
+
+    fn account(&mut self, records: i64, work: usize) {
+        self.records = self.records.saturating_add_signed(records);
+        self.work += work as u64;
     }
 }
 
@@ -98,16 +131,30 @@ fn unordered(reads: &[(Agent, Read)], a: &Access, warps: usize, atomics_only: bo
     })
 }
 
-fn note_read(reads: &mut SmallVec<[(Agent, Read); 1]>, a: &Access) {
+/// Reads beyond the one that a granule has room for.
+fn spilled(reads: &[(Agent, Read)]) -> i64 {
+    reads.len().saturating_sub(1) as i64
+}
+
+/// Notes a read, and says how many more are kept than before.
+fn note_read(reads: &mut SmallVec<[(Agent, Read); 1]>, a: &Access) -> i64 {
     let agent = a.view.agent();
-    for (_, read) in reads.iter_mut().filter(|(owner, _)| *owner == agent) {
+    let start = reads.partition_point(|(owner, _)| *owner < agent);
+    for (_, read) in reads[start..].iter_mut().take_while(|(owner, _)| *owner == agent) {
         if read.absorb(a) {
-            return;
+            return 0;
         }
     }
-    // What everyone who reads now already knows of needs no record of its own.
-    let lane = a.lanes.trailing_zeros() as usize;
-    reads
-        .retain(|(owner, r)| r.touch == Touch::Atomic || !a.view.knows_agent(lane, *owner, r.lanes, r.epoch));
-    reads.push((agent, Read::of(a)));
+    let before = spilled(reads);
+    // What everyone who reads now already knows of needs no record of its own. Looking for it whenever the list has
+    // doubled costs no more than the reads themselves.
+    if reads.len().is_power_of_two() {
+        let lane = a.lanes.trailing_zeros() as usize;
+        reads.retain(|(owner, r)| {
+            r.touch == Touch::Atomic || !a.view.knows_agent(lane, *owner, r.lanes, r.epoch)
+        });
+    }
+    let at = reads.partition_point(|(owner, _)| *owner <= agent);
+    reads.insert(at, (agent, Read::of(a)));
+    spilled(reads) - before
 }

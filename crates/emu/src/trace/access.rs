@@ -95,7 +95,8 @@ impl CacheFootprint {
         let sectors = lanes_in(lanes, 0..32).flat_map(|lane| {
             let first = offsets[lane] / 4;
             let words = first..first + u64::from(bytes.div_ceil(4).max(1));
-            words.map(move |w| (window + 128 * w + 4 * lane as u64) / SECTOR)
+            words
+                .map(move |w| window.wrapping_add(w.wrapping_mul(128)).wrapping_add(4 * lane as u64) / SECTOR)
         });
         CacheFootprint::touch(sectors.collect(), stack)
     }
@@ -129,6 +130,13 @@ mod tests {
 
     fn strided(bytes: u64) -> [u64; 32] {
         std::array::from_fn(|lane| lane as u64 * bytes)
+    }
+
+    /// Addresses beyond local memory are refused elsewhere, but recorded here first.
+    #[test]
+    fn local_offsets_beyond_all_memory_are_counted() {
+        let footprint = CacheFootprint::of_local(0, 1, &[u64::MAX; 32], 16, &mut ReuseStack::default());
+        assert_eq!((footprint.lines, footprint.sectors), (4, 4));
     }
 
     #[test]

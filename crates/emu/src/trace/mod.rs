@@ -99,7 +99,10 @@ pub fn sample_ctas(grid: u64, count: u64) -> Vec<u64> {
     match count {
         0 => Vec::new(),
         1 => vec![grid / 2],
-        _ => (0..count).map(|i| i * (grid - 1) / (count - 1)).collect(),
+        _ => {
+            let spread = |i: u64| (u128::from(i) * u128::from(grid - 1) / u128::from(count - 1)) as u64;
+            (0..count).map(spread).collect()
+        }
     }
 }
 
@@ -243,6 +246,7 @@ mod tests {
         assert_eq!(sample_ctas(2, 4), [0, 1]);
         assert_eq!(sample_ctas(9, 1), [4]);
         assert_eq!(sample_ctas(0, 4), []);
+        assert_eq!(sample_ctas(u64::MAX, 3), [0, u64::MAX / 2, u64::MAX - 1]);
     }
 
     #[test]

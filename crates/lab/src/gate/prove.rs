@@ -15,6 +15,12 @@ use super::{Proof, Verdict};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
 
+/// Ten seconds and more for one CTA.
+const STEP_LIMIT: u64 = 50_000_000;
+
+/// Some minutes for a grid on two cores (the slowest rung on the mission problem takes a fiftieth): a kernel that needs more is to be judged on a smaller problem.
+const GRID_LIMIT: u64 = 1 << 31;
+
 /// How thorough the gate is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -24,6 +30,8 @@ pub struct Settings {
     pub traced_ctas: u64,
     /// Warp instructions a CTA may issue.
     pub step_limit: u64,
+    /// Warp instructions that all CTAs of a run may issue together.
+    pub grid_limit: u64,
 }
 
 impl Settings {
@@ -33,7 +41,12 @@ impl Settings {
         let normal = schedules.iter().enumerate().map(|(i, &s)| (Style::Normal, i as u64 + 1, s));
         let others = Style::ALL.into_iter().filter(|&s| s != Style::Normal).enumerate();
         let others = others.map(|(i, style)| (style, i as u64 + 11, schedules[i % 3]));
-        Settings { runs: normal.chain(others).collect(), traced_ctas: 4, step_limit: 50_000_000 }
+        Settings {
+            runs: normal.chain(others).collect(),
+            traced_ctas: 4,
+            step_limit: STEP_LIMIT,
+            grid_limit: GRID_LIMIT,
+        }
     }
 
     /// Normal draws under two schedules, and inputs whose maximum moves: for a first look, and for torture problems, of
@@ -45,7 +58,7 @@ impl Settings {
             (Style::Falling, 3, Schedule::Late),
             (Style::PoisonedPadding, 4, Schedule::Early),
         ];
-        Settings { runs, traced_ctas: 4, step_limit: 50_000_000 }
+        Settings { runs, traced_ctas: 4, step_limit: STEP_LIMIT, grid_limit: GRID_LIMIT }
     }
 }
 
@@ -90,6 +103,7 @@ pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
             schedule,
             traced_ctas,
             step_limit: settings.step_limit,
+            grid_limit: settings.grid_limit,
             must_write: must_write(bound),
             ..Options::default()
         };
@@ -148,7 +162,12 @@ fn run_once(
     let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
     let report = match emu::run(&bound.kernel, &mut handles, options) {
         Ok(report) => report,
-        Err(error @ (EmuError::Unsupported { .. } | EmuError::StepLimit { .. })) => {
+        Err(
+            error @ (EmuError::Unsupported { .. }
+            | EmuError::StepLimit { .. }
+            | EmuError::GridLimit { .. }
+            | EmuError::MemoryLimit { .. }),
+        ) => {
             proof.leave_incomplete(error.to_string());
             return Ok(());
         }

@@ -3,7 +3,6 @@
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param};
 
-use super::spec::show;
 use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec};
 
 /// What a buffer of a kernel stands for, so that the gate knows what to put in and what to judge.
@@ -134,14 +133,14 @@ impl LaunchSpec {
             });
         };
         if let Some(required) = required.filter(|&r| r != block) {
-            let accepted = format!("{}, the entry's .reqntid", show(required));
-            return Err(LaunchError::value("launch.block", show(block), accepted));
+            let accepted = format!("{required}, the entry's .reqntid");
+            return Err(LaunchError::value("launch.block", block, accepted));
         }
         if let Some([x, y, z]) = entry.bounds.max_threads {
             let most = ptx::Dim3(x, y, z);
             if block.count() > most.count() {
                 let accepted = format!("at most {} threads, the entry's .maxntid", most.count());
-                return Err(LaunchError::value("launch.block", show(block), accepted));
+                return Err(LaunchError::value("launch.block", block, accepted));
             }
         }
         Ok(block)

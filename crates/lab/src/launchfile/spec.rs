@@ -153,6 +153,7 @@ impl FromStr for LaunchSpec {
         let args = args_of(&file.arg, problem.as_mut())?;
         if let Some(problem) = &problem {
             problem.check()?;
+            check_work(problem)?;
         }
         let RawLaunch { entry, grid, cluster, block, dynamic_shared } = file.launch;
         let spec = LaunchSpec {
@@ -174,12 +175,12 @@ impl LaunchSpec {
     fn check_extents(&self) -> Result<(), LaunchError> {
         if let Some(block) = self.block.filter(|b| b.count() > 1024) {
             let accepted = "1 to 1024 threads in all";
-            return Err(LaunchError::value("launch.block", show(block), accepted));
+            return Err(LaunchError::value("launch.block", block, accepted));
         }
         let (g, c) = (self.grid, self.cluster);
         if c.count() > 16 || g.0 % c.0 != 0 || g.1 % c.1 != 0 || g.2 % c.2 != 0 {
-            let accepted = format!("at most 16 CTAs that divide grid = {}", show(g));
-            return Err(LaunchError::value("launch.cluster", show(c), accepted));
+            let accepted = format!("at most 16 CTAs that divide grid = {g}");
+            return Err(LaunchError::value("launch.cluster", c, accepted));
         }
         Ok(())
     }
@@ -215,8 +216,17 @@ impl LaunchSpec {
     }
 }
 
-pub(super) fn show(d: Dim3) -> String {
-    format!("[{}, {}, {}]", d.0, d.1, d.2)
+/// Floating-point operations that the oracle may take: some minutes, in f64 on two cores.
+const WORK_LIMIT: f64 = 1e12;
+
+fn check_work(problem: &Problem) -> Result<(), LaunchError> {
+    let flops = problem.flops();
+    if flops <= WORK_LIMIT {
+        return Ok(());
+    }
+    let accepted =
+        format!("at most {WORK_LIMIT:.0e} of them, so that the oracle ends in minutes; a smaller problem");
+    Err(LaunchError::value("[problem]", format!("{flops:.1e} operations"), accepted))
 }
 
 fn extents(key: &str, values: &[i64], most: [i64; 3]) -> Result<Dim3, LaunchError> {

@@ -121,7 +121,8 @@ impl<'t> Parser<'t> {
                 }
                 Kind::Punct(b'-', 0) => {
                     self.next();
-                    self.offset()?.checked_neg()
+                    // 2^63 is a constant too, and the same 64 bits as its negative.
+                    Some(self.offset()?.wrapping_neg())
                 }
                 _ => return Ok(sum),
             };

@@ -1,0 +1,83 @@
+//! A panic is a fault of ours. Where a stranger's input may reach it, it is caught at the outermost place and told as
+//! one, with where it happened; everywhere else (in tests above all) it stays a panic.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, Once, PoisonError};
+
+/// A panic that was caught.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message} ({place})")]
+pub struct Panic {
+    /// What it said.
+    pub message: String,
+    /// Source file and line.
+    pub place: String,
+}
+
+/// Panics that [`contain`] waits for, on whichever thread they happen (the emulator's are worker threads).
+static SEEN: Mutex<Watch> = Mutex::new(Watch { depth: 0, first: None });
+static HOOK: Once = Once::new();
+
+struct Watch {
+    depth: u32,
+    first: Option<Panic>,
+}
+
+fn watch() -> std::sync::MutexGuard<'static, Watch> {
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `work` and catches its panic, silently: the caller tells of it.
+///
+/// # Errors
+/// The first panic, with the place it came from.
+pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let mut watch = watch();
+            // Whoever asks for a backtrace gets it, and tests hide nothing.
+            let asked = cfg!(test) || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
+            if watch.depth == 0 || asked {
+                usual(info);
+            }
+            if watch.depth == 0 {
+                return;
+            }
+            let place =
+                info.location().map_or("unknown place".into(), |l| format!("{}:{}", l.file(), l.line()));
+            let message = info.payload_as_str().unwrap_or("no message").to_owned();
+            watch.first.get_or_insert(Panic { message, place });
+        }));
+    });
+    {
+        let mut watch = watch();
+        if watch.depth == 0 {
+            watch.first = None;
+        }
+        watch.depth += 1;
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    let mut watch = watch();
+    watch.depth -= 1;
+    outcome.map_err(|_| {
+        let lost = || Panic { message: "no message".into(), place: "unknown place".into() };
+        watch.first.take().unwrap_or_else(lost)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rayon::prelude::*;
+
+    #[test]
+    fn a_panic_says_what_and_where() {
+        assert_eq!(contain(|| 7), Ok(7));
+        let here = contain(|| -> u32 { panic!("number {}", 1) }).unwrap_err();
+        assert_eq!(here.message, "number 1");
+        assert!(here.place.contains("panics.rs:"), "{here}");
+        let there = contain(|| (0..8).into_par_iter().for_each(|i| assert!(i != 5, "five"))).unwrap_err();
+        assert_eq!(there.message, "five");
+    }
+}

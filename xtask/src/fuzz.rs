@@ -1,0 +1,35 @@
+//! `cargo xtask fuzz`: hostile kernels, launch files and tensor files, for as long as asked.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{XtaskError, run};
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub struct Fuzz {
+    /// How long
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The same seed on the same commit makes the same cases
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// One case again: FILE.ptx with FILE.toml
+    #[arg(long, value_name = "FILE.ptx", conflicts_with_all = ["seconds", "seed"])]
+    replay: Option<PathBuf>,
+}
+
+/// Runs the harness of `lab` as tests are built: optimised, with every arithmetic check. Faults go to `target/fuzz`.
+///
+/// # Errors
+/// When there was a fault.
+pub fn fuzz(root: &Path, args: &Fuzz) -> Result<(), XtaskError> {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).args(["run", "--quiet", "--profile", "test", "--package", "flashcore-lab"]);
+    command.args(["--example", "fuzz", "--"]);
+    match &args.replay {
+        Some(file) => command.arg("replay").arg(std::path::absolute(file).unwrap_or_else(|_| file.clone())),
+        None => command.args([args.seconds.to_string(), args.seed.to_string()]),
+    };
+    run(&mut command)
+}
