@@ -84,7 +84,15 @@ fn the_repair_is_one_barrier() {
 
 #[test]
 fn the_nan_reduction_is_nan_everywhere_and_its_warps_race_for_two_cells() {
-    for s in SCHEDULES { let (_, out) = examine(RungPlan::NanReduction, s, 0); println!("{s:?} nan {} inf {} of {}", out.iter().filter(|x| x.is_nan()).count(), out.iter().filter(|x| x.is_infinite()).count(), out.len()); }
+    for s in SCHEDULES {
+        let (_, out) = examine(RungPlan::NanReduction, s, 0);
+        println!(
+            "{s:?} nan {} inf {} of {}",
+            out.iter().filter(|x| x.is_nan()).count(),
+            out.iter().filter(|x| x.is_infinite()).count(),
+            out.len()
+        );
+    }
     let (report, out) = examine(RungPlan::NanReduction, Schedule::Late, 0);
     assert!(out.iter().all(|x| x.is_nan()));
     let mut cells: Vec<_> =

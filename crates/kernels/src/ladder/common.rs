@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use problem::{DType, Layout, Problem, Tensor};
 use ptx::{
     Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Kernel, Launch, Local, Op,
-    Operand, Pointer, Precision, R32, Rounding, Shared, SpecialReg, Src, TernaryOp, Type, Value,
+    Operand, Pointer, Precision, R32, Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value,
 };
 
 use super::RungPlan;
@@ -105,7 +105,6 @@ pub(super) fn kernel(
     body: impl FnOnce(&mut Builder, &Cta),
 ) -> Kernel {
     let mut k = Builder::kernel(rung.name());
-    k.max_threads(threads);
     let cta = cta(&mut k, rows, threads);
     body(&mut k, &cta);
     let elements = |tensor| problem.span(tensor).map_or(0, |(elements, _)| elements);
@@ -242,8 +241,10 @@ impl Math {
     pub(super) fn inverse(self, k: &mut Builder, a: F32) -> F32 {
         match self {
             Math::Accurate => {
-                let one: F32 = k.mov(1.0f32);
-                k.div(one, a)
+                let d: F32 = k.reg();
+                let nearest = FloatMods { precision: Precision::Rounded(Rounding::Rn), ..FloatMods::NONE };
+                k.op(Op::Unary(UnaryOp::Rcp, Type::F32, nearest), [d, a].map(|v| Operand::Reg(v.reg())));
+                d
             }
             Math::Fast => k.rcp(a),
         }

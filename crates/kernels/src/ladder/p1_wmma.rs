@@ -28,6 +28,7 @@ const FRAGMENT: u32 = 16;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
+        k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);
         let q = k.shared_array("q_tile", 16, ROWS * ROW_BYTES);
         let kv = k.shared_array("kv_tile", 16, TILE_BYTES);

@@ -19,8 +19,8 @@ use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, for_each_score, load_half,
-    scale_in_place, store_half,
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half, scale_in_place,
+    store_half,
 };
 use crate::Arch;
 
@@ -54,6 +54,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Kernel {
 }
 
 fn body<A: Array>(k: &mut Builder, cta: &Cta, tiles: &Tiles, accumulators: &Accumulators<A>) {
+    k.max_threads(THREADS);
     k.min_ctas_per_sm(2);
     copy_rows(k, cta, cta.rows, cta.q, tiles.query);
     k.bar_sync();
@@ -106,7 +107,7 @@ impl Tiles {
             let scores = self.scores.element(k, row, 4 * KEYS);
             let query = self.query.element(k, row, ROW_BYTES);
             let position: R32 = k.add(cta.first_row, row);
-            k.for_range(0, tile.keys, 4, |k, column| {
+            by_fours(k, tile, |k, column| {
                 let keys = self.keys_then_values.element(k, column, ROW_BYTES);
                 let to = scores.element(k, column, 4);
                 let mut query = RowOfHalves { at: query, loaded: Vec::new() };
@@ -174,7 +175,7 @@ impl<A: Array> Accumulators<A> {
         self.for_each_row(k, cta, |k, row, [max_at, sum_at, output]| {
             let scores = tiles.scores.element(k, row, 4 * KEYS);
             let largest: F32 = k.ld(scores);
-            for_each_score(k, scores, tile.keys, |k, at| {
+            for_each_score(k, scores, tile, |k, at| {
                 let score: F32 = k.ld(at);
                 k.max_to(largest, largest, score);
             });
@@ -184,7 +185,7 @@ impl<A: Array> Accumulators<A> {
             scale_in_place(k, sum_at, rescale);
             by_eights(k, output, |k, _, at| (0..8).for_each(|u| scale_in_place(k, at.at(4 * u), rescale)));
             let sum: F32 = k.mov(0.0f32);
-            for_each_score(k, scores, tile.keys, |k, at| {
+            for_each_score(k, scores, tile, |k, at| {
                 let score: F32 = k.ld(at);
                 let p = MATH.exp_difference(k, score, largest);
                 k.st(at, p);
@@ -232,23 +233,45 @@ impl<A: Array> Accumulators<A> {
     }
 }
 
-/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight: d and the place of eight elements.
+/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight and no further: d and the place of eight elements.
 fn by_eights<A: Array>(k: &mut Builder, row: A, body: impl FnOnce(&mut Builder, R32, A)) {
     k.for_range(0, DIM, 8, |k, d| {
+        k.nounroll();
         let at = row.element(k, d, 4);
         body(k, d, at);
     });
 }
 
-/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four.
+/// `for (c = 0; c < keys; c++)`, unrolled by four and, as the seeds say, no further.
+fn by_fours(k: &mut Builder, tile: Tile, body: impl FnOnce(&mut Builder, R32)) {
+    k.for_range(0, tile.keys, 4, |k, c| {
+        k.nounroll();
+        body(k, c);
+    });
+}
+
+/// Each score of a row.
+fn for_each_score(k: &mut Builder, row: Shared, tile: Tile, mut body: impl FnMut(&mut Builder, Shared)) {
+    by_fours(k, tile, |k, c| {
+        let at = row.element(k, c, 4);
+        (0..4).for_each(|u| body(k, at.at(4 * u)));
+    });
+}
+
+/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four. As nvcc compiles
+/// it, a pointer walks along the weights in the middle of each four: ptxas then knows of 8 bytes' alignment, not of 16,
+/// and reads them in pairs.
 fn dot_with_column(k: &mut Builder, weights: Shared, column: Shared, tile: Tile) -> F32 {
     let sum: F32 = k.mov(0.0f32);
-    k.for_range(0, tile.keys, 4, |k, c| {
-        let (p, v) = (weights.element(k, c, 4), column.element(k, c, ROW_BYTES));
+    let p = k.shared_advance(weights, 8);
+    by_fours(k, tile, |k, c| {
+        let v = column.element(k, c, ROW_BYTES);
         for u in 0..4 {
-            let (p, v): (F32, F32) = (k.ld(p.at(4 * u)), load_half(k, v.at(i64::from(ROW_BYTES) * u)));
-            k.mad_to(sum, p, v, sum);
+            let weight: F32 = k.ld(p.at(4 * u - 8));
+            let v = load_half(k, v.at(i64::from(ROW_BYTES) * u));
+            k.mad_to(sum, weight, v, sum);
         }
+        k.add_to(p.base, p.base, 16);
     });
     sum
 }
