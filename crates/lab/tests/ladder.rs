@@ -27,7 +27,8 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     for (rung, cause) in [
         ("minimal", "uncoalesced global accesses"),
         ("phase1", "serial reduction"),
-        ("phase1", "bank conflicts"),
+        ("phase1", "uncoalesced global accesses"),
+        ("phase3", "bank conflicts"),
         ("phase1", "tensor cores unused"),
         ("phase3", "idle warps"),
         ("phase4", "idle warps"),

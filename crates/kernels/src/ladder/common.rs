@@ -1,9 +1,11 @@
 //! What the f16 rungs share: the launch contract and the idioms of plain CUDA C++.
 
+use std::f32::consts::LOG2_E;
+
 use problem::{DType, Layout, Problem, Tensor};
 use ptx::{
-    Access, Arg, BufferSpec, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, Shared,
-    SpecialReg,
+    Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Kernel, Launch, Local, Op,
+    Operand, Pointer, Precision, R32, Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value,
 };
 
 use super::RungPlan;
@@ -17,10 +19,8 @@ pub(super) const KEYS: u32 = 64;
 pub(super) const ROW_BYTES: u32 = 2 * DIM;
 /// Bytes of a tile of keys or of values.
 pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
-/// How far nvcc unrolls an inner loop of 64 rounds.
-pub(super) const UNROLL: u32 = 4;
 
-/// The longest sequence: the minimal rung keeps a row of f32 scores in static shared memory, 48 KiB at most.
+/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof should be.
 const MAX_SEQ: usize = 8192;
 
 /// Dense self-attention in f16 with head dimension 64, whole tiles, and the rung's mask.
@@ -69,6 +69,9 @@ pub(super) struct Cta {
     pub threads: u32,
     /// First query row.
     pub first_row: R32,
+    /// Its query rows, fewer in a ragged last CTA. The problems accepted have none, but the seeds' code counts at run
+    /// time, so that a compiler can unroll no further than it did there.
+    pub rows: R32,
     /// Rows and keys of a head.
     pub seq: R32,
     /// Factor on the scores.
@@ -83,6 +86,15 @@ pub(super) struct Cta {
     pub out: Global,
 }
 
+/// A tile of 64 keys.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Its first key.
+    pub first: R32,
+    /// Its keys, fewer in a ragged last tile; known at run time only, as [`Cta::rows`].
+    pub keys: R32,
+}
+
 /// A kernel of one CTA for each `rows` query rows of each head: `grid = (S / rows, H, B)`.
 pub(super) fn kernel(
     problem: &Problem,
@@ -93,7 +105,6 @@ pub(super) fn kernel(
     body: impl FnOnce(&mut Builder, &Cta),
 ) -> Kernel {
     let mut k = Builder::kernel(rung.name());
-    k.max_threads(threads);
     let cta = cta(&mut k, rows, threads);
     body(&mut k, &cta);
     let elements = |tensor| problem.span(tensor).map_or(0, |(elements, _)| elements);
@@ -130,39 +141,58 @@ fn cta(k: &mut Builder, rows: u32, threads: u32) -> Cta {
     let query_row: R32 = k.add(head_row, first_row);
     let [q, out] = [q, out].map(|tensor| k.index(tensor, query_row, ROW_BYTES));
     let [keys, values] = [keys, values].map(|tensor| k.index(tensor, head_row, ROW_BYTES));
-    Cta { thread, threads, first_row, seq, scale, q, keys, values, out }
+    let left: R32 = k.sub(seq, first_row);
+    let rows = k.min_s(left, rows);
+    Cta { thread, threads, first_row, rows, seq, scale, q, keys, values, out }
 }
 
 impl Cta {
     /// `for (tile = 0; tile < S; tile += 64)`.
-    pub(super) fn for_each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, R32)) {
-        k.for_range(0, self.seq, KEYS, body);
-    }
-
-    /// `for (i = tid; i < n; i += blockDim.x) to[i] = from[i]`, one half at a time, unrolled by four.
-    pub(super) fn copy_halves(&self, k: &mut Builder, from: Global, to: Shared, elements: u32) {
-        k.for_range(self.thread, elements, UNROLL * self.threads, |k, i| {
-            let (from, to) = (k.index(from, i, 2), k.shared_index(to, i, 2));
-            let step = i64::from(2 * self.threads);
-            let values: Vec<ptx::R16> = (0..i64::from(UNROLL)).map(|u| k.ld(from.at(u * step))).collect();
-            for (u, value) in values.into_iter().enumerate() {
-                k.st(to.at(u as i64 * step), value);
-            }
+    pub(super) fn for_each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
+        k.for_range(0, self.seq, KEYS, |k, first| {
+            let left: R32 = k.sub(self.seq, first);
+            let keys = k.min_s(left, KEYS);
+            body(k, Tile { first, keys });
         });
     }
 
-    /// The same as `uint4`: eight halves at a time.
-    pub(super) fn copy_uint4(&self, k: &mut Builder, from: Global, to: Shared, elements: u32) {
-        k.for_range(self.thread, elements / 8, self.threads, |k, i| {
-            let (from, to) = (k.index(from, i, 16), k.shared_index(to, i, 16));
-            let words: [R32; 4] = k.ld_vec(from);
-            k.st_vec(to, words);
-        });
+    /// `for (i = tid; i < end; i += blockDim.x)`.
+    pub(super) fn strided(
+        &self,
+        k: &mut Builder,
+        end: impl Into<Src<R32>>,
+        body: impl FnOnce(&mut Builder, R32),
+    ) {
+        k.for_range(self.thread, end, self.threads, body);
     }
 
     /// `tid / 32` and `tid % 32`.
     pub(super) fn warp_and_lane(&self, k: &mut Builder) -> (R32, R32) {
         (k.shr_u(self.thread, 5), k.and(self.thread, 31))
+    }
+}
+
+/// An array indexed at run time, wherever it lies.
+pub(super) trait Array: Pointer {
+    /// Element `i`, of `size` bytes.
+    fn element(self, k: &mut Builder, i: R32, size: u32) -> Self;
+}
+
+impl Array for Global {
+    fn element(self, k: &mut Builder, i: R32, size: u32) -> Global {
+        k.index(self, i, size)
+    }
+}
+
+impl Array for Shared {
+    fn element(self, k: &mut Builder, i: R32, size: u32) -> Shared {
+        k.shared_index(self, i, size)
+    }
+}
+
+impl Array for Local {
+    fn element(self, k: &mut Builder, i: R32, size: u32) -> Local {
+        Local { base: k.mad_wide_u(i, size, self.base), offset: self.offset }
     }
 }
 
@@ -178,65 +208,174 @@ pub(super) fn store_half<P: Pointer>(k: &mut Builder, to: P, value: F32) {
     k.st(to, bits);
 }
 
-/// `for (d = 0; d < 64; d++) sum += a[d] * b[d]`, two bytes a load; `a` and `b` are rows in shared memory.
-pub(super) fn dot(k: &mut Builder, a: Shared, b: Shared) -> F32 {
+/// What nvcc makes of `expf` and of a division.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Math {
+    /// To the last bits.
+    Accurate,
+    /// `-use_fast_math`.
+    Fast,
+}
+
+impl Math {
+    /// `expf(a - b)`.
+    pub(super) fn exp_difference(self, k: &mut Builder, a: F32, b: F32) -> F32 {
+        let difference: F32 = k.sub(a, b);
+        match self {
+            Math::Accurate => accurate_exp(k, difference),
+            Math::Fast => {
+                let power: F32 = k.mul(difference, LOG2_E);
+                k.ex2(power)
+            }
+        }
+    }
+
+    /// `sum > 0 ? 1 / sum : 0`.
+    pub(super) fn inverse_or_zero(self, k: &mut Builder, sum: F32) -> F32 {
+        let positive = k.setp_f(CmpOp::Gt, sum, 0.0f32);
+        let inverse = self.inverse(k, sum);
+        k.selp(inverse, 0.0f32, positive)
+    }
+
+    /// `1 / a`.
+    pub(super) fn inverse(self, k: &mut Builder, a: F32) -> F32 {
+        match self {
+            Math::Accurate => {
+                let d: F32 = k.reg();
+                let nearest = FloatMods { precision: Precision::Rounded(Rounding::Rn), ..FloatMods::NONE };
+                k.op(Op::Unary(UnaryOp::Rcp, Type::F32, nearest), [d, a].map(|v| Operand::Reg(v.reg())));
+                d
+            }
+            Math::Fast => k.rcp(a),
+        }
+    }
+}
+
+/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌉, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down, holds n + 127
+/// in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts, and only 2^f is approximate.
+fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
+    /// What an f32 loses of log₂e.
+    const LOG2_E_LOW: f32 = (std::f64::consts::LOG2_E - LOG2_E as f64) as f32;
+    const MAGIC: f32 = 12_582_913.0;
+    let rounded =
+        |rounding, sat| FloatMods { precision: Precision::Rounded(rounding), sat, ..FloatMods::NONE };
+    let [share, shifted]: [F32; 2] = k.regs();
+    let fma = |k: &mut Builder, d: F32, mods, [a, b, c]: [Operand; 3]| {
+        k.op(Op::Ternary(TernaryOp::Fma, Type::F32, mods), [Operand::Reg(d.reg()), a, b, c]);
+    };
+    let [x_, share_] = [x, share].map(|v| Operand::Reg(v.reg()));
+    let number = |value: f32| Operand::from(Src::<F32>::from(value));
+    fma(k, share, rounded(Rounding::Rn, true), [x_, number(LOG2_E / 252.0), number(0.5)]);
+    fma(k, shifted, rounded(Rounding::Rm, false), [share_, number(252.0), number(MAGIC)]);
+    let n: F32 = k.add(shifted, -(MAGIC + 126.0));
+    let minus_n = k.neg(n);
+    let high: F32 = k.mad(x, LOG2_E, minus_n);
+    let fraction: F32 = k.mad(x, LOG2_E_LOW, high);
+    let bits = k.to_bits(shifted);
+    let bits: R32 = k.shl(bits, 23);
+    let whole = k.from_bits(bits);
+    let fraction = k.ex2(fraction);
+    k.mul(fraction, whole)
+}
+
+/// `for (d = 0; d < 64; d++) sum += q[d] * k[d]`, `q` in f32 and shared, the key's halves two bytes a load from global
+/// memory; unrolled by 16.
+pub(super) fn dot_with_global(k: &mut Builder, q: Shared, key: Global) -> F32 {
     let sum: F32 = k.mov(0.0f32);
-    k.for_range(0, DIM, UNROLL, |k, d| {
-        let (a, b) = (k.shared_index(a, d, 2), k.shared_index(b, d, 2));
-        for u in 0..i64::from(UNROLL) {
-            let (a, b) = (load_half(k, a.at(2 * u)), load_half(k, b.at(2 * u)));
+    k.for_range(0, DIM, 16, |k, d| {
+        let (q, key) = (q.element(k, d, 4), key.element(k, d, 2));
+        for u in 0..16 {
+            let (a, b): (F32, F32) = (k.ld(q.at(4 * u)), load_half(k, key.at(2 * u)));
             k.mad_to(sum, a, b, sum);
         }
     });
     sum
 }
 
-/// `__expf(a - b)`.
-pub(super) fn exp_difference(k: &mut Builder, a: F32, b: F32) -> F32 {
-    let difference: F32 = k.sub(a, b);
-    let power: F32 = k.mul(difference, std::f32::consts::LOG2_E);
-    k.ex2(power)
-}
-
-/// `for (c = 0; c < 64; c++)` over a row of f32 in shared memory, unrolled by four.
-pub(super) fn for_each_score(k: &mut Builder, row: Shared, mut body: impl FnMut(&mut Builder, Shared)) {
-    k.for_range(0, KEYS, UNROLL, |k, c| {
-        let at = k.shared_index(row, c, 4);
-        (0..i64::from(UNROLL)).for_each(|u| body(k, at.at(4 * u)));
+/// `for (c = 0; c < keys; c++)` over a row of f32 scores, unrolled by four.
+pub(super) fn for_each_score(
+    k: &mut Builder,
+    row: Shared,
+    keys: impl Into<Src<R32>>,
+    mut body: impl FnMut(&mut Builder, Shared),
+) {
+    k.for_range(0, keys, 4, |k, c| {
+        let at = row.element(k, c, 4);
+        (0..4).for_each(|u| body(k, at.at(4 * u)));
     });
 }
 
-/// `for (c = 0; c < 64; c++) sum += p(row[c]) * v[c]`, `v` a column of values: 64 halves, a row apart. Added to `sum`.
-pub(super) fn weigh_values(
+/// The larger of `before` and all scores of the row, one after another.
+pub(super) fn serial_max(k: &mut Builder, row: Shared, keys: impl Into<Src<R32>>, before: F32) -> F32 {
+    let largest: F32 = k.mov(before);
+    for_each_score(k, row, keys, |k, at| {
+        let score: F32 = k.ld(at);
+        k.max_to(largest, largest, score);
+    });
+    largest
+}
+
+/// `for (c = 0; c < keys; c++) sum += expf(row[c] - largest)`.
+pub(super) fn serial_sum(
     k: &mut Builder,
-    sum: F32,
+    math: Math,
     row: Shared,
-    column: Shared,
-    mut weight: impl FnMut(&mut Builder, F32) -> F32,
-) {
-    k.for_range(0, KEYS, UNROLL, |k, c| {
-        let (score, value) = (k.shared_index(row, c, 4), k.shared_index(column, c, ROW_BYTES));
-        for u in 0..i64::from(UNROLL) {
+    keys: impl Into<Src<R32>>,
+    [largest, before]: [F32; 2],
+) -> F32 {
+    let sum: F32 = k.mov(before);
+    for_each_score(k, row, keys, |k, at| {
+        let score: F32 = k.ld(at);
+        let p = math.exp_difference(k, score, largest);
+        k.add_to(sum, sum, p);
+    });
+    sum
+}
+
+/// `for (c = 0; c < keys; c++) sum += expf(row[c] - largest) * v[c]`, `v` a column of values: halves a row apart. Each
+/// thread that calls it computes all the exponentials.
+pub(super) fn weigh<A: Array>(
+    k: &mut Builder,
+    math: Math,
+    row: Shared,
+    keys: impl Into<Src<R32>>,
+    (largest, column): (F32, A),
+) -> F32 {
+    let sum: F32 = k.mov(0.0f32);
+    k.for_range(0, keys, 4, |k, c| {
+        let (score, value) = (row.element(k, c, 4), column.element(k, c, ROW_BYTES));
+        for u in 0..4 {
             let score: F32 = k.ld(score.at(4 * u));
-            let p = weight(k, score);
+            let p = math.exp_difference(k, score, largest);
             let v = load_half(k, value.at(i64::from(ROW_BYTES) * u));
             k.mad_to(sum, p, v, sum);
         }
     });
+    sum
 }
 
-/// The largest of the 32 lanes, in all of them: `__shfl_xor_sync` by 16, 8, 4, 2, 1.
-pub(super) fn warp_max(k: &mut Builder, value: F32) -> F32 {
-    [16, 8, 4, 2, 1].into_iter().fold(value, |value, lanes| {
-        let other = k.shfl_xor(value, lanes);
-        k.max(value, other)
-    })
+/// `*at *= factor`.
+pub(super) fn scale_in_place<P: Pointer>(k: &mut Builder, at: P, factor: F32) {
+    let before: F32 = k.ld(at);
+    let scaled: F32 = k.mul(before, factor);
+    k.st(at, scaled);
 }
 
-/// The sum of the 32 lanes, in all of them.
-pub(super) fn warp_sum(k: &mut Builder, value: F32) -> F32 {
+/// `*at += term`.
+pub(super) fn add_in_place<P: Pointer>(k: &mut Builder, at: P, term: F32) {
+    let before: F32 = k.ld(at);
+    let sum: F32 = k.add(before, term);
+    k.st(at, sum);
+}
+
+/// The reduction of the 32 lanes, right in lane 0 only: `__shfl_down_sync` by 16, 8, 4, 2, 1.
+pub(super) fn shuffle_down(
+    k: &mut Builder,
+    value: F32,
+    combine: impl Fn(&mut Builder, F32, F32) -> F32,
+) -> F32 {
     [16, 8, 4, 2, 1].into_iter().fold(value, |value, lanes| {
-        let other = k.shfl_xor(value, lanes);
-        k.add(value, other)
+        let other = k.shfl_down(value, lanes);
+        combine(k, value, other)
     })
 }

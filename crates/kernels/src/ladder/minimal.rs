@@ -1,131 +1,109 @@
 //! `minimal`: one query row a CTA, 2870 µs on the seeds' L4.
 //!
 //! What the seeds believed: a correct but naive start, "simple, fully parallel within block"; only its grid was thought
-//! to be wasteful. What was really wrong: each CTA reads all keys and values of its head for a single row, so nothing
-//! is used twice, and a lane walks along its own key: 32 lanes touch 32 rows, 32 sectors for 64 bytes. What the emulator
-//! shows: 32 sectors a request in the score loop, and half of the block idle in the loop over values.
+//! to be wasteful. What was really wrong: each CTA reads all keys and values of its head for a single row, so nothing is
+//! used twice; 64 of 128 threads read a key each, straight from global memory and half by half, so that 32 lanes touch 32
+//! rows; all 128 threads walk all 64 scores for the same maximum and the same sum; and each of the 64 that weigh values
+//! computes every exponential once more, 192 for each score in all, with `expf` to the last bits. What the emulator shows:
+//! 32 sectors a request in the score loop, and most issue slots in exponentials.
 //!
-//! The seeds give the grid and no code. Chosen: 128 threads; the row of scores in shared memory; a key a thread; maximum
-//! and sum by a tree in shared memory; a column a thread for the output, `for (d = tid; d < 64; d += 128)`.
+//! The structure follows the kernel that the seeds published and timed, compiled without fast math: the query and the
+//! sums of the output are f32 in shared memory, and a tile's sum is added there atomically.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pointer, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};
 
 use super::RungPlan;
-use super::common::{self, Cta, DIM, ROW_BYTES, UNROLL, exp_difference, load_half, store_half};
+use super::common::{
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, dot_with_global, load_half, scale_in_place,
+    serial_max, serial_sum, store_half, weigh,
+};
 use crate::Arch;
 
 const THREADS: u32 = 128;
+const MATH: Math = Math::Accurate;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
-    let seq = problem.seq_q as u32;
-    common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| body(k, cta, seq))
-}
-
-fn body(k: &mut Builder, cta: &Cta, seq: u32) {
-    let q = k.shared_array("q_row", 2, ROW_BYTES);
-    let scores = k.shared_array("scores", 4, 4 * seq);
-    let tree = k.shared_array("tree", 4, 4 * THREADS);
-    load_query(k, cta, q);
-    let largest = score_keys(k, cta, q, scores);
-    let largest = block_reduce(k, cta, tree, largest, |k, a, b| k.max(a, b));
-    let sum = exponentiate(k, cta, scores, largest);
-    let sum = block_reduce(k, cta, tree, sum, |k, a, b| k.add(a, b));
-    let has_column = k.setp_u(CmpOp::Lt, cta.thread, DIM);
-    k.if_(has_column, |k| {
-        let total = weigh(k, cta, scores);
-        let result: F32 = k.div(total, sum);
-        let to = k.index(cta.out, cta.thread, 2);
-        store_half(k, to, result);
-    });
-}
-
-fn load_query(k: &mut Builder, cta: &Cta, q: Shared) {
-    let has_element = k.setp_u(CmpOp::Lt, cta.thread, DIM);
-    k.if_(has_element, |k| {
-        let (from, to) = (k.index(cta.q, cta.thread, 2), k.shared_index(q, cta.thread, 2));
-        let value: ptx::R16 = k.ld(from);
-        k.st(to, value);
-    });
-    k.bar_sync();
-}
-
-/// Scores of keys `tid`, `tid + 128`, …; the thread's largest.
-fn score_keys(k: &mut Builder, cta: &Cta, q: Shared, scores: Shared) -> F32 {
-    let largest: F32 = k.mov(f32::NEG_INFINITY);
-    k.for_range(cta.thread, cta.seq, THREADS, |k, key| {
-        let row = k.index(cta.keys, key, ROW_BYTES);
-        let sum: F32 = k.mov(0.0f32);
-        k.for_range(0, DIM, UNROLL, |k, d| {
-            let (q, row) = (k.shared_index(q, d, 2), k.index(row, d, 2));
-            for u in 0..i64::from(UNROLL) {
-                let (a, b) = (load_half(k, q.at(2 * u)), load_half(k, row.at(2 * u)));
-                k.mad_to(sum, a, b, sum);
-            }
+    common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| {
+        let row = Row::new(k, cta);
+        cta.for_each_tile(k, |k, tile| {
+            row.score(k, cta, tile);
+            k.bar_sync();
+            row.update(k, cta, tile);
+            k.bar_sync();
         });
-        let score: F32 = k.mul(sum, cta.scale);
-        let to = k.shared_index(scores, key, 4);
-        k.st(to, score);
-        k.max_to(largest, largest, score);
-    });
-    largest
+        row.store(k, cta);
+    })
 }
 
-/// Scores become exp(S − max) in place; the thread's sum.
-fn exponentiate(k: &mut Builder, cta: &Cta, scores: Shared, largest: F32) -> F32 {
-    let sum: F32 = k.mov(0.0f32);
-    k.for_range(cta.thread, cta.seq, THREADS, |k, key| {
-        let at = k.shared_index(scores, key, 4);
-        let score: F32 = k.ld(at);
-        let p = exp_difference(k, score, largest);
-        k.st(at, p);
-        k.add_to(sum, sum, p);
-    });
-    sum
+/// The CTA's row; every thread keeps maximum and sum.
+struct Row {
+    query: Shared,
+    scores: Shared,
+    output: Shared,
+    has_column: Pred,
+    max: F32,
+    sum: F32,
 }
 
-/// Column `tid` of P V: a walk down the values, 64 neighbouring halves a step for two warps.
-fn weigh(k: &mut Builder, cta: &Cta, scores: Shared) -> F32 {
-    let total: F32 = k.mov(0.0f32);
-    let column = k.index(cta.values, cta.thread, 2);
-    k.for_range(0, cta.seq, UNROLL, |k, key| {
-        let (p, value) = (k.shared_index(scores, key, 4), k.index(column, key, ROW_BYTES));
-        for u in 0..i64::from(UNROLL) {
-            let p: F32 = k.ld(p.at(4 * u));
-            let v = load_half(k, value.at(i64::from(ROW_BYTES) * u));
-            k.mad_to(total, p, v, total);
-        }
-    });
-    total
-}
-
-/// The value of all threads combined, in all of them: `for (s = 64; s > 0; s >>= 1)` over shared memory.
-fn block_reduce(
-    k: &mut Builder,
-    cta: &Cta,
-    tree: Shared,
-    value: F32,
-    combine: impl FnOnce(&mut Builder, F32, F32) -> F32,
-) -> F32 {
-    let mine = k.shared_index(tree, cta.thread, 4);
-    k.st(mine, value);
-    k.bar_sync();
-    let stride: R32 = k.mov(THREADS / 2);
-    k.do_while(|k| {
-        let adds = k.setp_u(CmpOp::Lt, cta.thread, stride);
-        k.if_(adds, |k| {
-            let other = k.shared_index(mine, stride, 4);
-            let (a, b) = (k.ld(mine), k.ld(other));
-            let both = combine(k, a, b);
-            k.st(mine, both);
+impl Row {
+    fn new(k: &mut Builder, cta: &Cta) -> Row {
+        let [query, output, scores] = [("query", DIM), ("output", DIM), ("scores", KEYS)]
+            .map(|(name, n)| k.shared_array(name, 4, 4 * n));
+        let has_column = k.setp_u(CmpOp::Lt, cta.thread, DIM);
+        k.if_(has_column, |k| {
+            let (from, to) = (cta.q.element(k, cta.thread, 2), query.element(k, cta.thread, 4));
+            let element = load_half(k, from);
+            k.st(to, element);
         });
         k.bar_sync();
-        let half: R32 = k.shr_u(stride, 1);
-        k.mov_to(stride, half);
-        k.setp_u(CmpOp::Gt, stride, 0)
-    });
-    let result = k.ld(tree);
-    // The tree is used again, and must not be overwritten before all have read it.
-    k.bar_sync();
-    result
+        k.if_(has_column, |k| {
+            let (at, zero) = (output.element(k, cta.thread, 4), k.mov(0.0f32));
+            k.st::<F32, _>(at, zero);
+        });
+        k.bar_sync();
+        Row { query, scores, output, has_column, max: k.mov(f32::MIN), sum: k.mov(0.0f32) }
+    }
+
+    fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
+        cta.strided(k, tile.keys, |k, column| {
+            let key = k.add(tile.first, column);
+            let key = cta.keys.element(k, key, ROW_BYTES);
+            let sum = dot_with_global(k, self.query, key);
+            let score: F32 = k.mul(sum, cta.scale);
+            let to = self.scores.element(k, column, 4);
+            k.st(to, score);
+        });
+    }
+
+    fn update(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
+        let largest = serial_max(k, self.scores, tile.keys, self.max);
+        let rescale = MATH.exp_difference(k, self.max, largest);
+        let before: F32 = k.mul(self.sum, rescale);
+        let sum = serial_sum(k, MATH, self.scores, tile.keys, [largest, before]);
+        cta.strided(k, DIM, |k, d| {
+            let at = self.output.element(k, d, 4);
+            scale_in_place(k, at, rescale);
+        });
+        k.bar_sync();
+        cta.strided(k, DIM, |k, d| {
+            let values = cta.values.element(k, tile.first, ROW_BYTES);
+            let column = values.element(k, d, 2);
+            let total = weigh(k, MATH, self.scores, tile.keys, (largest, column));
+            let at = self.output.element(k, d, 4);
+            k.red_add(at, total);
+        });
+        k.mov_to(self.max, largest);
+        k.mov_to(self.sum, sum);
+    }
+
+    fn store(&self, k: &mut Builder, cta: &Cta) {
+        k.if_(self.has_column, |k| {
+            let inverse = MATH.inverse_or_zero(k, self.sum);
+            let (at, to) = (self.output.element(k, cta.thread, 4), cta.out.element(k, cta.thread, 2));
+            let output: F32 = k.ld(at);
+            let result: F32 = k.mul(output, inverse);
+            store_half(k, to, result);
+        });
+    }
 }

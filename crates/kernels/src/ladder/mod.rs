@@ -16,7 +16,6 @@ mod phase1;
 mod phase3;
 mod phase4;
 mod phase6;
-mod serial;
 mod u8_baseline;
 mod u8_common;
 mod u8_stage_a;

@@ -1,103 +1,79 @@
-//! `nan_reduction`: Phase 1's first attempt, which the seeds only record as "warp reductions caused NaN outputs".
+//! `nan_reduction`: Phase 1's first attempt, of which the seeds say that "warp reductions caused NaN outputs".
 //!
-//! What the seeds believed: warp reductions are at fault, so one thread must reduce. What was really wrong: a tile has
-//! 64 scores and the block 128 threads. The two warps that hold no score reduce nothing but −∞, take it for the maximum,
-//! and compute exp(−∞ − (−∞)) = NaN; one block-wide sum carries it into every row. What the emulator shows: no hazard at
-//! all, and NaN in every element of the output, which the oracle refuses.
+//! What the seeds believed: warp reductions are at fault, so one thread must reduce. What was really wrong: each warp
+//! reduces alone, and then all four write their result to the one cell for all, in no order. A tile has 64 scores and the
+//! block 128 threads, so two of the warps hold no score and write what they started from, −3.4 · 10³⁸ as maximum and 0
+//! as sum. Where theirs comes last, exp(S − m) overflows, the sum is 0, and ∞ · 0 or ∞ − ∞ is NaN; where it does not,
+//! the result is one warp's, and wrong. What the emulator shows: races between the warps on the two cells, NaN in every
+//! element of the output, which the oracle refuses.
 //!
-//! The seeds keep no code of it. Chosen: the slip that fits their words, a maximum that stays within its warp beside a
-//! sum that crosses warps through shared memory; tiles and scores are Phase 1's.
+//! The structure follows the first version in the seeds' published history; all but the reductions is Phase 1's.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};
 
 use super::RungPlan;
-use super::common::{
-    self, Cta, DIM, KEYS, ROW_BYTES, exp_difference, store_half, warp_max, warp_sum, weigh_values,
-};
-use super::phase1::{ROWS, THREADS, Tiles};
+use super::common::{self, Array, Cta, shuffle_down};
+use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
 use crate::Arch;
-
-const WARPS: u32 = THREADS / 32;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {
-        let rows = WarpRows::new(k, cta);
-        let tiles = Tiles::new(k, cta, ROWS);
-        cta.for_each_tile(k, |k, first| {
-            tiles.load(k, cta, first);
-            tiles.score(k, cta, rows.scores);
-            k.bar_sync();
-            rows.update(k, cta, tiles.values);
-        });
-        rows.store(k, cta);
+        let warps = Warps::new(k, cta);
+        phase1::body(k, cta, |k, row| warps.update(k, row));
     })
 }
 
-/// Every thread holds maximum and sum of every row, and column `tid` of its output.
-struct WarpRows {
-    scores: Shared,
-    /// A partial sum a warp.
-    partial: Shared,
-    /// The warp's place in `partial`, and whether this lane writes it.
-    mine: (Shared, Pred),
-    /// `tid < 64`: the thread has a score and an output column.
-    has_column: Pred,
-    state: Vec<[F32; 3]>,
+/// A cell for the maximum and one for the sum, which the lanes 0 of all warps write.
+struct Warps {
+    leads: Pred,
+    largest: Shared,
+    sum: Shared,
 }
 
-impl WarpRows {
-    fn new(k: &mut Builder, cta: &Cta) -> WarpRows {
-        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
-        let partial = k.shared_array("partial", 16, WARPS * 4);
-        let (warp, lane): (R32, R32) = cta.warp_and_lane(k);
-        let mine = (k.shared_index(partial, warp, 4), k.setp_u(CmpOp::Eq, lane, 0));
-        let has_column = k.setp_u(CmpOp::Lt, cta.thread, DIM);
-        let state = (0..ROWS).map(|_| [f32::NEG_INFINITY, 0.0, 0.0].map(|x| k.mov(x))).collect();
-        WarpRows { scores, partial, mine, has_column, state }
+impl Warps {
+    fn new(k: &mut Builder, cta: &Cta) -> Warps {
+        let (_, lane) = cta.warp_and_lane(k);
+        let [largest, sum] = ["largest", "sum"].map(|name| k.shared_array(name, 4, 4));
+        Warps { leads: k.setp_u(CmpOp::Eq, lane, 0), largest, sum }
     }
 
-    fn update(&self, k: &mut Builder, cta: &Cta, values: Shared) {
-        let column = k.shared_index(values, cta.thread, 2);
-        for (row, &[max, sum, output]) in self.state.iter().enumerate() {
-            let scores = self.scores.at(row as i64 * i64::from(KEYS) * 4);
-            let mine = k.shared_index(scores, cta.thread, 4);
-            let score: F32 = k.mov(f32::NEG_INFINITY);
-            k.if_(self.has_column, |k| k.ld_to(score, mine));
-            // The slip: of the warp, not of the row.
-            let of_warp = warp_max(k, score);
-            let largest: F32 = k.max(max, of_warp);
-            let rescale = exp_difference(k, max, largest);
-            let p = exp_difference(k, score, largest);
-            k.if_(self.has_column, |k| k.st(mine, p));
-            let total = self.block_sum(k, p);
-            k.mad_to(sum, sum, rescale, total);
-            k.mov_to(max, largest);
-            k.if_(self.has_column, |k| {
-                k.mul_to(output, output, rescale);
-                weigh_values(k, output, scores, column, |_, p| p);
-            });
-            k.bar_sync();
-        }
-    }
-
-    fn block_sum(&self, k: &mut Builder, p: F32) -> F32 {
-        let of_warp = warp_sum(k, p);
-        let (mine, writes) = self.mine;
-        k.if_(writes, |k| k.st(mine, of_warp));
-        k.bar_sync();
-        let partial: [F32; 4] = k.ld_vec(self.partial);
-        let [a, b, c, d] = partial;
-        [b, c, d].into_iter().fold(a, |sum, part| k.add(sum, part))
-    }
-
-    fn store(&self, k: &mut Builder, cta: &Cta) {
-        k.if_(self.has_column, |k| {
-            let to = k.index(cta.out, cta.thread, 2);
-            for (row, &[_, sum, output]) in self.state.iter().enumerate() {
-                let result: F32 = k.div(output, sum);
-                store_half(k, to.at(i64::from(ROW_BYTES) * row as i64), result);
-            }
+    fn update(&self, k: &mut Builder, row: &Turn) -> Reduced {
+        let mine: F32 = k.ld(row.state[0]);
+        self.fold(k, row, |k, score| k.max_to(mine, mine, score));
+        let largest = self.of_any_warp(k, self.largest, mine, |k, a, b| k.max(a, b));
+        let rescale = row.rescale(k, largest);
+        let before: F32 = k.ld(row.state[1]);
+        let before: F32 = k.mul(before, rescale);
+        let mine: F32 = k.mov(0.0f32);
+        self.fold(k, row, |k, score| {
+            let p = MATH.exp_difference(k, score, largest);
+            k.add_to(mine, mine, p);
         });
+        let sum = self.of_any_warp(k, self.sum, mine, |k, a, b| k.add(a, b));
+        Reduced { largest, sum: k.add(before, sum) }
+    }
+
+    /// `for (c = tid; c < keys; c += 128)`: one score for half of the threads, none for the others.
+    fn fold(&self, k: &mut Builder, row: &Turn, body: impl FnOnce(&mut Builder, F32)) {
+        row.cta.strided(k, row.tile.keys, |k, column| {
+            let at = row.scores.element(k, column, 4);
+            let score = k.ld(at);
+            body(k, score);
+        });
+    }
+
+    /// The slip: a cell for four warps.
+    fn of_any_warp(
+        &self,
+        k: &mut Builder,
+        cell: Shared,
+        mine: F32,
+        combine: impl Fn(&mut Builder, F32, F32) -> F32,
+    ) -> F32 {
+        let of_warp = shuffle_down(k, mine, combine);
+        k.if_(self.leads, |k| k.st(cell, of_warp));
+        k.bar_sync();
+        k.ld(cell)
     }
 }

@@ -12,33 +12,36 @@
 //! `load_matrix_sync` is `ldmatrix` on unpadded rows, `mma_sync` two `mma.m16n8k16`, `store_matrix_sync` pairs of f32.
 
 use problem::Problem;
-use ptx::{Builder, F32, Half, Kernel, Pointer, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, Pred, R16, R32, Shared};
 
 use super::RungPlan;
-use super::common::{self, Cta, DIM, KEYS, ROW_BYTES, TILE_BYTES};
-use super::serial::{Exponentials, SerialRows};
+use super::common::{
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, serial_max, serial_sum, store_half, weigh,
+};
 use crate::Arch;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 128;
+const MATH: Math = Math::Fast;
 /// Extent of a WMMA fragment.
 const FRAGMENT: u32 = 16;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
-        let rows = SerialRows::new(k, cta, ROWS, Exponentials::Recomputed);
+        k.max_threads(THREADS);
+        let rows = SerialRows::new(k, cta);
         let q = k.shared_array("q_tile", 16, ROWS * ROW_BYTES);
         let kv = k.shared_array("kv_tile", 16, TILE_BYTES);
-        cta.copy_halves(k, cta.q, q, ROWS * DIM);
-        let fragments = Fragments::new(k, cta, q, kv, rows.scores());
-        cta.for_each_tile(k, |k, first| {
-            let from = k.index(cta.keys, first, ROW_BYTES);
-            cta.copy_halves(k, from, kv, KEYS * DIM);
+        copy_halves(k, cta, cta.q, q, ROWS * DIM);
+        let fragments = Fragments::new(k, cta, q, kv, rows.scores);
+        cta.for_each_tile(k, |k, tile| {
+            let from = k.index(cta.keys, tile.first, ROW_BYTES);
+            copy_halves(k, cta, from, kv, KEYS * DIM);
             k.bar_sync();
             fragments.score(k, cta);
             k.bar_sync();
-            let from = k.index(cta.values, first, ROW_BYTES);
-            cta.copy_halves(k, from, kv, KEYS * DIM);
+            let from = k.index(cta.values, tile.first, ROW_BYTES);
+            copy_halves(k, cta, from, kv, KEYS * DIM);
             k.bar_sync();
             rows.update(k, cta, kv);
             k.bar_sync();
@@ -100,4 +103,91 @@ impl Fragments {
             }
         }
     }
+}
+
+/// Rows one after another, each reduced by one thread. Maxima and sums are in shared memory; of the output, column `tid`
+/// of each row in registers.
+struct SerialRows {
+    scores: Shared,
+    /// `m[32]`, `l[32]`.
+    state: [Shared; 2],
+    /// The row's new maximum, from thread 0 to the others.
+    largest: Shared,
+    /// `tid == 0`.
+    first: Pred,
+    /// `tid < 64`.
+    has_column: Pred,
+    /// `O_acc[32]`, the loop over rows unrolled so that it stays in registers.
+    output: Vec<F32>,
+}
+
+impl SerialRows {
+    /// Nothing seen yet. The first barrier of the caller orders this for all threads.
+    fn new(k: &mut Builder, cta: &Cta) -> SerialRows {
+        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
+        let state = ["maxima", "sums"].map(|name| k.shared_array(name, 4, ROWS * 4));
+        let largest = k.shared_array("largest", 4, 4);
+        let (first, has_column) = (k.setp_u(CmpOp::Eq, cta.thread, 0), k.setp_u(CmpOp::Lt, cta.thread, DIM));
+        let has_row = k.setp_u(CmpOp::Lt, cta.thread, ROWS);
+        k.if_(has_row, |k| {
+            for (array, value) in state.into_iter().zip([f32::NEG_INFINITY, 0.0]) {
+                let (at, value) = (array.element(k, cta.thread, 4), k.mov(value));
+                k.st::<F32, _>(at, value);
+            }
+        });
+        let output = (0..ROWS).map(|_| k.mov(0.0f32)).collect();
+        SerialRows { scores, state, largest, first, has_column, output }
+    }
+
+    /// Online softmax of a tile, row after row. Scores and values are ready, behind a barrier.
+    fn update(&self, k: &mut Builder, cta: &Cta, values: Shared) {
+        let column = values.element(k, cta.thread, 2);
+        for (row, &output) in self.output.iter().enumerate() {
+            let scores = self.scores.at(row as i64 * i64::from(KEYS) * 4);
+            let [max, sum] = self.state.map(|array| array.at(4 * row as i64));
+            k.if_(self.first, |k| {
+                let before = k.ld(max);
+                let largest = serial_max(k, scores, KEYS, before);
+                k.st(self.largest, largest);
+            });
+            k.bar_sync();
+            let (before, largest): (F32, F32) = (k.ld(max), k.ld(self.largest));
+            let rescale = MATH.exp_difference(k, before, largest);
+            k.if_(self.first, |k| {
+                let before: F32 = k.ld(sum);
+                let before = k.mul(before, rescale);
+                let total = serial_sum(k, MATH, scores, KEYS, [largest, before]);
+                k.st(sum, total);
+            });
+            k.bar_sync();
+            k.if_(self.first, |k| k.st(max, largest));
+            k.if_(self.has_column, |k| {
+                let total = weigh(k, MATH, scores, KEYS, (largest, column));
+                k.mad_to(output, output, rescale, total);
+            });
+        }
+    }
+
+    /// `O / l`, a half a store. Sums are ready, behind a barrier.
+    fn store(&self, k: &mut Builder, cta: &Cta) {
+        k.if_(self.has_column, |k| {
+            let to = cta.out.element(k, cta.thread, 2);
+            for (row, &output) in self.output.iter().enumerate() {
+                let sum: F32 = k.ld(self.state[1].at(4 * row as i64));
+                let result: F32 = k.div(output, sum);
+                store_half(k, to.at(i64::from(ROW_BYTES) * row as i64), result);
+            }
+        });
+    }
+}
+
+/// `for (i = tid; i < n; i += 128) to[i] = from[i]`, one half at a time, unrolled by four.
+fn copy_halves(k: &mut Builder, cta: &Cta, from: Global, to: Shared, elements: u32) {
+    const UNROLL: u32 = 4;
+    k.for_range(cta.thread, elements, UNROLL * THREADS, |k, i| {
+        let (from, to) = (from.element(k, i, 2), to.element(k, i, 2));
+        let steps = (0..i64::from(UNROLL)).map(|u| u * i64::from(2 * THREADS));
+        let values: Vec<R16> = steps.clone().map(|step| k.ld(from.at(step))).collect();
+        steps.zip(values).for_each(|(step, value)| k.st(to.at(step), value));
+    });
 }

@@ -1,150 +1,245 @@
 //! `phase3`: 32 query rows a CTA and four warps, 1634 µs on the seeds' L4.
 //!
-//! What the seeds believed: "better warp utilisation, 4 warps a block". What was really wrong: rows are given out by
-//! `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores and the whole softmax while three warps wait
-//! at the barrier; its 32 lanes walk down 32 unpadded rows, so each read of Q and each write of S is a 32-way bank
-//! conflict. It won only because a row's reduction now has 32 threads instead of one. What the emulator shows: one warp
-//! of four in the score and softmax lines, and conflict degree 32 on them; what looks like compute is shared memory.
+//! What the seeds believed: "better warp utilisation, 4 warps a block". What was really wrong: the score loop gives rows
+//! out by `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores while three warps wait at the barrier;
+//! its 32 lanes walk down 32 unpadded rows, so each read of Q and each write of S is a 32-way bank conflict. In the
+//! softmax a warp has a row at last, but its lane 0 reduces alone while 31 wait, and then all 32 lanes compute the same
+//! exponentials; three barriers a row make the four warps wait for each other, though no row is another's business. It won
+//! because keys and values now come from shared memory, once a tile. What the emulator shows: one warp of four in the
+//! score loop with conflict degree 32, one lane of 32 in the reductions.
 //!
-//! The seeds give tile, warps and, by what came later, the row loop. Chosen: maximum, exponentials and sum by the row's
-//! own thread (parallel reductions were still on their list); for the output all 128 threads, 16 elements each in
-//! registers, `for (i = tid; i < 32 * 64; i += 128)`.
+//! The structure follows the kernel that the seeds published and timed, compiled without fast math: five static arrays,
+//! tiles copied a half at a time, maxima and sums of a warp's eight rows in arrays of nine indexed at run time.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Kernel, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Cta, DIM, KEYS, ROW_BYTES, dot, exp_difference, for_each_score, store_half, weigh_values,
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half, scale_in_place,
+    serial_max, serial_sum, store_half, weigh,
 };
-use super::phase1::Tiles;
 use crate::Arch;
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 32;
 pub(super) const THREADS: u32 = 128;
-/// Rows between two output elements of a thread.
-const ROW_STEP: u32 = THREADS / DIM;
+const WARPS: u32 = THREADS / 32;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
-        let softmax = RowThreads::new(k, cta);
-        let tiles = Tiles::new(k, cta, ROWS);
-        let output = Output::new(k, cta);
-        cta.for_each_tile(k, |k, first| {
-            tiles.load(k, cta, first);
-            score_rows(k, cta, &tiles, softmax.scores);
-            softmax.update(k);
+        let rows = Rows::new(k, cta, Math::Accurate);
+        let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);
+        cta.for_each_tile(k, |k, tile| {
+            rows.load(k, cta, tile, copy_halves);
             k.bar_sync();
-            output.update(k, &softmax, tiles.values);
+            rows.score(k, cta, tile);
             k.bar_sync();
+            rows.for_each(k, cta, |k, row| {
+                let reduced = reduce_serially(k, &row, tile, lane_0);
+                row.weigh(k, tile, reduced);
+                k.bar_sync();
+                row.keep(k, reduced);
+            });
         });
-        softmax.publish_sums(k);
-        k.bar_sync();
-        output.store(k, cta, &softmax);
+        rows.store(k, cta);
     })
 }
 
-/// `for (row = tid; row < 32; row += blockDim.x) for (n = 0; n < 64; n++) S[row][n] = scale * dot(Q[row], K[n])`.
-pub(super) fn score_rows(k: &mut Builder, cta: &Cta, tiles: &Tiles, scores: Shared) {
-    k.for_range(cta.thread, ROWS, cta.threads, |k, row| {
-        let q = k.shared_index(tiles.q, row, ROW_BYTES);
-        let scores = k.shared_index(scores, row, KEYS * 4);
-        k.for_range(0, KEYS, 1, |k, key| {
-            let to = k.shared_index(scores, key, 4);
-            let key = k.shared_index(tiles.keys, key, ROW_BYTES);
-            let sum = dot(k, q, key);
-            let score: F32 = k.mul(sum, cta.scale);
-            k.st(to, score);
-        });
+/// `for (d = lane; d < 64; d += 32)`, a half at a time, of keys and of values.
+fn copy_halves(k: &mut Builder, lane: R32, from: [Global; 2], to: [Shared; 2]) {
+    k.for_range(lane, DIM, 32, |k, d| {
+        for (from, to) in from.into_iter().zip(to) {
+            let (from, to) = (from.element(k, d, 2), to.element(k, d, 2));
+            let half: R16 = k.ld(from);
+            k.st(to, half);
+        }
     });
 }
 
-/// Softmax by the thread that owns the row; running maximum and sum in its registers.
-struct RowThreads {
-    scores: Shared,
-    /// What the other threads must know of a row: the rescale factor, and at the end the sum.
-    factors: Shared,
-    has_row: Pred,
-    row: Shared,
-    factor: Shared,
-    max: F32,
-    sum: F32,
+fn reduce_serially(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> Reduced {
+    k.if_(lane_0, |k| {
+        let before = k.ld(row.state[0]);
+        let largest = serial_max(k, row.scores, tile.keys, before);
+        k.st(row.cells[0], largest);
+    });
+    k.bar_sync();
+    let largest = k.ld(row.cells[0]);
+    let rescale = row.rescale(k, largest);
+    k.if_(lane_0, |k| {
+        let before: F32 = k.ld(row.state[1]);
+        let before = k.mul(before, rescale);
+        let sum = serial_sum(k, row.math, row.scores, tile.keys, [largest, before]);
+        k.st(row.cells[1], sum);
+    });
+    k.bar_sync();
+    Reduced { largest, sum: k.ld(row.cells[1]) }
 }
 
-impl RowThreads {
-    fn new(k: &mut Builder, cta: &Cta) -> RowThreads {
-        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
-        let factors = k.shared_array("factors", 4, ROWS * 4);
-        RowThreads {
-            scores,
-            factors,
-            has_row: k.setp_u(CmpOp::Lt, cta.thread, ROWS),
-            row: k.shared_index(scores, cta.thread, KEYS * 4),
-            factor: k.shared_index(factors, cta.thread, 4),
-            max: k.mov(f32::NEG_INFINITY),
-            sum: k.mov(0.0f32),
-        }
+/// The tiles, and who works on them.
+pub(super) struct Rows {
+    math: Math,
+    query: Shared,
+    keys: Shared,
+    values: Shared,
+    scores: Shared,
+    output: Shared,
+    /// A cell a warp for its row's maximum, and one for its sum.
+    cells: [Shared; 2],
+    /// Maximum and sum of the warp's rows, in each of its threads.
+    state: [Local; 2],
+    warp: R32,
+    pub lane: R32,
+}
+
+/// The row whose turn it is in a warp.
+pub(super) struct Row {
+    pub math: Math,
+    pub lane: R32,
+    pub scores: Shared,
+    output: Shared,
+    values: Shared,
+    /// Of the warp.
+    pub cells: [Shared; 2],
+    /// Before the tile.
+    pub state: [Local; 2],
+}
+
+/// What reducing a row comes to, in every lane.
+#[derive(Clone, Copy)]
+pub(super) struct Reduced {
+    pub largest: F32,
+    pub sum: F32,
+}
+
+impl Rows {
+    /// The queries in shared memory, outputs of zero, and a barrier.
+    pub(super) fn new(k: &mut Builder, cta: &Cta, math: Math) -> Rows {
+        let query = k.shared_array("query", 2, ROWS * ROW_BYTES);
+        let [keys, values] = ["keys", "values"].map(|name| k.shared_array(name, 2, TILE_BYTES));
+        let [scores, output] = ["scores", "output"].map(|name| k.shared_array(name, 4, 4 * ROWS * KEYS));
+        let cells = ["largest", "sum"].map(|name| k.shared_array(name, 4, 4 * WARPS));
+        let (warp, lane) = cta.warp_and_lane(k);
+        k.for_range(warp, cta.rows, WARPS, |k, row| {
+            let (from, to) = (cta.q.element(k, row, ROW_BYTES), query.element(k, row, ROW_BYTES));
+            k.for_range(lane, DIM, 32, |k, d| {
+                let (from, to) = (from.element(k, d, 2), to.element(k, d, 2));
+                let half: R16 = k.ld(from);
+                k.st(to, half);
+            });
+        });
+        let zero: F32 = k.mov(0.0f32);
+        k.for_range(warp, ROWS, WARPS, |k, row| {
+            let row = output.element(k, row, 4 * DIM);
+            k.for_range(lane, DIM, 32, |k, d| {
+                let at = row.element(k, d, 4);
+                k.st(at, zero);
+            });
+        });
+        k.bar_sync();
+        let state = [("maxima", f32::MIN), ("sums", 0.0)].map(|(name, value)| {
+            // One element more than rows, as the seeds count them.
+            let array = k.local_array(name, 4, 4 * (ROWS / WARPS + 1));
+            let value: F32 = k.mov(value);
+            (0..=i64::from(ROWS / WARPS)).for_each(|i| k.st(array.at(4 * i), value));
+            array
+        });
+        Rows { math, query, keys, values, scores, output, cells, state, warp, lane }
     }
 
-    fn update(&self, k: &mut Builder) {
-        k.if_(self.has_row, |k| {
-            let largest: F32 = k.mov(self.max);
-            for_each_score(k, self.row, |k, at| {
-                let score: F32 = k.ld(at);
-                k.max_to(largest, largest, score);
-            });
-            let rescale = exp_difference(k, self.max, largest);
-            k.mul_to(self.sum, self.sum, rescale);
-            for_each_score(k, self.row, |k, at| {
-                let score: F32 = k.ld(at);
-                let p = exp_difference(k, score, largest);
-                k.st(at, p);
-                k.add_to(self.sum, self.sum, p);
-            });
-            k.mov_to(self.max, largest);
-            k.st(self.factor, rescale);
+    /// The tile's keys and values, a row a warp; `copy` takes the lane and the two rows.
+    pub(super) fn load(
+        &self,
+        k: &mut Builder,
+        cta: &Cta,
+        tile: Tile,
+        copy: impl FnOnce(&mut Builder, R32, [Global; 2], [Shared; 2]),
+    ) {
+        k.for_range(self.warp, tile.keys, WARPS, |k, row| {
+            let key = k.add(tile.first, row);
+            let from = [cta.keys, cta.values].map(|tensor| tensor.element(k, key, ROW_BYTES));
+            let to = [self.keys, self.values].map(|tile| tile.element(k, row, ROW_BYTES));
+            copy(k, self.lane, from, to);
         });
     }
 
-    fn publish_sums(&self, k: &mut Builder) {
-        k.if_(self.has_row, |k| k.st(self.factor, self.sum));
+    /// `for (row = tid; row < rows; row += blockDim.x) for (c …) S[row][c] = scale * dot(Q[row], K[c])`: warp 0 alone.
+    pub(super) fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
+        cta.strided(k, cta.rows, |k, row| {
+            let query = self.query.element(k, row, ROW_BYTES);
+            let scores = self.scores.element(k, row, 4 * KEYS);
+            k.for_range(0, tile.keys, 1, |k, column| {
+                let key = self.keys.element(k, column, ROW_BYTES);
+                let sum: F32 = k.mov(0.0f32);
+                for d in 0..i64::from(DIM) {
+                    let at = [query, key].map(|row| row.at(2 * d));
+                    let [a, b] = at.map(|at| load_half(k, at));
+                    k.mad_to(sum, a, b, sum);
+                }
+                let score: F32 = k.mul(sum, cta.scale);
+                let to = scores.element(k, column, 4);
+                k.st(to, score);
+            });
+        });
+    }
+
+    /// `for (row = warp; row < rows; row += 4)`.
+    pub(super) fn for_each(&self, k: &mut Builder, cta: &Cta, body: impl FnOnce(&mut Builder, Row)) {
+        let cells = self.cells.map(|array| array.element(k, self.warp, 4));
+        k.for_range(self.warp, cta.rows, WARPS, |k, row| {
+            let [scores, output] = [self.scores, self.output].map(|array| array.element(k, row, 4 * KEYS));
+            let state = self.state_of(k, row);
+            let Rows { math, lane, values, .. } = *self;
+            body(k, Row { math, lane, scores, output, values, cells, state });
+        });
+    }
+
+    fn state_of(&self, k: &mut Builder, row: R32) -> [Local; 2] {
+        let of_warp = k.shr_u(row, WARPS.ilog2());
+        self.state.map(|array| array.element(k, of_warp, 4))
+    }
+
+    /// `O / l`, a half a store.
+    pub(super) fn store(&self, k: &mut Builder, cta: &Cta) {
+        k.for_range(self.warp, cta.rows, WARPS, |k, row| {
+            let [_, sum] = self.state_of(k, row);
+            let sum = k.ld(sum);
+            let inverse = self.math.inverse_or_zero(k, sum);
+            let (from, to) = (self.output.element(k, row, 4 * DIM), cta.out.element(k, row, ROW_BYTES));
+            k.for_range(self.lane, DIM, 32, |k, d| {
+                let (from, to) = (from.element(k, d, 4), to.element(k, d, 2));
+                let output: F32 = k.ld(from);
+                let result: F32 = k.mul(output, inverse);
+                store_half(k, to, result);
+            });
+        });
     }
 }
 
-/// Column `tid % 64` of rows `tid / 64`, `tid / 64 + 2`, ….
-struct Output {
-    first_row: R32,
-    column: R32,
-    elements: Vec<F32>,
-}
-
-impl Output {
-    fn new(k: &mut Builder, cta: &Cta) -> Output {
-        let elements = (0..ROWS / ROW_STEP).map(|_| k.mov(0.0f32)).collect();
-        Output { first_row: k.shr_u(cta.thread, 6), column: k.and(cta.thread, 63), elements }
+impl Row {
+    /// The factor on what was summed before, applied to the output.
+    pub(super) fn rescale(&self, k: &mut Builder, largest: F32) -> F32 {
+        let before = k.ld(self.state[0]);
+        let rescale = self.math.exp_difference(k, before, largest);
+        k.for_range(self.lane, DIM, 32, |k, d| {
+            let at = self.output.element(k, d, 4);
+            scale_in_place(k, at, rescale);
+        });
+        rescale
     }
 
-    fn update(&self, k: &mut Builder, softmax: &RowThreads, values: Shared) {
-        let scores = k.shared_index(softmax.scores, self.first_row, KEYS * 4);
-        let factors = k.shared_index(softmax.factors, self.first_row, 4);
-        let column = k.shared_index(values, self.column, 2);
-        for (i, &element) in self.elements.iter().enumerate() {
-            let row = i as i64 * i64::from(ROW_STEP);
-            let rescale: F32 = k.ld(factors.at(4 * row));
-            k.mul_to(element, element, rescale);
-            weigh_values(k, element, scores.at(i64::from(KEYS) * 4 * row), column, |_, p| p);
-        }
+    /// `O += P V`, two columns a lane, each with all its exponentials.
+    pub(super) fn weigh(&self, k: &mut Builder, tile: Tile, reduced: Reduced) {
+        k.for_range(self.lane, DIM, 32, |k, d| {
+            let column = self.values.element(k, d, 2);
+            let total = weigh(k, self.math, self.scores, tile.keys, (reduced.largest, column));
+            let at = self.output.element(k, d, 4);
+            add_in_place(k, at, total);
+        });
     }
 
-    fn store(&self, k: &mut Builder, cta: &Cta, softmax: &RowThreads) {
-        let sums = k.shared_index(softmax.factors, self.first_row, 4);
-        let to = k.index(cta.out, cta.thread, 2);
-        for (i, &element) in self.elements.iter().enumerate() {
-            let row = i as i64 * i64::from(ROW_STEP);
-            let sum: F32 = k.ld(sums.at(4 * row));
-            let result: F32 = k.div(element, sum);
-            store_half(k, to.at(i64::from(ROW_BYTES) * row), result);
-        }
+    pub(super) fn keep(&self, k: &mut Builder, reduced: Reduced) {
+        k.st(self.state[0], reduced.largest);
+        k.st(self.state[1], reduced.sum);
     }
 }

@@ -1,30 +1,32 @@
 //! `phase6_it1` and `phase6_it2`: 1844 and 1776 µs on the seeds' L4, where 500–600 had been forecast.
 //!
 //! What the seeds believed: register tiling, twice the threads and `uint4` loads would halve Phase 4's time; afterwards
-//! they blamed registers, bank conflicts and barriers in general. What was really wrong: rows are still given out by
-//! `for (row = tid; row < 32; row += 256)`, so 32 of 256 threads do softmax and output alone and seven warps wait; the
-//! output is a serial 64 × 64 loop a thread; the warp reductions that were written are never called; and the mask is
-//! causal while Phase 4's was not, with masked tiles computed all the same, so the two were never one comparison.
-//! Iteration 1 gives each thread `m[32]`, `l[32]` and `O[32][64]`, 8448 bytes indexed at run time, which is local memory:
-//! 256 threads own a 2 MB array of which one row in 256 is used, and its lanes are 32 sectors apart. Iteration 2 moves
-//! them to shared memory, where 32 lanes again walk 32 rows of one bank. What the emulator shows: one warp of eight in
-//! most issue slots, local traffic at 32 sectors a request (it. 1), conflict degree 32 (it. 2).
+//! they blamed registers, bank conflicts and barriers in general. What was really wrong: every loop gives out rows by
+//! `for (row = tid; row < 32; row += 256)`, so one warp does scores, softmax and output, a thread a row, while seven wait;
+//! its lanes walk down 32 unpadded rows, in shared memory and in global; the warp reductions that were written are never
+//! called; and the mask is causal while Phase 4's was not, with masked tiles computed all the same, so the two were never
+//! one comparison. Iteration 1 gives each thread `m[32]`, `l[32]` and `O[32][64]`, 8448 bytes indexed at run time, which
+//! is local memory: of a row in 32 is anything used, and the lanes of a request are 8 KB apart. Iteration 2 moves them to
+//! shared memory, where 32 lanes again walk 32 rows of one bank. What the emulator shows: one warp of eight in most issue
+//! slots, local traffic at 32 sectors a request (it. 1), conflict degree 32 (both).
 //!
-//! The seeds give arrays, sizes (sQ 4, sKV 8, sS 8, sO 8 KB), threads and vector widths. Chosen: scores by all threads,
-//! `for (i = tid; i < 32 * 64; i += 256)`; keys and values share `sKV`; for each column d a sum over the 64 keys, added to
-//! the accumulator once a tile; 256 threads in iteration 1 too.
+//! The structure follows the kernels that the seeds published and timed, compiled with fast math: keys, then values in
+//! one tile; scores by fours of keys, so that a query's row is read once for four; output columns by eights, each a loop
+//! over the keys; and, against the stores of single halves, an array of 64 of them in local memory before the vector stores.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Local, Pointer, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Cta, DIM, KEYS, ROW_BYTES, TILE_BYTES, dot, exp_difference, for_each_score, weigh_values,
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half, scale_in_place,
+    store_half,
 };
 use crate::Arch;
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 256;
+const MATH: Math = Math::Fast;
 
 /// Where the accumulators live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,88 +38,111 @@ pub(super) enum Home {
 }
 
 pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Kernel {
+    const ARRAYS: [(&str, u32); 3] = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)];
     match home {
         Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {
-            let arrays = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)]
-                .map(|(name, bytes)| k.local_array(name, 4, bytes));
-            body(k, cta, &Accumulators(arrays));
+            let tiles = Tiles::new(k);
+            let arrays = ARRAYS.map(|(name, bytes)| k.local_array(name, 16, bytes));
+            body(k, cta, &tiles, &Accumulators(arrays));
         }),
         Home::Shared => common::kernel(problem, arch, RungPlan::Phase6It2, ROWS, THREADS, |k, cta| {
-            let arrays = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)]
-                .map(|(name, bytes)| k.shared_array(name, 4, bytes));
-            body(k, cta, &Accumulators(arrays));
+            let tiles = Tiles::new(k);
+            let arrays = ARRAYS.map(|(name, bytes)| k.shared_array(name, 4, bytes));
+            body(k, cta, &tiles, &Accumulators(arrays));
         }),
     }
 }
 
-/// An array indexed at run time.
-trait Array: Pointer {
-    /// Element `i`, of `size` bytes.
-    fn element(self, k: &mut Builder, i: R32, size: u32) -> Self;
-}
-
-impl Array for Shared {
-    fn element(self, k: &mut Builder, i: R32, size: u32) -> Shared {
-        k.shared_index(self, i, size)
-    }
-}
-
-impl Array for Local {
-    fn element(self, k: &mut Builder, i: R32, size: u32) -> Local {
-        Local { base: k.mad_wide_u(i, size, self.base), offset: self.offset }
-    }
-}
-
-fn body<A: Array>(k: &mut Builder, cta: &Cta, accumulators: &Accumulators<A>) {
-    let tiles = Tiles::new(k, cta);
+fn body<A: Array>(k: &mut Builder, cta: &Cta, tiles: &Tiles, accumulators: &Accumulators<A>) {
+    k.max_threads(THREADS);
+    k.min_ctas_per_sm(2);
+    copy_rows(k, cta, cta.rows, cta.q, tiles.query);
+    k.bar_sync();
     accumulators.clear(k, cta);
-    cta.for_each_tile(k, |k, first| {
-        tiles.load(k, cta.keys, cta, first);
-        tiles.score(k, cta, first);
+    k.bar_sync();
+    cta.for_each_tile(k, |k, tile| {
+        let [keys, values] = [cta.keys, cta.values].map(|tensor| tensor.element(k, tile.first, ROW_BYTES));
+        copy_rows(k, cta, tile.keys, keys, tiles.keys_then_values);
         k.bar_sync();
-        tiles.load(k, cta.values, cta, first);
-        accumulators.update(k, cta, &tiles);
+        tiles.score(k, cta, tile);
+        k.bar_sync();
+        accumulators.update(k, cta, tiles, tile);
+        k.bar_sync();
+        copy_rows(k, cta, tile.keys, values, tiles.keys_then_values);
+        k.bar_sync();
+        accumulators.weigh(k, cta, tiles, tile);
         k.bar_sync();
     });
     accumulators.store(k, cta);
 }
 
+/// A row of 128 bytes a thread, 16 bytes at a time: wide, and 32 lanes in 32 rows.
+fn copy_rows(k: &mut Builder, cta: &Cta, rows: R32, from: Global, to: Shared) {
+    cta.strided(k, rows, |k, row| {
+        let (from, to) = (from.element(k, row, ROW_BYTES), to.element(k, row, ROW_BYTES));
+        for bytes in (0..i64::from(ROW_BYTES)).step_by(16) {
+            let words: [R32; 4] = k.ld_vec(from.at(bytes));
+            k.st_vec(to.at(bytes), words);
+        }
+    });
+}
+
 struct Tiles {
-    q: Shared,
-    /// Keys, then values.
-    kv: Shared,
+    query: Shared,
+    keys_then_values: Shared,
     scores: Shared,
 }
 
 impl Tiles {
-    fn new(k: &mut Builder, cta: &Cta) -> Tiles {
-        let q = k.shared_array("sQ", 16, ROWS * ROW_BYTES);
-        let kv = k.shared_array("sKV", 16, TILE_BYTES);
-        let scores = k.shared_array("sS", 4, ROWS * KEYS * 4);
-        cta.copy_uint4(k, cta.q, q, ROWS * DIM);
-        Tiles { q, kv, scores }
+    fn new(k: &mut Builder) -> Tiles {
+        let query = k.shared_array("query", 2, ROWS * ROW_BYTES);
+        let keys_then_values = k.shared_array("keys_then_values", 2, TILE_BYTES);
+        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
+        Tiles { query, keys_then_values, scores }
     }
 
-    fn load(&self, k: &mut Builder, from: Global, cta: &Cta, first: R32) {
-        let from = k.index(from, first, ROW_BYTES);
-        cta.copy_uint4(k, from, self.kv, KEYS * DIM);
-        k.bar_sync();
-    }
-
-    /// Scores, with −∞ where the key comes after the query.
-    fn score(&self, k: &mut Builder, cta: &Cta, first_key: R32) {
-        k.for_range(cta.thread, ROWS * KEYS, THREADS, |k, i| {
-            let (row, column): (R32, R32) = (k.shr_u(i, 6), k.and(i, 63));
-            let (q, key) =
-                (k.shared_index(self.q, row, ROW_BYTES), k.shared_index(self.kv, column, ROW_BYTES));
-            let sum = dot(k, q, key);
-            let score: F32 = k.mul(sum, cta.scale);
-            let (row, key): (R32, R32) = (k.add(row, cta.first_row), k.add(column, first_key));
-            let hidden = k.setp_u(CmpOp::Gt, key, row);
-            let score: F32 = k.selp(f32::NEG_INFINITY, score, hidden);
-            let to = k.shared_index(self.scores, i, 4);
-            k.st(to, score);
+    /// Scores of a row by its thread, −3.4 · 10³⁸ where the key comes after the query.
+    fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
+        cta.strided(k, cta.rows, |k, row| {
+            let scores = self.scores.element(k, row, 4 * KEYS);
+            let query = self.query.element(k, row, ROW_BYTES);
+            let position: R32 = k.add(cta.first_row, row);
+            by_fours(k, tile, |k, column| {
+                let keys = self.keys_then_values.element(k, column, ROW_BYTES);
+                let to = scores.element(k, column, 4);
+                let mut query = RowOfHalves { at: query, loaded: Vec::new() };
+                for u in 0..4 {
+                    let sum = query.dot(k, keys.at(i64::from(ROW_BYTES) * u));
+                    let score: F32 = k.mul(sum, cta.scale);
+                    let column: R32 = k.add(column, u as u32);
+                    let key: R32 = k.add(tile.first, column);
+                    let hidden = k.setp_s(CmpOp::Gt, key, position);
+                    let score: F32 = k.selp(f32::MIN, score, hidden);
+                    k.st(to.at(4 * u), score);
+                }
+            });
         });
+    }
+}
+
+/// A row of shared memory that stays in registers once it is read.
+struct RowOfHalves {
+    at: Shared,
+    loaded: Vec<R16>,
+}
+
+impl RowOfHalves {
+    fn dot(&mut self, k: &mut Builder, other: Shared) -> F32 {
+        let sum: F32 = k.mov(0.0f32);
+        for d in 0..DIM as usize {
+            let bytes = 2 * d as i64;
+            if self.loaded.len() == d {
+                self.loaded.push(k.ld(self.at.at(bytes)));
+            }
+            let (a, b) = (k.to_f32(Half::F16, self.loaded[d]), load_half(k, other.at(bytes)));
+            k.mad_to(sum, a, b, sum);
+        }
+        sum
     }
 }
 
@@ -125,76 +150,128 @@ impl Tiles {
 struct Accumulators<A>([A; 3]);
 
 impl<A: Array> Accumulators<A> {
-    /// A thread clears the rows it will use.
-    fn clear(&self, k: &mut Builder, cta: &Cta) {
+    /// For each of the thread's rows, with the places of its maximum, its sum and its output.
+    fn for_each_row(&self, k: &mut Builder, cta: &Cta, body: impl FnOnce(&mut Builder, R32, [A; 3])) {
         let [maxima, sums, output] = self.0;
-        k.for_range(cta.thread, ROWS, THREADS, |k, row| {
-            for (array, value) in [(maxima, f32::NEG_INFINITY), (sums, 0.0)] {
-                let (at, value) = (array.element(k, row, 4), k.mov(value));
-                k.st::<F32, _>(at, value);
-            }
-            let output = output.element(k, row, 4 * DIM);
-            let zero: F32 = k.mov(0.0f32);
-            k.for_range(0, DIM, 4, |k, d| {
-                let at = output.element(k, d, 4);
-                (0..4).for_each(|u| k.st(at.at(4 * u), zero));
-            });
+        cta.strided(k, cta.rows, |k, row| {
+            let places =
+                [(maxima, 4), (sums, 4), (output, 4 * DIM)].map(|(array, size)| array.element(k, row, size));
+            body(k, row, places);
         });
     }
 
-    /// Online softmax and output of a tile, all by the row's one thread.
-    fn update(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles) {
-        let [maxima, sums, output] = self.0;
-        k.for_range(cta.thread, ROWS, THREADS, |k, row| {
-            let scores = k.shared_index(tiles.scores, row, KEYS * 4);
-            let (max_at, sum_at) = (maxima.element(k, row, 4), sums.element(k, row, 4));
-            let max: F32 = k.ld(max_at);
-            let largest: F32 = k.mov(max);
-            for_each_score(k, scores, |k, at| {
+    /// A thread clears the rows it will use.
+    fn clear(&self, k: &mut Builder, cta: &Cta) {
+        let (lowest, zero): (F32, F32) = (k.mov(f32::MIN), k.mov(0.0f32));
+        self.for_each_row(k, cta, |k, _, [max, sum, output]| {
+            k.st(max, lowest);
+            k.st(sum, zero);
+            by_eights(k, output, |k, _, at| (0..8).for_each(|u| k.st(at.at(4 * u), zero)));
+        });
+    }
+
+    /// Maximum, rescaling, exponentials in place of the scores, sum: all by the row's one thread.
+    fn update(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles, tile: Tile) {
+        self.for_each_row(k, cta, |k, row, [max_at, sum_at, output]| {
+            let scores = tiles.scores.element(k, row, 4 * KEYS);
+            let largest: F32 = k.ld(scores);
+            for_each_score(k, scores, tile, |k, at| {
                 let score: F32 = k.ld(at);
                 k.max_to(largest, largest, score);
             });
-            let rescale = exp_difference(k, max, largest);
-            let before: F32 = k.ld(sum_at);
-            let sum: F32 = k.mul(before, rescale);
-            for_each_score(k, scores, |k, at| {
+            let before: F32 = k.ld(max_at);
+            k.max_to(largest, largest, before);
+            let rescale = MATH.exp_difference(k, before, largest);
+            scale_in_place(k, sum_at, rescale);
+            by_eights(k, output, |k, _, at| (0..8).for_each(|u| scale_in_place(k, at.at(4 * u), rescale)));
+            let sum: F32 = k.mov(0.0f32);
+            for_each_score(k, scores, tile, |k, at| {
                 let score: F32 = k.ld(at);
-                let p = exp_difference(k, score, largest);
+                let p = MATH.exp_difference(k, score, largest);
                 k.st(at, p);
                 k.add_to(sum, sum, p);
             });
+            add_in_place(k, sum_at, sum);
             k.st(max_at, largest);
-            k.st(sum_at, sum);
-            let output = output.element(k, row, 4 * DIM);
-            k.for_range(0, DIM, 1, |k, d| {
-                let (at, column) = (output.element(k, d, 4), k.shared_index(tiles.kv, d, 2));
-                let before: F32 = k.ld(at);
-                let total: F32 = k.mul(before, rescale);
-                weigh_values(k, total, scores, column, |_, p| p);
-                k.st(at, total);
+        });
+    }
+
+    /// `O += P V` by the row's one thread.
+    fn weigh(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles, tile: Tile) {
+        self.for_each_row(k, cta, |k, row, [_, _, output]| {
+            let scores = tiles.scores.element(k, row, 4 * KEYS);
+            by_eights(k, output, |k, d, output| {
+                let columns = tiles.keys_then_values.element(k, d, 2);
+                for u in 0..8 {
+                    let total = dot_with_column(k, scores, columns.at(2 * u), tile);
+                    add_in_place(k, output.at(4 * u), total);
+                }
             });
         });
     }
 
-    /// `O / l`, eight halves a store.
+    /// `O / l` into an array of halves, then eight of them a store.
     fn store(&self, k: &mut Builder, cta: &Cta) {
-        let [_, sums, output] = self.0;
-        k.for_range(cta.thread, ROWS, THREADS, |k, row| {
-            let at = sums.element(k, row, 4);
-            let sum: F32 = k.ld(at);
-            let output = output.element(k, row, 4 * DIM);
-            let to = k.index(cta.out, row, ROW_BYTES);
-            k.for_range(0, DIM, 8, |k, d| {
-                let (from, to) = (output.element(k, d, 4), k.index(to, d, 2));
-                let pairs: [R32; 4] = std::array::from_fn(|pair| {
-                    let halves: [F32; 2] = [0, 1].map(|half| {
-                        let element: F32 = k.ld(from.at(4 * (2 * pair as i64 + half)));
-                        k.div(element, sum)
-                    });
-                    k.pack(Half::F16, halves[0], halves[1])
-                });
-                k.st_vec(to, pairs);
+        let halves = k.local_array("halves", 16, ROW_BYTES);
+        self.for_each_row(k, cta, |k, row, [_, sum, output]| {
+            let sum: F32 = k.ld(sum);
+            let inverse = MATH.inverse(k, sum);
+            by_eights(k, output, |k, d, from| {
+                let to = halves.element(k, d, 2);
+                for u in 0..8 {
+                    let element: F32 = k.ld(from.at(4 * u));
+                    let result: F32 = k.mul(element, inverse);
+                    store_half(k, to.at(2 * u), result);
+                }
             });
+            let to = cta.out.element(k, row, ROW_BYTES);
+            for bytes in (0..i64::from(ROW_BYTES)).step_by(16) {
+                let words: [R32; 4] = k.ld_vec(halves.at(bytes));
+                k.st_vec(to.at(bytes), words);
+            }
         });
     }
+}
+
+/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight and no further: d and the place of eight elements.
+fn by_eights<A: Array>(k: &mut Builder, row: A, body: impl FnOnce(&mut Builder, R32, A)) {
+    k.for_range(0, DIM, 8, |k, d| {
+        k.nounroll();
+        let at = row.element(k, d, 4);
+        body(k, d, at);
+    });
+}
+
+/// `for (c = 0; c < keys; c++)`, unrolled by four and, as the seeds say, no further.
+fn by_fours(k: &mut Builder, tile: Tile, body: impl FnOnce(&mut Builder, R32)) {
+    k.for_range(0, tile.keys, 4, |k, c| {
+        k.nounroll();
+        body(k, c);
+    });
+}
+
+/// Each score of a row.
+fn for_each_score(k: &mut Builder, row: Shared, tile: Tile, mut body: impl FnMut(&mut Builder, Shared)) {
+    by_fours(k, tile, |k, c| {
+        let at = row.element(k, c, 4);
+        (0..4).for_each(|u| body(k, at.at(4 * u)));
+    });
+}
+
+/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four. As nvcc compiles
+/// it, a pointer walks along the weights in the middle of each four: ptxas then knows of 8 bytes' alignment, not of 16,
+/// and reads them in pairs.
+fn dot_with_column(k: &mut Builder, weights: Shared, column: Shared, tile: Tile) -> F32 {
+    let sum: F32 = k.mov(0.0f32);
+    let p = k.shared_advance(weights, 8);
+    by_fours(k, tile, |k, c| {
+        let v = column.element(k, c, ROW_BYTES);
+        for u in 0..4 {
+            let weight: F32 = k.ld(p.at(4 * u - 8));
+            let v = load_half(k, v.at(i64::from(ROW_BYTES) * u));
+            k.mad_to(sum, weight, v, sum);
+        }
+        k.add_to(p.base, p.base, 16);
+    });
+    sum
 }

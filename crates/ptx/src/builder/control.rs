@@ -1,7 +1,7 @@
 //! Structured control flow.
 
 use super::{Builder, Pred, R32, Src};
-use crate::{CmpOp, Guard, Label, Op, Operand};
+use crate::{CmpOp, Guard, Label, Op, Operand, Statement};
 
 impl Builder {
     fn branch(&mut self, guard: Option<Guard>, label: Label) {
@@ -82,6 +82,11 @@ impl Builder {
         let more = self.setp_s(CmpOp::Lt, i, end);
         self.branch(Some(more.into()), top);
         self.place(done);
+    }
+
+    /// Asks ptxas to unroll no further the loop in whose body this stands first (PTX ISA, "Pragma Strings: nounroll").
+    pub fn nounroll(&mut self) {
+        self.body.statements.push(Statement::Pragma("nounroll".into()));
     }
 
     /// Leaves the kernel where `guard` holds.
