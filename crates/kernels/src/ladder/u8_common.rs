@@ -231,14 +231,17 @@ impl Cta {
     /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Unrolled by four, as compilers do it: with 64
     /// columns all rounds are left over, and each is a test and a branch. The loop of four would never run.
     pub(super) fn columns(&self, k: &mut Builder, mut body: impl FnMut(&mut Builder, u32)) {
-        k.if_(self.first, |k| {
-            let some = k.setp_s(CmpOp::Ne, self.leftover, 0);
-            k.if_(some, |k| {
-                body(k, 0);
-                let two = k.setp_s(CmpOp::Ne, self.leftover, 1);
-                k.if_(two, |k| body(k, 1));
+        k.if_(self.first, |k| self.left_over(k, 0, &mut body));
+    }
+
+    fn left_over(&self, k: &mut Builder, column: u32, body: &mut impl FnMut(&mut Builder, u32)) {
+        if column < 3 {
+            let more = k.setp_s(CmpOp::Ne, self.leftover, column);
+            k.if_(more, |k| {
+                body(k, column);
+                self.left_over(k, column + 1, body);
             });
-        });
+        }
     }
 
     /// `for (i = tid; i < rows · D; i += 256)`; the body gets `i` and `i / D · pitch + i % D`, with a true division.
