@@ -36,7 +36,9 @@ fn every_rung_gets_its_verdict_and_its_cause() {
         ("phase6_it2", "idle warps"),
         ("p1_wmma", "serial reduction"),
         ("p1_wmma", "tensor cores hardly used"),
-        ("u8_baseline", "bank conflicts"),
+        ("u8_baseline", "local memory"),
+        ("u8_baseline", "tensor cores unused"),
+        ("u8_stage_a", "bank conflicts"),
     ] {
         let finding = finding(rung, cause).unwrap_or_else(|e| panic!("{e}"));
         assert!(!finding.lines.is_empty() && finding.expected_gain > 1.0, "{rung}: {finding:?}");

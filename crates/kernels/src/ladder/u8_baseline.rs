@@ -1,75 +1,68 @@
-//! u8 attention, baseline and "cycle 2a": 1597 and 1454 µs on the seeds' L4.
+//! u8 attention, baseline: 1597 µs on the seeds' L4.
 //!
 //! What the seeds believed: 8-bit inputs halve the traffic, so attention gets faster. What was wrong: 2 MB are moved in
-//! a few µs on any of these GPUs; each code becomes a float by itself, again for every row that meets it, before a scalar
-//! multiply-add. The emulator shows no tensor-core work at all, conversions outnumbering multiply-adds, and 16 lanes of a
-//! score loop in one bank.
-//! Cycle 2a differs in how the codes arrive: 16 a load instead of one.
+//! a few µs on any of these GPUs, and nothing else got cheaper. Each code becomes a float (a conversion, a division, a
+//! multiply-add, a product) again for every row that meets it, the query's own codes again for every key, all for one
+//! multiply-add; each score costs twelve dependent steps of shuffles and additions. The emulator shows no tensor-core work,
+//! one multiply-add of a product in some forty instructions, and every score passing through local memory.
+//! The structure follows the published code of the record; rows are padded to 72 bytes.
 
 use problem::Problem;
-use ptx::{Builder, Kernel, Pointer, R32, Shared};
+use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};
 
-use super::u8_common::{self, CODE_BYTES, Cta, DIM, Element, Loader, ROWS, THREADS, copy_scalar};
+use super::RungPlan;
+use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
 use crate::Arch;
 
-/// Codes per load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Width {
-    /// One byte: the baseline.
-    Byte,
-    /// A `uint4`: cycle 2a.
-    Vector16,
+/// Elements from row to row.
+const PITCH: u32 = 72;
+
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
+    u8_common::emit(problem, arch, RungPlan::U8Baseline, |k| Bytes {
+        queries: k.shared_array("queries", 1, ROWS * PITCH),
+        tiles: ["keys", "values"].map(|name| k.shared_array(name, 1, KEYS * PITCH)),
+    })
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, width: Width) -> Kernel {
-    let entry = match width {
-        Width::Byte => "u8_baseline",
-        Width::Vector16 => "u8_cycle2a",
-    };
-    u8_common::emit(problem, arch, entry, Direct { width })
+/// Codes, a byte a load, decoded wherever they are used.
+struct Bytes {
+    queries: Shared,
+    tiles: [Shared; 2],
 }
 
-/// Codes from global to shared memory, through registers.
-struct Direct {
-    width: Width,
-}
+impl Tiles for Bytes {
+    const PITCH: u32 = PITCH;
+    const UNROLL: u32 = 1;
+    type Query = Shared;
 
-impl Direct {
-    fn load(&self, k: &mut Builder, cta: &Cta, tensor: usize, first: R32, to: Shared, elements: u32) {
-        let from = k.index(cta.codes[tensor], first, 1);
-        match self.width {
-            Width::Byte => copy_scalar(k, cta, from, to, elements),
-            Width::Vector16 => k.for_range(cta.thread, elements / 16, THREADS, |k, i| {
-                let (from, to) = (k.index(from, i, 16), k.shared_index(to, i, 16));
-                let words: [R32; 4] = k.ld_vec(from);
-                k.st_vec(to, words);
-            }),
-        }
-    }
-}
-
-impl Loader for Direct {
-    const ELEMENT: Element = Element::Code;
-
-    fn shared_bytes(&self) -> u32 {
-        ROWS * DIM + 2 * CODE_BYTES
+    fn start(&mut self, k: &mut Builder, cta: &Cta) {
+        cta.copy_queries(k, self.queries, PITCH);
     }
 
-    fn start(&mut self, _: &mut Builder, _: &Cta) {}
-
-    fn queries(&mut self, k: &mut Builder, cta: &Cta) -> Shared {
-        let zero = k.mov(0u32);
-        self.load(k, cta, 0, zero, cta.shared, ROWS * DIM);
-        cta.shared
-    }
-
-    fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
-        let first: R32 = k.mul(index, CODE_BYTES);
-        let tiles = [0, 1].map(|i| cta.shared.at(i64::from(ROWS * DIM + i * CODE_BYTES)));
-        for (i, to) in tiles.into_iter().enumerate() {
-            self.load(k, cta, 1 + i, first, to, CODE_BYTES);
-        }
+    fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        cta.copy_tile(k, tile, self.tiles, PITCH);
         k.bar_sync();
-        tiles
+    }
+
+    fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Shared {
+        let row = k.shared_index(self.queries, row, 1);
+        k.shared_index(row, cta.lane, 1)
+    }
+
+    fn product(&self, k: &mut Builder, cta: &Cta, query: &Shared, key: R32, u: u32) -> F32 {
+        let sum: F32 = k.mov(0.0f32);
+        let key = k.shared_index(self.tiles[0], key, 1).at(i64::from(u * PITCH));
+        cta.columns(k, |k, column| {
+            let column = i64::from(32 * column);
+            let q = load_decoded(k, query.at(column), cta.scales[0]);
+            let x = load_decoded(k, key.at(column), cta.scales[1]);
+            k.mad_to(sum, q, x, sum);
+        });
+        sum
+    }
+
+    fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32 {
+        let at = k.shared_index(self.tiles[1], key, 1);
+        load_decoded(k, at.at(i64::from(32 * column)), cta.scales[2])
     }
 }

@@ -1,17 +1,24 @@
-//! What the u8-quantised rungs share: the quantiser of the seeds, the launch contract, and the attention loop.
+//! What the u8-quantised rungs share: the quantiser of the seeds, the launch contract, and the row loop.
 //!
-//! The seeds give times, sizes and the union; of the loop they say only that it is scalar, and that stage B is where
-//! halves replace codes in it ("FP16 arithmetic doesn't help"). So up to stage A the tiles hold codes and the inner loop
-//! decodes each one again for every row that meets it. The rest is what their other kernels do: 32 query rows by 64
-//! keys, four warps with eight rows each, a lane to a key for the scores and a lane to a column for the output, tiles
-//! without padding, so that the lanes of a score loop read two banks (codes) or one (halves).
+//! The structure follows the published code of the record. 32 query rows by 64 keys and 256 threads: a warp has four rows,
+//! its lanes stand over the head dimension, and each score is a product of two columns a lane, five shuffles that add and
+//! one that broadcasts. The 64 scores of a row are an array of every thread, all copies alike; the length of a tile is
+//! known at run time only, so the array lies in local memory. The output is accumulated in shared memory, read and
+//! written once a key. The head dimension is an argument too: every loop over columns tests how many there are.
+//! As `nvcc --use_fast_math` compiles it: `__expf` as `ex2.approx`, division as `div.approx`, and the passes over a row's
+//! scores four at a time.
+//!
+//! The record's code has one fault that its tests cannot show. The maximum and the sum of a row are read by all lanes of
+//! a warp and written by lane 0 with only shuffles between, which order no memory: the emulator calls it a race. The
+//! rungs put `bar.warp.sync` there, so that each is judged by what the seeds changed.
 
 use problem::Problem;
 use ptx::{
-    Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, Shared,
-    SpecialReg, Type,
+    Access, Arg, BinaryOp, BufferSpec, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half,
+    Kernel, Launch, Local, Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value,
 };
 
+use super::{RungPlan, common};
 use crate::Arch;
 
 /// Query rows of a CTA.
@@ -21,9 +28,8 @@ pub(super) const KEYS: u32 = 64;
 /// Head dimension.
 pub(super) const DIM: u32 = 64;
 /// Threads of a CTA.
-pub(super) const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
-const ROWS_PER_WARP: u32 = ROWS / WARPS;
 
 /// A tensor quantised as the seeds did it: affine over ±448 with one scale a head. Zero has no code of its own: it
 /// lies half-way between 127 and 128.
@@ -65,83 +71,94 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
     tensor.codes.iter().enumerate().map(value).collect()
 }
 
-/// What the tiles in shared memory hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
-    /// u8 codes, decoded wherever they are used.
-    Code,
-    /// f16 values.
-    Half,
-}
+/// How a rung brings codes to shared memory, and what its inner loops make of them.
+pub(super) trait Tiles {
+    /// Elements from row to row of every array in shared memory.
+    const PITCH: u32;
+    /// Scores a round of the loop over keys.
+    const UNROLL: u32;
+    /// What the warp holds of a query row while it meets the keys.
+    type Query;
 
-impl Element {
-    const fn bytes(self) -> u32 {
-        match self {
-            Element::Code => 1,
-            Element::Half => 2,
-        }
-    }
-
-    /// The value at an address; `map` is the tensor's.
-    fn load(self, k: &mut Builder, from: Shared, (factor, offset): (F32, F32)) -> F32 {
-        match self {
-            Element::Code => {
-                let code = k.ld_as::<R32, Shared>(Type::U8, from);
-                let code = k.u32_to_f32(code);
-                k.mad(code, factor, offset)
-            }
-            Element::Half => {
-                let bits = k.ld(from);
-                k.to_f32(Half::F16, bits)
-            }
-        }
-    }
-}
-
-/// How tiles of codes come to shared memory.
-pub(super) trait Loader {
-    /// What they are there.
-    const ELEMENT: Element;
-    /// Shared memory in bytes, beside what the loop needs.
-    fn shared_bytes(&self) -> u32;
-    /// Called once, with the number of tiles; may request the first tile.
+    /// Called once: loads the CTA's query rows. The caller's barrier follows.
     fn start(&mut self, k: &mut Builder, cta: &Cta);
-    /// Leaves tile `index` of keys and of values ready and says where.
-    fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2];
-    /// Leaves the CTA's query rows and says where; the barrier of the first tile covers them.
-    fn queries(&mut self, k: &mut Builder, cta: &Cta) -> Shared;
+    /// Called once, behind that barrier.
+    fn started(&mut self, _: &mut Builder, _: &Cta) {}
+    /// Leaves a tile of keys and of values ready for all threads.
+    fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile);
+    /// Called when a tile has been used, before the barrier.
+    fn used(&mut self, _: &mut Builder) {}
+    /// Takes up a query row; `row` is its first element in shared memory.
+    fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Self::Query;
+    /// The lane's part of a score; `key` is the lane's first element of the key's row, `u` rows further on.
+    fn product(&self, k: &mut Builder, cta: &Cta, query: &Self::Query, key: R32, u: u32) -> F32;
+    /// The lane's value in column `lane + 32 · column`; `key` as in `product`.
+    fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32;
+}
+
+/// A tile of keys and of values.
+pub(super) struct Tile {
+    /// Its number.
+    pub index: R32,
+    /// Tiles in all.
+    pub count: R32,
+    /// Keys in it.
+    pub keys: R32,
 }
 
 /// What the CTA works on.
 pub(super) struct Cta {
-    /// Thread in the CTA.
+    /// `threadIdx.x`.
     pub thread: R32,
+    /// `threadIdx.x / 32`.
+    pub warp: R32,
+    /// `threadIdx.x % 32`.
+    pub lane: R32,
+    /// Query rows.
+    pub rows: R32,
+    /// Head dimension.
+    pub dim: R32,
+    /// Whether column `lane + 32` exists.
+    pub second: Pred,
     /// Start of the head in q (advanced to the CTA's rows), k and v.
     pub codes: [Global; 3],
-    /// Affine map of each: value = code · factor + offset.
-    pub maps: [(F32, F32); 3],
-    /// Keys.
-    pub seq: u32,
-    /// The part of shared memory that belongs to the loader.
-    pub shared: Shared,
+    /// The head's scale of each.
+    pub scales: [F32; 3],
+    seq: R32,
+    softmax_scale: F32,
+    out: Global,
+    /// Whether column `lane` exists, and how many of the lane's columns the unrolled loop over them leaves over.
+    first: Pred,
+    leftover: R32,
 }
 
-/// The kernel of a rung: `loader` brings the tiles, the loop is the same for all.
-pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl Loader) -> Kernel {
-    let mut k = Builder::kernel(entry);
+/// The kernel of a rung.
+pub(super) fn emit<T: Tiles>(
+    problem: &Problem,
+    arch: &Arch,
+    rung: RungPlan,
+    declare: impl FnOnce(&mut Builder) -> T,
+) -> Kernel {
+    let mut k = Builder::kernel(rung.name());
     k.max_threads(THREADS);
+    k.min_ctas_per_sm(2);
     let heads = (problem.batch * problem.heads_q) as u32;
-    body(&mut k, problem, heads, &mut loader);
+    let cta = Cta::new(&mut k, heads);
+    let tiles = declare(&mut k);
+    body(&mut k, &cta, tiles);
     let elements = problem.batch * problem.heads_q * problem.seq_q * problem.head_dim;
     let buffer = |name: &str, bytes: usize, access| BufferSpec { name: name.to_owned(), bytes, access };
+    let mut args: Vec<Arg> = (0..5).map(|index| Arg::Buffer { index, offset: 0 }).collect();
+    let sizes = [problem.seq_q, problem.head_dim].map(|n| Arg::U32(n as u32));
+    args.extend(sizes.into_iter().chain([Arg::F32(problem.softmax_scale())]));
     Kernel {
         module: k.into_module(arch.target()),
-        entry: entry.to_owned(),
+        entry: rung.name().to_owned(),
         launch: Launch {
             grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
             cluster: Dim3(1, 1, 1),
             block: Dim3(THREADS, 1, 1),
-            dynamic_shared: WARPS * KEYS * 4 + loader.shared_bytes(),
+            dynamic_shared: 0,
         },
         buffers: vec![
             buffer("q_codes", elements, Access::Read),
@@ -150,201 +167,344 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, entry: &str, mut loader: impl
             buffer("out", 2 * elements, Access::Write),
             buffer("scales", 3 * 4 * heads as usize, Access::Read),
         ],
-        args: (0..5).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
+        args,
     }
 }
 
-fn body<L: Loader>(k: &mut Builder, problem: &Problem, heads: u32, loader: &mut L) {
-    let inputs = ["q", "k", "v"].map(|name| k.param_pointer(name));
-    let (out, scales) = (k.param_pointer("out"), k.param_pointer("scales"));
-    let (thread, row_block) = (k.special(SpecialReg::TidX), k.special(SpecialReg::CtaidX));
-    let (head, batch) = (k.special(SpecialReg::CtaidY), k.special(SpecialReg::CtaidZ));
-    let head: R32 = k.mad(batch, problem.heads_q as u32, head);
-    let seq = problem.seq_q as u32;
-    let head_start: R32 = k.mul(head, seq * DIM);
-    let first_row: R32 = k.mul(row_block, ROWS);
-    let codes = [0, 1, 2].map(|i| {
-        let start = if i == 0 { k.mad(first_row, DIM, head_start) } else { head_start };
-        k.index(inputs[i], start, 1)
-    });
-    let maps = [0, 1, 2].map(|i| {
-        let at = k.index(scales, head, 4).at(i64::from(i * heads * 4));
-        let scale: F32 = k.ld(at);
-        (k.mul(scale, RANGE / 255.0), k.mul(scale, -OFFSET))
-    });
-    let shared = k.dynamic_shared(128);
-    let cta = Cta { thread, codes, maps, seq, shared: shared.at(i64::from(WARPS * KEYS * 4)) };
-    let mut rows = WarpRows::new(k, &cta, shared, problem.softmax_scale(), L::ELEMENT);
-    loader.start(k, &cta);
-    let q = loader.queries(k, &cta);
-    k.for_range(0, seq / KEYS, 1, |k, index| {
-        let [key, value] = loader.tile(k, &cta, index);
-        rows.update(k, q, key, value);
+fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
+    let state = State::new::<T>(k);
+    tiles.start(k, cta);
+    state.clear::<T>(k, cta);
+    k.bar_sync();
+    tiles.started(k, cta);
+    let rounded: R32 = k.add(cta.seq, KEYS - 1);
+    let count = k.shr_s(rounded, KEYS.ilog2());
+    k.for_range(0, count, 1, |k, index| {
+        let first: R32 = k.mul(index, KEYS);
+        let left: R32 = k.sub(cta.seq, first);
+        let tile = Tile { index, count, keys: k.min_s(left, KEYS) };
+        tiles.arrive(k, cta, &tile);
+        k.for_range(cta.warp, cta.rows, WARPS, |k, row| state.attend(k, cta, &tiles, row, tile.keys));
+        tiles.used(k);
         k.bar_sync();
     });
-    let to = k.mad(first_row, DIM, head_start);
-    let to = k.index(out, to, 2);
-    rows.store(k, to);
+    state.store::<T>(k, cta);
 }
 
-/// The eight rows of a warp: maxima, sums, and two columns of the output a lane.
-struct WarpRows {
-    warp: R32,
-    lane: R32,
-    /// The warp's row of P.
-    p: Shared,
-    scale: f32,
-    element: Element,
-    maps: [(F32, F32); 3],
-    state: Vec<(F32, F32, [F32; 2])>,
-}
-
-impl WarpRows {
-    fn new(k: &mut Builder, cta: &Cta, shared: Shared, scale: f32, element: Element) -> WarpRows {
-        let (warp, lane): (R32, R32) = (k.shr_u(cta.thread, 5), k.and(cta.thread, 31));
-        let p = k.shared_index(shared, warp, KEYS * 4);
-        let state = (0..ROWS_PER_WARP)
-            .map(|_| (k.mov(f32::NEG_INFINITY), k.mov(0.0f32), [k.mov(0.0f32), k.mov(0.0f32)]))
-            .collect();
-        WarpRows { warp, lane, p, scale, element, maps: cta.maps, state }
+impl Cta {
+    fn new(k: &mut Builder, heads: u32) -> Cta {
+        let inputs = ["q", "k", "v"].map(|name| k.param_pointer(name));
+        let (out, scales) = (k.param_pointer("out"), k.param_pointer("scales"));
+        let (seq, dim, softmax_scale) = (k.param_u32("seq"), k.param_u32("dim"), k.param_f32("scale"));
+        let [thread, block, head, batch, heads_q] = [
+            SpecialReg::TidX,
+            SpecialReg::CtaidX,
+            SpecialReg::CtaidY,
+            SpecialReg::CtaidZ,
+            SpecialReg::NctaidY,
+        ]
+        .map(|r| k.special(r));
+        let (warp, lane): (R32, R32) = (k.shr_u(thread, 5), k.and(thread, 31));
+        let head: R32 = k.mad(batch, heads_q, head);
+        let first_row: R32 = k.mul(block, ROWS);
+        let left: R32 = k.sub(seq, first_row);
+        let rows = k.min_s(left, ROWS);
+        let head_row: R32 = k.mul(head, seq);
+        let query_row: R32 = k.add(head_row, first_row);
+        let [head_start, query_start]: [R32; 2] = [head_row, query_row].map(|row| k.mul(row, dim));
+        let codes = [(inputs[0], query_start), (inputs[1], head_start), (inputs[2], head_start)]
+            .map(|(tensor, start)| k.index(tensor, start, 1));
+        let out = k.index(out, query_start, 2);
+        let scales = [0, 1, 2].map(|i| {
+            let at = k.index(scales, head, 4);
+            k.ld(at.at(i * 4 * i64::from(heads)))
+        });
+        let next: R32 = k.add(lane, 32);
+        let (first, second) = (k.setp_s(CmpOp::Lt, lane, dim), k.setp_s(CmpOp::Lt, next, dim));
+        let beyond: R32 = k.sub(dim, lane);
+        let beyond: R32 = k.add(beyond, 31);
+        let columns: R32 = k.shr_u(beyond, 5);
+        let leftover = k.and(columns, 3);
+        Cta { thread, warp, lane, rows, dim, second, codes, scales, seq, softmax_scale, out, first, leftover }
     }
 
-    /// One tile: scores, online softmax and output of each row in turn.
-    fn update(&mut self, k: &mut Builder, q: Shared, key: Shared, value: Shared) {
-        let first: R32 = k.mul(self.warp, ROWS_PER_WARP);
-        let size = self.element.bytes();
-        let q = k.shared_index(q, first, DIM * size);
-        let keys = k.shared_index(key, self.lane, DIM * size);
-        let values = k.shared_index(value, self.lane, size);
-        for row in 0..ROWS_PER_WARP {
-            let q_row = q.at(i64::from(row * DIM * size));
-            let scores = self.scores(k, q_row, keys);
-            let (m, l, o) = self.state[row as usize];
-            self.softmax(k, scores, m, l, o);
-            self.accumulate(k, values, o);
+    /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Unrolled by four, as compilers do it: with 64
+    /// columns all rounds are left over, and each is a test and a branch. The loop of four would never run.
+    pub(super) fn columns(&self, k: &mut Builder, mut body: impl FnMut(&mut Builder, u32)) {
+        k.if_(self.first, |k| self.left_over(k, 0, &mut body));
+    }
+
+    fn left_over(&self, k: &mut Builder, column: u32, body: &mut impl FnMut(&mut Builder, u32)) {
+        if column < 3 {
+            let more = k.setp_s(CmpOp::Ne, self.leftover, column);
+            k.if_(more, |k| {
+                body(k, column);
+                self.left_over(k, column + 1, body);
+            });
         }
     }
 
-    /// q · k for key `lane` and key `lane + 32`.
-    fn scores(&self, k: &mut Builder, q_row: Shared, keys: Shared) -> [F32; 2] {
-        let s: [F32; 2] = [k.mov(0.0f32), k.mov(0.0f32)];
-        let size = i64::from(self.element.bytes());
-        k.for_range(0, DIM, 4, |k, d| {
-            let (q, key) = (k.shared_index(q_row, d, size as u32), k.shared_index(keys, d, size as u32));
-            for i in 0..4 {
-                let q = self.element.load(k, q.at(size * i), self.maps[0]);
-                for (half, s) in s.into_iter().enumerate() {
-                    let at = key.at(size * (i + half as i64 * 32 * i64::from(DIM)));
-                    let x = self.element.load(k, at, self.maps[1]);
-                    k.mad_to(s, q, x, s);
-                }
+    /// `for (i = tid; i < rows · D; i += 256)`; the body gets `i` and `i / D · pitch + i % D`, with a true division.
+    pub(super) fn elements(
+        &self,
+        k: &mut Builder,
+        rows: R32,
+        pitch: u32,
+        body: impl FnOnce(&mut Builder, R32, R32),
+    ) {
+        self.chunks(k, rows, pitch, 1, body);
+    }
+
+    /// The same by chunks of `size` elements.
+    pub(super) fn chunks(
+        &self,
+        k: &mut Builder,
+        rows: R32,
+        pitch: u32,
+        size: u32,
+        body: impl FnOnce(&mut Builder, R32, R32),
+    ) {
+        let (start, end): (R32, R32) = (k.mul(self.thread, size), k.mul(rows, self.dim));
+        k.for_range(start, end, size * THREADS, |k, i| {
+            let row = k.div_s(i, self.dim);
+            let before: R32 = k.mul(row, self.dim);
+            let column: R32 = k.sub(i, before);
+            let place = k.mad(row, pitch, column);
+            body(k, i, place);
+        });
+    }
+
+    /// Where a tile of keys (1) or of values (2) begins in global memory.
+    pub(super) fn tile_start(&self, k: &mut Builder, tensor: usize, index: R32) -> Global {
+        let first: R32 = k.mul(index, KEYS);
+        let first: R32 = k.mul(first, self.dim);
+        k.index(self.codes[tensor], first, 1)
+    }
+
+    /// Copies the query codes, one byte a load, element `tid`, `tid + 256`, ….
+    pub(super) fn copy_queries(&self, k: &mut Builder, to: Shared, pitch: u32) {
+        self.elements(k, self.rows, pitch, |k, i, place| {
+            let from = k.index(self.codes[0], i, 1);
+            copy_byte(k, from, to, place);
+        });
+    }
+
+    /// Copies the codes of a tile, one byte a load.
+    pub(super) fn copy_tile(&self, k: &mut Builder, tile: &Tile, to: [Shared; 2], pitch: u32) {
+        let from = [1, 2].map(|tensor| self.tile_start(k, tensor, tile.index));
+        self.elements(k, tile.keys, pitch, |k, i, place| {
+            for (from, to) in from.into_iter().zip(to) {
+                let from = k.index(from, i, 1);
+                copy_byte(k, from, to, place);
             }
         });
-        s.map(|s| k.mul(s, self.scale))
     }
 
-    /// P = exp(S − m) into the warp's row, O and l rescaled.
-    fn softmax(&self, k: &mut Builder, s: [F32; 2], m: F32, l: F32, o: [F32; 2]) {
-        let mut largest: F32 = k.max(s[0], s[1]);
-        for lanes in [16, 8, 4, 2, 1] {
-            let other = k.shfl_xor(largest, lanes);
-            largest = k.max(largest, other);
-        }
-        let next: F32 = k.max(m, largest);
-        let rescale = exp_difference(k, m, next);
-        let p = s.map(|s| exp_difference(k, s, next));
-        let mut sum: F32 = k.add(p[0], p[1]);
-        for lanes in [16, 8, 4, 2, 1] {
-            let other = k.shfl_xor(sum, lanes);
-            sum = k.add(sum, other);
-        }
-        k.mad_to(l, l, rescale, sum);
-        k.mov_to(m, next);
-        o.into_iter().for_each(|o| k.mul_to(o, o, rescale));
-        let to = k.shared_index(self.p, self.lane, 4);
-        k.st(to, p[0]);
-        k.st(to.at(128), p[1]);
-        k.warp_sync();
-    }
-
-    /// O += P V for columns `lane` and `lane + 32`.
-    fn accumulate(&self, k: &mut Builder, values: Shared, o: [F32; 2]) {
-        let size = i64::from(self.element.bytes());
-        k.for_range(0, KEYS, 4, |k, key| {
-            let (p, value) = (k.shared_index(self.p, key, 4), k.shared_index(values, key, DIM * size as u32));
-            for i in 0..4 {
-                let p: F32 = k.ld(p.at(4 * i));
-                for (half, o) in o.into_iter().enumerate() {
-                    let at = value.at(size * (i * i64::from(DIM) + half as i64 * 32));
-                    let x = self.element.load(k, at, self.maps[2]);
-                    k.mad_to(o, p, x, o);
-                }
+    /// Requests the codes of a tile, `size` bytes a copy.
+    pub(super) fn request_tile(&self, k: &mut Builder, tile: &Tile, to: [Shared; 2], pitch: u32, size: u32) {
+        let from = [1, 2].map(|tensor| self.tile_start(k, tensor, tile.index));
+        self.chunks(k, tile.keys, pitch, size, |k, i, place| {
+            for (from, to) in from.into_iter().zip(to) {
+                let (from, to) = (k.index(from, i, 1), k.shared_index(to, place, 1));
+                copy_async(k, to, from, size);
             }
         });
-        k.warp_sync();
+        k.cp_async_commit();
     }
 
-    /// O / l, a half a store.
-    fn store(&self, k: &mut Builder, to: Global) {
-        let first: R32 = k.mul(self.warp, ROWS_PER_WARP);
-        let place: R32 = k.mad(first, DIM, self.lane);
-        let to = k.index(to, place, 2);
-        for (row, (_, l, o)) in self.state.iter().enumerate() {
-            let inverse = k.rcp(*l);
-            for (half, o) in o.iter().enumerate() {
-                let x: F32 = k.mul(*o, inverse);
-                let x = k.from_f32(Half::F16, x);
-                k.st(to.at(row as i64 * i64::from(DIM) * 2 + half as i64 * 64), x);
-            }
-        }
+    /// The lane's two columns of a query row, decoded once for all keys.
+    pub(super) fn decode_query(&self, k: &mut Builder, queries: Shared, row: R32) -> [F32; 2] {
+        let at = k.shared_index(queries, row, 1);
+        let at = k.shared_index(at, self.lane, 1);
+        let first = load_decoded(k, at, self.scales[0]);
+        let second: F32 = k.mov(0.0f32);
+        k.if_(self.second, |k| {
+            let value = load_decoded(k, at.at(32), self.scales[0]);
+            k.mov_to(second, value);
+        });
+        [first, second]
     }
 }
 
-/// exp(a − b) as `__expf` does it.
-fn exp_difference(k: &mut Builder, a: F32, b: F32) -> F32 {
-    let difference: F32 = k.sub(a, b);
-    let power: F32 = k.mul(difference, std::f32::consts::LOG2_E);
-    k.ex2(power)
+fn copy_byte(k: &mut Builder, from: Global, to: Shared, place: R32) {
+    let code: R32 = k.ld_as(Type::U8, from);
+    let to = k.shared_index(to, place, 1);
+    k.st_as(Type::U8, to, code);
 }
 
-/// A code as a half.
-pub(super) fn decode(k: &mut Builder, code: R32, (factor, offset): (F32, F32)) -> ptx::R16 {
+/// `cp.async.ca` of 4, 8 or 16 bytes.
+fn copy_async(k: &mut Builder, to: Shared, from: Global, size: u32) {
+    let op = Op::CpAsync(CpAsync {
+        cache: CacheOp::Ca,
+        l2_prefetch: None,
+        cache_hint: false,
+        ignore_src: false,
+        shared_cta: false,
+    });
+    let size: Src<R32> = size.into();
+    k.op(op, [Operand::Address(to.address()), Operand::Address(from.address()), size.into()]);
+}
+
+/// A code.
+pub(super) fn load_code(k: &mut Builder, at: Shared) -> R32 {
+    k.ld_as(Type::U8, at)
+}
+
+/// The value of a code: (u / 255 · 896 − 448) · scale.
+pub(super) fn decode(k: &mut Builder, code: R32, scale: F32) -> F32 {
     let code = k.u32_to_f32(code);
-    let value: F32 = k.mad(code, factor, offset);
-    k.from_f32(Half::F16, value)
+    let part = divide(k, code, 255.0);
+    let steps: F32 = k.mad(part, RANGE, -OFFSET);
+    k.mul(steps, scale)
 }
 
-/// The tile of `KEYS` rows, in bytes.
-pub(super) const CODE_BYTES: u32 = KEYS * DIM;
-
-/// Copies codes from global to shared memory, one byte a load: element `thread`, `thread + 128`, ….
-pub(super) fn copy_scalar(k: &mut Builder, cta: &Cta, from: Global, to: Shared, elements: u32) {
-    k.for_range(cta.thread, elements, THREADS, |k, i| {
-        let (from, to) = (k.index(from, i, 1), k.shared_index(to, i, 1));
-        let code = k.ld_as::<R32, Global>(Type::U8, from);
-        k.st_as::<R32, Shared>(Type::U8, to, code);
-    });
+/// The value of the code at an address.
+pub(super) fn load_decoded(k: &mut Builder, at: Shared, scale: F32) -> F32 {
+    let code = load_code(k, at);
+    decode(k, code, scale)
 }
 
-/// Codes of a tile, one byte a load, decoded to halves: element `thread`, `thread + 128`, ….
-pub(super) fn convert_scalar<P: Pointer>(
-    k: &mut Builder,
-    cta: &Cta,
-    map: (F32, F32),
-    from: impl Fn(&mut Builder, R32) -> P,
-    to: Shared,
-    elements: u32,
-) {
-    k.for_range(cta.thread, elements, THREADS, |k, i| {
-        let at = from(k, i);
-        let code = k.ld_as::<R32, P>(Type::U8, at);
-        let value = decode(k, code, map);
-        let to = k.shared_index(to, i, 2);
-        k.st(to, value);
-    });
+/// `div.approx.ftz.f32`.
+fn divide(k: &mut Builder, a: F32, b: impl Into<Src<F32>>) -> F32 {
+    let d: F32 = k.reg();
+    let op = Op::Binary(BinaryOp::Div, Type::F32, FloatMods::APPROX_FTZ);
+    k.op(op, [Operand::Reg(d.reg()), Operand::Reg(a.reg()), b.into().into()]);
+    d
 }
 
-/// Whether the tile after `index` exists.
-pub(super) fn has_next(k: &mut Builder, cta: &Cta, index: R32) -> ptx::Pred {
-    k.setp_u(CmpOp::Lt, index, cta.seq / KEYS - 1)
+/// What the CTA keeps of its rows between tiles, and each thread's scores of the row at hand.
+struct State {
+    maxima: Shared,
+    sums: Shared,
+    /// Output before the division by the sum.
+    numerator: Shared,
+    scores: Local,
+}
+
+impl State {
+    fn new<T: Tiles>(k: &mut Builder) -> State {
+        State {
+            maxima: k.shared_array("maxima", 4, 4 * ROWS),
+            sums: k.shared_array("sums", 4, 4 * ROWS),
+            numerator: k.shared_array("numerator", 16, 4 * ROWS * T::PITCH),
+            scores: k.local_array("scores", 16, 4 * KEYS),
+        }
+    }
+
+    fn clear<T: Tiles>(&self, k: &mut Builder, cta: &Cta) {
+        let (zero, lowest): (F32, F32) = (k.mov(0.0f32), k.mov(f32::NEG_INFINITY));
+        cta.elements(k, cta.rows, T::PITCH, |k, _, place| {
+            let to = k.shared_index(self.numerator, place, 4);
+            k.st(to, zero);
+        });
+        k.for_range(cta.thread, cta.rows, THREADS, |k, row| {
+            let [maximum, sum] = [self.maxima, self.sums].map(|array| k.shared_index(array, row, 4));
+            k.st(maximum, lowest);
+            k.st(sum, zero);
+        });
+    }
+
+    /// A row against a tile: scores, online softmax, output.
+    fn attend<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, row: R32, keys: R32) {
+        let row_start: R32 = k.mul(row, T::PITCH);
+        let query = tiles.query(k, cta, row_start);
+        self.score(k, cta, tiles, &query, keys);
+        let [maximum, sum] = [self.maxima, self.sums].map(|array| k.shared_index(array, row, 4));
+        let (m_old, l_old): (F32, F32) = (k.ld(maximum), k.ld(sum));
+        let (m, added) = self.softmax(k, m_old, keys);
+        let rescale = common::exp_difference(k, m_old, m);
+        let l = k.mad(l_old, rescale, added);
+        let numerator = k.shared_index(self.numerator, row_start, 4);
+        let numerator = k.shared_index(numerator, cta.lane, 4);
+        cta.columns(k, |k, column| {
+            let at = numerator.at(i64::from(128 * column));
+            let x: F32 = k.ld(at);
+            let x: F32 = k.mul(x, rescale);
+            k.st(at, x);
+        });
+        self.weigh_values(k, cta, tiles, numerator, keys);
+        // What the record's code lacks: the other lanes have read what lane 0 now writes over.
+        k.warp_sync();
+        let leader = k.setp_s(CmpOp::Eq, cta.lane, 0);
+        k.if_(leader, |k| {
+            k.st(maximum, m);
+            k.st(sum, l);
+        });
+    }
+
+    /// The scores of a row, to every lane's own array.
+    fn score<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, query: &T::Query, keys: R32) {
+        k.for_range(0, keys, T::UNROLL, |k, n| {
+            let key = k.mad(n, T::PITCH, cta.lane);
+            let to = local_index(k, self.scores, n);
+            for u in 0..T::UNROLL {
+                let mut sum = tiles.product(k, cta, query, key, u);
+                for lanes in [16, 8, 4, 2, 1] {
+                    let other = k.shfl_down(sum, lanes);
+                    sum = k.add(sum, other);
+                }
+                let scaled: F32 = k.mul(sum, cta.softmax_scale);
+                let leader = k.setp_s(CmpOp::Eq, cta.lane, 0);
+                let score: F32 = k.selp(scaled, sum, leader);
+                let score = k.shfl_idx(score, 0);
+                k.st(to.at(4 * i64::from(u)), score);
+            }
+        });
+    }
+
+    /// Scores become exponentials in place: the new maximum, and the sum that the tile adds.
+    fn softmax(&self, k: &mut Builder, m_old: F32, keys: R32) -> (F32, F32) {
+        let (m, sum): (F32, F32) = (k.mov(m_old), k.mov(0.0f32));
+        k.for_range(0, keys, 4, |k, n| {
+            let at = local_index(k, self.scores, n);
+            let scores: [F32; 4] = k.ld_vec(at);
+            scores.into_iter().for_each(|score| k.max_to(m, m, score));
+        });
+        k.for_range(0, keys, 4, |k, n| {
+            let at = local_index(k, self.scores, n);
+            let scores: [F32; 4] = k.ld_vec(at);
+            let powers = scores.map(|score| common::exp_difference(k, score, m));
+            k.st_vec(at, powers);
+            powers.into_iter().for_each(|power| k.add_to(sum, sum, power));
+        });
+        (m, sum)
+    }
+
+    /// `numerator += P V`, through shared memory for each key.
+    fn weigh_values<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, numerator: Shared, keys: R32) {
+        k.for_range(0, keys, 1, |k, n| {
+            let from = local_index(k, self.scores, n);
+            let p: F32 = k.ld(from);
+            let key = k.mad(n, T::PITCH, cta.lane);
+            cta.columns(k, |k, column| {
+                let value = tiles.value(k, cta, key, column);
+                let at = numerator.at(i64::from(128 * column));
+                let x: F32 = k.ld(at);
+                let x: F32 = k.mad(p, value, x);
+                k.st(at, x);
+            });
+        });
+    }
+
+    fn store<T: Tiles>(&self, k: &mut Builder, cta: &Cta) {
+        k.for_range(cta.warp, cta.rows, WARPS, |k, row| {
+            let sum = k.shared_index(self.sums, row, 4);
+            let sum: F32 = k.ld(sum);
+            let from = k.mad(row, T::PITCH, cta.lane);
+            let from = k.shared_index(self.numerator, from, 4);
+            let to = k.mad(row, cta.dim, cta.lane);
+            let to = k.index(cta.out, to, 2);
+            cta.columns(k, |k, column| {
+                let x: F32 = k.ld(from.at(i64::from(128 * column)));
+                let x = divide(k, x, sum);
+                let x = k.from_f32(Half::F16, x);
+                k.st(to.at(i64::from(64 * column)), x);
+            });
+        });
+    }
+}
+
+/// Element `i` of an array of floats.
+fn local_index(k: &mut Builder, array: Local, i: R32) -> Local {
+    Local { base: k.mad_wide_u(i, 4, array.base), offset: array.offset }
 }

@@ -1,17 +1,24 @@
 //! u8 attention, stage B: 2008 µs on the seeds' L4, and wrong (max_diff 4.5).
 //!
-//! What the seeds believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place. They found
-//! that element `i` lies at byte `i` in one view and at `2·i` in the other, and gave up the union. What they did not
-//! see: no barrier stands between the threads that still read codes and those that already write halves over them, so
-//! it would have raced with any layout. The emulator reports that race. Repaired: all codes go to registers, a barrier,
-//! and then the halves are written; in place, and right.
+//! What the seeds believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place, and halves make
+//! the inner loop cheap. They found that element `i` lies at byte `i` in one view and at `2·i` in the other, and gave up
+//! the union. What they did not see: no barrier stands between the threads that still read codes and those that already
+//! write halves over them, so it would have raced with any layout. The emulator reports that race. Repaired: all codes go to
+//! registers, a barrier, and then the halves are written; in place, and right.
+//! Neither uses a tensor core: halves are widened again and multiplied one by one. The structure follows the published
+//! code of the record, tables of the values and rows of 80 elements included; copies are a byte a load again.
 
 use problem::Problem;
-use ptx::{Builder, Kernel, Pointer, R32, Shared, Type};
+use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};
 
-use super::u8_common::{self, Cta, DIM, Element, KEYS, Loader, ROWS, THREADS, convert_scalar, decode};
-use super::u8_stage_a::{arrive, request};
+use super::RungPlan;
+use super::common::{load_half, store_half};
+use super::u8_common::{self, Cta, DIM, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
+use super::u8_stage_a::Tables;
 use crate::Arch;
+
+/// Elements from row to row.
+const PITCH: u32 = 80;
 
 /// How a tile is converted in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,74 +30,129 @@ pub(super) enum Conversion {
 }
 
 pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Kernel {
-    let entry = match conversion {
-        Conversion::Union => "u8_stage_b",
-        Conversion::ThroughRegisters => "u8_stage_b_repaired",
+    let rung = match conversion {
+        Conversion::Union => RungPlan::U8StageB,
+        Conversion::ThroughRegisters => RungPlan::U8StageBRepaired,
     };
-    u8_common::emit(problem, arch, entry, InPlace { conversion })
+    u8_common::emit(problem, arch, rung, |k| InPlace {
+        conversion,
+        queries: k.shared_array("queries", 16, 2 * ROWS * PITCH),
+        tiles: ["keys", "values"].map(|name| k.shared_array(name, 16, 2 * KEYS * PITCH)),
+        tables: Tables::new(k),
+    })
 }
 
-/// Two stages, each a tile of keys and one of values with room for halves.
+/// Arrays with room for halves, which hold codes at first.
 struct InPlace {
     conversion: Conversion,
-}
-
-const TILE_BYTES: u32 = KEYS * DIM * 2;
-
-fn stage(k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
-    let parity: R32 = k.and(index, 1);
-    let stage = k.shared_index(cta.shared.at(i64::from(ROWS * DIM * 2)), parity, 2 * TILE_BYTES);
-    [stage, stage.at(i64::from(TILE_BYTES))]
+    queries: Shared,
+    tiles: [Shared; 2],
+    tables: Tables,
 }
 
 impl InPlace {
-    fn convert(&self, k: &mut Builder, cta: &Cta, tensor: usize, tile: Shared) {
-        let map = cta.maps[tensor];
-        match self.conversion {
-            Conversion::Union => {
-                convert_scalar(k, cta, map, |k, i| k.shared_index(tile, i, 1), tile, KEYS * DIM);
+    /// Codes of the CTA's queries to halves, each warp its own rows.
+    fn convert_queries(&self, k: &mut Builder, cta: &Cta) {
+        k.for_range(cta.warp, cta.rows, THREADS / 32, |k, row| {
+            let place = k.mad(row, PITCH, cta.lane);
+            let (from, to) = (k.shared_index(self.queries, place, 1), k.shared_index(self.queries, place, 2));
+            cta.columns(k, |k, column| {
+                let column = i64::from(32 * column);
+                let code = load_code(k, from.at(column));
+                let value = decode(k, code, cta.scales[0]);
+                store_half(k, to.at(2 * column), value);
+            });
+        });
+    }
+
+    /// Codes of a tile to halves, element `tid`, `tid + 256`, ….
+    fn convert_tile(&self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        cta.elements(k, tile.keys, PITCH, |k, _, place| {
+            let codes = self.tiles.map(|tile| {
+                let at = k.shared_index(tile, place, 1);
+                load_code(k, at)
+            });
+            for (i, code) in codes.into_iter().enumerate() {
+                let value = self.tables.look_up(k, i, code);
+                let to = k.shared_index(self.tiles[i], place, 2);
+                store_half(k, to, value);
             }
-            Conversion::ThroughRegisters => {
-                let from = k.shared_index(tile, cta.thread, 1);
-                let to = k.shared_index(tile, cta.thread, 2);
-                let elements = 0..i64::from(KEYS * DIM / THREADS);
-                let codes: Vec<R32> =
-                    elements.map(|i| k.ld_as(Type::U8, from.at(i * i64::from(THREADS)))).collect();
-                k.bar_sync();
-                for (i, code) in codes.into_iter().enumerate() {
-                    let value = decode(k, code, map);
-                    k.st(to.at(2 * i as i64 * i64::from(THREADS)), value);
-                }
-            }
+        });
+    }
+
+    /// The repair, for an array of `rows` rows: no half is written before all codes are in registers.
+    fn convert_behind_barrier(
+        &self,
+        k: &mut Builder,
+        cta: &Cta,
+        array: Shared,
+        rows: u32,
+        mut value: impl FnMut(&mut Builder, R32) -> F32,
+    ) {
+        let (row, column): (R32, R32) = (k.shr_u(cta.thread, DIM.ilog2()), k.and(cta.thread, DIM - 1));
+        let place = k.mad(row, PITCH, column);
+        let (from, to) = (k.shared_index(array, place, 1), k.shared_index(array, place, 2));
+        let steps = || (0..rows).step_by((THREADS / DIM) as usize).map(|row| i64::from(row * PITCH));
+        let codes: Vec<R32> = steps().map(|step| load_code(k, from.at(step))).collect();
+        k.bar_sync();
+        for (step, code) in steps().zip(codes) {
+            let value = value(k, code);
+            store_half(k, to.at(2 * step), value);
         }
     }
 }
 
-impl Loader for InPlace {
-    const ELEMENT: Element = Element::Half;
-
-    fn shared_bytes(&self) -> u32 {
-        ROWS * DIM * 2 + 4 * TILE_BYTES
-    }
+impl Tiles for InPlace {
+    const PITCH: u32 = PITCH;
+    const UNROLL: u32 = 1;
+    type Query = Shared;
 
     fn start(&mut self, k: &mut Builder, cta: &Cta) {
-        let zero = k.mov(0u32);
-        let to = stage(k, cta, zero);
-        request(k, cta, zero, to);
+        self.tables.fill(k, cta);
+        cta.copy_queries(k, self.queries, PITCH);
     }
 
-    fn queries(&mut self, k: &mut Builder, cta: &Cta) -> Shared {
-        let from = cta.codes[0];
-        convert_scalar(k, cta, cta.maps[0], |k, i| k.index(from, i, 1), cta.shared, ROWS * DIM);
-        cta.shared
-    }
-
-    fn tile(&mut self, k: &mut Builder, cta: &Cta, index: R32) -> [Shared; 2] {
-        let tiles = arrive(k, cta, index, stage);
-        for (i, tile) in tiles.into_iter().enumerate() {
-            self.convert(k, cta, 1 + i, tile);
+    fn started(&mut self, k: &mut Builder, cta: &Cta) {
+        match self.conversion {
+            Conversion::Union => self.convert_queries(k, cta),
+            Conversion::ThroughRegisters => {
+                let decode = |k: &mut Builder, code| decode(k, code, cta.scales[0]);
+                self.convert_behind_barrier(k, cta, self.queries, ROWS, decode);
+            }
         }
         k.bar_sync();
-        tiles
+    }
+
+    fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile) {
+        cta.copy_tile(k, tile, self.tiles, PITCH);
+        k.bar_sync();
+        match self.conversion {
+            Conversion::Union => self.convert_tile(k, cta, tile),
+            Conversion::ThroughRegisters => {
+                for (i, array) in self.tiles.into_iter().enumerate() {
+                    let look_up = |k: &mut Builder, code| self.tables.look_up(k, i, code);
+                    self.convert_behind_barrier(k, cta, array, KEYS, look_up);
+                }
+            }
+        }
+        k.bar_sync();
+    }
+
+    fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Shared {
+        let row = k.shared_index(self.queries, row, 2);
+        k.shared_index(row, cta.lane, 2)
+    }
+
+    fn product(&self, k: &mut Builder, _: &Cta, query: &Shared, key: R32, u: u32) -> F32 {
+        let key = k.shared_index(self.tiles[0], key, 2).at(i64::from(2 * u * PITCH));
+        let [first, second] =
+            [0, 64].map(|column| (load_half(k, query.at(column)), load_half(k, key.at(column))));
+        let sum: F32 = k.mul(first.0, first.1);
+        k.mad(second.0, second.1, sum)
+    }
+
+    fn value(&self, k: &mut Builder, _: &Cta, key: R32, column: u32) -> F32 {
+        let at = k.shared_index(self.tiles[1], key, 2);
+        load_half(k, at.at(i64::from(64 * column)))
     }
 }
