@@ -3,8 +3,9 @@
 //! What the seeds believed: 8-bit inputs halve the traffic, so attention gets faster. What was wrong: 2 MB are moved in
 //! a few µs on any of these GPUs, and nothing else got cheaper. Each code becomes a float (a conversion, a division, a
 //! multiply-add, a product) again for every row that meets it, the query's own codes again for every key, all for one
-//! multiply-add; each score costs twelve dependent steps of shuffles and additions. The emulator shows no tensor-core work,
-//! one multiply-add of a product in some forty instructions, and every score passing through local memory.
+//! multiply-add; each score costs ten dependent steps of shuffles and additions, and two more to be scaled and broadcast. The
+//! emulator shows no tensor-core work, one multiply-add of the two products in twenty-three instructions, and every score
+//! passing through local memory.
 //! The structure follows the published code of the record; rows are padded to 72 bytes.
 
 use problem::Problem;

@@ -2,7 +2,7 @@
 //!
 //! What the seeds believed: coalesced asynchronous copies of four bytes make the loads cheap. What was wrong: the loads were
 //! a few per cent. What helped is beside it: a lane decodes its two columns of a query row once for all keys of a tile, and
-//! four scores a round overlap their chains of shuffles. The emulator shows what is left: keys and values still decoded for
+//! four scores share a round's bookkeeping. The emulator shows what is left: keys and values still decoded for
 //! every row, shuffles for every score, and the accumulators in shared memory.
 //! The structure follows the published code of the record; rows are padded to 72 bytes, and the copies of a tile are waited
 //! for at once, so nothing runs beside them.
