@@ -1,12 +1,15 @@
 //! The ladder: the seeds' kernels re-made, one file a rung, with the structure that made each fast, slow or wrong.
 //!
 //! They are exhibits, not kernels to use: the emulator must prove the right ones, refute the broken ones for the right
-//! reason, and the time model must say from their structure alone what they took. Where the seeds are silent, a rung
-//! does what an engineer of that level writes first, and its file says so; nothing is tuned towards a figure.
-//! As `nvcc` compiles such sources: 64-long inner loops unrolled by four, `__half` loaded two bytes at a time and
-//! widened to f32, `__expf` as `ex2.approx`, static shared memory without padding and with the alignment of its elements,
-//! division at the end. (ptxas 13 still joins four or eight such loads to one where rows are read along; a compiler of
-//! the seeds' time may not have.)
+//! reason, and the time model must say from their structure alone what they took.
+//! The structure of the f16 rungs follows the kernels that the seeds published (all but `p1_wmma`, whose file says where
+//! the seeds are silent): who computes what, where arrays lie, barriers, loops and how often work is repeated. The code
+//! is our own; nothing is tuned towards a figure. Loops are unrolled as `nvcc` does it: 64 rounds of constant length by
+//! 16 where an operand comes from global memory, wholly where both come from shared; loops over a tile's keys, whose
+//! number follows from the sequence's length, by four. `__half` is loaded two bytes at a time and widened to f32; `expf`
+//! is accurate, or `ex2.approx` where the seeds compiled with fast math; shared memory is static, without padding and
+//! with the alignment of its elements. (ptxas 13 still joins loads to one where rows are read along; a compiler of the
+//! seeds' time may not have.)
 
 mod common;
 mod minimal;
