@@ -219,7 +219,6 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
         let (expected, reason) = match seed.expected {
             Expected::Proven => (Verdict::Proven, None),
             Expected::Refuted(Reason::Race) => (Verdict::Refuted, Some("race at".to_owned())),
-            Expected::Refuted(Reason::NotANumber) => (Verdict::Refuted, Some("NaN".to_owned())),
         };
         let rung = Rung {
             expected,

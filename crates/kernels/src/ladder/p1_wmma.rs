@@ -3,12 +3,15 @@
 //! What the seeds believed: the scores on tensor cores would carry the kernel; afterwards they put WMMA at 4 % of the
 //! time by estimate. What was really wrong: Amdahl. The scores' fragments go to shared memory; then the 32 rows are taken
 //! one after another, with one thread for maximum and sum, two barriers a row, and each of the 64 threads that weigh
-//! values computes every exponential anew. What the emulator shows: tensor work in a few hundredths of the slots, serial
-//! loops at one lane of 128, and 65 exponentials for each score.
+//! values computes every exponential anew and reads its column of V from global memory, a half at a time, for every row.
+//! What the emulator shows: tensor work in a few hundredths of the slots, serial loops at one lane of 128, and 65
+//! exponentials for each score.
 //!
-//! The seeds give the row loop, the fragments (16 × 16, four warps) and the resources (48 registers, 21 KB, no spills).
-//! Chosen to fit them: 32 × 64 tiles; keys and values share one buffer (4 + 8 + 8 KB and the row states); output columns in
-//! registers, 32 of them; tiles loaded half by half, since vector loads came later in that line of kernels.
+//! This kernel was not published with the others. The seeds give the row loop with its recomputed exponentials and scalar
+//! loads of V (named as Phase 1 names it, which reads it from global memory, while their shared arrays end in `_smem`),
+//! the fragments (16 × 16, four warps) and the resources (48 registers, 21 KB, no spills). Chosen to fit them: 32 × 64
+//! tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the row states); output columns in registers,
+//! 32 of them; tiles loaded half by half, since vector loads came later in that line of kernels.
 //! `load_matrix_sync` is `ldmatrix` on unpadded rows, `mma_sync` two `mma.m16n8k16`, `store_matrix_sync` pairs of f32.
 
 use problem::Problem;
@@ -31,19 +34,17 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);
         let q = k.shared_array("q_tile", 16, ROWS * ROW_BYTES);
-        let kv = k.shared_array("kv_tile", 16, TILE_BYTES);
+        let keys = k.shared_array("k_tile", 16, TILE_BYTES);
         copy_halves(k, cta, cta.q, q, ROWS * DIM);
-        let fragments = Fragments::new(k, cta, q, kv, rows.scores);
+        let fragments = Fragments::new(k, cta, q, keys, rows.scores);
         cta.for_each_tile(k, |k, tile| {
-            let from = k.index(cta.keys, tile.first, ROW_BYTES);
-            copy_halves(k, cta, from, kv, KEYS * DIM);
+            let from = cta.keys.element(k, tile.first, ROW_BYTES);
+            copy_halves(k, cta, from, keys, KEYS * DIM);
             k.bar_sync();
             fragments.score(k, cta);
             k.bar_sync();
-            let from = k.index(cta.values, tile.first, ROW_BYTES);
-            copy_halves(k, cta, from, kv, KEYS * DIM);
-            k.bar_sync();
-            rows.update(k, cta, kv);
+            let values = cta.values.element(k, tile.first, ROW_BYTES);
+            rows.update(k, cta, tile.keys, values);
             k.bar_sync();
         });
         rows.store(k, cta);
@@ -139,15 +140,15 @@ impl SerialRows {
         SerialRows { scores, state, largest, first, has_column, output }
     }
 
-    /// Online softmax of a tile, row after row. Scores and values are ready, behind a barrier.
-    fn update(&self, k: &mut Builder, cta: &Cta, values: Shared) {
+    /// Online softmax of a tile, row after row. Scores are ready, behind a barrier.
+    fn update(&self, k: &mut Builder, cta: &Cta, keys: R32, values: Global) {
         let column = values.element(k, cta.thread, 2);
         for (row, &output) in self.output.iter().enumerate() {
             let scores = self.scores.at(row as i64 * i64::from(KEYS) * 4);
             let [max, sum] = self.state.map(|array| array.at(4 * row as i64));
             k.if_(self.first, |k| {
                 let before = k.ld(max);
-                let largest = serial_max(k, scores, KEYS, before);
+                let largest = serial_max(k, scores, keys, before);
                 k.st(self.largest, largest);
             });
             k.bar_sync();
@@ -156,13 +157,13 @@ impl SerialRows {
             k.if_(self.first, |k| {
                 let before: F32 = k.ld(sum);
                 let before = k.mul(before, rescale);
-                let total = serial_sum(k, MATH, scores, KEYS, [largest, before]);
+                let total = serial_sum(k, MATH, scores, keys, [largest, before]);
                 k.st(sum, total);
             });
             k.bar_sync();
             k.if_(self.first, |k| k.st(max, largest));
             k.if_(self.has_column, |k| {
-                let total = weigh(k, MATH, scores, KEYS, (largest, column));
+                let total = weigh(k, MATH, scores, keys, (largest, column));
                 k.mad_to(output, output, rescale, total);
             });
         }
