@@ -95,6 +95,8 @@ pub(crate) struct Outcome {
 
 /// Reads that find the same, after which nobody is expected to change it.
 const SPINS: u32 = 10_000;
+/// Instructions a warp of a recorded CTA issues before the next one's turn.
+const RECORDED_TURN: u32 = 16;
 
 /// How a CTA stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +236,8 @@ impl<'a> Cta<'a> {
             }
             ran = true;
             let quantum = match self.env.context.options.schedule {
+                // Short turns, as on an SM: what one warp leaves in the caches until its next turn depends on the others.
+                _ if self.env.recorder.is_some() => RECORDED_TURN,
                 Schedule::Late => 4096,
                 Schedule::Early | Schedule::Random => self.env.rng.random_range(1..400),
             };

@@ -412,7 +412,7 @@ impl State {
         let [maximum, sum] = [self.maxima, self.sums].map(|array| k.shared_index(array, row, 4));
         let (m_old, l_old): (F32, F32) = (k.ld(maximum), k.ld(sum));
         let (m, added) = self.softmax(k, m_old, keys);
-        let rescale = common::exp_difference(k, m_old, m);
+        let rescale = common::Math::Fast.exp_difference(k, m_old, m);
         let l = k.mad(l_old, rescale, added);
         let numerator = k.shared_index(self.numerator, row_start, 4);
         let numerator = k.shared_index(numerator, cta.lane, 4);
@@ -463,7 +463,7 @@ impl State {
         k.for_range(0, keys, 4, |k, n| {
             let at = local_index(k, self.scores, n);
             let scores: [F32; 4] = k.ld_vec(at);
-            let powers = scores.map(|score| common::exp_difference(k, score, m));
+            let powers = scores.map(|score| common::Math::Fast.exp_difference(k, score, m));
             k.st_vec(at, powers);
             powers.into_iter().for_each(|power| k.add_to(sum, sum, power));
         });
