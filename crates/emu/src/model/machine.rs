@@ -93,6 +93,8 @@ pub struct Latencies {
 pub struct Memories {
     /// Unified L1 and shared memory of an SM, bytes.
     pub l1_bytes: u32,
+    /// Sizes that the shared part of it can have, KB, ascending (G, "Shared Memory" of each compute capability).
+    pub carveouts: &'static [u32],
     /// Most shared memory that the CTAs of an SM can hold together, bytes.
     pub shared_bytes: u32,
     /// Most shared memory of one CTA, bytes.
@@ -111,6 +113,15 @@ pub struct Memories {
     pub l2_port: u32,
     /// DRAM bandwidth, GB/s.
     pub dram_gbps: f64,
+}
+
+impl Memories {
+    /// What is left for L1 when the CTAs of an SM hold so much shared memory together.
+    pub fn l1_beside(&self, shared: u64) -> u64 {
+        let sizes = self.carveouts.iter().map(|kilobytes| u64::from(*kilobytes) << 10);
+        let carved = sizes.clone().find(|size| *size >= shared).or(sizes.last()).unwrap_or(0);
+        u64::from(self.l1_bytes).saturating_sub(carved)
+    }
 }
 
 /// What an SM can hold.
@@ -189,6 +200,7 @@ const ADA_LIMITS: Limits = Limits { warps: 48, ctas: 24, registers: 65536, threa
 /// and GH100 have eight.
 const ADA_MEMORY: Memories = Memories {
     l1_bytes: 128 << 10,
+    carveouts: &[0, 8, 16, 32, 64, 100],
     shared_bytes: 100 << 10,
     shared_per_cta: 99 << 10,
     shared_reserved: 1024,
@@ -212,6 +224,7 @@ const DATACENTRE_LIMITS: Limits = Limits { warps: 64, ctas: 32, registers: 65536
 /// D: 256 KB of L1 and shared memory, 228 KB of it shared; 50 MB L2. C: 5.5 to 7 TB/s from L2.
 const H100_MEMORY: Memories = Memories {
     l1_bytes: 256 << 10,
+    carveouts: &[0, 8, 16, 32, 64, 100, 132, 164, 196, 228],
     shared_bytes: 228 << 10,
     shared_per_cta: 227 << 10,
     shared_reserved: 1024,
@@ -258,6 +271,7 @@ pub const A100: Gpu = Gpu {
     latency: COMMON,
     memory: Memories {
         l1_bytes: 192 << 10,
+        carveouts: &[0, 8, 16, 32, 64, 100, 132, 164],
         shared_bytes: 164 << 10,
         shared_per_cta: 163 << 10,
         shared_reserved: 1024,

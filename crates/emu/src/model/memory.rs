@@ -117,8 +117,8 @@ pub(super) struct Residency {
     pub active_sms: u32,
     /// CTAs on an SM at a time.
     pub ctas: u32,
-    /// Shared memory that one of them holds, bytes.
-    pub shared_per_cta: u32,
+    /// Shared memory of as many CTAs as fit an SM, bytes: what the driver sets aside before it knows how many come.
+    pub shared: u64,
     /// Part of the sectors new to a CTA that come from DRAM.
     pub cold: f64,
 }
@@ -127,7 +127,7 @@ impl<'a> MemorySystem<'a> {
     pub(super) fn new(gpu: &'a Gpu, residency: Residency) -> MemorySystem<'a> {
         let m = &gpu.memory;
         let (sms, ctas) = (u64::from(residency.active_sms.max(1)), u64::from(residency.ctas.max(1)));
-        let l1 = u64::from(m.l1_bytes).saturating_sub(ctas * u64::from(residency.shared_per_cta));
+        let l1 = m.l1_beside(residency.shared);
         let share = f64::from(m.l2_bandwidth) / sms as f64;
         MemorySystem {
             gpu,

@@ -76,7 +76,7 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     let residency = Residency {
         active_sms: grid.min(u64::from(gpu.sms)) as u32,
         ctas: u64::from(occupancy.ctas).min(queue.len() as u64) as u32,
-        shared_per_cta: occupancy.shared,
+        shared: u64::from(occupancy.ctas) * u64::from(occupancy.shared),
         cold: cold_share(subject, gpu, &program, grid),
     };
     let issues: u64 = queue.iter().map(|t| traces[*t].issues()).sum();
