@@ -9,10 +9,10 @@
 //!
 //! This kernel was not published with the others. The seeds give the row loop with its recomputed exponentials and scalar
 //! loads of V (named as Phase 1 names it, which reads it from global memory, while their shared arrays end in `_smem`),
-//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, 48 registers, which the unrolled rows below
-//! exceed). Chosen to fit the memory: 32 × 64
-//! tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the row states); output columns in registers,
-//! 32 of them; tiles loaded half by half, since vector loads came later in that line of kernels.
+//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, and 48 registers, which the unrolled rows here
+//! exceed). Chosen to fit the memory: 32 × 64 tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the
+//! row states); output columns in registers, 32 of them; tiles loaded half by half, since vector loads came later in that
+//! line of kernels.
 //! `load_matrix_sync` is `ldmatrix` on unpadded rows, `mma_sync` two `mma.m16n8k16`, `store_matrix_sync` pairs of f32.
 
 use problem::Problem;
