@@ -206,7 +206,7 @@ fn buffers_and_arguments_follow_the_strides() {
     assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
 }
 
-/// The ladder's accumulators stay in registers, but for the local arrays of Phase 6, which are no spills either.
+/// Arrays that the ladder indexes at run time are local memory, but no spills; all else stays in registers.
 #[test]
 fn ptxas_assembles_the_ladder_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

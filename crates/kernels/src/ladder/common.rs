@@ -251,7 +251,7 @@ impl Math {
     }
 }
 
-/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌉, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down, holds n + 127
+/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌋, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down, holds n + 127
 /// in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts, and only 2^f is approximate.
 fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
     /// What an f32 loses of log₂e.

@@ -5,7 +5,7 @@
 //! used twice; 64 of 128 threads read a key each, straight from global memory and half by half, so that 32 lanes touch 32
 //! rows; all 128 threads walk all 64 scores for the same maximum and the same sum; and each of the 64 that weigh values
 //! computes every exponential once more, 192 for each score in all, with `expf` to the last bits. What the emulator shows:
-//! 32 sectors a request in the score loop, and most issue slots in exponentials.
+//! 32 sectors a request in the score loop, and most issue slots in the two loops over exponentials.
 //!
 //! The structure follows the kernel that the seeds published and timed, compiled without fast math: the query and the
 //! sums of the output are f32 in shared memory, and a tile's sum is added there atomically.

@@ -9,9 +9,10 @@
 //!
 //! This kernel was not published with the others. The seeds give the row loop with its recomputed exponentials and scalar
 //! loads of V (named as Phase 1 names it, which reads it from global memory, while their shared arrays end in `_smem`),
-//! the fragments (16 × 16, four warps) and the resources (48 registers, 21 KB, no spills). Chosen to fit them: 32 × 64
-//! tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the row states); output columns in registers,
-//! 32 of them; tiles loaded half by half, since vector loads came later in that line of kernels.
+//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, and 48 registers, which the unrolled rows here
+//! exceed). Chosen to fit the memory: 32 × 64 tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the
+//! row states); output columns in registers, 32 of them; tiles loaded half by half, since vector loads came later in that
+//! line of kernels.
 //! `load_matrix_sync` is `ldmatrix` on unpadded rows, `mma_sync` two `mma.m16n8k16`, `store_matrix_sync` pairs of f32.
 
 use problem::Problem;
@@ -59,7 +60,7 @@ struct Fragments {
 }
 
 impl Fragments {
-    fn new(k: &mut Builder, cta: &Cta, q: Shared, kv: Shared, scores: Shared) -> Fragments {
+    fn new(k: &mut Builder, cta: &Cta, q: Shared, tile: Shared, scores: Shared) -> Fragments {
         let (warp, lane) = cta.warp_and_lane(k);
         let chunk = |k: &mut Builder, from: Shared, row: R32, chunk: R32| {
             let row = k.shared_index(from, row, ROW_BYTES);
@@ -75,7 +76,7 @@ impl Fragments {
         let key: R32 = k.add(key, first_key);
         let eighth: R32 = k.shr_u(lane, 3);
         let half: R32 = k.and(eighth, 1);
-        let keys = chunk(k, kv, key, half);
+        let keys = chunk(k, tile, key, half);
         // C: rows lane / 4 and lane / 4 + 8, columns 2 · (lane mod 4) and the next.
         let (row, pair): (R32, R32) = (k.shr_u(lane, 2), k.and(lane, 3));
         let column: R32 = k.mad(pair, 2, first_key);
