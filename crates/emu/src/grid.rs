@@ -22,7 +22,7 @@ const RESIDENT: usize = 4096;
 const START_STEPS: u64 = 64;
 
 /// Memory for who read what, where CTAs communicate.
-const READS_LIMIT: u64 = 2 << 30;
+const READS_LIMIT: u64 = 1 << 30;
 
 /// What the CTAs of a grid have issued, against what they may.
 struct Budget {

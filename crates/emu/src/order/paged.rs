@@ -96,12 +96,13 @@ impl PagedShadow {
         let (agent, lanes) = (thread.0, 1 << thread.1);
         let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
-            work += cell.reads.len();
+            let start = cell.reads.partition_point(|(owner, _)| *owner < agent);
+            let own = cell.reads[start..].iter().take_while(|(owner, _)| *owner == agent).count();
+            work += own;
             let before = spilled(&cell.reads);
-            let Some(flight) = cell
-                .reads
+            let Some(flight) = cell.reads[start..][..own]
                 .iter_mut()
-                .find(|(owner, r)| *owner == agent && r.epoch == FLIGHT && r.lanes & lanes != 0)
+                .find(|(_, r)| r.epoch == FLIGHT && r.lanes & lanes != 0)
             else {
                 continue;
             };
@@ -109,7 +110,11 @@ impl PagedShadow {
             let landed = Read { epoch, lanes, touch, ..flight.1 };
             // An earlier copy by this thread is ordered before this one by the same waits.
             let older = |r: &Read| r.touch == touch && r.epoch != FLIGHT && r.lanes == lanes;
-            cell.reads.retain(|(owner, r)| r.lanes != 0 && !(*owner == agent && older(r)));
+            for at in (start..start + own).rev() {
+                if cell.reads[at].1.lanes == 0 || older(&cell.reads[at].1) {
+                    cell.reads.remove(at);
+                }
+            }
             let at = cell.reads.partition_point(|(owner, _)| *owner <= agent);
             cell.reads.insert(at, (agent, landed));
             records += spilled(&cell.reads) - before;
