@@ -119,7 +119,7 @@ impl Memories {
     /// What is left for L1 when the CTAs of an SM hold so much shared memory together.
     pub fn l1_beside(&self, shared: u64) -> u64 {
         let sizes = self.carveouts.iter().map(|kilobytes| u64::from(*kilobytes) << 10);
-        let carved = sizes.clone().find(|size| *size >= shared).or(sizes.last()).unwrap_or(0);
+        let carved = sizes.clone().find(|size| *size >= shared).or(sizes.max()).unwrap_or(0);
         u64::from(self.l1_bytes).saturating_sub(carved)
     }
 }
