@@ -101,7 +101,9 @@ impl<'a> Evidence<'a> {
     /// Share of the critical path (each instruction at its busiest warp) of the instructions that `select` picks; of issue
     /// slots where nothing was recorded.
     pub fn critical_share(&self, select: impl Fn(&Executed) -> bool) -> f64 {
-        let weight = |e: &Executed| if e.busiest > 0 { e.busiest as f64 } else { e.counter.issues as f64 };
+        // What no recorded CTA issued has no part in its path; issues of the whole grid count only where nothing was recorded.
+        let recorded = self.executed.iter().any(|e| e.busiest > 0);
+        let weight = |e: &Executed| if recorded { e.busiest as f64 } else { e.counter.issues as f64 };
         let total: f64 = self.executed.iter().map(weight).sum();
         self.executed.iter().filter(|e| select(e)).map(weight).sum::<f64>() / total.max(1.0)
     }

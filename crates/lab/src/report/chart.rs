@@ -75,7 +75,10 @@ pub fn bars(bars: &[Bar]) -> Markup {
                         width=((x(value) - NAME).max(1.0)) {}
                     // Right of everything in its row.
                     @let right = [bar.range.map(|r| r.1), bar.quoted].into_iter().flatten().fold(value, f64::max);
-                    text.value x=(x(right) + 10.0) y=(y + 17.0) { (short(value)) }
+                    text.value x=(x(right) + 10.0) y=(y + 17.0) {
+                        (short(value))
+                        @if let Some(quoted) = bar.quoted { tspan.quoted dx="8" { "◆ " (short(quoted)) } }
+                    }
                 }
                 @if let Some((low, high)) = bar.range {
                     line.range x1=(x(low)) x2=(x(high)) y1=(y + ROW / 2.0) y2=(y + ROW / 2.0) {}
