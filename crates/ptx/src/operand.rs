@@ -25,7 +25,7 @@ pub struct Guard {
 pub enum Imm {
     /// An integer; its low bits are used at the operand's width.
     Int(i64),
-    /// `0fXXXXXXXX`.
+    /// Bits in hexadecimal: `0f3F800000` is 1.
     F32(u32),
     /// `0dXXXXXXXXXXXXXXXX`, and every decimal floating-point literal.
     F64(u64),

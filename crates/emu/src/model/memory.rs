@@ -26,7 +26,7 @@ pub enum CacheState {
 }
 
 /// Clocks that the port of a sub-partition is held by the 128 bytes of one load, and of one store: 64 bytes a clock back,
-/// 32 forth (H200: four warps of one sub-partition load a word a lane every 2.2 clocks and store one every 4).
+/// 32 forth (read off loops run by hand on an H200; no row in `evidence/` yet).
 const LOAD_PORT: u64 = 2;
 const STORE_PORT: u64 = 4;
 

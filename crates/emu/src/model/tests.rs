@@ -7,6 +7,15 @@ use super::*;
 use crate::resources::{Resources, Source};
 use crate::trace::{CtaTrace, LaneAddresses, Recorder};
 
+const RESOURCES: Resources = Resources {
+    registers: 32,
+    spill_stores: 0,
+    spill_loads: 0,
+    stack: 0,
+    shared: 0,
+    source: Source::Estimate,
+};
+
 /// A kernel written instruction by instruction.
 struct Code {
     body: Body,
@@ -86,14 +95,6 @@ fn predict_module(
     traces: &[CtaTrace],
     footprint: u64,
 ) -> Prediction {
-    let resources = Resources {
-        registers: 32,
-        spill_stores: 0,
-        spill_loads: 0,
-        stack: 0,
-        shared: 0,
-        source: Source::Estimate,
-    };
     let launch = Launch {
         grid: Dim3(grid, 1, 1),
         cluster: Dim3(1, 1, 1),
@@ -104,7 +105,7 @@ fn predict_module(
         module,
         launch: &launch,
         traces,
-        resources: &resources,
+        resources: &RESOURCES,
         footprint,
         cache: CacheState::Cold,
     };
@@ -541,14 +542,6 @@ fn a_long_kernel_is_replayed_in_part() {
 #[test]
 fn nothing_traced_is_an_error() {
     let code = Code::new();
-    let resources = Resources {
-        registers: 32,
-        spill_stores: 0,
-        spill_loads: 0,
-        stack: 0,
-        shared: 0,
-        source: Source::Estimate,
-    };
     let dim = Dim3(1, 1, 1);
     let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0 };
     let module = code.module();
@@ -557,7 +550,7 @@ fn nothing_traced_is_an_error() {
             module: &module,
             launch,
             traces: &[],
-            resources: &resources,
+            resources: &RESOURCES,
             footprint: 0,
             cache: CacheState::Warm,
         };

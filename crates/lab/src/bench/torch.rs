@@ -58,7 +58,7 @@ pub fn python() -> String {
 }
 
 /// OpenMP threads that have nothing to do sleep at once. By default they spin for up to 200 ms, on the core that the other
-/// contestant has its turn on: on two cores that took 40 % of our rate and gave torch nothing.
+/// contestant has its turn on.
 const SLEEP: [(&str, &str); 3] =
     [("OMP_WAIT_POLICY", "PASSIVE"), ("KMP_BLOCKTIME", "0"), ("GOMP_SPINCOUNT", "0")];
 

@@ -54,22 +54,17 @@ fn broadcast(mut problem: Problem) -> Problem {
 }
 
 /// Rows far apart: a kernel that counts elements in 16 bits, or rows as dense, goes astray.
-fn spread(mut problem: Problem) -> Problem {
-    let row = 65_536 + 8;
-    for (strides, rows) in [
-        (&mut problem.q, problem.seq_q),
-        (&mut problem.k, problem.seq_kv),
-        (&mut problem.v, problem.seq_kv),
-        (&mut problem.out, problem.seq_q),
-    ] {
-        *strides = Strides { batch: 0, head: row * rows as i64, row };
-    }
-    problem
+fn spread(problem: Problem) -> Problem {
+    with_row_stride(problem, 65_536 + 8)
 }
 
 /// Eight elements between rows belong to no one.
-fn padded(mut problem: Problem) -> Problem {
+fn padded(problem: Problem) -> Problem {
     let row = problem.head_dim as i64 + 8;
+    with_row_stride(problem, row)
+}
+
+fn with_row_stride(mut problem: Problem, row: i64) -> Problem {
     for (strides, rows) in [
         (&mut problem.q, problem.seq_q),
         (&mut problem.k, problem.seq_kv),

@@ -285,7 +285,10 @@ fn reachable(space: Space, name: &str, symbol: &Symbol<'_>) -> Result<(), Fault>
 fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
     let fits = match imm {
         Imm::Int(_) if ty.is_float() => {
-            return fault(Rule::Type, format!("an integer where a .{ty} belongs; write 0fXXXXXXXX or 1.0"));
+            return fault(
+                Rule::Type,
+                format!("an integer where a .{ty} belongs; write 1.0, or its bits as in 0f3F800000"),
+            );
         }
         Imm::Int(value) if ty.bits() < 64 => {
             let bits = ty.bits();
