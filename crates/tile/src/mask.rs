@@ -77,22 +77,27 @@ fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
 pub struct Masker {
     rule: MaskRule,
     rows: RowRange,
-    /// The lane's first row, and its first column in a tile of 8.
+    /// The lane's first row, and its first column in a block.
     row: R32,
     column: R32,
 }
 
 impl Masker {
-    /// For warps that hold `warp_rows` rows each of the range.
+    /// For warps that hold `warp_rows` rows each of the range, and `warp_keys` keys of each block.
     pub fn new(
         k: &mut Builder,
         rule: MaskRule,
         threads: &Threads,
         rows: &RowRange,
         warp_rows: u32,
+        warp_keys: u32,
     ) -> Masker {
-        let first = k.mad(threads.warp, warp_rows, rows.first);
-        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column: threads.column }
+        let first = k.mad(threads.row_warp, warp_rows, rows.first);
+        let column = match threads.part {
+            None => threads.column,
+            Some(part) => k.mad(part, warp_keys, threads.column),
+        };
+        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
     /// Masks the scores of a block; nothing where all is seen.
