@@ -6,6 +6,7 @@
 //! [`Bound`] says which blocks of keys a CTA visits, and [`KvPipeline`] visits them while later ones are on their way.
 
 mod copy;
+mod divide;
 mod epilogue;
 mod fragment;
 mod gemm;
@@ -18,6 +19,7 @@ mod softmax;
 mod threads;
 
 pub use copy::{CopyMode, TileCopy};
+pub use divide::divide;
 pub use epilogue::{store_lse, store_rows};
 pub use fragment::{AccTile, Fragment, ProbTile};
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};

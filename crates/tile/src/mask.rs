@@ -2,7 +2,7 @@
 
 use ptx::{Builder, CmpOp, R32};
 
-use crate::{AccTile, Block, Threads};
+use crate::{AccTile, Block, Threads, divide};
 
 /// Which keys a query row sees. New masks are new variants, with their bound beside their predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +50,7 @@ impl Bound {
         match rule {
             MaskRule::All => {
                 let end = blocks_up(k, rows.seq_kv, block_n);
-                Bound { full: (!divides).then(|| k.div_u(rows.seq_kv, block_n)), end }
+                Bound { full: (!divides).then(|| divide(k, rows.seq_kv, block_n)), end }
             }
             MaskRule::Causal => {
                 let shift = k.sub(rows.seq_kv, rows.seq_q);
@@ -61,7 +61,7 @@ impl Bound {
                 let first = k.add(rows.first, shift);
                 let first = k.add(first, 1);
                 let first = k.max_s(first, 0);
-                Bound { full: Some(k.div_u(first, block_n)), end: blocks_up(k, keys, block_n) }
+                Bound { full: Some(divide(k, first, block_n)), end: blocks_up(k, keys, block_n) }
             }
         }
     }
@@ -69,7 +69,7 @@ impl Bound {
 
 fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
     let up = k.add(keys, block_n - 1);
-    k.div_u(up, block_n)
+    divide(k, up, block_n)
 }
 
 /// Puts −∞ where a row does not see a key.

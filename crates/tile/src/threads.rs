@@ -1,5 +1,7 @@
 use ptx::{Builder, R32, SpecialReg};
 
+use crate::divide;
+
 /// Where a thread stands in its CTA, read once at the start of a kernel. One-dimensional CTAs.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
@@ -35,8 +37,9 @@ impl Threads {
         let (row_warp, part) = if kv_warps == 1 {
             (warp, None)
         } else {
-            let part = k.div_u(warp, count / 32 / kv_warps);
-            let before = k.mul(part, count / 32 / kv_warps);
+            let row_warps = count / 32 / kv_warps;
+            let part = divide(k, warp, row_warps);
+            let before = k.mul(part, row_warps);
             (k.sub(warp, before), Some(part))
         };
         Threads { count, index, lane, warp, quad, column, row_warp, kv_warps, part }

@@ -7,7 +7,7 @@ use ptx::{
 };
 use tile::{
     AccTile, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Queries, RowRange, Sign,
-    Stream, Threads, TileCopy, TileLayout, mma_pv, mma_qk, store_lse, store_rows,
+    Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
@@ -270,7 +270,7 @@ impl<'a> Forward<'a> {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
         let [head, batch] = head_and_batch(k, self.plan.grid);
         let head = match tensor {
-            Tensor::K | Tensor::V => k.div_u(head, self.problem.group_size() as u32),
+            Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,
         };
         let [batch, head] = [batch, head].map(|n| k.zext(n));
