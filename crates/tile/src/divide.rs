@@ -29,8 +29,8 @@ mod tests {
         for by in (3..5000).chain([65_535, 1_000_003, (1 << 31) - 1]).filter(|n: &u32| !n.is_power_of_two()) {
             let (m, s) = reciprocal(by);
             let last = (1u32 << 31) - 1;
-            let multiples = [1, 2, 7, last / by / 2, last / by].map(|n| n * by);
-            for a in multiples.into_iter().flat_map(|n| [n - 1, n, n + 1]).chain([0, last]) {
+            let multiples = [1, 2, 7, last / by / 2, last / by].map(|n| n.min(last / by) * by);
+            for a in multiples.into_iter().flat_map(|n| [n.saturating_sub(1), n, n + 1]).chain([0, last]) {
                 let a = a.min(last);
                 let got = ((u64::from(a) * u64::from(m)) >> (32 + s)) as u32;
                 assert_eq!(got, a / by, "{a} / {by}");
