@@ -1,5 +1,5 @@
 //! Dumps a GPU's approximations: `approx FOLDER [SAMPLES]`. To the terminal goes, for each instruction, how far the
-//! emulator is from the device on SAMPLES (65536) mantissas of every sign and exponent. To the folder go `facts.json`,
+//! emulator is from the device on SAMPLES (65536; a power of two) mantissas of every sign and exponent. To the folder go `facts.json`,
 //! with the same and with what repeats from octave to octave, and stretches of results to make exact tables from: zlib
 //! streams of the results' distance to [`baseline`], zigzag, as four planes of bytes.
 

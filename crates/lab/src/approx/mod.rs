@@ -243,6 +243,8 @@ mod tests {
     #[test]
     fn the_emulator_agrees_with_itself() {
         for subject in Subject::all(90) {
+            let module = subject.kernel(Target::sm(90), 64).module;
+            assert!(module.verify().is_ok(), "{}", subject.name());
             let inputs = subject.inputs(2);
             let inputs = &inputs[..inputs.len().min(4096)];
             let run = subject.run(&mut Emulator::default(), Target::sm(90), inputs).unwrap();
