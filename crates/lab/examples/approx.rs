@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 /// Samples of every sign and exponent that go to the folder whole.
-const KEPT: u32 = 1024;
+const KEPT: u32 = 512;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
