@@ -1,6 +1,6 @@
 //! Measures what the time model assumes, each beside what the model says of the same kernel: `probes ROWS.jsonl [WORD]`,
 //! only those with WORD in their name. One line a probe goes to the terminal, and, from a build of `cargo xtask evidence`, to
-//! the rows.
+//! the rows. `probes --forecast MACHINE` prints what the model says, without a GPU; `probes --ptx FOLDER SM` writes the kernels.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,11 +21,18 @@ const ROUNDS: usize = 5;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let Some(rows) = args.first() else {
-        eprintln!("usage: probes ROWS.jsonl [WORD]");
-        return ExitCode::from(3);
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["--forecast", machine] => forecasts(machine),
+        ["--ptx", folder, sm] => write_kernels(Path::new(folder), sm),
+        [rows] if !rows.starts_with('-') => run(Path::new(rows), ""),
+        [rows, word] if !rows.starts_with('-') => run(Path::new(rows), word),
+        _ => {
+            eprintln!("usage: probes ROWS.jsonl [WORD] | --forecast MACHINE | --ptx FOLDER SM");
+            return ExitCode::from(3);
+        }
     };
-    match run(Path::new(rows), args.get(1).map_or("", String::as_str)) {
+    match result {
         Ok(0) => ExitCode::SUCCESS,
         Ok(failed) => {
             eprintln!("{failed} probes failed");
@@ -36,6 +43,34 @@ fn main() -> ExitCode {
             ExitCode::from(3)
         }
     }
+}
+
+/// What the model says of every probe.
+fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
+    let gpu = model::Gpu::named(machine).ok_or_else(|| {
+        let names = MACHINES.map(|m| m.name).join(", ");
+        format!("no machine is called {machine}; known: {names}")
+    })?;
+    let target = Target::sm(gpu.sm);
+    let probes = all();
+    let figures: Vec<_> = probes.par_iter().map(|probe| probe.forecast(gpu, target)).collect();
+    for (probe, figure) in probes.iter().zip(figures) {
+        let figure = figure?;
+        println!("{:52} {:9.2} clocks, round {:6.1}", probe.name, figure.clocks, figure.round);
+    }
+    Ok(0)
+}
+
+/// Each probe's shorter kernel as text.
+fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::Error>> {
+    let target = Target::sm(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
+    for probe in all() {
+        let name = probe.name.replace([' ', '.', ',', ':'], "_");
+        let units = if probe.kind == Kind::Loop { 1 } else { probe.units.min(8) };
+        let text = probe.module(target, units).to_string();
+        flashcore_lab::store::write(&folder.join(format!("{name}.ptx")), text.as_bytes())?;
+    }
+    Ok(0)
 }
 
 /// The number of probes that failed.
