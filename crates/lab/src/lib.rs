@@ -11,6 +11,7 @@ pub mod fuzz;
 pub mod gate;
 pub mod launchfile;
 pub mod panics;
+pub mod probes;
 pub mod provenance;
 pub mod report;
 pub mod store;
