@@ -6,8 +6,9 @@ use ptx::{
     SpecialReg,
 };
 use tile::{
-    AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries, RowRange,
-    Sign, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse, store_rows,
+    AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
+    RowRange, Sign, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
+    store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
