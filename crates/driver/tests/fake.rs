@@ -4,9 +4,11 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code, reason = "the caller's handles, and the fake's counters")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+#[path = "fake/harness.rs"]
+mod harness;
+
+use std::path::Path;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 use driver::{
@@ -14,9 +16,8 @@ use driver::{
     Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec, Value, bytes_of,
 };
 use flashcore_driver as driver;
+use harness::{Folder, SCENARIO, passes, run};
 use ptx::{Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Machine, Target};
-
-const SCENARIO: &str = "FLASHCORE_TEST_SCENARIO";
 
 /// A kernel that stores a word; the fake does so for one named `store`, and breaks its context for `fail`.
 fn kernel(entry: &str) -> Kernel {
@@ -46,59 +47,6 @@ fn counts() -> (u64, u64, u64) {
         ask(&mut live, &mut launches, &mut linked);
     }
     (live, launches, linked)
-}
-
-/// A folder of our own, removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("flashcore-fake-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The folder of the library, which is compiled once; `lacking` leaves one function out.
-fn library(lacking: bool) -> PathBuf {
-    static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        [("whole", None), ("lacking", Some("lacking"))].map(|(name, cfg)| {
-            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-            std::fs::create_dir_all(&folder).unwrap();
-            let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-            rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)", "-o"]);
-            rustc.arg(folder.join("libcuda.so"));
-            rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/libcuda.rs"));
-            rustc.args(cfg.iter().flat_map(|cfg| ["--cfg", cfg]));
-            assert!(rustc.status().unwrap().success());
-            folder
-        })
-    });
-    built[usize::from(lacking)].clone()
-}
-
-/// Runs a scenario in a process whose driver is the fake.
-fn run(scenario: &str, lacking: bool, cache: &Path, variables: &[(&str, &str)]) {
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "scenario", "--nocapture"]).env(SCENARIO, scenario);
-    child.env("LD_LIBRARY_PATH", library(lacking)).env("FLASHCORE_CACHE_DIR", cache);
-    child.envs(variables.iter().copied());
-    let output = child.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{scenario}: {text}{}", String::from_utf8_lossy(&output.stdout));
-}
-
-fn passes(scenario: &str, variables: &[(&str, &str)]) {
-    let folder = Folder::new(scenario);
-    run(scenario, false, &folder.0, variables);
 }
 
 /// What a child runs; alone it does nothing.

@@ -1,5 +1,10 @@
-//! A CUDA driver that runs nothing: device memory is host memory, and kernels only say that they were launched. It is
-//! strict where the real one is: calls without a current context, destroyed handles and unknown addresses are errors.
+//! A CUDA driver without a GPU: device memory is host memory, and a kernel is run by the program that `FAKE_RUNNER` names, or
+//! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
+//! errors.
+//!
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
+//! parameters (8 bytes each), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
+//! and the contents. It leaves the new contents there.
 //! `FAKE_VERSION`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
 #![allow(non_snake_case, unused_unsafe)]
 
@@ -28,14 +33,26 @@ struct State {
     next: usize,
     memory: BTreeMap<u64, Vec<u8>>,
     pinned: BTreeMap<usize, Vec<u8>>,
+    /// PTX by module.
+    modules: BTreeMap<usize, String>,
     functions: BTreeMap<usize, (usize, String)>,
-    /// Streams under capture, and how many launches went into each.
-    capturing: BTreeMap<usize, u64>,
-    graphs: BTreeMap<usize, u64>,
+    /// Streams under capture, and what went into each.
+    capturing: BTreeMap<usize, Vec<Work>>,
+    graphs: BTreeMap<usize, Vec<Work>>,
     launches: u64,
     linked: u64,
     cubin: Vec<u8>,
     poison: Result,
+}
+
+/// A launch.
+#[derive(Clone)]
+struct Work {
+    module: usize,
+    entry: String,
+    /// Grid, block and shared memory.
+    shape: [u32; 7],
+    params: Vec<u64>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -83,6 +100,52 @@ impl State {
     fn range(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
         let (&start, memory) = self.memory.range_mut(..=address).next_back()?;
         memory.get_mut((address - start) as usize..)?.get_mut(..bytes)
+    }
+
+    fn run(&mut self, work: &Work) {
+        self.launches += 1;
+        match work.entry.as_str() {
+            "fail" => self.poison = ILLEGAL_ADDRESS,
+            // The second parameter, a word, goes where the first points.
+            "store" => match self.range(work.params[0], 4) {
+                Some(to) => to.copy_from_slice(&(work.params[1] as u32).to_le_bytes()),
+                None => self.poison = ILLEGAL_ADDRESS,
+            },
+            _ => {
+                if let Some(runner) = std::env::var_os("FAKE_RUNNER") {
+                    self.hand_over(work, runner.as_ref());
+                }
+            }
+        }
+    }
+
+    fn hand_over(&mut self, work: &Work, runner: &std::path::Path) {
+        let words = |words: &mut dyn Iterator<Item = u64>| words.map(|w| format!("{w} ")).collect::<String>();
+        let text = &self.modules[&work.module];
+        let mut file = format!("{}\n", work.entry);
+        file += &words(&mut work.shape.iter().map(|&n| n.into()));
+        file += &format!("\n{}\n{}\n", words(&mut work.params.iter().copied()), text.len());
+        for (address, memory) in &self.memory {
+            file += &format!("{address} {}\n", memory.len());
+        }
+        let mut bytes = format!("{file}\n{text}").into_bytes();
+        self.memory.values().for_each(|memory| bytes.extend(memory));
+        let path = std::env::temp_dir().join(format!("fake-launch-{}-{}", std::process::id(), self.launches));
+        std::fs::write(&path, bytes).unwrap();
+        let mut command = std::process::Command::new(runner);
+        command.args(["--exact", "runner"]).env("FAKE_LAUNCH", &path).env_remove("LD_LIBRARY_PATH");
+        if command.stdout(std::process::Stdio::null()).status().unwrap().success() {
+            let bytes = std::fs::read(&path).unwrap();
+            let mut rest = bytes.as_slice();
+            for memory in self.memory.values_mut() {
+                let (now, after) = rest.split_at(memory.len());
+                memory.copy_from_slice(now);
+                rest = after;
+            }
+        } else {
+            self.poison = ILLEGAL_ADDRESS;
+        }
+        let _ = std::fs::remove_file(&path);
     }
 
     fn allocate(&mut self, bytes: usize) -> std::result::Result<u64, Result> {
@@ -157,7 +220,7 @@ fake! {
         inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
     }
     cuStreamBeginCapture_v2(stream: usize, _mode: u32) {
-        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.capturing.insert(stream, 0); s.stream(stream) })
+        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.capturing.insert(stream, Vec::new()); s.stream(stream) })
     }
     cuStreamEndCapture(stream: usize, graph: *mut usize) {
         inside(|s| {
@@ -169,7 +232,7 @@ fake! {
     }
     cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, _flags: u64) {
         inside(|s| {
-            let Some(&launches) = s.graphs.get(&graph) else { return INVALID_HANDLE };
+            let Some(launches) = s.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
             *exec = s.make();
             s.graphs.insert(*exec, launches);
             0
@@ -177,8 +240,9 @@ fake! {
     }
     cuGraphLaunch(exec: usize, stream: usize) {
         inside(|s| {
-            let Some(&launches) = s.graphs.get(&exec) else { return INVALID_HANDLE };
-            s.launches += launches;
+            let Some(launches) = s.graphs.get(&exec).cloned() else { return INVALID_HANDLE };
+            if launches.iter().any(|work| !s.live.contains(&work.module)) { return INVALID_HANDLE; }
+            launches.iter().for_each(|work| s.run(work));
             s.stream(stream)
         })
     }
@@ -271,7 +335,7 @@ fake! {
             let text = CStr::from_ptr(data);
             if !s.live.contains(&state) || kind != 1 || text.to_bytes_with_nul().len() != size { return INVALID_VALUE; }
             if !text.to_string_lossy().contains(".version") { return INVALID_PTX; }
-            s.cubin = [b"ELF ", text.to_bytes()].concat();
+            s.cubin = [b"ELF ", text.to_bytes_with_nul()].concat();
             s.linked += 1;
             0
         })
@@ -286,6 +350,8 @@ fake! {
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
             if std::slice::from_raw_parts(image, 4) != b"ELF " { return INVALID_IMAGE; }
             *module = s.make();
+            let text = CStr::from_ptr(image.add(4).cast()).to_string_lossy().into_owned();
+            s.modules.insert(*module, text);
             0
         })
     }
@@ -301,7 +367,12 @@ fake! {
             0
         })
     }
-    cuFuncLoad(function: usize) { inside(|s| if s.functions.contains_key(&function) { 0 } else { INVALID_HANDLE }) }
+    cuFuncLoad(function: usize) {
+        inside(|s| {
+            if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
+            if s.functions.contains_key(&function) { 0 } else { INVALID_HANDLE }
+        })
+    }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
         *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
@@ -316,17 +387,13 @@ fake! {
             let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
             if !s.live.contains(&module) { return INVALID_HANDLE; }
             let stream = (*config).stream;
-            if let Some(captured) = s.capturing.get_mut(&stream) { *captured += 1; return 0; }
-            s.launches += 1;
-            match name.as_str() {
-                "fail" => s.poison = ILLEGAL_ADDRESS,
-                // The second parameter, a word, goes where the first points.
-                "store" => {
-                    let word = **params.add(1) as u32;
-                    let Some(to) = s.range(**params, 4) else { s.poison = ILLEGAL_ADDRESS; return 0 };
-                    to.copy_from_slice(&word.to_le_bytes());
-                }
-                _ => {}
+            // One `.param` for each parameter stands before the body.
+            let head = s.modules[&module].split('{').next().unwrap_or("");
+            let params = (0..head.matches(".param").count()).map(|i| **params.add(i)).collect();
+            let work = Work { module, entry: name, shape: (*config).shape, params };
+            match s.capturing.get_mut(&stream) {
+                Some(captured) => captured.push(work),
+                None => s.run(&work),
             }
             s.stream(stream)
         })
@@ -342,7 +409,7 @@ fake! {
 
 #[repr(C)]
 pub struct Config {
-    _grid_and_block: [u32; 6],
-    _shared: u32,
+    /// Grid, block and shared memory.
+    shape: [u32; 7],
     stream: usize,
 }
