@@ -7,7 +7,7 @@ use driver::{
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
 use problem::{DType, Mask, Problem};
-use ptx::{Arg, Builder, Dim3, Kernel, Launch};
+use ptx::{Arg, Builder, Dim3, Kernel, Launch, Target, TargetSuffix};
 
 use crate::tensors::Tensors;
 use crate::{Outcome, ensure, tell};
@@ -25,6 +25,7 @@ pub fn all() -> Outcome {
     tell("pool", pool(&gpu));
     tell("threads", threads(&gpu));
     tell("clusters and overlapping launches", attributes(&gpu));
+    tell("code for this architecture alone", architecture_specific(&gpu));
     tell("tensor map", tensor_map(&gpu));
     Ok(())
 }
@@ -197,6 +198,32 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
         ensure(bytes.as_slice() == expected, || format!("{order:?}: wrong numbers"))?;
     }
     Ok(format!("{} CTAs resident", number.resident_ctas(&launch)?))
+}
+
+/// `sm_90a` and its like: linked for that target by name, and cached like any other.
+fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
+    let target = Target { suffix: TargetSuffix::ArchSpecific, ..gpu.info().target() };
+    if target.sm < 90 {
+        return Ok(format!("sm_{} has none", target.sm));
+    }
+    let one = Dim3(1, 1, 1);
+    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let kernel = Kernel {
+        module: Builder::kernel("specific").into_module(target),
+        entry: "specific".to_owned(),
+        launch,
+        buffers: Vec::new(),
+        args: Vec::<Arg>::new(),
+    };
+    let (context, stream) = (gpu.context(), Stream::new(gpu.context())?);
+    let before = context.cache().stats();
+    for _ in 0..2 {
+        Function::load(context, &kernel, &Expect::of(&launch))?.launch(&stream, &launch, &[], &[])?;
+    }
+    stream.synchronize()?;
+    let after = context.cache().stats();
+    ensure(after.hits > before.hits, || format!("not cached: {after:?}"))?;
+    Ok(target.to_string())
 }
 
 fn tensor_map(gpu: &Gpu) -> Outcome<String> {
