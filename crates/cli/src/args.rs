@@ -27,7 +27,7 @@ pub enum Command {
     /// Time the CPU kernels, interleaved with PyTorch's where python3 can import torch
     Bench(Bench),
     /// Show what this machine has and what that enables
-    Doctor,
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
@@ -140,4 +140,11 @@ pub struct Bench {
     /// Its mask: none or causal
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
 }

@@ -62,7 +62,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Doctor => doctor::doctor(),
+        Command::Doctor(args) => doctor::doctor(args),
     }
 }
 
@@ -71,7 +71,8 @@ fn wants_json(command: &Command) -> bool {
         Command::Climb(args) => args.json,
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Doctor => false,
+        Command::Doctor(args) => args.json,
+        Command::Run(_) | Command::Bench(_) => false,
     }
 }
 
