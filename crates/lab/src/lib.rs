@@ -13,6 +13,7 @@ pub mod launchfile;
 pub mod panics;
 pub mod provenance;
 pub mod report;
+pub mod selftest;
 pub mod store;
 pub mod study;
 pub mod tools;
