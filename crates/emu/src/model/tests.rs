@@ -104,6 +104,7 @@ fn predict_module(
     let subject = Subject {
         module,
         launch: &launch,
+        traced: launch.grid,
         traces,
         resources: &RESOURCES,
         footprint,

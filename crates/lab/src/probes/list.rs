@@ -474,7 +474,45 @@ fn loops() -> Vec<Probe> {
         let [x] = b.integers::<1>();
         b.keep(x);
     };
+    let shuffles = |differ: bool| {
+        move |b: &mut Bench| {
+            if differ {
+                b.rounds_differ();
+            }
+            let [sum] = b.floats();
+            b.repeat(|k, _| {
+                for lanes in [16, 8, 4, 2, 1] {
+                    let other = k.shfl_down(sum, lanes);
+                    k.add_to(sum, sum, other);
+                }
+            });
+            b.keep_f(sum);
+        }
+    };
+    let block = |b: &mut Bench| {
+        b.rounds_differ();
+        let (at, lane, rounds) = (b.k.shared_index(b.shared, b.thread, 4), b.lane, b.rounds);
+        let [sum] = b.floats();
+        b.repeat(|k, _| {
+            let inside = k.setp_u(CmpOp::Lt, lane, rounds);
+            k.if_(inside, |k| {
+                let x: ptx::F32 = k.ld(at);
+                let x = k.mad(x, x, sum);
+                k.st(at, x);
+                let inside = k.setp_u(CmpOp::Ne, lane, rounds);
+                k.if_(inside, |k| {
+                    let x: ptx::F32 = k.ld(at.at(1024));
+                    let x = k.mad(x, x, sum);
+                    k.st(at.at(1024), x);
+                });
+            });
+        });
+        b.keep_f(sum);
+    };
     vec![
+        probe("loop: sum by shuffles", Kind::Loop, shuffles(false)),
+        probe("loop: sum by shuffles, rounds unknown", Kind::Loop, shuffles(true)),
+        probe("loop: blocks that lanes may skip", Kind::Loop, block),
         probe("loop: row maximum in shared memory", Kind::Loop, row_max),
         probe("loop: row of exponentials in shared memory", Kind::Loop, row_sum),
         probe("loop: dot product of halves, shared and L1", Kind::Loop, dot),
