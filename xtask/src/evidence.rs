@@ -7,8 +7,9 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model.
-const PROGRAMS: [&str; 3] = ["tensor_cores", "rungs", "probes"];
+/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model,
+/// and its forecasts beside what is measured.
+const PROGRAMS: [&str; 4] = ["tensor_cores", "rungs", "probes", "forecast"];
 
 /// Builds them in release mode and puts them into `.device/`.
 ///

@@ -265,7 +265,11 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
     })
 }
 
-fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
+/// A plan's kernel for a problem, with what its buffers hold.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
     let kernel = kernels::emit(problem, plan, arch)?;
     // Every family names its buffers as `emit` promises.
     Bound::of_kernel(kernel, problem).map_err(|_| {
