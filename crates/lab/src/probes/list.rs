@@ -310,6 +310,20 @@ fn caches() -> Vec<Probe> {
             let kept: R32 = b.k.ld(to);
             b.keep(kept);
         }),
+        probe("cp.async rate in L2", Kind::Rate, |b| {
+            let to = b.k.shared_index(b.shared, b.thread, 16);
+            let from = b.k.index(b.data, b.thread, 16);
+            b.repeat(|k, n| {
+                let part = 16 * i64::from(32 * MANY) * i64::from(n % 4);
+                k.cp_async16(to.at(part), from.at(part));
+                if n % 4 == 3 {
+                    k.cp_async_commit();
+                }
+            });
+            b.k.cp_async_wait(0);
+            let kept: R32 = b.k.ld(to);
+            b.keep(kept);
+        }),
         probe("ld.global.b32 rate in L1", Kind::Rate, |b| global_loads::<1>(b, 4)),
         probe("ld.global.v4 rate in L1", Kind::Rate, |b| global_loads::<4>(b, 16)),
         probe("ld.global.b32 rate in L1, 16 bytes apart", Kind::Rate, |b| global_loads::<1>(b, 16)),
