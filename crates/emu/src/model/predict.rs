@@ -1,6 +1,6 @@
 //! From the replay of one SM to the time of a launch.
 
-use ptx::{Launch, Module};
+use ptx::{Dim3, Launch, Module};
 use thiserror::Error;
 
 use super::cost::{Pipe, TICK};
@@ -25,9 +25,12 @@ const BASE_UNCERTAINTY: f64 = 0.30;
 pub struct Subject<'a> {
     /// The module the traces were recorded from.
     pub module: &'a Module,
-    /// The launch they were recorded from.
+    /// The launch to predict.
     pub launch: &'a Launch,
-    /// Traces of some of its CTAs, in any order. CTAs without one are taken to be like the nearest that has.
+    /// The grid that the traces were recorded from: of that launch, or a smaller one of the same work, in which an extent may
+    /// be less (one head of many). Positions along it repeat.
+    pub traced: Dim3,
+    /// Traces of some CTAs of that grid, in any order. CTAs without one are taken to be like the nearest that has.
     pub traces: &'a [CtaTrace],
     /// What a CTA takes.
     pub resources: &'a Resources,
@@ -72,7 +75,7 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     let program = Program::new(subject.module, gpu);
     let mut layouts = Layouts::new(&program, gpu);
     let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
-    let queue = busiest_sm(grid, gpu, &occupancy, traces);
+    let queue = busiest_sm(subject, gpu, &occupancy);
     let residency = Residency {
         active_sms: grid.min(u64::from(gpu.sms)) as u32,
         ctas: u64::from(occupancy.ctas).min(queue.len() as u64) as u32,
@@ -89,10 +92,12 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
 /// The CTAs that one SM works through, as indices of traces: those whose number is the SM's modulo the number of SMs.
 /// Where all CTAs run at once, the SM with the most to do decides; otherwise SMs that are done early take more, so one in
 /// the middle stands for all.
-fn busiest_sm(grid: u64, gpu: &Gpu, occupancy: &Occupancy, traces: &[CtaTrace]) -> Vec<usize> {
-    let sms = u64::from(gpu.sms);
-    let nearest =
-        |cta: u64| (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(cta), *t)).unwrap_or(0);
+fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy) -> Vec<usize> {
+    let (traces, grid, sms) = (subject.traces, subject.launch.grid.count(), u64::from(gpu.sms));
+    let nearest = |cta: u64| {
+        let like = counterpart(cta, subject.launch.grid, subject.traced);
+        (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(like), *t)).unwrap_or(0)
+    };
     let of_sm = |sm: u64| (sm..grid).step_by(sms as usize).map(nearest).collect::<Vec<usize>>();
     let rounds = grid.div_ceil(sms);
     if rounds <= u64::from(occupancy.ctas) {
@@ -102,6 +107,14 @@ fn busiest_sm(grid: u64, gpu: &Gpu, occupancy: &Occupancy, traces: &[CtaTrace]) 
     let mut queue = of_sm(((grid - 1) % sms) / 2);
     queue.resize(rounds as usize, nearest(grid / 2));
     queue
+}
+
+/// The CTA of the recorded grid that does what this one of the launch does.
+fn counterpart(cta: u64, grid: Dim3, traced: Dim3) -> u64 {
+    let [x, y, z] = [(grid.0, traced.0), (grid.1, traced.1), (grid.2, traced.2)]
+        .map(|(extent, of)| (u64::from(extent.max(1)), u64::from(of.max(1))));
+    let place = [(cta % x.0) % x.1, (cta / x.0 % y.0) % y.1, (cta / (x.0 * y.0)) % z.1];
+    place[0] + x.1 * (place[1] + y.1 * place[2])
 }
 
 /// As much of the queue as the budget allows, in whole waves, at least one.
