@@ -25,14 +25,11 @@ pub enum CacheState {
     Cold,
 }
 
-/// Clocks that the port of a sub-partition is held by the 128 bytes of one load, and of one store: 64 bytes a clock back,
-/// 32 forth (read off loops run by hand on an H200; no row in `evidence/` yet).
-const LOAD_PORT: u64 = 2;
-const STORE_PORT: u64 = 4;
-
-fn port_clocks(direction: Direction) -> u64 {
-    if direction == Direction::Load { LOAD_PORT } else { STORE_PORT }
-}
+/// Clocks that the port of a sub-partition is held by an access (rows "ld.shared.b32 rate", "st.shared.b32 rate" and "shfl
+/// rate" at 1, 4 and 16 warps).
+const PORT: u64 = 4;
+/// Clocks that an atomic in shared memory takes beyond a load.
+const ATOMIC: u64 = 3;
 
 /// Something that serves requests one after another at a fixed rate.
 #[derive(Clone, Copy, Debug)]
@@ -183,18 +180,18 @@ impl<'a> MemorySystem<'a> {
 
     /// A shuffle.
     pub(super) fn exchange(&mut self, at: At, latency: u32) -> Answer {
-        let start = self.occupy(at, Hold { passes: 1, port: LOAD_PORT }, 0);
+        let start = self.occupy(at, Hold { passes: 1, port: PORT }, 0);
         Answer { done: start + u64::from(latency) * TICK, cause: Cause::Exchange }
     }
 
     /// An access to shared memory of so many passes.
     pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
-        let hold = Hold { passes: passes.max(self.addressing()), port: port_clocks(direction) };
+        let hold = Hold { passes: passes.max(self.addressing()), port: PORT };
         let start = self.occupy(at, hold, 0);
         let latency = &self.gpu.latency;
-        // An atomic reads, computes and writes: two trips.
-        let base = u64::from(latency.shared) * if direction == Direction::Atomic { 2 } else { 1 };
+        // An atomic is computed where the data is (row "atom.shared.add chain").
+        let base = u64::from(latency.shared) + if direction == Direction::Atomic { ATOMIC } else { 0 };
         let extra = (passes - 1) * u64::from(latency.shared_pass) + (start - at.tick) / TICK;
         let cause = if extra > base { Cause::SharedBandwidth } else { Cause::SharedLatency };
         Answer { done: start + (base + (passes - 1) * u64::from(latency.shared_pass)) * TICK, cause }
@@ -205,7 +202,7 @@ impl<'a> MemorySystem<'a> {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
         let passes = lines.max(sectors.div_ceil(4)).max(self.addressing());
-        let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 1);
+        let start = self.occupy(at, Hold { passes, port: PORT }, 1);
         let latency = &self.gpu.latency;
         let tags = (lines - 1) * u64::from(latency.shared_pass) * TICK;
         let missing = self.misses(f, direction, how);
