@@ -550,11 +550,7 @@ fn nothing_traced_is_an_error() {
         let subject = Subject {
             module: &module,
             launch,
-<<<<<<< HEAD
-            traced: dim,
-=======
             traced: launch.grid,
->>>>>>> model
             traces: &[],
             resources: &RESOURCES,
             footprint: 0,
