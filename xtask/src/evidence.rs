@@ -7,8 +7,8 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, and the host's side.
-const PROGRAMS: [&str; 3] = ["tensor_cores", "rungs", "host"];
+/// Examples of `flashcore-lab`: what each measures stands at the head of its file.
+const PROGRAMS: [&str; 6] = ["tensor_cores", "rungs", "probes", "approx", "host", "tune"];
 
 /// Builds them in release mode and puts them into `.device/`.
 ///

@@ -20,12 +20,17 @@ pub enum Command {
     ///
     /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
     Check(Check),
-    /// Say why a kernel is slow: root causes, predicted time and what each line costs
+    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
     /// Compute attention on tensors in files, on this machine's fastest device
     Run(Run),
     /// Time the CPU kernels, interleaved with PyTorch's where python3 can import torch
     Bench(Bench),
+    /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
+    ///
+    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
+    /// no GPU.
+    Selftest(Selftest),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
 }
@@ -81,6 +86,15 @@ pub struct Explain {
     /// Architecture that CUDA C++ is compiled for
     #[arg(long, value_name = "NN", default_value_t = 80)]
     pub sm: u32,
+    /// Say instead which plan computes a problem, and why: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16
+    #[arg(long, conflicts_with = "file")]
+    pub problem: Option<String>,
+    /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, value_name = "NAME", requires = "problem")]
+    pub device: Option<String>,
+    /// A plan to use for --problem instead of the chosen one, as JSON: is it possible?
+    #[arg(long, value_name = "JSON", requires = "problem")]
+    pub plan: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -138,4 +152,29 @@ pub struct Doctor {
     /// Print one JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Selftest {
+    /// Less of everything: seconds instead of minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Which GPU, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: i32,
+    /// Leave compute-sanitizer out
+    #[arg(long)]
+    pub no_sanitizer: bool,
+    /// Append a row to FILE; refused unless the commit is known
+    #[arg(long, value_name = "FILE")]
+    pub evidence: Option<PathBuf>,
+    /// Test the emulator in place of a GPU: tests the self-test
+    #[arg(long)]
+    pub emulator: bool,
+    /// The short list that the sanitizer runs this program with
+    #[arg(long, hide = true)]
+    pub under_sanitizer: bool,
 }

@@ -89,6 +89,9 @@ pub enum CliError {
     Unclean,
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Driver(#[from] driver::DriverError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Launch(#[from] lab::launchfile::LaunchError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]

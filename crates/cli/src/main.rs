@@ -3,11 +3,13 @@
 mod args;
 mod bench;
 mod check;
+mod choice;
 mod climb;
 mod doctor;
 mod error;
 mod explain;
 mod run;
+mod selftest;
 mod source;
 mod table;
 
@@ -19,7 +21,7 @@ use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
 
-/// What `check` exits with; the other commands use the first and the last.
+/// What `check` and `selftest` exit with; the other commands use the first and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Proven = 0,
@@ -62,6 +64,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Selftest(args) => selftest::selftest(args),
     }
 }
 
@@ -72,6 +75,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Run(_) | Command::Bench(_) => false,
+        Command::Selftest(args) => args.json,
     }
 }
 

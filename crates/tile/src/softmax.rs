@@ -19,14 +19,14 @@ pub enum Rescale {
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
 pub struct OnlineSoftmax {
-    half: Half,
-    rescale: Rescale,
+    pub(crate) half: Half,
+    pub(crate) when: Rescale,
     /// `scale · log2 e`.
-    factor: F32,
+    pub(crate) factor: F32,
     /// What exponents are taken against, scaled, a row each; −∞ while nothing was seen.
-    reference: Vec<F32>,
+    pub(crate) reference: Vec<F32>,
     /// The lane's own part of each row's sum; the quad's parts are added at the end.
-    sum: Vec<F32>,
+    pub(crate) sum: Vec<F32>,
 }
 
 /// What remains of the softmax at the end, a row each.
@@ -42,21 +42,24 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let reference = (0..lane_rows).map(|_| k.mov(f32::NEG_INFINITY)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
-        OnlineSoftmax { half, rescale, factor, reference, sum }
+        OnlineSoftmax { half, when: rescale, factor, reference, sum }
     }
 
-    /// Turns the scores of a block into probabilities, rounded to the input's type, and makes `o` and the running sums
-    /// refer to the same maximum.
-    pub fn update(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) -> ProbTile {
+    /// Makes the references follow the scores of a block, and `o` and the running sums with them.
+    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) {
         let maxima: Vec<F32> = (0..s.lane_rows()).map(|i| self.scaled_maximum(k, s, i)).collect();
-        match self.rescale {
-            Rescale::Always => self.follow(k, &maxima, o, block),
+        match self.when {
+            Rescale::Always => self.rescale(k, &maxima, o, block),
             Rescale::Beyond(threshold) => {
                 let exceeds = self.exceeds(k, &maxima, f32::from(threshold));
                 let any = k.vote_any(exceeds);
-                k.if_(any, |k| self.follow(k, &maxima, o, block));
+                k.if_(any, |k| self.rescale(k, &maxima, o, block));
             }
         }
+    }
+
+    /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the running sums.
+    pub fn probabilities(&self, k: &mut Builder, s: &AccTile, block: &Block) -> ProbTile {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i, block);
         }
@@ -81,7 +84,7 @@ impl OnlineSoftmax {
     }
 
     /// Moves the references to the new maxima and rescales what was accumulated.
-    fn follow(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
+    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
         for (i, &maximum) in maxima.iter().enumerate() {
             let reference = self.reference[i];
             let next = k.max(reference, maximum);
@@ -129,9 +132,11 @@ impl OnlineSoftmax {
 /// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
 /// seen, −∞ can only come from the inputs, and NaN is the right answer.
 fn finite(k: &mut Builder, reference: F32, block: &Block) -> F32 {
-    if block.coverage == Coverage::Full {
-        return reference;
-    }
+    if block.coverage == Coverage::Full { reference } else { shift_against(k, reference) }
+}
+
+/// The reference, or 0 for −∞.
+pub(crate) fn shift_against(k: &mut Builder, reference: F32) -> F32 {
     let nothing = k.setp_f(CmpOp::Eq, reference, f32::NEG_INFINITY);
     k.selp(0.0f32, reference, nothing)
 }
