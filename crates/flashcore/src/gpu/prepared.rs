@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Plan, emit};
+use kernels::{Arch, Plan, emit, select};
 use problem::Problem;
 use ptx::{Arg, Launch};
 
@@ -33,6 +33,8 @@ pub struct Fallback {
 pub struct Prepared {
     context: Arc<Context>,
     arch: Arch,
+    /// Why the first plan that was tried was the first.
+    why: Vec<String>,
     /// The problem, with one row where it has none: what was compiled.
     problem: Problem,
     /// Whether there is nothing to compute.
@@ -66,7 +68,9 @@ impl Prepared {
     ) -> Result<Prepared, AttentionError> {
         let (problem, empty) = stand_in(problem);
         let mut fallbacks = Vec::new();
-        let mut all = candidates(&problem, lse, arch, plan)?.into_iter().peekable();
+        let device = select::Device { name: &context.info().name, arch: *arch };
+        let (all, why) = candidates(&problem, lse, &device, plan)?;
+        let mut all = all.into_iter().peekable();
         while let Some(Candidate { plan, source }) = all.next() {
             let last = all.peek().is_none();
             let spills = (!last).then_some(SPILLS);
@@ -75,6 +79,7 @@ impl Prepared {
                     return Ok(Prepared {
                         context: context.clone(),
                         arch: *arch,
+                        why,
                         problem,
                         empty,
                         lse,
@@ -105,6 +110,11 @@ impl Prepared {
     /// Where the plan came from.
     pub fn choice(&self) -> PlanSource {
         self.source
+    }
+
+    /// Why the first plan that was tried was the first: what was looked at, in order, in words.
+    pub fn why(&self) -> &[String] {
+        &self.why
     }
 
     /// Plans that were tried before and not taken, with the reasons.
