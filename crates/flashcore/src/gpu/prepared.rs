@@ -13,6 +13,8 @@ use crate::AttentionError;
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
 /// measured; more than these are in the loop.
 const SPILLS: u32 = 64;
+/// The same of a plan that was measured: what it spilled then is in its time, and only another compiler makes it more.
+const MEASURED_SPILLS: u32 = 256;
 /// What `cp.async` of 16 bytes asks of every address (PTX ISA, "cp.async").
 const ALIGNED: u64 = 16;
 const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
@@ -73,7 +75,7 @@ impl Prepared {
         let mut all = all.into_iter().peekable();
         while let Some(Candidate { plan, source }) = all.next() {
             let last = all.peek().is_none();
-            let spills = (!last).then_some(SPILLS);
+            let spills = if last { None } else { Some(spills(source)) };
             match Loaded::new(context, arch, &problem, lse, plan.clone(), spills) {
                 Ok(main) => {
                     return Ok(Prepared {
@@ -237,6 +239,14 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
         Plan::Ladder { .. } => expect,
+    }
+}
+
+/// Spills per thread that a plan may have while another one waits.
+fn spills(source: PlanSource) -> u32 {
+    match source {
+        PlanSource::Tuned => MEASURED_SPILLS,
+        PlanSource::Given | PlanSource::Predicted | PlanSource::Default | PlanSource::Safe => SPILLS,
     }
 }
 
