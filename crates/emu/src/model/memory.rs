@@ -203,12 +203,17 @@ impl<'a> MemorySystem<'a> {
         // One tag look-up and 128 bytes a clock.
         let passes = lines.max(sectors.div_ceil(4)).max(self.addressing());
         let start = self.occupy(at, Hold { passes, port: PORT }, 1);
-        let latency = &self.gpu.latency;
-        let tags = (lines - 1) * u64::from(latency.shared_pass) * TICK;
+        let tags = (lines - 1) * u64::from(self.gpu.latency.shared_pass) * TICK;
         let missing = self.misses(f, direction, how);
         if missing.l2 == 0 {
-            return Answer { done: start + u64::from(latency.l1) * TICK + tags, cause: Cause::L1 };
+            return Answer { done: start + u64::from(self.gpu.latency.l1) * TICK + tags, cause: Cause::L1 };
         }
+        self.beyond(start, tags, missing)
+    }
+
+    /// What L2 and DRAM answer to a request that leaves the SM at `start`.
+    fn beyond(&mut self, start: u64, tags: u64, missing: Missing) -> Answer {
+        let latency = &self.gpu.latency;
         self.l2_traffic += missing.l2;
         let through = self.l2.serve(start, missing.l2 * SECTOR);
         let mut done = through.max(start + tags) + u64::from(latency.l2) * TICK;
@@ -224,10 +229,13 @@ impl<'a> MemorySystem<'a> {
         Answer { done, cause }
     }
 
-    /// The global read and the shared write of `cp.async`.
+    /// The global read and the shared write of `cp.async`. What passes L1 takes nothing of its banks on the way out; what comes
+    /// back is written to shared memory, a pass a clock.
     pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
-        let read = self.cached(at, source, Direction::Load, Cached::L2);
-        self.occupy(at, Hold { passes: passes.max(1), port: 0 }, 0);
+        let passes = passes.max(self.addressing());
+        let start = self.occupy(at, Hold { passes, port: PORT }, 1);
+        let missing = self.misses(source, Direction::Load, Cached::L2);
+        let read = self.beyond(start, 0, missing);
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }
     }
 
