@@ -3,6 +3,10 @@
 use cpu::{CpuError, CpuPlan, Element, Reference};
 use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
+use rayon::prelude::*;
+
+/// Elements that are worth a thread.
+const SHARE: usize = 1 << 16;
 
 /// Elements of one tensor, in its dtype.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +32,7 @@ impl Values {
     /// `values` rounded to `dtype`.
     pub fn round(dtype: DType, values: &[f32]) -> Values {
         fn to<T: Element>(values: &[f32]) -> Vec<T> {
-            values.iter().map(|&x| T::from_f32(x)).collect()
+            values.par_iter().with_min_len(SHARE).map(|&x| T::from_f32(x)).collect()
         }
         match dtype {
             DType::F16 => Values::F16(to(values)),
@@ -48,22 +52,28 @@ impl Values {
 
     /// The elements that little-endian `bytes` hold; a rest shorter than an element is left out.
     pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
-        let halves = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let halves = bytes.par_chunks_exact(2).with_min_len(SHARE).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let words = bytes.par_chunks_exact(4).with_min_len(SHARE);
         match dtype {
-            DType::F16 => Values::F16(halves().map(f16::from_bits).collect()),
-            DType::Bf16 => Values::Bf16(halves().map(bf16::from_bits).collect()),
-            DType::F32 => Values::F32(
-                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            ),
+            DType::F16 => Values::F16(halves.map(f16::from_bits).collect()),
+            DType::Bf16 => Values::Bf16(halves.map(bf16::from_bits).collect()),
+            DType::F32 => Values::F32(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
         }
     }
 
     /// Little-endian bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
+        fn of<T: Copy + Sync, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+            let mut all = vec![0; N * values.len()];
+            all.par_chunks_mut(N * SHARE).zip(values.par_chunks(SHARE)).for_each(|(all, values)| {
+                all.chunks_exact_mut(N).zip(values).for_each(|(b, &x)| b.copy_from_slice(&bytes(x)));
+            });
+            all
+        }
         match self {
-            Values::F16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-            Values::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-            Values::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::F16(x) => of(x, f16::to_le_bytes),
+            Values::Bf16(x) => of(x, bf16::to_le_bytes),
+            Values::F32(x) => of(x, f32::to_le_bytes),
         }
     }
 
@@ -84,6 +94,40 @@ impl Values {
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The elements of a range; as many of them as there are.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Values {
+        let range = range.start.min(self.len())..range.end.min(self.len());
+        match self {
+            Values::F16(x) => Values::F16(x[range].to_vec()),
+            Values::Bf16(x) => Values::Bf16(x[range].to_vec()),
+            Values::F32(x) => Values::F32(x[range].to_vec()),
+        }
+    }
+
+    /// Takes over another's elements, in the memory that is there if its size and type fit.
+    pub fn copy_from(&mut self, other: &Values) {
+        match (&mut *self, other) {
+            (Values::F16(x), Values::F16(y)) => x.clone_from(y),
+            (Values::Bf16(x), Values::Bf16(y)) => x.clone_from(y),
+            (Values::F32(x), Values::F32(y)) => x.clone_from(y),
+            (x, y) => *x = y.clone(),
+        }
+    }
+
+    /// Makes every element NaN.
+    pub fn fill_nan(&mut self) {
+        match self {
+            Values::F16(x) => x.fill(f16::NAN),
+            Values::Bf16(x) => x.fill(bf16::NAN),
+            Values::F32(x) => x.fill(f32::NAN),
+        }
+    }
+
+    /// Number of elements that are NaN.
+    pub fn count_nan(&self) -> usize {
+        each!(self, x => x.par_iter().with_min_len(SHARE).filter(|x| x.is_nan()).count())
     }
 
     /// The element at `index`, exactly.
