@@ -28,6 +28,32 @@ macro_rules! each {
     };
 }
 
+/// The same, where `$body` makes another vector of the same type.
+macro_rules! each_as {
+    ($values:expr, $x:ident => $body:expr) => {
+        match $values {
+            Values::F16($x) => Values::F16($body),
+            Values::Bf16($x) => Values::Bf16($body),
+            Values::F32($x) => Values::F32($body),
+        }
+    };
+}
+
+/// Where each row starts, in the order batch, head, row; `None` when they lie in this order without gaps, or do not all lie
+/// within so many elements.
+fn moves(problem: &Problem, tensor: Tensor, elements: usize) -> Option<Vec<usize>> {
+    let ([batches, heads, rows, dim], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let (span, origin) = problem.span(tensor)?;
+    let starts: Vec<usize> = (0..batches * heads * rows)
+        .map(|i| {
+            let (batch, head, row) = (i / (heads * rows), i / rows % heads, i % rows);
+            (origin as i64 + strides.offset(batch, head, row)) as usize
+        })
+        .collect();
+    let in_order = starts.iter().enumerate().all(|(i, &start)| start == i * dim);
+    (!in_order && span <= elements).then_some(starts)
+}
+
 impl Values {
     /// `values` rounded to `dtype`.
     pub fn round(dtype: DType, values: &[f32]) -> Values {
@@ -104,6 +130,27 @@ impl Values {
             Values::Bf16(x) => Values::Bf16(x[range].to_vec()),
             Values::F32(x) => Values::F32(x[range].to_vec()),
         }
+    }
+
+    /// The elements of a tensor that lies as `problem` says, in the order `[batch, head, row, dim]`.
+    pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
+        let Some(moves) = moves(problem, tensor, self.len()) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => moves.iter().flat_map(|&start| x[start..start + dim].iter().copied()).collect())
+    }
+
+    /// The inverse: elements in the order `[batch, head, row, dim]` laid out as `problem` says, 0 between the rows.
+    pub fn scatter(self, problem: &Problem, tensor: Tensor) -> Values {
+        let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+        let Some(moves) = moves(problem, tensor, elements) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => {
+            let mut laid = vec![Default::default(); elements];
+            for (&start, row) in moves.iter().zip(x.chunks_exact(dim)) {
+                laid[start..start + dim].copy_from_slice(row);
+            }
+            laid
+        })
     }
 
     /// Takes over another's elements, in the memory that is there if its size and type fit.
@@ -223,6 +270,18 @@ impl Inputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_laid_out_and_gathered() {
+        let dense = Problem::new(2, 3, 4, 2, DType::F32);
+        let other = dense.clone().with_layout(problem::Layout::Bshd);
+        let values = Values::round(DType::F32, &(0..48).map(|i| i as f32).collect::<Vec<_>>());
+        assert_eq!(values.clone().scatter(&dense, Tensor::Q), values);
+        let laid = values.clone().scatter(&other, Tensor::Q);
+        // Batch 1, row 2, head 1 of [batch, row, head, dim] is batch 1, head 1, row 2.
+        assert_eq!(laid.get(24 + 2 * 6 + 2), values.get(24 + 8 + 4));
+        assert_eq!(laid.gather(&other, Tensor::Q), values);
+    }
 
     #[test]
     fn bytes_and_values_are_inverse() {

@@ -54,9 +54,12 @@ pub fn race(
     seconds: f64,
 ) -> Result<Race, BenchError> {
     let deck = Deck::draw(problem, 1)?;
-    let entrant = |name: &str, origin| Entrant { name: name.to_owned(), origin, calls: 1 };
-    let mut entrants = vec![entrant("flashcore", Origin::Ours)];
-    entrants.extend(peer.iter().map(|t| entrant(&format!("torch {} SDPA", t.version), Origin::Peer)));
+    let mut entrants = vec![Entrant::ours(None, 1)];
+    entrants.extend(peer.iter().map(|torch| Entrant {
+        name: format!("torch {} SDPA", torch.version),
+        origin: Origin::Peer,
+        calls: 1,
+    }));
     let elements = deck.problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
     let nothing = || Values::zeros(problem.dtype, 0);
     let mut stage = CpuStage {

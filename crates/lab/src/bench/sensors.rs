@@ -1,5 +1,9 @@
 //! Clock, power, temperature and throttle state, read beside each sample.
 
+use std::sync::OnceLock;
+
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 /// What the device said; `None` for what it does not tell.
@@ -44,6 +48,36 @@ impl Reading {
     }
 }
 
+/// A GPU's sensors, through NVML, which is loaded at run time.
+pub struct Sensors(Result<Device<'static>, String>);
+
+impl Sensors {
+    /// Of the device with this UUID (`GPU-…`, as the driver tells it too). Without NVML there are sensors that read nothing.
+    pub fn of(uuid: &str) -> Sensors {
+        static NVML: OnceLock<Result<Nvml, String>> = OnceLock::new();
+        let nvml = NVML.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
+        let device = nvml.as_ref().map_err(Clone::clone);
+        Sensors(device.and_then(|nvml| nvml.device_by_uuid(uuid).map_err(|error| error.to_string())))
+    }
+
+    /// Why nothing is read.
+    pub fn missing(&self) -> Option<&str> {
+        self.0.as_ref().err().map(String::as_str)
+    }
+
+    /// What the device says now.
+    pub fn read(&self) -> Reading {
+        let Ok(device) = &self.0 else { return Reading::default() };
+        Reading {
+            clock_mhz: device.clock_info(Clock::SM).ok(),
+            memory_mhz: device.clock_info(Clock::Memory).ok(),
+            watts: device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1000.0),
+            celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+            throttle: device.current_throttle_reasons().ok().map(|reasons| reasons.bits()),
+        }
+    }
+}
+
 /// The reasons in words.
 pub fn reasons(bits: u64) -> Vec<&'static str> {
     REASONS.iter().filter(|(bit, _)| bits & bit != 0).map(|&(_, name)| name).collect()
@@ -52,6 +86,13 @@ pub fn reasons(bits: u64) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_nvml_nothing_is_read_and_that_is_said() {
+        let sensors = Sensors::of("GPU-00000000-0000-0000-0000-000000000000");
+        assert!(sensors.missing().is_some_and(|why| !why.is_empty()));
+        assert_eq!(sensors.read(), Reading::default());
+    }
 
     #[test]
     fn idling_is_no_throttling() {

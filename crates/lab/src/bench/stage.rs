@@ -55,6 +55,33 @@ pub struct Entrant {
     pub calls: u32,
 }
 
+/// The name that rows give to our kernels.
+pub const OURS: &str = "flashcore";
+
+/// A library that calls itself one of our kernels.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("name = \"{0}\" is that of our own kernels, which come as PTX; accepted for a peer: any other name")]
+pub struct NotOurs(pub String);
+
+impl Entrant {
+    /// A kernel of ours. `variant` tells several plans apart.
+    pub fn ours(variant: Option<&str>, calls: u32) -> Entrant {
+        let name = variant.map_or(OURS.to_owned(), |variant| format!("{OURS} {variant}"));
+        Entrant { name, origin: Origin::Ours, calls }
+    }
+
+    /// Somebody else's library.
+    ///
+    /// # Errors
+    /// [`NotOurs`] for a name that rows keep for our own kernels.
+    pub fn peer(name: &str, calls: u32) -> Result<Entrant, NotOurs> {
+        if name.to_lowercase().starts_with(OURS) {
+            return Err(NotOurs(name.to_owned()));
+        }
+        Ok(Entrant { name: name.to_owned(), origin: Origin::Peer, calls })
+    }
+}
+
 /// One timed piece of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
