@@ -20,7 +20,7 @@ pub enum Command {
     ///
     /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
     Check(Check),
-    /// Say why a kernel is slow: root causes, predicted time and what each line costs
+    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
     /// Compute attention on tensors in files, on this machine's fastest device
     Run(Run),
@@ -81,6 +81,15 @@ pub struct Explain {
     /// Architecture that CUDA C++ is compiled for
     #[arg(long, value_name = "NN", default_value_t = 80)]
     pub sm: u32,
+    /// Say instead which plan computes a problem, and why: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16
+    #[arg(long, conflicts_with = "file")]
+    pub problem: Option<String>,
+    /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, value_name = "NAME", requires = "problem")]
+    pub device: Option<String>,
+    /// A plan to use for --problem instead of the chosen one, as JSON: is it possible?
+    #[arg(long, value_name = "JSON", requires = "problem")]
+    pub plan: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod check;
+mod choice;
 mod climb;
 mod doctor;
 mod error;

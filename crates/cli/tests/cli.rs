@@ -328,3 +328,35 @@ fn doctor_and_help_speak() {
             && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
     );
 }
+
+#[test]
+fn explain_says_which_plan_a_problem_gets() {
+    let folder = Folder::new("choice");
+    let ask = |more: &[&str]| {
+        let args = ["explain", "--problem", "1,8,512,64,f16", "--device", "h200", "--json"];
+        folder.run(&[&args[..], more].concat())
+    };
+    let output = ask(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let chosen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(chosen["plan"]["family"], "mma");
+    assert!(!chosen["why"].as_array().unwrap().is_empty());
+    // The printed plan can be given back; a wrong gene is named.
+    let mut plan = chosen["plan"].clone();
+    let output = ask(&["--plan", &plan.to_string()]);
+    let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&given["source"], &given["plan"]), (&"given".into(), &plan));
+    plan["block_n"] = 17.into();
+    for (args, message) in [
+        (&["--plan", &plan.to_string()][..], "block_n = 17"),
+        (&["--plan", "{}"], "--plan"),
+        (&["--device", "gtx480"], "cannot be used multiple times"),
+    ] {
+        let output = ask(args);
+        assert_eq!(output.status.code(), Some(3));
+        assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));
+    }
+    let output = folder.run(&["explain", "--problem", "1,8,512,64,f16", "--device", "gtx480"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("H200, H100"), "{}", text(&output.stderr));
+}
