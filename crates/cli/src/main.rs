@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod choice;
 mod climb;
+mod device;
 mod doctor;
 mod error;
 mod explain;
