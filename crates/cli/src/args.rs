@@ -26,12 +26,17 @@ pub enum Command {
     Run(Run),
     /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
+    /// Fill the tables in documents from the rows in evidence/
+    Tables(Tables),
     /// Show what this machine has and what that enables
     Doctor,
 }
 
 #[derive(Debug, Args)]
 pub struct Climb {
+    /// Where the rungs are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
+    #[arg(long, default_value = "auto")]
+    pub device: String,
     /// Where the page goes
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
@@ -158,4 +163,17 @@ pub struct Bench {
     /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
     #[arg(long, value_name = "N")]
     pub control: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct Tables {
+    /// The documents
+    #[arg(required = true, value_name = "FILE.md")]
+    pub documents: Vec<PathBuf>,
+    /// The folder that documents and rows are named from
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub root: PathBuf,
+    /// Change nothing; fail where a table is not what its rows give
+    #[arg(long)]
+    pub check: bool,
 }

@@ -63,8 +63,20 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Tables(args) => tables(args),
         Command::Doctor => doctor::doctor(),
     }
+}
+
+fn tables(args: &args::Tables) -> Result<Status, CliError> {
+    if args.check {
+        lab::tables::check(&args.root, &args.documents)?;
+        return Ok(Status::Proven);
+    }
+    for path in lab::tables::update(&args.root, &args.documents)? {
+        eprintln!("flashcore: {} is new", path.display());
+    }
+    Ok(Status::Proven)
 }
 
 fn wants_json(command: &Command) -> bool {
@@ -72,7 +84,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Climb(args) => args.json,
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Doctor => false,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Doctor => false,
     }
 }
 

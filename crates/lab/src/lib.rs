@@ -16,5 +16,6 @@ pub mod provenance;
 pub mod report;
 pub mod store;
 pub mod study;
+pub mod tables;
 pub mod tools;
 pub mod values;

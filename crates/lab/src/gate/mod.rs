@@ -16,4 +16,4 @@ mod quantised;
 pub mod torture;
 
 pub use proof::{HazardRow, Proof, Verdict};
-pub use prove::{GateError, Settings, contents, prove, prove_family};
+pub use prove::{GateError, Settings, contents, judge_contents, prove, prove_family};

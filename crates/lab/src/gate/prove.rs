@@ -143,6 +143,26 @@ pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
     allocate(bound, drawn.as_ref(), codes.as_ref(), seed).iter().map(Buffer::to_bytes).collect()
 }
 
+/// Judges an output that a machine made of what [`contents`] gave for the same seed: `buffers` are what the kernel's buffers
+/// hold after the launch. `None` when the kernel has no problem, or no output of it.
+///
+/// # Errors
+/// When the oracle refuses the problem.
+pub fn judge_contents(
+    bound: &Bound,
+    seed: u64,
+    buffers: &[Vec<u8>],
+) -> Result<Option<super::judge::ErrorFigures>, GateError> {
+    let Some(problem) = &bound.problem else { return Ok(None) };
+    let drawn = draw(problem, Style::Normal, seed);
+    let codes = bound.roles.contains(&Role::Scales).then(|| encode(problem, &drawn));
+    let mut proof = Proof::empty();
+    let buffers: Vec<Buffer> = buffers.iter().map(|bytes| Buffer::from_bytes(bytes)).collect();
+    let judged = codes.as_ref().map_or(&drawn, |c| &c.decoded);
+    check_outputs(bound, problem, judged, Style::Normal, &buffers, &mut proof)?;
+    Ok(proof.error)
+}
+
 fn run_once(
     bound: &Bound,
     style: Style,
