@@ -7,8 +7,9 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model.
-const PROGRAMS: [&str; 3] = ["tensor_cores", "rungs", "probes"];
+/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model, and the
+/// host's side.
+const PROGRAMS: [&str; 4] = ["tensor_cores", "rungs", "probes", "host"];
 
 /// The command itself, which races plans and climbs.
 const COMMAND: &str = "flashcore";

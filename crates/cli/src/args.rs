@@ -29,7 +29,7 @@ pub enum Command {
     /// Fill the tables in documents from the rows in evidence/
     Tables(Tables),
     /// Show what this machine has and what that enables
-    Doctor,
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
@@ -176,4 +176,11 @@ pub struct Tables {
     /// Change nothing; fail where a table is not what its rows give
     #[arg(long)]
     pub check: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
 }

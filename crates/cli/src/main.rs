@@ -64,7 +64,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tables(args) => tables(args),
-        Command::Doctor => doctor::doctor(),
+        Command::Doctor(args) => doctor::doctor(args),
     }
 }
 
@@ -84,7 +84,8 @@ fn wants_json(command: &Command) -> bool {
         Command::Climb(args) => args.json,
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Doctor => false,
+        Command::Doctor(args) => args.json,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
     }
 }
 

@@ -334,6 +334,13 @@ fn doctor_and_help_speak() {
     let output = folder.run(&["doctor"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("native kernels"));
+    let output = folder.run(&["doctor", "--json"]);
+    let found: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let cubins = found.iter().find(|finding| finding["what"] == "cubins").unwrap();
+    assert!(cubins["details"]["writable"].is_boolean(), "{cubins}");
+    let gpu = found.iter().find(|finding| finding["what"] == "gpu").unwrap();
+    // Either what it is, or why there is none.
+    assert!(gpu["details"]["sm"].is_number() || gpu["details"]["reason"].is_string(), "{gpu}");
     let output = folder.run(&["check", "--help"]);
     assert!(
         output.status.success()

@@ -191,7 +191,8 @@ mod tests {
     #[test]
     fn refusals_name_the_field() {
         assert_eq!(validate(&spec()), Ok(()));
-        let cases: [(fn(&mut TensorMapSpec), &str); 9] = [
+        type Change = fn(&mut TensorMapSpec);
+        let cases: [(Change, &str); 9] = [
             (|s| s.extents.clear(), "rank = 0"),
             (|s| s.strides.push(16), "strides = 2"),
             (|s| s.box_extents.truncate(1), "box_extents = 1"),

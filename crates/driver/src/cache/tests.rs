@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use super::*;
+use super::{CacheStats, CubinCache, Key, file, folder_of};
 
 /// A folder of our own, removed when dropped.
 struct Folder(PathBuf);
@@ -64,9 +64,11 @@ fn a_key_tells_text_architecture_and_compiler_apart() {
     }
 }
 
+type Damage = fn(&mut Vec<u8>);
+
 #[test]
 fn a_damaged_file_is_refused_and_replaced() {
-    let damages: [(&str, fn(&mut Vec<u8>)); 8] = [
+    let damages: [(&str, Damage); 8] = [
         ("torn in the cubin", |b| b.truncate(1000)),
         ("torn in the header", |b| b.truncate(50)),
         ("nothing in it", Vec::clear),
