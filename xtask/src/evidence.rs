@@ -7,9 +7,8 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model, and the
-/// host's side.
-const PROGRAMS: [&str; 4] = ["tensor_cores", "rungs", "probes", "host"];
+/// Examples of `flashcore-lab`: what each measures stands at the head of its file.
+const PROGRAMS: [&str; 6] = ["tensor_cores", "rungs", "probes", "approx", "host", "tune"];
 
 /// The command itself, which races plans and climbs.
 const COMMAND: &str = "flashcore";

@@ -28,6 +28,11 @@ pub enum Command {
     Bench(Bench),
     /// Fill the tables in documents from the rows in evidence/
     Tables(Tables),
+    /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
+    ///
+    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
+    /// no GPU.
+    Selftest(Selftest),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
 }
@@ -183,4 +188,29 @@ pub struct Doctor {
     /// Print one JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Selftest {
+    /// Less of everything: seconds instead of minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Which GPU, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: i32,
+    /// Leave compute-sanitizer out
+    #[arg(long)]
+    pub no_sanitizer: bool,
+    /// Append a row to FILE; refused unless the commit is known
+    #[arg(long, value_name = "FILE")]
+    pub evidence: Option<PathBuf>,
+    /// Test the emulator in place of a GPU: tests the self-test
+    #[arg(long)]
+    pub emulator: bool,
+    /// The short list that the sanitizer runs this program with
+    #[arg(long, hide = true)]
+    pub under_sanitizer: bool,
 }

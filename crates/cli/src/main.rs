@@ -10,6 +10,7 @@ mod doctor;
 mod error;
 mod explain;
 mod run;
+mod selftest;
 mod source;
 mod table;
 
@@ -21,7 +22,7 @@ use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
 
-/// What `check` exits with; the other commands use the first and the last.
+/// What `check` and `selftest` exit with; the other commands use the first and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Proven = 0,
@@ -65,6 +66,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Bench(args) => bench::bench(args),
         Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Selftest(args) => selftest::selftest(args),
     }
 }
 
@@ -85,6 +87,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
+        Command::Selftest(args) => args.json,
         Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
     }
 }

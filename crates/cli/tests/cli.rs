@@ -379,3 +379,13 @@ fn explain_says_which_plan_a_problem_gets() {
     assert_eq!(output.status.code(), Some(3));
     assert!(text(&output.stderr).contains("H200, H100"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn selftest_without_a_gpu_says_so() {
+    let folder = Folder::new("selftest");
+    // No such device exists anywhere.
+    let output = folder.run(&["selftest", "--quick", "--device", "4096"]);
+    assert_eq!(output.status.code(), Some(3));
+    let message = text(&output.stderr);
+    assert!(message.contains("no CUDA driver") || message.contains("4096"), "{message}");
+}

@@ -14,6 +14,7 @@ pub mod panics;
 pub mod probes;
 pub mod provenance;
 pub mod report;
+pub mod selftest;
 pub mod store;
 pub mod study;
 pub mod tables;

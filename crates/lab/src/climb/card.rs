@@ -3,8 +3,9 @@
 use crate::bench::gpu::{Workbench, WorkbenchError};
 use crate::bench::schedule::palindrome;
 use crate::bench::{median, quantile};
+use crate::gate::inputs::Style;
 use crate::gate::judge::ErrorFigures;
-use crate::gate::{GateError, contents, judge_contents};
+use crate::gate::{Feed, GateError};
 use crate::launchfile::Bound;
 
 /// Something that runs kernels and takes their time: a GPU, or a stand-in for one in a test. It knows what was prepared by
@@ -75,8 +76,12 @@ pub fn measure<C: Card>(card: &mut C, kernels: &[&Bound]) -> Result<Vec<Measured
     let mut measured = vec![Measured::default(); kernels.len()];
     // Numbers on the card, of those that it took.
     let (mut numbers, mut taken) = (vec![None; kernels.len()], 0);
-    for (index, bound) in kernels.iter().enumerate() {
-        match card.prepare(bound, &contents(bound, SEED)) {
+    // Normal draws can be had of every kind of input.
+    let feeds: Vec<Option<Feed>> =
+        kernels.iter().map(|bound| Feed::draw(bound, Style::Normal, SEED)).collect();
+    for (index, (bound, feed)) in kernels.iter().zip(&feeds).enumerate() {
+        let buffers = feed.iter().flat_map(|feed| feed.buffers(bound));
+        match card.prepare(bound, &buffers.map(|buffer| buffer.to_bytes()).collect::<Vec<_>>()) {
             Ok(()) => {
                 numbers[index] = Some(taken);
                 taken += 1;
@@ -84,13 +89,14 @@ pub fn measure<C: Card>(card: &mut C, kernels: &[&Bound]) -> Result<Vec<Measured
             Err(error) => measured[index].failure = Some(error.to_string()),
         }
     }
-    for (index, bound) in kernels.iter().enumerate() {
-        let Some(number) = numbers[index] else { continue };
+    for (index, (bound, feed)) in kernels.iter().zip(&feeds).enumerate() {
+        let (Some(number), Some(feed)) = (numbers[index], feed) else { continue };
         let first = card.time(number, 1).and_then(|us| Ok((us, card.contents(number)?)));
         match first {
             Ok((us, after)) => {
                 measured[index].calls = (SAMPLE_US / us).clamp(1.0, MOST_CALLS) as u32;
-                measured[index].error = judge_contents(bound, SEED, &after)?;
+                let references = feed.references(bound)?;
+                measured[index].error = references.and_then(|r| feed.judge(bound, &r, &after));
             }
             Err(error) => measured[index].failure = Some(error.to_string()),
         }

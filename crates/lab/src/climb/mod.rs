@@ -10,11 +10,11 @@ use emu::model::{Gpu, machine};
 use emu::resources::Ptxas;
 use kernels::ladder::{Expected, Reason};
 use kernels::{Arch, KernelError, Plan};
-use problem::{DType, Problem, ProblemError};
+use problem::{DType, Problem};
 use serde_json::{Value, json};
 
 use crate::bench::{BenchError, Race, median, race_cpu};
-use crate::gate::{GateError, HazardRow, Settings, Verdict, prove};
+use crate::gate::{GateError, HazardRow, Settings, Verdict, bind, prove};
 use crate::launchfile::Bound;
 use crate::study::{Study, analyse};
 pub use card::{Card, Measured, measure, rank_correlation};
@@ -331,7 +331,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         scale: problem.scale,
         ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtype)
     };
-    let bound = |problem: &Problem| bound(plan, problem, arch);
+    let bound = |problem: &Problem| bind(plan, problem, arch);
     Ok(Rung {
         name: name.to_owned(),
         story: story.to_owned(),
@@ -345,15 +345,5 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         reason: None,
         quoted_us: None,
         forecast_us: None,
-    })
-}
-
-fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
-    let kernel = kernels::emit(problem, plan, arch)?;
-    // Every family names its buffers as `emit` promises.
-    Bound::of_kernel(kernel, problem).map_err(|_| {
-        let accepted = "q, k, v, out, lse, q_codes, k_codes, v_codes, scales";
-        ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
-            .into()
     })
 }
