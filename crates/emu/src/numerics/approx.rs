@@ -416,7 +416,7 @@ mod tests {
                             assert!(found.is_infinite());
                         } else if exact.abs() >= smallest {
                             assert!(
-                                within(bound, x, found, exact, 0.0),
+                                bound.admits(x, found, exact, 0.0),
                                 "{function:?} {format:?} {x:e} {found:e}"
                             );
                         } else {
