@@ -2,6 +2,7 @@
 
 mod evidence;
 mod fuzz;
+mod tables;
 mod test;
 mod tools;
 
@@ -25,6 +26,12 @@ enum Task {
     Evidence,
     /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
     Fuzz(fuzz::Fuzz),
+    /// Fill the tables of the documents, and the pictures beside them, from the rows in evidence/
+    Tables {
+        /// Change nothing; fail where a table is not what its rows give
+        #[arg(long)]
+        check: bool,
+    },
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -46,6 +53,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Task::Evidence => evidence::build(&root()),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
+        Task::Tables { check } => tables::make(&root(), check),
         Task::Test => test::all(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };

@@ -24,8 +24,10 @@ pub enum Command {
     Explain(Explain),
     /// Compute attention on tensors in files, on this machine's fastest device
     Run(Run),
-    /// Time the CPU kernels, interleaved with PyTorch's where python3 can import torch
+    /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
+    /// Fill the tables in documents from the rows in evidence/
+    Tables(Tables),
     /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
     ///
     /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
@@ -37,6 +39,9 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Climb {
+    /// Where the rungs are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
+    #[arg(long, default_value = "auto")]
+    pub device: String,
     /// Where the page goes
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
@@ -124,19 +129,25 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// Seconds for each problem
-    #[arg(long, default_value_t = 3.0)]
-    pub seconds: f64,
-    /// Threads; default: all cores
+    /// Where: cpu, cuda, cuda:N (the GPU's number), or auto: a GPU where there is one
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
-    pub threads: Option<usize>,
-    /// Append rows to FILE; refused outside a clean commit
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "evidence/cpu.jsonl")]
-    pub evidence: Option<PathBuf>,
+    pub seconds: Option<f64>,
+    /// A problem: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16; may be given several times
+    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
+    pub problem: Vec<String>,
+    /// Append rows to FILE; refused outside a clean commit; default evidence/DEVICE.jsonl
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub evidence: Option<Option<PathBuf>>,
     /// Print rows as JSON lines instead of a table
     #[arg(long)]
     pub json: bool,
-    /// One problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
+    /// CPU: threads; default: all cores
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<String>,
     /// Its element type: f32, f16 or bf16
@@ -145,6 +156,31 @@ pub struct Bench {
     /// Its mask: none or causal
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
+    /// GPU: a suite of problems: mission, small or ampere; may be given several times; default: mission
+    #[arg(long)]
+    pub suite: Vec<String>,
+    /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest
+    #[arg(long, value_name = "FILE.json")]
+    pub plan: Vec<PathBuf>,
+    /// GPU: warm, cold or both
+    #[arg(long, default_value = "both")]
+    pub mode: String,
+    /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
+    #[arg(long, value_name = "N")]
+    pub control: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct Tables {
+    /// The documents
+    #[arg(required = true, value_name = "FILE.md")]
+    pub documents: Vec<PathBuf>,
+    /// The folder that documents and rows are named from
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub root: PathBuf,
+    /// Change nothing; fail where a table is not what its rows give
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Debug, Args)]

@@ -96,7 +96,8 @@ fn device(name: &str) -> Result<Named, CliError> {
     Ok(Named { name, arch: Arch { multiprocessors, ..arch } })
 }
 
-fn parse(text: &str) -> Result<Problem, CliError> {
+/// A problem as `--problem` takes it.
+pub fn parse(text: &str) -> Result<Problem, CliError> {
     let refuse = || CliError::Argument {
         argument: "--problem",
         value: text.to_owned(),

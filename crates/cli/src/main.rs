@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod choice;
 mod climb;
+mod device;
 mod doctor;
 mod error;
 mod explain;
@@ -63,9 +64,21 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
     }
+}
+
+fn tables(args: &args::Tables) -> Result<Status, CliError> {
+    if args.check {
+        lab::tables::check(&args.root, &args.documents)?;
+        return Ok(Status::Proven);
+    }
+    for path in lab::tables::update(&args.root, &args.documents)? {
+        eprintln!("flashcore: {} is new", path.display());
+    }
+    Ok(Status::Proven)
 }
 
 fn wants_json(command: &Command) -> bool {
@@ -74,8 +87,8 @@ fn wants_json(command: &Command) -> bool {
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
-        Command::Run(_) | Command::Bench(_) => false,
         Command::Selftest(args) => args.json,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
     }
 }
 

@@ -123,7 +123,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     let heads = problem.replace("heads_q = 8", "heads_q = 8\nheads_kv = 3").replace("000000", "0");
     let heads = folder.write("heads.toml", &format!("{heads}{LAUNCH}"));
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
-    let cases: [(&[&str], &str); 26] = [
+    let cases: [(&[&str], &str); 32] = [
         (&["check", &illegal, "--launch", &launch], "rules of PTX are broken"),
         (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
         (&["check", &ptx, "--launch", &beyond], "launch.grid = [2147483648] is not possible"),
@@ -135,6 +135,18 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["climb", "--out", "none/report.html"], "cannot write none/report.html"),
         (&["climb", "--out", "folder.ptx"], "it is a folder; accepted: the name of a file"),
         (&["bench", "--seconds", "nan"], "--seconds = NaN is not possible"),
+        (&["bench", "--device", "tpu"], "--device = tpu is not possible; accepted: cpu, cuda, cuda:N, auto"),
+        (
+            &["bench", "--device", "cuda", "--suite", "all"],
+            "--suite = all is not possible; accepted: mission, small, ampere",
+        ),
+        (
+            &["bench", "--device", "cuda", "--mode", "hot"],
+            "--mode = hot is not possible; accepted: warm, cold, both",
+        ),
+        (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
+        (&["bench", "--device", "cuda", "--plan", &launch], "accepted: a plan as JSON"),
+        (&["bench", "--problem", "1,8,512"], "--problem = 1,8,512 is not possible"),
         (&["bench", "--threads", "0"], "--threads = 0 is not possible"),
         (&["bench", "--shape", "99999999999x1x16x16"], "--shape = 99999999999x1x16x16 is not possible"),
         (&["bench", "--shape", "1x1x1000000x64"], "--shape = 1x1x1000000x64 is not possible"),

@@ -18,5 +18,6 @@ pub mod report;
 pub mod selftest;
 pub mod store;
 pub mod study;
+pub mod tables;
 pub mod tools;
 pub mod values;

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use super::Proof;
 use super::inputs::{Style, draw, rows_of};
-use super::judge::judge;
+use super::judge::{ErrorFigures, judge};
 use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
@@ -95,6 +95,13 @@ impl Feed {
                 }
             })
             .collect()
+    }
+
+    /// How far an output is from the references, and whether it is right; `None` where the kernel has no output of a problem.
+    pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
+        let mut proof = Proof::empty();
+        self.check_outputs(bound, references, after, &mut proof);
+        proof.error
     }
 
     /// A kernel must leave its inputs as they are.
