@@ -254,16 +254,19 @@ impl Track<'_> {
             let named = (Some(name.to_owned()), plan.clone());
             self.contestant(problem, &named, &inputs, suites::calls(problem))
         };
-        let pair = [again("a")?, again("b")?];
         let mut passed = true;
         for &mode in modes {
             let mut counts = [0usize; 3];
+            let mut ratios = Vec::new();
             for seed in 0..races as u64 {
                 let seconds = self.args.seconds.unwrap_or(CONTROL_SECONDS);
                 let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
-                let race = race(&self.context, &deck, &pair, &rules)?;
-                let verdict = race.measurements[1].comparison.map(|c| c.verdict);
-                counts[verdict.map_or(0, |v| v as usize)] += usize::from(verdict.is_some());
+                // Anew each time: where a kernel and its tensors lie is part of the noise.
+                let race = race(&self.context, &deck, &[again("a")?, again("b")?], &rules)?;
+                if let Some(found) = race.measurements[1].comparison {
+                    counts[found.verdict as usize] += 1;
+                    ratios.push(found.ratio);
+                }
             }
             let undecided = counts[SpeedVerdict::Undecided as usize];
             passed &= undecided as f64 >= CONTROL_SHARE * races as f64;
@@ -278,6 +281,7 @@ impl Track<'_> {
             let mut row = json!({
                 "suite": "control", "impl": OURS, "problem": problem_json(problem), "mode": mode,
                 "races": races, "undecided": undecided, "faster": faster, "slower": slower,
+                "margin": mode.margin(), "ratios": ratios,
             });
             merge(&mut row, json!(self.provenance));
             self.keep(&row)?;

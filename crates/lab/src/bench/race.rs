@@ -414,7 +414,8 @@ impl<'a, S: Stage> Run<'a, S> {
         for who in 0..self.entrants.len() {
             let other = if who == 0 { twin } else { &logs[who] };
             let comparable = self.is_in(0) && self.is_in(who) && !other.is_empty();
-            self.measurements[who].comparison = comparable.then(|| compare(&logs[0], other, twin));
+            self.measurements[who].comparison =
+                comparable.then(|| compare(&logs[0], other, twin, self.rules.mode.margin()));
         }
         Race {
             problem: self.deck.problem.clone(),

@@ -23,6 +23,17 @@ impl Mode {
             Mode::Cold => "cold",
         }
     }
+
+    /// The least difference, as a part of the time, that is called one. The same kernel prepared twice lies at other addresses,
+    /// in other slices of L2 and other channels of memory, and keeps the advantage or disadvantage through a whole race, where
+    /// neither rounds nor the twin average it out. `bench --control` prepares anew for each race and shows how far apart
+    /// that comes out.
+    pub const fn margin(self) -> f64 {
+        match self {
+            Mode::Warm => 0.01,
+            Mode::Cold => 0.03,
+        }
+    }
 }
 
 /// How a contestant's work was packed, by us, before the race.

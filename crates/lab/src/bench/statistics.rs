@@ -72,12 +72,13 @@ impl Interval {
     }
 }
 
-/// Compares A with B. Each slice holds one mean log-time for each round, of A, of B, and of A's twin.
-pub fn compare(a: &[f64], b: &[f64], twin: &[f64]) -> Comparison {
+/// Compares A with B. Each slice holds one mean log-time for each round, of A, of B, and of A's twin; `margin` is the least
+/// difference that is called one ([`super::stage::Mode::margin`]).
+pub fn compare(a: &[f64], b: &[f64], twin: &[f64], margin: f64) -> Comparison {
     let differences = |x: &[f64]| -> Vec<f64> { x.iter().zip(a).map(|(x, a)| x - a).collect() };
     let found = interval(&differences(b));
     // The control's interval says how far from 1 the ratio of equals can come out.
-    let noise = interval(&differences(twin)).reach();
+    let noise = interval(&differences(twin)).reach().max(margin.ln_1p());
     let verdict = match () {
         () if found.low > noise => SpeedVerdict::Faster,
         () if found.high < -noise => SpeedVerdict::Slower,
@@ -166,7 +167,7 @@ mod tests {
             }
             (0..3).for_each(|lane| logs[lane].push(sums[lane]));
         }
-        compare(&logs[0], &logs[1], &logs[2])
+        compare(&logs[0], &logs[1], &logs[2], 0.0)
     }
 
     fn undecided_of_100(mut noise: impl FnMut(&mut SmallRng, usize) -> f64) -> usize {
@@ -202,6 +203,15 @@ mod tests {
     }
 
     #[test]
+    fn a_difference_within_the_margin_is_none() {
+        let [a, near, far] = [0.0, 0.008, 0.013].map(|log| vec![log; 12]);
+        assert_eq!(compare(&a, &near, &a, 0.0).verdict, SpeedVerdict::Faster);
+        assert_eq!(compare(&a, &near, &a, 0.01).verdict, SpeedVerdict::Undecided);
+        assert_eq!(compare(&a, &far, &a, 0.01).verdict, SpeedVerdict::Faster);
+        assert_eq!(compare(&far, &a, &far, 0.01).verdict, SpeedVerdict::Slower);
+    }
+
+    #[test]
     fn differences_are_found_through_noise() {
         let found =
             |factor: f64, verdict: SpeedVerdict, noise: &mut dyn FnMut(&mut SmallRng, usize) -> f64| {
@@ -224,8 +234,8 @@ mod tests {
         let found = race(7, 1.2, |rng: &mut SmallRng, _: usize| 1.0 + 0.01 * normal(rng));
         assert!(found.low < 1.2 && 1.2 < found.high && found.high - found.low < 0.05, "{found:?}");
         assert_eq!(found, race(7, 1.2, |rng: &mut SmallRng, _: usize| 1.0 + 0.01 * normal(rng)));
-        assert_eq!(compare(&[], &[], &[]).verdict, SpeedVerdict::Undecided);
-        assert_eq!(compare(&[0.0], &[1.0], &[0.0]).verdict, SpeedVerdict::Undecided);
+        assert_eq!(compare(&[], &[], &[], 0.0).verdict, SpeedVerdict::Undecided);
+        assert_eq!(compare(&[0.0], &[1.0], &[0.0], 0.0).verdict, SpeedVerdict::Undecided);
     }
 
     #[test]
