@@ -1,0 +1,167 @@
+"""Attention of PyTorch tensors: in place, on PyTorch's current stream, and as the operator ``flashcore::attention``.
+
+Eager calls on plain tensors go straight to Rust, which costs a few microseconds less than PyTorch's dispatcher. Under
+``torch.compile``, with fake tensors, tensor subclasses, dispatch modes and functorch transforms they go through the
+operator, which all of those understand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _flashcore
+from ._errors import ArgumentError, DTypeError, UnsupportedError
+
+_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
+    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise UnsupportedError(
+            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
+            "requires_grad",
+        )
+    if _is_compiling() or not _is_plain(q, k, v):
+        out, lse = torch.ops.flashcore.attention(q, k, v, heads, causal, scale, want_lse)
+        return out, lse if want_lse else None
+    return _now(q, k, v, heads, causal, scale, want_lse)
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    kinds = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    return kinds and not _modes() and _functorch() is None and not q.is_meta
+
+
+def _now(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    if q.is_cuda:
+        from . import _cuda
+
+        return _cuda.attend(q, k, v, heads, causal, scale, want_lse)
+    _check(q, k, v)
+    if q.device.type != "cpu":
+        raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
+    q, k, v = (_plain_rows(x) for x in (q, k, v))
+    out = output_like(q, v.shape[3], heads)
+    lse = lse_like(q, heads) if want_lse else None
+    if out.numel():
+        described = [_describe(x, heads) for x in (q, k, v, out)]
+        lse_address = None if lse is None else lse.data_ptr()
+        _flashcore.attention_cpu(*described, lse_address, _DTYPES[q.dtype], causal, scale)
+    return out, lse
+
+
+def output_like(q: Tensor, dim: int, heads: int) -> Tensor:
+    """Memory for the output: q's order of dimensions, dense."""
+    if q.shape[3] == dim:
+        return torch.empty_like(q)
+    if q.stride(1) >= q.stride(2):
+        return q.new_empty((*q.shape[:3], dim))
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim)).transpose(1, 2)
+
+
+def lse_like(q: Tensor, heads: int) -> Tensor:
+    """Memory for the log-sum-exp, ``[batch, heads, sequence]``, float32."""
+    return q.new_empty((q.shape[0], q.shape[heads], q.shape[3 - heads]), dtype=torch.float32)
+
+
+def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of ``shape``, with strides of 0 where it repeats."""
+    return tensor.expand(shape)
+
+
+def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view where there can be one, else a copy."""
+    return tensor.reshape(shape)
+
+
+def join(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of ``second`` below those of ``first``, ``(batch, heads, sequence, dim)``."""
+    return torch.cat((first, second), dim=2)
+
+
+def check_kinds(q: Any, k: Any, v: Any) -> None:
+    """Refuses a mixture of PyTorch tensors and others."""
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
+        name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
+        raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
+
+
+def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in the type that ``torch.autocast`` wants, as PyTorch's own function takes them."""
+    check_kinds(q, k, v)
+    kind = q.device.type
+    if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = (x.to(dtype) if x.dtype in _DTYPES else x for x in (q, k, v))
+    return q, k, v
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.layout is not torch.strided or x.is_nested:
+            layout = "nested" if x.is_nested else str(x.layout)
+            raise UnsupportedError(f"{name} has layout {layout}; accepted: torch.strided", f"layout {layout}")
+        if x.dtype not in _DTYPES:
+            raise DTypeError(f"{name} has dtype {x.dtype}; accepted: {', '.join(map(str, _DTYPES))}")
+        if x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+        if x.dtype != q.dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
+
+
+def _plain_rows(x: Tensor) -> Tensor:
+    """The tensor itself, or a copy of one that is to be read negated, or whose last dimension is strided."""
+    x = x.resolve_neg()
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
+    shape, strides, row = x.shape, x.stride(), 3 - heads
+    return (
+        x.data_ptr(),
+        (shape[0], shape[heads], shape[row], shape[3]),
+        (strides[0], strides[heads], strides[row], strides[3]),
+    )
+
+
+@torch.library.custom_op(
+    "flashcore::attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, int heads, bool causal, float? scale, bool want_lse) -> (Tensor, Tensor)",
+)
+def _operator(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor]:
+    out, lse = _now(q, k, v, heads, causal, scale, want_lse)
+    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
+@_operator.register_fake
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v)
+    q, v = _plain_rows(q), _plain_rows(v)
+    out = output_like(q, v.shape[3], heads)
+    return out, lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
+
+
+def _no_backward(ctx: Any, *grads: Any) -> Any:
+    raise UnsupportedError("flashcore::attention has no backward yet", "requires_grad")
+
+
+_operator.register_autograd(_no_backward)
