@@ -20,6 +20,17 @@ pub enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
+/// The same, to be written.
+#[derive(Debug)]
+pub enum ElementsMut<'a> {
+    /// IEEE binary32.
+    F32(&'a mut [f32]),
+    /// IEEE binary16.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+}
+
 /// An element type of Q, K, V and O: `f32`, [`half::f16`] or [`half::bf16`].
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The name a [`problem::Problem`] gives to this type.
@@ -36,6 +47,9 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
 
     /// The elements with their type as data.
     fn elements(from: &[Self]) -> Elements<'_>;
+
+    /// The same, to be written.
+    fn elements_mut(to: &mut [Self]) -> ElementsMut<'_>;
 }
 
 impl Element for f32 {
@@ -58,6 +72,10 @@ impl Element for f32 {
     fn elements(from: &[f32]) -> Elements<'_> {
         Elements::F32(from)
     }
+
+    fn elements_mut(to: &mut [f32]) -> ElementsMut<'_> {
+        ElementsMut::F32(to)
+    }
 }
 
 impl Element for f16 {
@@ -78,6 +96,10 @@ impl Element for f16 {
     fn elements(from: &[f16]) -> Elements<'_> {
         Elements::F16(from)
     }
+
+    fn elements_mut(to: &mut [f16]) -> ElementsMut<'_> {
+        ElementsMut::F16(to)
+    }
 }
 
 impl Element for bf16 {
@@ -97,6 +119,10 @@ impl Element for bf16 {
 
     fn elements(from: &[bf16]) -> Elements<'_> {
         Elements::Bf16(from)
+    }
+
+    fn elements_mut(to: &mut [bf16]) -> ElementsMut<'_> {
+        ElementsMut::Bf16(to)
     }
 }
 

@@ -20,7 +20,7 @@ mod simd;
 mod tile;
 mod view;
 
-pub use element::{Element, Elements};
+pub use element::{Element, Elements, ElementsMut};
 pub use error::CpuError;
 pub use forward::attention;
 pub use oracle::{Reference, oracle, reference_in_precision};

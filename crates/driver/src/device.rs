@@ -1,19 +1,21 @@
+//! What a device is.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use std::collections::HashMap;
-
-use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use ptx::Target;
 
 use crate::DriverError;
-use crate::module::Loaded;
+use crate::library::{check, ready};
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
+    /// 0 for the first device that the driver sees.
+    pub ordinal: i32,
     /// The marketing name.
     pub name: String,
+    /// As NVML and `nvidia-smi` write it: `GPU-` and 32 hexadecimal digits in five groups.
+    pub uuid: String,
     /// Compute capability: (9, 0) for sm_90.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
@@ -22,84 +24,139 @@ pub struct DeviceInfo {
     pub memory: usize,
     /// L2 cache in bytes.
     pub l2: usize,
+    /// Shared memory that one CTA may ask for, in bytes.
+    pub shared_per_cta: u32,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_per_sm: u32,
+    /// Threads resident on a multiprocessor.
+    pub threads_per_sm: u32,
+    /// Whether memory can be allocated in the order of a stream.
+    pub pools: bool,
     /// Version of CUDA that the driver supports: 13000 for 13.0.
     pub driver: i32,
+    /// Version of the driver itself (580.159.04), where the system tells it.
+    pub driver_build: Option<String>,
 }
 
-/// A GPU with its primary context current on this thread.
-pub struct Gpu {
-    pub(crate) info: DeviceInfo,
-    pub(crate) loaded: HashMap<String, Loaded>,
-    device: sys::CUdevice,
-}
-
-impl Gpu {
-    /// Opens a device; 0 is the first.
-    ///
-    /// # Errors
-    /// [`DriverError::NoDriver`] and [`DriverError::NoDevice`] where there is nothing to open.
-    pub fn open(ordinal: i32) -> Result<Gpu, DriverError> {
-        // SAFETY: only asks whether the library can be loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(DriverError::NoDriver);
-        }
-        result::init().map_err(DriverError::call("cuInit"))?;
-        let count = result::device::get_count().map_err(DriverError::call("cuDeviceGetCount"))?;
-        if !(0..count).contains(&ordinal) {
-            return Err(DriverError::NoDevice { ordinal, count });
-        }
-        let device = result::device::get(ordinal).map_err(DriverError::call("cuDeviceGet"))?;
-        let info = describe(device)?;
-        // SAFETY: `device` came from cuDeviceGet; the context is retained until `Drop` releases it.
-        unsafe {
-            let context =
-                result::primary_ctx::retain(device).map_err(DriverError::call("cuDevicePrimaryCtxRetain"))?;
-            result::ctx::set_current(context).map_err(DriverError::call("cuCtxSetCurrent"))?;
-        }
-        Ok(Gpu { info, loaded: HashMap::new(), device })
-    }
-
-    /// What the device is.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
+impl DeviceInfo {
+    /// Compute capability times ten.
+    pub fn sm(&self) -> u32 {
+        self.capability.0 * 10 + self.capability.1
     }
 
     /// The target that uses all of the device's features.
     pub fn target(&self) -> Target {
-        let (major, minor) = self.info.capability;
-        Target::sm(major * 10 + minor)
+        Target::sm(self.sm())
+    }
+
+    /// What compiles PTX here: the version of CUDA and, where the system tells it, of the driver.
+    pub fn compiler(&self) -> String {
+        format!("{} {}", self.driver, self.driver_build.as_deref().unwrap_or("-"))
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        self.loaded.clear();
-        // SAFETY: pairs with the retain in `open`. A failure here has no one left to tell.
-        let _ = unsafe { result::primary_ctx::release(self.device) };
-    }
+/// The devices that the driver sees. Makes no context, so it is cheap.
+///
+/// # Errors
+/// As [`Context::open`](crate::Context::open) for the driver.
+pub fn devices() -> Result<Vec<DeviceInfo>, DriverError> {
+    (0..count()?).map(|ordinal| describe(handle(ordinal)?, ordinal)).collect()
 }
 
-fn describe(device: sys::CUdevice) -> Result<DeviceInfo, DriverError> {
-    // SAFETY: `device` came from cuDeviceGet.
-    let attribute = |which| unsafe {
-        result::device::get_attribute(device, which).map_err(DriverError::call("cuDeviceGetAttribute"))
-    };
-    let mut driver = 0;
+fn count() -> Result<i32, DriverError> {
+    ready()?;
+    let mut count = 0;
     // SAFETY: the pointer is to a live i32.
-    unsafe { sys::cuDriverGetVersion(&mut driver) }
-        .result()
-        .map_err(DriverError::call("cuDriverGetVersion"))?;
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    Ok(count)
+}
+
+/// The driver's handle of a device.
+pub(crate) fn handle(ordinal: i32) -> Result<sys::CUdevice, DriverError> {
+    let count = count()?;
+    if !(0..count).contains(&ordinal) {
+        return Err(DriverError::NoDevice { ordinal, count });
+    }
+    let mut device = 0;
+    // SAFETY: the pointer is to a live handle.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
+    Ok(device)
+}
+
+pub(crate) fn describe(device: sys::CUdevice, ordinal: i32) -> Result<DeviceInfo, DriverError> {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: `device` came from cuDeviceGet; the pointer is to a live i32.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+        Ok(value as u32)
+    };
+    let mut memory = 0;
+    // SAFETY: as above, to a live usize.
+    check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
     Ok(DeviceInfo {
-        name: result::device::get_name(device).map_err(DriverError::call("cuDeviceGetName"))?,
+        ordinal,
+        name: name(device)?,
+        uuid: uuid(device)?,
         capability: (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-        // SAFETY: as above.
-        memory: unsafe { result::device::total_mem(device) }
-            .map_err(DriverError::call("cuDeviceTotalMem"))?,
+        sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory,
         l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
-        driver,
+        shared_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+        pools: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
+        driver: ready()?,
+        driver_build: driver_build(),
     })
+}
+
+fn name(device: sys::CUdevice) -> Result<String, DriverError> {
+    let mut bytes = [0u8; 256];
+    // SAFETY: the driver writes at most as many bytes as it is told there are, with a NUL at the end.
+    let result = unsafe { sys::cuDeviceGetName(bytes.as_mut_ptr().cast(), bytes.len() as i32, device) };
+    check("cuDeviceGetName", result)?;
+    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+    Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
+fn uuid(device: sys::CUdevice) -> Result<String, DriverError> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the pointer is to a live CUuuid.
+    check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) })?;
+    let mut text = "GPU".to_owned();
+    for (i, byte) in uuid.bytes.into_iter().enumerate() {
+        let dash = if matches!(i, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+        text += &format!("{dash}{:02x}", byte as u8);
+    }
+    Ok(text)
+}
+
+/// The kernel module's version on Linux, the same as that of the library beside it.
+fn driver_build() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    build_of(&text)
+}
+
+/// The first word of the first line that looks like a version: `580.159.04`.
+fn build_of(text: &str) -> Option<String> {
+    let looks =
+        |word: &&str| word.matches('.').count() >= 1 && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.lines().next()?.split_whitespace().find(looks).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drivers_version_is_found_in_the_systems_words() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12";
+        assert_eq!(build_of(closed).as_deref(), Some("535.104.05"));
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build";
+        assert_eq!(build_of(open).as_deref(), Some("580.159.04"));
+        assert_eq!(build_of("NVRM version: none"), None);
+    }
 }

@@ -1,50 +1,156 @@
+//! Device memory.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use cudarc::driver::{result, sys};
+use std::sync::Arc;
 
-use crate::DriverError;
+use cudarc::driver::sys;
+
+use crate::context::Relaxed;
+use crate::{Context, DriverError};
+
+/// A piece of device memory, as plain data: where it begins and how long it is. It lends nothing: who uses it after the
+/// memory was freed gets an error of the device or another tensor's bytes, as with any device pointer, but never touches
+/// memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceSlice {
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceSlice {
+    /// Nothing: for a tensor without elements.
+    pub const EMPTY: DeviceSlice = DeviceSlice { address: 0, bytes: 0 };
+
+    /// The caller's memory.
+    ///
+    /// # Safety
+    /// `address` must be device memory of `bytes` bytes of the context it is used with (not mapped or managed memory that
+    /// the host uses at the same time), and stay so until the work that it is given to is done.
+    pub const unsafe fn from_raw(address: u64, bytes: usize) -> DeviceSlice {
+        DeviceSlice { address, bytes }
+    }
+
+    pub(crate) const fn new(address: u64, bytes: usize) -> DeviceSlice {
+        DeviceSlice { address, bytes }
+    }
+
+    /// Where it begins.
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Its length.
+    pub const fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// `bytes` of it from `offset` on; `None` when it ends before.
+    pub fn part(self, offset: usize, bytes: usize) -> Option<DeviceSlice> {
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes).then(|| DeviceSlice { address: self.address + offset as u64, bytes })
+    }
+
+    pub(crate) fn fits(self, bytes: usize) -> Result<(), DriverError> {
+        if bytes <= self.bytes { Ok(()) } else { Err(DriverError::Copy { bytes, room: self.bytes }) }
+    }
+}
 
 /// Device memory, freed when dropped.
 #[derive(Debug)]
 pub struct Buffer {
-    pub(crate) address: sys::CUdeviceptr,
-    pub(crate) bytes: usize,
+    context: Arc<Context>,
+    slice: DeviceSlice,
 }
 
 impl Buffer {
-    pub(crate) fn allocate(bytes: usize) -> Result<Buffer, DriverError> {
-        // SAFETY: a plain allocation; zero bytes are refused by the driver, so at least one is asked for.
-        let address =
-            unsafe { result::malloc_sync(bytes.max(1)) }.map_err(DriverError::call("cuMemAlloc"))?;
-        Ok(Buffer { address, bytes })
+    /// `bytes` of uninitialised memory.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfMemory`].
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Buffer, DriverError> {
+        let _entered = context.enter()?;
+        let _relaxed = Relaxed::new()?;
+        let mut address = 0;
+        // The driver refuses to allocate nothing.
+        // SAFETY: the context is current; the pointer is to a live address.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
+        context.check("cuMemAlloc", result).map_err(|error| asked_for(error, "device memory", bytes))?;
+        Ok(Buffer { context: context.clone(), slice: DeviceSlice::new(address, bytes) })
     }
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.slice.bytes
     }
 
-    pub(crate) fn upload(&mut self, data: &[u8]) -> Result<(), DriverError> {
-        self.fits(data.len())?;
+    /// All of it.
+    pub fn slice(&self) -> DeviceSlice {
+        self.slice
+    }
+
+    /// Copies to its start, after what is on the default stream, and waits for it.
+    ///
+    /// # Errors
+    /// [`DriverError::Copy`] when `data` is longer.
+    pub fn upload(&mut self, data: &[u8]) -> Result<(), DriverError> {
+        self.slice.fits(data.len())?;
+        let _entered = self.context.enter()?;
         // SAFETY: the destination holds at least `data.len()` bytes, and the copy is synchronous.
-        unsafe { result::memcpy_htod_sync(self.address, data) }.map_err(DriverError::call("cuMemcpyHtoD"))
+        let result = unsafe { sys::cuMemcpyHtoD_v2(self.slice.address, data.as_ptr().cast(), data.len()) };
+        self.context.check("cuMemcpyHtoD", result)
     }
 
-    pub(crate) fn download(&self, data: &mut [u8]) -> Result<(), DriverError> {
-        self.fits(data.len())?;
+    /// Copies from its start, after what is on the default stream, and waits for it.
+    ///
+    /// # Errors
+    /// [`DriverError::Copy`] when `data` is longer.
+    pub fn download(&self, data: &mut [u8]) -> Result<(), DriverError> {
+        self.slice.fits(data.len())?;
+        let _entered = self.context.enter()?;
         // SAFETY: the source holds at least `data.len()` bytes, and the copy is synchronous.
-        unsafe { result::memcpy_dtoh_sync(data, self.address) }.map_err(DriverError::call("cuMemcpyDtoH"))
-    }
-
-    fn fits(&self, bytes: usize) -> Result<(), DriverError> {
-        if bytes <= self.bytes { Ok(()) } else { Err(DriverError::Copy { bytes, room: self.bytes }) }
+        let result =
+            unsafe { sys::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.slice.address, data.len()) };
+        self.context.check("cuMemcpyDtoH", result)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the address came from cuMemAlloc and is freed once. After a context is gone the call fails
-        // harmlessly.
-        let _ = unsafe { result::free_sync(self.address) };
+        let _entered = self.context.enter_to_drop();
+        let _relaxed = Relaxed::new();
+        // SAFETY: the address came from cuMemAlloc and is freed once. A failure here has no one left to tell.
+        let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };
+    }
+}
+
+/// Says in an error of memory how much was asked for.
+pub(crate) fn asked_for(error: DriverError, kind: &str, bytes: usize) -> DriverError {
+    match error {
+        DriverError::OutOfMemory { .. } => {
+            DriverError::OutOfMemory { what: format!("{bytes} bytes of {kind} were asked for") }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stay_inside() {
+        let slice = DeviceSlice::new(1000, 16);
+        assert_eq!(slice.part(4, 12), Some(DeviceSlice::new(1004, 12)));
+        assert_eq!(slice.part(16, 0), Some(DeviceSlice::new(1016, 0)));
+        for (offset, bytes) in [(4, 13), (17, 0), (usize::MAX, 2)] {
+            assert_eq!(slice.part(offset, bytes), None);
+        }
+        assert_eq!(slice.fits(17), Err(DriverError::Copy { bytes: 17, room: 16 }));
+    }
+
+    #[test]
+    fn an_error_of_memory_says_how_much() {
+        let error = asked_for(DriverError::OutOfMemory { what: "cuMemAlloc".to_owned() }, "pinned memory", 7);
+        assert_eq!(error.to_string(), "out of memory: 7 bytes of pinned memory were asked for");
     }
 }

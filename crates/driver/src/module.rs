@@ -1,98 +1,150 @@
+//! PTX to a loaded module, by way of the cache of cubins.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::sync::Arc;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUjit_option as Jit};
+use cudarc::driver::sys::{self, CUjit_option as Jit};
 
-use crate::DriverError;
+use crate::cache::Key;
+use crate::context::Relaxed;
+use crate::{Context, DriverError};
 
-/// What the driver's compiler made of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resources {
-    /// Registers per thread.
-    pub registers: u32,
-    /// Local memory per thread in bytes: spills and per-thread arrays.
-    pub local: u32,
-    /// Static shared memory per CTA in bytes.
-    pub shared: u32,
-}
-
-/// A module in the context, with the functions that were asked for.
+/// A module in a context, unloaded when dropped.
 #[derive(Debug)]
-pub(crate) struct Loaded {
-    module: sys::CUmodule,
-    functions: HashMap<String, sys::CUfunction>,
+pub(crate) struct Module {
+    context: Arc<Context>,
+    raw: sys::CUmodule,
 }
+
+// SAFETY: a handle; the driver's functions on it may be called from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
 
 const LOG_BYTES: usize = 16 * 1024;
 
-impl Loaded {
-    /// Compiles PTX text for the device.
-    pub(crate) fn compile(text: &str, target: &str) -> Result<Loaded, DriverError> {
-        let image = CString::new(text).map_err(|_| DriverError::Compile {
+impl Module {
+    /// Loads PTX text: its cubin from the cache where that has one, else what the driver's compiler makes of it.
+    pub(crate) fn load(context: &Arc<Context>, text: &str, target: &str) -> Result<Module, DriverError> {
+        let _entered = context.enter()?;
+        // A module may be loaded while some stream is captured; that does nothing to the stream.
+        let _relaxed = Relaxed::new()?;
+        let (cache, info) = (context.cache(), context.info());
+        let key = Key::new(text, info.sm(), &info.compiler());
+        if let Some(cubin) = cache.get(&key) {
+            match Module::of_image(context, &cubin, target) {
+                Err(DriverError::Compile { .. }) => cache.reject(&key),
+                other => return other,
+            }
+        }
+        let text = CString::new(text).map_err(|_| DriverError::Compile {
             target: target.to_owned(),
             log: "the text holds a NUL byte".to_owned(),
         })?;
+        match link(context, &text) {
+            Ok(cubin) => {
+                cache.put(&key, &cubin);
+                Module::of_image(context, &cubin, target)
+            }
+            Err(error @ (DriverError::Poisoned { .. } | DriverError::OutOfMemory { .. })) => Err(error),
+            // Where the linker cannot, the loader may; if neither can, the loader's log is the one to read.
+            Err(_) => Module::of_image(context, text.as_bytes_with_nul(), target),
+        }
+    }
+
+    /// Loads a cubin, or PTX that ends in NUL.
+    fn of_image(context: &Arc<Context>, image: &[u8], target: &str) -> Result<Module, DriverError> {
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The driver takes small integers in the place of pointers.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
-        let mut module = std::ptr::null_mut();
-        // SAFETY: `image` is NUL-terminated, the log buffer is LOG_BYTES long, both arrays have two entries, and all
-        // outlive the call.
-        let status = unsafe {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `image` is a whole cubin or NUL-terminated text, the log buffer is LOG_BYTES long, both arrays have two
+        // entries, and all outlive the call.
+        let result = unsafe {
             sys::cuModuleLoadDataEx(
-                &mut module,
+                &mut raw,
                 image.as_ptr().cast(),
                 2,
                 options.as_mut_ptr(),
                 values.as_mut_ptr(),
             )
         };
-        if let Err(error) = status.result() {
-            let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
-            let log = format!("{error}: {}", String::from_utf8_lossy(&log[..end]).trim());
-            return Err(DriverError::Compile { target: target.to_owned(), log });
+        match context.check("cuModuleLoadDataEx", result) {
+            Ok(()) => Ok(Module { context: context.clone(), raw }),
+            Err(DriverError::Call { message, .. }) => {
+                let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
+                let log = format!("{message}: {}", String::from_utf8_lossy(&log[..end]).trim());
+                Err(DriverError::Compile { target: target.to_owned(), log })
+            }
+            Err(other) => Err(other),
         }
-        Ok(Loaded { module, functions: HashMap::new() })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     /// The entry of that name.
-    pub(crate) fn function(&mut self, entry: &str) -> Result<sys::CUfunction, DriverError> {
-        if let Some(&function) = self.functions.get(entry) {
-            return Ok(function);
-        }
+    pub(crate) fn function(&self, entry: &str) -> Result<sys::CUfunction, DriverError> {
         let name = CString::new(entry).map_err(|_| DriverError::Contract {
             entry: entry.to_owned(),
             reason: "the name holds a NUL byte".to_owned(),
         })?;
-        // SAFETY: the module is loaded until `self` is dropped.
-        let function = unsafe { result::module::get_function(self.module, name) }
-            .map_err(DriverError::call("cuModuleGetFunction"))?;
-        self.functions.insert(entry.to_owned(), function);
-        Ok(function)
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the name ends in NUL; the pointer is to a live handle.
+        let result = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, name.as_ptr()) };
+        self.context.check("cuModuleGetFunction", result)?;
+        Ok(raw)
     }
 }
 
-impl Drop for Loaded {
+impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded by us, unloaded once.
-        let _ = unsafe { result::module::unload(self.module) };
+        let _entered = self.context.enter_to_drop();
+        let _relaxed = Relaxed::new();
+        // SAFETY: loaded by us, unloaded once; no graph or function of ours names it any more.
+        let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
 }
 
-pub(crate) fn resources(function: sys::CUfunction) -> Result<Resources, DriverError> {
-    // SAFETY: the function belongs to a loaded module.
-    let read = |which| unsafe {
-        result::function::get_function_attribute(function, which)
-            .map(|value| value as u32)
-            .map_err(DriverError::call("cuFuncGetAttribute"))
+/// The driver's linker, which hands out the cubin that the loader would keep to itself.
+struct Linker(sys::CUlinkState);
+
+impl Drop for Linker {
+    fn drop(&mut self) {
+        // SAFETY: made by cuLinkCreate, destroyed once. A failure here has no one left to tell.
+        let _ = unsafe { sys::cuLinkDestroy(self.0) };
+    }
+}
+
+/// The cubin for the current context's device.
+fn link(context: &Context, text: &CString) -> Result<Vec<u8>, DriverError> {
+    let mut state = std::ptr::null_mut();
+    // SAFETY: no options; the pointer is to a live handle.
+    let result = unsafe { sys::cuLinkCreate_v2(0, std::ptr::null_mut(), std::ptr::null_mut(), &mut state) };
+    context.check("cuLinkCreate", result)?;
+    let linker = Linker(state);
+    let bytes = text.as_bytes_with_nul();
+    // SAFETY: the text ends in NUL, which its length counts, and is only read; the name may be null; no options.
+    let result = unsafe {
+        sys::cuLinkAddData_v2(
+            linker.0,
+            sys::CUjitInputType::CU_JIT_INPUT_PTX,
+            bytes.as_ptr().cast_mut().cast(),
+            bytes.len(),
+            c"flashcore".as_ptr(),
+            0,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
     };
-    Ok(Resources {
-        registers: read(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-        local: read(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-        shared: read(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-    })
+    context.check("cuLinkAddData", result)?;
+    let (mut cubin, mut length) = (std::ptr::null_mut(), 0);
+    // SAFETY: the pointers are to live values.
+    let result = unsafe { sys::cuLinkComplete(linker.0, &mut cubin, &mut length) };
+    context.check("cuLinkComplete", result)?;
+    // SAFETY: the linker owns `length` bytes at `cubin` until it is destroyed, after this copy.
+    Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), length) }.to_vec())
 }

@@ -1,8 +1,12 @@
 //! `attention(q, k, v)` and what can be asked of it.
 
+use std::sync::OnceLock;
+
 use cpu::{CpuPlan, Element};
+use driver::DriverError;
 use problem::{Layout, Mask, Problem, Tensor};
 
+use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TensorView, TensorViewMut};
 
 /// What computes.
@@ -11,12 +15,20 @@ use crate::{AttentionError, TensorView, TensorViewMut};
 pub enum Device {
     /// Native kernels on the processor's cores.
     Cpu,
+    /// The GPU of that ordinal; 0 is the first.
+    Cuda(i32),
 }
 
 impl Device {
-    /// The fastest device present.
+    /// The fastest device present: the first GPU that the kernels run on, else the CPU. Asked of the driver once; makes no
+    /// context.
     pub fn best() -> Device {
-        Device::Cpu
+        static BEST: OnceLock<Device> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let devices = driver::devices().unwrap_or_default();
+            let first = devices.iter().find(|device| device.sm() >= gpu::OLDEST_SM);
+            first.map_or(Device::Cpu, |device| Device::Cuda(device.ordinal))
+        })
     }
 }
 
@@ -40,7 +52,8 @@ pub struct Attention<'a, T> {
     v: TensorView<'a, T>,
     mask: Mask,
     scale: Option<f32>,
-    device: Device,
+    /// `None` leaves it to us.
+    device: Option<Device>,
 }
 
 /// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k` `[batch, heads_kv, seq_kv, head_dim]`
@@ -50,7 +63,7 @@ pub fn attention<'a, T: Element>(
     k: TensorView<'a, T>,
     v: TensorView<'a, T>,
 ) -> Attention<'a, T> {
-    Attention { q, k, v, mask: Mask::None, scale: None, device: Device::best() }
+    Attention { q, k, v, mask: Mask::None, scale: None, device: None }
 }
 
 impl<T: Element> Attention<'_, T> {
@@ -71,9 +84,10 @@ impl<T: Element> Attention<'_, T> {
         self
     }
 
-    /// Where to compute.
+    /// Where to compute. Left out, it is [`Device::best`] where that takes the problem and has room for it, else the CPU; a
+    /// device that is named computes it or says why not.
     pub fn device(mut self, device: Device) -> Self {
-        self.device = device;
+        self.device = Some(device);
         self
     }
 
@@ -109,14 +123,46 @@ impl<T: Element> Attention<'_, T> {
         &self,
         problem: &Problem,
         out: &mut [T],
-        lse: Option<&mut [f32]>,
+        mut lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        match self.device {
-            Device::Cpu => {
-                let plan = CpuPlan::for_problem(problem);
-                Ok(cpu::attention(problem, self.q.data, self.k.data, self.v.data, out, lse, &plan)?)
+        match self.device.unwrap_or_else(Device::best) {
+            Device::Cpu => self.compute_on_cpu(problem, out, lse),
+            Device::Cuda(ordinal) if self.device.is_some() => {
+                self.compute_on_gpu(&*Gpu::open(ordinal)?, problem, out, lse)
+            }
+            Device::Cuda(ordinal) => {
+                let Ok(gpu) = Gpu::open(ordinal) else { return self.compute_on_cpu(problem, out, lse) };
+                if !gpu::is_taken(&gpu, problem) {
+                    return self.compute_on_cpu(problem, out, lse);
+                }
+                match self.compute_on_gpu(&gpu, problem, out, lse.as_deref_mut()) {
+                    Err(AttentionError::Driver(DriverError::OutOfMemory { .. })) => {
+                        self.compute_on_cpu(problem, out, lse)
+                    }
+                    other => other,
+                }
             }
         }
+    }
+
+    fn compute_on_cpu(
+        &self,
+        problem: &Problem,
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), AttentionError> {
+        let plan = CpuPlan::for_problem(problem);
+        Ok(cpu::attention(problem, self.q.data, self.k.data, self.v.data, out, lse, &plan)?)
+    }
+
+    fn compute_on_gpu(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), AttentionError> {
+        gpu::attend(gpu, problem, [self.q.data, self.k.data, self.v.data], out, lse)
     }
 
     fn problem(&self, out: [usize; 4], out_strides: problem::Strides) -> Result<Problem, AttentionError> {

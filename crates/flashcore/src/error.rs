@@ -1,8 +1,10 @@
 use cpu::CpuError;
+use driver::DriverError;
+use kernels::KernelError;
 use problem::ProblemError;
 
 /// Why attention was refused. Each variant names the argument, its value and what would be accepted; nothing has been
-/// computed or written.
+/// computed or written, unless a GPU failed on the way ([`AttentionError::Driver`]).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
     /// A view does not lie inside its slice.
@@ -45,10 +47,56 @@ pub enum AttentionError {
         /// Elements needed.
         needed: usize,
     },
+    /// A device slice ends before its tensor does.
+    #[error("{tensor} has {bytes} bytes of device memory; its shape and strides reach over {needed}")]
+    DeviceSlice {
+        /// The tensor: q, k, v, out or lse.
+        tensor: &'static str,
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// An address that no element can have.
+    #[error(
+        "{tensor} is at address {address:#x}; accepted: multiples of {accepted} bytes, the size of its elements"
+    )]
+    Alignment {
+        /// The tensor: q, k, v, out or lse.
+        tensor: &'static str,
+        /// Where it is.
+        address: u64,
+        /// What it must be a multiple of.
+        accepted: u64,
+    },
+    /// The LSE was given and not prepared for, or the other way round.
+    #[error(
+        "{}",
+        if *prepared { "lse is missing: the kernel was prepared to return it" }
+        else { "lse is given, but the kernel was prepared without it; prepare with lse = true" }
+    )]
+    LseWanted {
+        /// Whether the kernel returns it.
+        prepared: bool,
+    },
+    /// Something that no part of this library does.
+    #[error("{what} cannot be used; accepted: {accepted}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What would be accepted.
+        accepted: String,
+    },
     /// The problem cannot be stated.
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The CPU kernels refused.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// No GPU kernel can be made for it.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The GPU's driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 }

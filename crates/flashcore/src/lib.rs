@@ -23,6 +23,7 @@
 
 mod attention;
 mod error;
+pub mod gpu;
 mod tensor;
 
 pub use attention::{Attention, Device, Output, attention};

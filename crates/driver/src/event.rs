@@ -1,0 +1,95 @@
+//! Events: points in a stream's time.
+#![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::{Context, DriverError, Stream};
+
+/// A point in a stream's time.
+#[derive(Debug)]
+pub struct Event {
+    context: Arc<Context>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: an event is a handle; the driver's functions on it may be called from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that records time (resolution about 0.5 µs).
+    ///
+    /// # Errors
+    /// When the driver has no room for it.
+    pub fn new(context: &Arc<Context>) -> Result<Event, DriverError> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
+        // SAFETY: the context is current; the pointer is to a live handle.
+        context.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        Ok(Event { context: context.clone(), raw })
+    }
+
+    /// Marks the point after everything that is on the stream.
+    ///
+    /// # Errors
+    /// When the stream belongs to another device.
+    pub fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.context.same("the stream", stream.context())?;
+        let _entered = self.context.enter()?;
+        // SAFETY: event and stream are alive.
+        self.context.check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.handle()) })
+    }
+
+    /// Waits until the point is reached.
+    ///
+    /// # Errors
+    /// [`DriverError::Poisoned`] when a kernel before it failed.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the event is alive.
+        self.context.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// Whether the point is reached.
+    ///
+    /// # Errors
+    /// As [`Event::synchronize`].
+    pub fn is_done(&self) -> Result<bool, DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => self.context.check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    /// µs of the device's clock from `self` to `later`, which is waited for.
+    ///
+    /// # Errors
+    /// When either was never recorded, or a kernel before `later` failed.
+    pub fn elapsed_us(&self, later: &Event) -> Result<f64, DriverError> {
+        later.synchronize()?;
+        let _entered = self.context.enter()?;
+        let mut ms = 0f32;
+        // SAFETY: both events are alive; the pointer is to a live f32.
+        let result = unsafe { sys::cuEventElapsedTime(&mut ms, self.raw, later.raw) };
+        self.context.check("cuEventElapsedTime", result)?;
+        Ok(f64::from(ms) * 1e3)
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUevent {
+        self.raw
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _entered = self.context.enter_to_drop();
+        // SAFETY: made by `new`, destroyed once. A failure here has no one left to tell.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+    }
+}

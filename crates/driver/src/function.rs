@@ -1,0 +1,448 @@
+//! Functions: entries of loaded modules, admitted and launched.
+#![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
+use ptx::{Arg, Kernel, Launch};
+
+use crate::library::has_func_load;
+use crate::module::Module;
+use crate::{Context, DeviceSlice, DriverError, Stream, TensorMap};
+
+/// Shared memory that a kernel may use without asking for more.
+const DEFAULT_SHARED: u32 = 48 * 1024;
+/// Clusters of more CTAs than this are not portable, and the function must ask for them.
+const PORTABLE_CLUSTER: u64 = 8;
+/// Parameters of a launch; the argument block is on the stack.
+const MAX_PARAMS: usize = 64;
+
+/// What the driver's compiler made of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers per thread.
+    pub registers: u32,
+    /// Local memory per thread in bytes: spills and per-thread arrays.
+    pub local: u32,
+    /// Static shared memory per CTA in bytes.
+    pub shared: u32,
+    /// Threads that a CTA may have.
+    pub max_threads: u32,
+}
+
+/// What a plan says of its kernel; held against what the compiler made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Expect {
+    /// Registers per thread, at most.
+    pub max_registers: u32,
+    /// Local memory per thread in bytes, at most; `None` takes any.
+    pub local_bytes: Option<u32>,
+    /// Dynamic shared memory of a launch in bytes, at most.
+    pub dynamic_shared: u32,
+    /// Threads of a CTA, at most.
+    pub threads: u32,
+}
+
+impl Expect {
+    /// Only what the launch needs in order to run at all.
+    pub fn of(launch: &Launch) -> Expect {
+        Expect {
+            max_registers: 255,
+            local_bytes: None,
+            dynamic_shared: launch.dynamic_shared,
+            threads: u32::try_from(launch.block.count()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Holds what was found against what was expected; `shared_per_cta` is the device's limit.
+    fn admit(&self, entry: &str, found: &Resources, shared_per_cta: u32) -> Result<(), DriverError> {
+        let shared = u64::from(found.shared) + u64::from(self.dynamic_shared);
+        let cases = [
+            ("registers per thread", u64::from(found.registers), u64::from(self.max_registers)),
+            ("local bytes per thread", found.local.into(), self.local_bytes.map_or(u64::MAX, u64::from)),
+            ("threads per CTA", self.threads.into(), found.max_threads.into()),
+            ("shared bytes per CTA", shared, shared_per_cta.into()),
+        ];
+        match cases.into_iter().find(|&(_, found, accepted)| found > accepted) {
+            None => Ok(()),
+            Some((what, found, accepted)) => {
+                Err(DriverError::Admission { entry: entry.to_owned(), what, found, accepted })
+            }
+        }
+    }
+}
+
+/// When a kernel may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// After everything before it on the stream.
+    AfterPrevious,
+    /// Once the kernel before it allows (`griddepcontrol.launch_dependents`, sm_90 and later): it must wait for that
+    /// kernel's results itself (`griddepcontrol.wait`).
+    Overlapping,
+}
+
+/// The value of one parameter.
+#[derive(Clone, Copy, Debug)]
+pub enum Value<'a> {
+    /// An address.
+    Pointer(u64),
+    /// Eight bytes.
+    Bits64(u64),
+    /// Four bytes.
+    Bits32(u32),
+    /// A tensor map, by value.
+    Map(&'a TensorMap),
+}
+
+impl Value<'_> {
+    const fn bytes(&self) -> u32 {
+        match self {
+            Value::Pointer(_) | Value::Bits64(_) => 8,
+            Value::Bits32(_) => 4,
+            Value::Map(_) => TensorMap::BYTES,
+        }
+    }
+}
+
+/// An entry of a loaded module that passed its admission test. It keeps its module; a clone is cheap.
+#[derive(Clone, Debug)]
+pub struct Function(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    module: Arc<Module>,
+    raw: sys::CUfunction,
+    entry: String,
+    /// Bytes of each parameter.
+    params: Vec<u32>,
+    resources: Resources,
+    /// Dynamic shared memory that launches may ask for.
+    dynamic_shared: AtomicU32,
+}
+
+// SAFETY: a handle of a loaded module; the driver's functions on it may be called from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Function {
+    /// Compiles the kernel or takes it from the cache, loads it wholly (nothing is left for the first launch, which may be
+    /// under capture) and holds it against what is expected of it.
+    ///
+    /// # Errors
+    /// [`DriverError::Compile`] with the compiler's log; [`DriverError::Admission`] with what was found and what would
+    /// have been accepted.
+    pub fn load(context: &Arc<Context>, kernel: &Kernel, expect: &Expect) -> Result<Function, DriverError> {
+        let text = kernel.module.to_string();
+        Function::load_text(context, &text, kernel, expect)
+    }
+
+    /// The same for a kernel whose module is printed already.
+    pub(crate) fn load_text(
+        context: &Arc<Context>,
+        text: &str,
+        kernel: &Kernel,
+        expect: &Expect,
+    ) -> Result<Function, DriverError> {
+        let params = param_bytes(kernel)?;
+        let module = Arc::new(Module::load(context, text, &kernel.module.target.to_string())?);
+        let _entered = context.enter()?;
+        let raw = module.function(&kernel.entry)?;
+        if has_func_load() {
+            // SAFETY: the function belongs to a loaded module.
+            context.check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
+        }
+        // Where the driver has no cuFuncLoad, reading the attributes loads the function (CUDA C++ Programming Guide, "Lazy
+        // Loading").
+        let resources = resources(context, raw)?;
+        expect.admit(&kernel.entry, &resources, context.info().shared_per_cta)?;
+        let function = Function(Arc::new(Inner {
+            module,
+            raw,
+            entry: kernel.entry.clone(),
+            params,
+            resources,
+            dynamic_shared: AtomicU32::new(DEFAULT_SHARED.saturating_sub(resources.shared)),
+        }));
+        function.allow_shared(expect.dynamic_shared)?;
+        if kernel.launch.cluster.count() > PORTABLE_CLUSTER {
+            function.set(Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
+        }
+        Ok(function)
+    }
+
+    /// What the compiler made of it.
+    pub fn resources(&self) -> Resources {
+        self.0.resources
+    }
+
+    /// Its name.
+    pub fn entry(&self) -> &str {
+        &self.0.entry
+    }
+
+    /// CTAs of a launch that a multiprocessor holds at once.
+    ///
+    /// # Errors
+    /// When the launch asks for more shared memory than was admitted.
+    pub fn resident_ctas(&self, launch: &Launch) -> Result<u32, DriverError> {
+        let (context, mut ctas) = (self.0.module.context(), 0);
+        let threads = i32::try_from(launch.block.count()).unwrap_or(i32::MAX);
+        let _entered = context.enter()?;
+        // SAFETY: the function belongs to a loaded module; the pointer is to a live i32.
+        let result = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut ctas,
+                self.0.raw,
+                threads,
+                launch.dynamic_shared as usize,
+            )
+        };
+        context.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
+        Ok(ctas as u32)
+    }
+
+    /// Puts a launch on the stream: no waiting, no allocation, fit for capture. `args` are the kernel's, and `slices` the
+    /// buffers that they name.
+    ///
+    /// # Errors
+    /// [`DriverError::Contract`] when the arguments are not the parameters of the entry, or the launch is none that the
+    /// function was admitted for.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        launch: &Launch,
+        args: &[Arg],
+        slices: &[DeviceSlice],
+    ) -> Result<(), DriverError> {
+        let mut values = [Value::Bits32(0); MAX_PARAMS];
+        let Some(values) = values.get_mut(..args.len()) else { return Err(self.too_many(args.len())) };
+        for (value, arg) in values.iter_mut().zip(args) {
+            *value = self.value(*arg, slices)?;
+        }
+        self.launch_values(stream, launch, Order::AfterPrevious, values)
+    }
+
+    /// The same with values as they stand, tensor maps among them, and a choice of when the kernel may start.
+    ///
+    /// # Errors
+    /// As [`Function::launch`].
+    pub fn launch_values(
+        &self,
+        stream: &Stream,
+        launch: &Launch,
+        order: Order,
+        values: &[Value<'_>],
+    ) -> Result<(), DriverError> {
+        self.check(stream, launch, order, values)?;
+        let mut block = [0u64; MAX_PARAMS];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMS];
+        for ((pointer, bits), value) in pointers.iter_mut().zip(&mut block).zip(values) {
+            *bits = match *value {
+                Value::Pointer(bits) | Value::Bits64(bits) => bits,
+                // The driver reads the low four bytes: every host that it runs on is little-endian.
+                Value::Bits32(bits) => bits.into(),
+                Value::Map(_) => 0,
+            };
+            *pointer = match value {
+                Value::Map(map) => std::ptr::from_ref(*map).cast_mut().cast(),
+                _ => std::ptr::from_mut(bits).cast(),
+            };
+        }
+        let mut attributes = attributes(launch, order);
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid.0,
+            gridDimY: launch.grid.1,
+            gridDimZ: launch.grid.2,
+            blockDimX: launch.block.0,
+            blockDimY: launch.block.1,
+            blockDimZ: launch.block.2,
+            sharedMemBytes: launch.dynamic_shared,
+            hStream: stream.handle(),
+            attrs: attributes.list.as_mut_ptr(),
+            numAttrs: attributes.count,
+        };
+        let context = self.0.module.context();
+        let _entered = context.enter()?;
+        // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has (`check` compared
+        // them); the driver copies them before it returns. What the kernel does with its pointers is the kernel's proof, not
+        // ours.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        context.check("cuLaunchKernelEx", result)?;
+        stream.launched(&self.0.module);
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        stream: &Stream,
+        launch: &Launch,
+        order: Order,
+        values: &[Value<'_>],
+    ) -> Result<(), DriverError> {
+        let context = self.0.module.context();
+        context.same("the stream", stream.context())?;
+        if values.len() > MAX_PARAMS {
+            return Err(self.too_many(values.len()));
+        }
+        if !values.iter().map(Value::bytes).eq(self.0.params.iter().copied()) {
+            let given: Vec<u32> = values.iter().map(Value::bytes).collect();
+            return Err(
+                self.refuse(format!("its parameters take {:?} bytes, given are {given:?}", self.0.params))
+            );
+        }
+        let allowed = self.0.dynamic_shared.load(Ordering::Relaxed);
+        if launch.dynamic_shared > allowed {
+            let wanted = launch.dynamic_shared;
+            return Err(
+                self.refuse(format!("{wanted} bytes of dynamic shared memory; admitted were {allowed}"))
+            );
+        }
+        let threads = launch.block.count();
+        if threads > self.0.resources.max_threads.into() {
+            let most = self.0.resources.max_threads;
+            return Err(self.refuse(format!("{threads} threads per CTA; accepted: up to {most}")));
+        }
+        let hopper = context.info().capability.0 >= 9;
+        if !hopper && (order == Order::Overlapping || launch.cluster.count() > 1) {
+            return Err(self.refuse("clusters and overlapping launches need sm_90 or later".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn value<'a>(&self, arg: Arg, slices: &[DeviceSlice]) -> Result<Value<'a>, DriverError> {
+        Ok(match arg {
+            Arg::Buffer { index, offset } => {
+                let slice = slices.get(index).ok_or_else(|| {
+                    self.refuse(format!("an argument names buffer {index} of {}", slices.len()))
+                })?;
+                Value::Pointer(slice.address().wrapping_add(offset))
+            }
+            Arg::Null => Value::Pointer(0),
+            Arg::U32(v) => Value::Bits32(v),
+            Arg::I32(v) => Value::Bits32(v as u32),
+            Arg::F32(v) => Value::Bits32(v.to_bits()),
+            Arg::U64(v) => Value::Bits64(v),
+            Arg::I64(v) => Value::Bits64(v as u64),
+        })
+    }
+
+    /// Lets launches ask for as much dynamic shared memory.
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), DriverError> {
+        if bytes > self.0.dynamic_shared.load(Ordering::Relaxed) {
+            self.set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
+            self.0.dynamic_shared.fetch_max(bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn set(&self, which: Attribute, value: i32) -> Result<(), DriverError> {
+        let context = self.0.module.context();
+        let _entered = context.enter()?;
+        // SAFETY: the function belongs to a loaded module.
+        context.check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0.raw, which, value) })
+    }
+
+    fn refuse(&self, reason: String) -> DriverError {
+        DriverError::Contract { entry: self.0.entry.clone(), reason }
+    }
+
+    fn too_many(&self, count: usize) -> DriverError {
+        self.refuse(format!("{count} parameters; accepted: up to {MAX_PARAMS}"))
+    }
+}
+
+/// Attributes of a launch, on the stack.
+struct Attributes {
+    list: [sys::CUlaunchAttribute; 2],
+    count: u32,
+}
+
+fn attributes(launch: &Launch, order: Order) -> Attributes {
+    // SAFETY: plain C structs for which all-zero bytes are a valid value.
+    let mut attributes = Attributes { list: unsafe { std::mem::zeroed() }, count: 0 };
+    let mut next = || {
+        attributes.count += 1;
+        attributes.count as usize - 1
+    };
+    if launch.cluster.count() > 1 {
+        let attribute = &mut attributes.list[next()];
+        attribute.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim.x = launch.cluster.0;
+        attribute.value.clusterDim.y = launch.cluster.1;
+        attribute.value.clusterDim.z = launch.cluster.2;
+    }
+    if order == Order::Overlapping {
+        let attribute = &mut attributes.list[next()];
+        attribute.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+    attributes
+}
+
+/// Bytes of each parameter of the entry.
+fn param_bytes(kernel: &Kernel) -> Result<Vec<u32>, DriverError> {
+    let entry = kernel.module.function(&kernel.entry).ok_or_else(|| DriverError::Contract {
+        entry: kernel.entry.clone(),
+        reason: "the module has no entry of that name".to_owned(),
+    })?;
+    Ok(entry.params.iter().map(ptx::Param::bytes).collect())
+}
+
+fn resources(context: &Context, function: sys::CUfunction) -> Result<Resources, DriverError> {
+    let read = |which| {
+        let mut value = 0;
+        // SAFETY: the function belongs to a loaded module; the pointer is to a live i32.
+        let result = unsafe { sys::cuFuncGetAttribute(&mut value, which, function) };
+        context.check("cuFuncGetAttribute", result).map(|()| value as u32)
+    };
+    Ok(Resources {
+        registers: read(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        local: read(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+        shared: read(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+        max_threads: read(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admission_names_what_was_found_and_what_is_accepted() {
+        let found = Resources { registers: 168, local: 16, shared: 1024, max_threads: 128 };
+        let expect = Expect { max_registers: 168, local_bytes: Some(16), dynamic_shared: 2048, threads: 128 };
+        let admit = |expect: Expect| expect.admit("e", &found, 3072).map_err(|e| e.to_string());
+        assert_eq!(admit(expect), Ok(()));
+        for (expect, words) in [
+            (Expect { max_registers: 167, ..expect }, "registers per thread = 168; accepted: at most 167"),
+            (Expect { local_bytes: Some(0), ..expect }, "local bytes per thread = 16; accepted: at most 0"),
+            (Expect { threads: 129, ..expect }, "threads per CTA = 129; accepted: at most 128"),
+            (
+                Expect { dynamic_shared: 2049, ..expect },
+                "shared bytes per CTA = 3073; accepted: at most 3072",
+            ),
+        ] {
+            let error = admit(expect).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(admit(Expect { local_bytes: None, ..expect }), Ok(()));
+    }
+
+    #[test]
+    fn attributes_are_only_those_asked_for() {
+        use ptx::Dim3;
+        let one = Dim3(1, 1, 1);
+        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0 };
+        assert_eq!(attributes(&launch, Order::AfterPrevious).count, 0);
+        let both = attributes(&Launch { cluster: Dim3(2, 1, 1), ..launch }, Order::Overlapping);
+        assert_eq!(both.count, 2);
+        assert_eq!(both.list[0].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+        assert_eq!(both.list[1].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    }
+}

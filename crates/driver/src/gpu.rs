@@ -1,0 +1,136 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ptx::{Kernel, Machine, Target};
+
+use crate::{
+    Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
+};
+
+/// A GPU as a machine that runs kernels, one after the other, on the default stream: the second implementation of
+/// [`ptx::Machine`], for proofs and measurements. What is fast and asynchronous is [`Function`].
+pub struct Gpu {
+    context: Arc<Context>,
+    stream: Stream,
+    /// By PTX text and entry.
+    loaded: HashMap<(String, String), Function>,
+}
+
+impl Gpu {
+    /// Opens a device; 0 is the first.
+    ///
+    /// # Errors
+    /// As [`Context::open`].
+    pub fn open(ordinal: i32) -> Result<Gpu, DriverError> {
+        let context = Context::open(ordinal)?;
+        Ok(Gpu { stream: Stream::default_of(&context), context, loaded: HashMap::new() })
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.context.info()
+    }
+
+    /// Its context, for streams, graphs and functions.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The target that uses all of the device's features.
+    pub fn target(&self) -> Target {
+        self.info().target()
+    }
+
+    /// Compiles the kernel unless that is done already, and says what it uses.
+    ///
+    /// # Errors
+    /// [`DriverError::Compile`] with the compiler's log.
+    pub fn load(&mut self, kernel: &Kernel) -> Result<Resources, DriverError> {
+        Ok(self.function(kernel)?.resources())
+    }
+
+    /// Runs the kernel `launches` times in a row and gives the mean time of one, µs, between two events on the stream. One
+    /// launch before is not counted. Buffers stay where they are, so what fits in L2 is warm.
+    ///
+    /// # Errors
+    /// As [`Machine::launch`].
+    pub fn time(
+        &mut self,
+        kernel: &Kernel,
+        buffers: &mut [&mut Buffer],
+        launches: u32,
+    ) -> Result<f64, DriverError> {
+        let (function, slices) = self.prepare(kernel, buffers)?;
+        let (start, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
+        let enqueue = || function.launch(&self.stream, &kernel.launch, &kernel.args, &slices);
+        enqueue()?;
+        start.record(&self.stream)?;
+        for _ in 0..launches {
+            enqueue()?;
+        }
+        end.record(&self.stream)?;
+        Ok(start.elapsed_us(&end)? / f64::from(launches.max(1)))
+    }
+
+    fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
+        let text = kernel.module.to_string();
+        let expect = Expect::of(&kernel.launch);
+        let key = (text, kernel.entry.clone());
+        if let Some(function) = self.loaded.get(&key) {
+            function.allow_shared(expect.dynamic_shared)?;
+            return Ok(function.clone());
+        }
+        let function = Function::load_text(&self.context, &key.0, kernel, &expect)?;
+        self.loaded.insert(key, function.clone());
+        Ok(function)
+    }
+
+    /// The kernel's function and its buffers' memory, after the contract was checked.
+    fn prepare(
+        &mut self,
+        kernel: &Kernel,
+        buffers: &[&mut Buffer],
+    ) -> Result<(Function, Vec<DeviceSlice>), DriverError> {
+        let slices: Vec<DeviceSlice> = buffers.iter().map(|buffer| buffer.slice()).collect();
+        check(kernel, &slices)?;
+        Ok((self.function(kernel)?, slices))
+    }
+}
+
+impl Machine for Gpu {
+    type Buffer = Buffer;
+    type Error = DriverError;
+
+    fn allocate(&mut self, bytes: usize) -> Result<Buffer, DriverError> {
+        Buffer::new(&self.context, bytes)
+    }
+
+    fn upload(&mut self, buffer: &mut Buffer, data: &[u8]) -> Result<(), DriverError> {
+        buffer.upload(data)
+    }
+
+    fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), DriverError> {
+        let (function, slices) = self.prepare(kernel, buffers)?;
+        function.launch(&self.stream, &kernel.launch, &kernel.args, &slices)?;
+        self.stream.synchronize()
+    }
+
+    fn download(&mut self, buffer: &Buffer, data: &mut [u8]) -> Result<(), DriverError> {
+        buffer.download(data)
+    }
+}
+
+/// Holds the contract against the buffers.
+fn check(kernel: &Kernel, slices: &[DeviceSlice]) -> Result<(), DriverError> {
+    let refuse = |reason: String| DriverError::Contract { entry: kernel.entry.clone(), reason };
+    if slices.len() != kernel.buffers.len() {
+        return Err(refuse(format!("it takes {} buffers, {} are given", kernel.buffers.len(), slices.len())));
+    }
+    for (spec, slice) in kernel.buffers.iter().zip(slices) {
+        if slice.bytes() < spec.bytes {
+            let (name, need, have) = (&spec.name, spec.bytes, slice.bytes());
+            return Err(refuse(format!("buffer {name} needs {need} bytes and has {have}")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Which plans are tried, in which order.
+
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::{Arch, KernelError, Plan};
+use problem::Problem;
+use tile::CopyMode;
+
+/// Where a plan came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlanSource {
+    /// The caller gave it. It is tried alone: who names a plan wants that plan or the reason why not.
+    Given,
+    /// The family's default for the problem and the device.
+    Default,
+    /// A small one that any driver compiles without spilling.
+    Safe,
+}
+
+/// A plan to try.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub plan: Plan,
+    pub source: PlanSource,
+}
+
+/// The plans for a problem, the best first.
+///
+/// # Errors
+/// When the problem cannot be stated or no family computes it.
+pub(super) fn candidates(
+    problem: &Problem,
+    lse: bool,
+    arch: &Arch,
+    given: Option<&Plan>,
+) -> Result<Vec<Candidate>, KernelError> {
+    problem.check()?;
+    let of = |plan: &Plan, source| Candidate { plan: with_lse(plan, lse), source };
+    if let Some(plan) = given {
+        return Ok(vec![of(plan, PlanSource::Given)]);
+    }
+    let default = Plan::default_for(problem, arch)?;
+    let mut all = vec![of(&default, PlanSource::Default)];
+    all.extend(safe(&default).map(|plan| of(&plan, PlanSource::Safe)));
+    Ok(all)
+}
+
+/// 16 rows a warp, few keys, one stage: half of the registers and a fraction of the shared memory of the default.
+fn safe(default: &Plan) -> Option<Plan> {
+    match default {
+        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan {
+            block_m: 64,
+            block_n: 16,
+            warps: 4,
+            stages: 1,
+            resident_ctas: None,
+            queries: QueryHome::Shared,
+            ..plan.clone()
+        })),
+        Plan::Ladder { .. } => None,
+    }
+}
+
+/// The same plan with or without the LSE.
+fn with_lse(plan: &Plan, lse: bool) -> Plan {
+    match plan {
+        Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
+        Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
+    }
+}
+
+/// Whether the plan needs all four tensors at multiples of 16 bytes.
+pub(super) fn needs_alignment(plan: &Plan) -> bool {
+    match plan {
+        Plan::Mma(plan) => plan.copy == CopyMode::Async16,
+        // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
+        Plan::Ladder { .. } => true,
+    }
+}
+
+/// The same plan for tensors at any address; `None` where the family has none.
+pub(super) fn unaligned(plan: &Plan) -> Option<Plan> {
+    match plan {
+        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan.clone() })),
+        Plan::Ladder { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use problem::{DType, Mask};
+
+    #[test]
+    fn every_candidate_fits_every_problem_of_the_family() {
+        for arch in Arch::ALL {
+            for dim in [8, 40, 64, 96, 128, 192, 256] {
+                for mask in [Mask::None, Mask::Causal] {
+                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_mask(mask);
+                    let all = candidates(&problem, true, &arch, None).unwrap();
+                    assert_eq!(all.len(), 2);
+                    for candidate in all {
+                        assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
+                        assert!(needs_alignment(&candidate.plan));
+                        let unaligned = unaligned(&candidate.plan).unwrap();
+                        assert_eq!(unaligned.check(&problem, &arch), Ok(()));
+                        assert!(!needs_alignment(&unaligned));
+                        let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();
+                        assert_eq!(kernel.buffers.last().unwrap().name, "lse");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_given_plan_is_tried_alone() {
+        let problem = Problem::mission();
+        let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
+        let all = candidates(&problem, false, &Arch::SM_90, Some(&plan)).unwrap();
+        assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
+    }
+
+    #[test]
+    fn what_no_family_computes_is_refused_with_what_is_accepted() {
+        let refuse =
+            |problem: Problem| candidates(&problem, false, &Arch::SM_90, None).unwrap_err().to_string();
+        assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("accepted: f16, bf16"));
+        assert!(
+            refuse(Problem::new(1, 1, 8, 12, DType::F16)).contains("head_dim = 12; accepted: multiples of 8")
+        );
+    }
+}

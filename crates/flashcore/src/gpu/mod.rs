@@ -1,0 +1,212 @@
+//! Attention on a GPU.
+//!
+//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan, emits PTX, compiles it or takes it from the cache
+//! on disk, and holds the result against the plan. [`Prepared::enqueue`] then only launches: it waits for nothing, allocates
+//! nothing and may be captured in a graph.
+
+mod candidates;
+mod host;
+mod prepared;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use driver::{Context, DeviceInfo, Pool, Stream};
+use kernels::{Arch, Plan};
+use problem::{DType, Mask, Problem, Strides, Tensor};
+
+use crate::AttentionError;
+pub use candidates::PlanSource;
+pub(crate) use host::{attend, is_taken};
+pub use prepared::{Fallback, Prepared};
+
+/// Freed device memory that is kept for the next call on host slices.
+const KEEP: u64 = 1 << 30;
+
+/// The oldest architecture that the kernels run on.
+pub(crate) const OLDEST_SM: u32 = 80;
+
+/// A device that computes attention. One per process and ordinal; any thread may use it.
+pub struct Gpu {
+    context: Arc<Context>,
+    arch: Arch,
+    pool: OnceLock<Pool>,
+    prepared: RwLock<HashMap<Key, Arc<Prepared>>>,
+}
+
+impl Gpu {
+    /// The device of that ordinal; 0 is the first. The same one each time.
+    ///
+    /// # Errors
+    /// Where there is no such device or driver, or where it is older than sm_80.
+    pub fn open(ordinal: i32) -> Result<Arc<Gpu>, AttentionError> {
+        static OPEN: Mutex<BTreeMap<i32, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal) {
+            return Ok(gpu.clone());
+        }
+        let context = Context::open(ordinal)?;
+        let arch = arch_of(context.info())?;
+        let gpu = Gpu { context, arch, pool: OnceLock::new(), prepared: RwLock::default() };
+        let gpu = Arc::new(gpu);
+        open.insert(ordinal, gpu.clone());
+        Ok(gpu)
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.context.info()
+    }
+
+    /// The device's context, for streams, graphs and memory.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// What generators know of the device.
+    pub fn arch(&self) -> &Arch {
+        &self.arch
+    }
+
+    /// A kernel for the problem, ready to launch: by `plan` where one is given, else by the best plan known that passes its
+    /// admission test here ([`Prepared::fallbacks`] tells which did not). The same one each time, so that only the first call
+    /// for a problem is slow. It may be called while a stream is captured.
+    ///
+    /// A problem without rows (an empty batch) is taken and does nothing; one without keys gives O = 0 and LSE = −∞.
+    ///
+    /// # Errors
+    /// When the problem cannot be stated, when no kernel family computes it (the message names what is accepted), or when the
+    /// driver fails.
+    pub fn prepare(
+        &self,
+        problem: &Problem,
+        lse: bool,
+        plan: Option<&Plan>,
+    ) -> Result<Arc<Prepared>, AttentionError> {
+        let key = Key::new(problem, lse, plan);
+        let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some(prepared) = known {
+            return Ok(prepared);
+        }
+        // Two threads may both compile; the first result stays.
+        let prepared = Arc::new(Prepared::new(&self.context, &self.arch, problem, lse, plan)?);
+        let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(all.entry(key).or_insert(prepared).clone())
+    }
+
+    fn pool(&self) -> Result<&Pool, AttentionError> {
+        if let Some(pool) = self.pool.get() {
+            return Ok(pool);
+        }
+        let pool = Pool::new(&self.context, KEEP)?;
+        Ok(self.pool.get_or_init(|| pool))
+    }
+
+    fn stream(&self) -> Result<Stream, AttentionError> {
+        Ok(Stream::new(&self.context)?)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({:?}, sm_{})", self.context, self.arch.sm)
+    }
+}
+
+/// The architecture that kernels are emitted for: the device's own, or the newest before it that runs on it too, with the
+/// device's own sizes.
+fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
+    let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(|&sm| sm <= info.sm()).max();
+    let sm = sm.ok_or_else(|| AttentionError::Unsupported {
+        what: format!("{} (sm_{})", info.name, info.sm()),
+        accepted: "GPUs of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
+    })?;
+    Ok(Arch {
+        sm,
+        multiprocessors: info.sms,
+        shared_per_cta: info.shared_per_cta,
+        shared_per_sm: info.shared_per_sm,
+        threads_per_sm: info.threads_per_sm,
+    })
+}
+
+/// What a prepared kernel depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    extents: [usize; 7],
+    strides: [Strides; 4],
+    dtype: DType,
+    mask: Mask,
+    /// Bits of the factor on Q Kᵀ.
+    scale: u32,
+    lse: bool,
+    plan: Option<Plan>,
+}
+
+impl Key {
+    fn new(p: &Problem, lse: bool, plan: Option<&Plan>) -> Key {
+        Key {
+            extents: [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v],
+            strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
+            dtype: p.dtype,
+            mask: p.mask,
+            scale: p.softmax_scale().to_bits(),
+            lse,
+            plan: plan.cloned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(sm: (u32, u32)) -> DeviceInfo {
+        DeviceInfo {
+            ordinal: 0,
+            name: "Test".to_owned(),
+            uuid: String::new(),
+            capability: sm,
+            sms: 66,
+            memory: 1 << 30,
+            l2: 1 << 20,
+            shared_per_cta: 99 << 10,
+            shared_per_sm: 100 << 10,
+            threads_per_sm: 1536,
+            pools: true,
+            driver: 13000,
+            driver_build: None,
+        }
+    }
+
+    #[test]
+    fn a_device_gets_the_newest_architecture_that_runs_on_it() {
+        for (capability, sm) in
+            [((8, 0), 80), ((8, 7), 86), ((8, 9), 89), ((9, 0), 90), ((10, 3), 90), ((12, 1), 120)]
+        {
+            let arch = arch_of(&device(capability)).unwrap();
+            assert_eq!((arch.sm, arch.multiprocessors), (sm, 66));
+        }
+        let error = arch_of(&device((7, 5))).unwrap_err().to_string();
+        assert!(error.contains("Test (sm_75)") && error.contains("sm_80"), "{error}");
+    }
+
+    #[test]
+    fn keys_tell_problems_apart() {
+        let p = Problem::mission();
+        let key = |p: &Problem| Key::new(p, false, None);
+        assert_eq!(key(&p), key(&Problem { scale: Some(0.125), ..p.clone() }));
+        for other in [
+            Problem { seq_kv: 511, ..p.clone() },
+            Problem { scale: Some(0.5), ..p.clone() },
+            p.clone().with_mask(Mask::Causal),
+            p.clone().with_layout(problem::Layout::Bshd),
+        ] {
+            assert_ne!(key(&p), key(&other));
+        }
+        assert_ne!(key(&p), Key::new(&p, true, None));
+        let plan = Plan::default_for(&p, &Arch::SM_90).unwrap();
+        assert_ne!(key(&p), Key::new(&p, false, Some(&plan)));
+    }
+}

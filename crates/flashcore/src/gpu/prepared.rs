@@ -1,0 +1,300 @@
+//! A kernel ready to launch.
+
+use std::sync::{Arc, OnceLock};
+
+use driver::{Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
+use kernels::{Arch, Plan, emit};
+use problem::Problem;
+use ptx::{Arg, Launch};
+
+use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
+use crate::AttentionError;
+
+/// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
+/// measured; more than these are in the loop.
+const SPILLS: u32 = 64;
+/// What `cp.async` of 16 bytes asks of every address (PTX ISA, "cp.async").
+const ALIGNED: u64 = 16;
+const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
+
+/// A plan that was tried and not taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fallback {
+    /// The plan.
+    pub plan: Plan,
+    /// Where it came from.
+    pub source: PlanSource,
+    /// Why not.
+    pub reason: AttentionError,
+}
+
+/// A kernel for one problem on one device, loaded and admitted. Any thread may use it.
+#[derive(Debug)]
+pub struct Prepared {
+    context: Arc<Context>,
+    arch: Arch,
+    /// The problem, with one row where it has none: what was compiled.
+    problem: Problem,
+    /// Whether there is nothing to compute.
+    empty: bool,
+    lse: bool,
+    source: PlanSource,
+    main: Loaded,
+    /// The variant for tensors at addresses that 16-byte copies cannot take; made when it is first needed.
+    unaligned: OnceLock<Result<Loaded, AttentionError>>,
+    fallbacks: Vec<Fallback>,
+}
+
+/// A plan's kernel on the device.
+#[derive(Debug)]
+struct Loaded {
+    plan: Plan,
+    function: Function,
+    launch: Launch,
+    args: Vec<Arg>,
+    /// Bytes that each buffer must have.
+    needed: Vec<usize>,
+}
+
+impl Prepared {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        arch: &Arch,
+        problem: &Problem,
+        lse: bool,
+        plan: Option<&Plan>,
+    ) -> Result<Prepared, AttentionError> {
+        let (problem, empty) = stand_in(problem);
+        let mut fallbacks = Vec::new();
+        let mut all = candidates(&problem, lse, arch, plan)?.into_iter().peekable();
+        while let Some(Candidate { plan, source }) = all.next() {
+            let last = all.peek().is_none();
+            let spills = (!last).then_some(SPILLS);
+            match Loaded::new(context, arch, &problem, lse, plan.clone(), spills) {
+                Ok(main) => {
+                    return Ok(Prepared {
+                        context: context.clone(),
+                        arch: *arch,
+                        problem,
+                        empty,
+                        lse,
+                        source,
+                        main,
+                        unaligned: OnceLock::new(),
+                        fallbacks,
+                    });
+                }
+                Err(reason) if !last && is_the_plans_fault(&reason) => {
+                    fallbacks.push(Fallback { plan, source, reason });
+                }
+                Err(reason) => return Err(reason),
+            }
+        }
+        // `candidates` gives at least one plan or an error.
+        Err(AttentionError::Unsupported {
+            what: "a problem without a plan".to_owned(),
+            accepted: "any other".to_owned(),
+        })
+    }
+
+    /// The plan that was taken.
+    pub fn plan(&self) -> &Plan {
+        &self.main.plan
+    }
+
+    /// Where the plan came from.
+    pub fn choice(&self) -> PlanSource {
+        self.source
+    }
+
+    /// Plans that were tried before and not taken, with the reasons.
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
+    }
+
+    /// What the driver's compiler made of the kernel.
+    pub fn resources(&self) -> Resources {
+        self.main.function.resources()
+    }
+
+    /// The function, its launch and its arguments, for measuring what [`Prepared::enqueue`] adds.
+    pub fn parts(&self) -> (&Function, &Launch, &[Arg]) {
+        (&self.main.function, &self.main.launch, &self.main.args)
+    }
+
+    /// Puts the computation on the stream and returns: it waits for nothing and may be captured in a graph.
+    ///
+    /// Each slice begins at the lowest element of its tensor in memory and holds all that the problem's strides reach. `lse`
+    /// is `[batch, heads_q, seq_q]` in f32 and is given where [`Gpu::prepare`](super::Gpu::prepare) was asked for it. Tensors
+    /// whose addresses are no multiples of 16 bytes are taken by a slower variant of the kernel, which the first such call
+    /// compiles.
+    ///
+    /// # Errors
+    /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
+    /// another device's, or when the driver fails.
+    pub fn enqueue(
+        &self,
+        stream: &Stream,
+        q: DeviceSlice,
+        k: DeviceSlice,
+        v: DeviceSlice,
+        out: DeviceSlice,
+        lse: Option<DeviceSlice>,
+    ) -> Result<(), AttentionError> {
+        if lse.is_some() != self.lse {
+            return Err(AttentionError::LseWanted { prepared: self.lse });
+        }
+        if self.empty {
+            return Ok(());
+        }
+        let all = [q, k, v, out, lse.unwrap_or(DeviceSlice::EMPTY)];
+        let slices = &all[..4 + usize::from(self.lse)];
+        let loaded = self.variant(slices)?;
+        loaded.check(slices)?;
+        Ok(loaded.function.launch(stream, &loaded.launch, &loaded.args, slices)?)
+    }
+
+    /// The kernel for the slices' addresses.
+    fn variant(&self, slices: &[DeviceSlice]) -> Result<&Loaded, AttentionError> {
+        let aligned = slices[..4].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
+        if aligned || !needs_alignment(&self.main.plan) {
+            return Ok(&self.main);
+        }
+        let made = self.unaligned.get_or_init(|| {
+            let plan = unaligned(&self.main.plan).ok_or_else(|| AttentionError::Unsupported {
+                what: format!(
+                    "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
+                ),
+                accepted: "aligned tensors, or another plan".to_owned(),
+            })?;
+            Loaded::new(&self.context, &self.arch, &self.problem, self.lse, plan, None)
+        });
+        made.as_ref().map_err(Clone::clone)
+    }
+}
+
+impl Loaded {
+    fn new(
+        context: &Arc<Context>,
+        arch: &Arch,
+        problem: &Problem,
+        lse: bool,
+        plan: Plan,
+        spills: Option<u32>,
+    ) -> Result<Loaded, AttentionError> {
+        let kernel = emit(problem, &plan, arch)?;
+        let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
+        let wanted = &NAMES[..4 + usize::from(lse)];
+        if names != wanted {
+            return Err(AttentionError::Unsupported {
+                what: format!("a plan whose kernel takes the buffers {names:?}"),
+                accepted: format!("one that takes {wanted:?}"),
+            });
+        }
+        let expect = Expect { local_bytes: spills, ..expect(&plan, &kernel.launch) };
+        let function = Function::load(context, &kernel, &expect)?;
+        let needed = kernel.buffers.iter().map(|buffer| buffer.bytes).collect();
+        Ok(Loaded { plan, function, launch: kernel.launch, args: kernel.args, needed })
+    }
+
+    fn check(&self, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
+        check_slices(&self.needed, slices)
+    }
+}
+
+/// Holds the slices against the bytes and alignments that their tensors need.
+fn check_slices(needed: &[usize], slices: &[DeviceSlice]) -> Result<(), AttentionError> {
+    for ((&needed, slice), tensor) in needed.iter().zip(slices).zip(NAMES) {
+        let bytes = slice.bytes();
+        if bytes < needed {
+            return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
+        }
+        let accepted = if tensor == "lse" { 4 } else { 2 };
+        let address = slice.address();
+        if !address.is_multiple_of(accepted) {
+            return Err(AttentionError::Alignment { tensor, address, accepted });
+        }
+    }
+    Ok(())
+}
+
+/// What the plan says of its kernel.
+fn expect(plan: &Plan, launch: &Launch) -> Expect {
+    let expect = Expect::of(launch);
+    match plan {
+        Plan::Mma(plan) => {
+            let share = Arch::REGISTERS_PER_SM / (plan.threads() * plan.resident_ctas.unwrap_or(1)).max(1);
+            Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
+        }
+        Plan::Ladder { .. } => expect,
+    }
+}
+
+/// Whether another plan may do better.
+fn is_the_plans_fault(reason: &AttentionError) -> bool {
+    matches!(
+        reason,
+        AttentionError::Kernel(_)
+            | AttentionError::Unsupported { .. }
+            | AttentionError::Driver(DriverError::Admission { .. } | DriverError::Compile { .. })
+    )
+}
+
+/// The problem, with extents of 1 where a missing batch, head or row leaves nothing to compute; and whether that is so.
+fn stand_in(problem: &Problem) -> (Problem, bool) {
+    let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0;
+    let heads = |heads: usize| if problem.heads_q == 0 { heads.max(1) } else { heads };
+    let stand_in = Problem {
+        batch: problem.batch.max(1),
+        heads_q: heads(problem.heads_q),
+        heads_kv: if problem.heads_q == 0 { 1 } else { problem.heads_kv },
+        seq_q: problem.seq_q.max(1),
+        ..problem.clone()
+    };
+    (stand_in, empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use problem::{DType, Problem};
+
+    #[test]
+    fn problems_without_rows_stand_for_one_row() {
+        for change in [
+            (|p: &mut Problem| p.batch = 0) as fn(&mut Problem),
+            |p| p.seq_q = 0,
+            |p| (p.heads_q, p.heads_kv) = (0, 0),
+        ] {
+            let mut problem = Problem::new(2, 4, 8, 16, DType::F16);
+            change(&mut problem);
+            let (stand_in, empty) = stand_in(&problem);
+            assert!(empty);
+            assert_eq!(stand_in.check(), Ok(()));
+        }
+        let mut ungrouped = Problem::new(2, 4, 8, 16, DType::F16);
+        ungrouped.heads_kv = 0;
+        assert!(!stand_in(&ungrouped).1 && stand_in(&ungrouped).0.check().is_err());
+    }
+
+    #[test]
+    fn slices_are_held_against_the_problem() {
+        let none = DeviceSlice::EMPTY;
+        assert_eq!(check_slices(&[0, 0, 0, 0], &[none; 4]), Ok(()));
+        let error = check_slices(&[0, 64, 0, 0, 4], &[none; 5]).unwrap_err().to_string();
+        assert_eq!(error, "k has 0 bytes of device memory; its shape and strides reach over 64");
+    }
+
+    #[test]
+    fn only_a_plans_own_fault_leads_to_the_next_plan() {
+        let admission = DriverError::Admission {
+            entry: "e".into(),
+            what: "local bytes per thread",
+            found: 80,
+            accepted: 64,
+        };
+        assert!(is_the_plans_fault(&admission.into()));
+        assert!(!is_the_plans_fault(&DriverError::OutOfMemory { what: "x".into() }.into()));
+        assert!(!is_the_plans_fault(&DriverError::NoDriver.into()));
+    }
+}
