@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from . import _flashcore
+from ._errors import FlashCoreError
 
 __all__ = ["doctor"]
 
@@ -22,12 +23,20 @@ def doctor(file: Any = None) -> dict[str, str]:
     lines = {
         "flashcore": f"{_flashcore.__version__}, Python {platform.python_version()} on {platform.platform()}",
         "cpu": f"{', '.join(sets)}; {threads} threads: attention of NumPy arrays and CPU tensors",
+        "gpu": _gpus(),
         "numpy": _version("numpy", "arrays are taken and returned"),
         "torch": _version("torch", "tensors are taken and returned; flashcore.compat reaches models"),
     }
     for subject, line in lines.items():
         print(f"{subject:<10} {line}", file=file or sys.stdout)
     return lines
+
+
+def _gpus() -> str:
+    try:
+        return "; ".join(_flashcore.describe_gpus()) or "none"
+    except FlashCoreError as error:
+        return f"none ({error})"
 
 
 def _version(name: str, enables: str) -> str:

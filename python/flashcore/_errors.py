@@ -25,7 +25,7 @@ class UnsupportedError(FlashCoreError, NotImplementedError):
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.reason = reason or message
+        self.reason = reason or message.partition(";")[0]
 
 
 class DeviceError(FlashCoreError, RuntimeError):

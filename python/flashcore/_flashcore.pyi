@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __version__: str
 
 _Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
@@ -20,3 +22,30 @@ def attention_cpu(
 
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
+
+_Four = tuple[int, int, int, int]
+_Handed = tuple[int, _Four, _Four]
+
+def enqueue(
+    q: _Handed,
+    k: _Handed,
+    v: _Handed,
+    out: _Handed,
+    lse: int | None,
+    heads: int,
+    dtype: int,
+    causal: bool,
+    scale: float | None,
+    ordinal: int,
+    stream: int,
+) -> int:
+    """Attention on a GPU's memory: address, shape and strides in the tensor's own order, in which ``heads`` is 1 or 2.
+
+    Returns 0, or, with nothing done, a bit for each of q (1), k (2) and v (4) whose last dimension is not contiguous.
+    """
+
+def explain(shape: _Four, heads_kv: int, seq_kv: int, dtype: str, causal: bool, ordinal: int) -> dict[str, Any]:
+    """The plan that a dense problem ``(batch, heads, sequence, dim)`` gets on a device, and what it was compiled to."""
+
+def describe_gpus() -> list[str]:
+    """The GPUs that the driver sees, a line each."""

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _flashcore
-from ._errors import ArgumentError, DTypeError, UnsupportedError
+from . import _cuda, _flashcore
+from ._errors import ArgumentError, UnsupportedError
 
-_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 _is_compiling = torch.compiler.is_compiling
@@ -48,34 +47,18 @@ def _now(
     q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
-        from . import _cuda
-
         return _cuda.attend(q, k, v, heads, causal, scale, want_lse)
-    _check(q, k, v)
+    _cuda.check(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
-    q, k, v = (_plain_rows(x) for x in (q, k, v))
-    out = output_like(q, v.shape[3], heads)
-    lse = lse_like(q, heads) if want_lse else None
+    q, k, v = (_cuda.plain_rows(x.resolve_neg()) for x in (q, k, v))
+    out = _cuda.output_like(q, v.shape[3])
+    lse = _cuda.lse_like(q, heads) if want_lse else None
     if out.numel():
         described = [_describe(x, heads) for x in (q, k, v, out)]
         lse_address = None if lse is None else lse.data_ptr()
-        _flashcore.attention_cpu(*described, lse_address, _DTYPES[q.dtype], causal, scale)
+        _flashcore.attention_cpu(*described, lse_address, _cuda.DTYPES[q.dtype], causal, scale)
     return out, lse
-
-
-def output_like(q: Tensor, dim: int, heads: int) -> Tensor:
-    """Memory for the output: q's order of dimensions, dense."""
-    if q.shape[3] == dim:
-        return torch.empty_like(q)
-    if q.stride(1) >= q.stride(2):
-        return q.new_empty((*q.shape[:3], dim))
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim)).transpose(1, 2)
-
-
-def lse_like(q: Tensor, heads: int) -> Tensor:
-    """Memory for the log-sum-exp, ``[batch, heads, sequence]``, float32."""
-    return q.new_empty((q.shape[0], q.shape[heads], q.shape[3 - heads]), dtype=torch.float32)
 
 
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -106,27 +89,8 @@ def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kind = q.device.type
     if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (x.to(dtype) if x.dtype in _DTYPES else x for x in (q, k, v))
+        q, k, v = (x.to(dtype) if x.dtype in _cuda.DTYPES else x for x in (q, k, v))
     return q, k, v
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.layout is not torch.strided or x.is_nested:
-            layout = "nested" if x.is_nested else str(x.layout)
-            raise UnsupportedError(f"{name} has layout {layout}; accepted: torch.strided", f"layout {layout}")
-        if x.dtype not in _DTYPES:
-            raise DTypeError(f"{name} has dtype {x.dtype}; accepted: {', '.join(map(str, _DTYPES))}")
-        if x.device != q.device:
-            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
-        if x.dtype != q.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
-
-
-def _plain_rows(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy of one that is to be read negated, or whose last dimension is strided."""
-    x = x.resolve_neg()
-    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
@@ -154,10 +118,10 @@ def _operator(
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    _check(q, k, v)
-    q, v = _plain_rows(q), _plain_rows(v)
-    out = output_like(q, v.shape[3], heads)
-    return out, lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
+    _cuda.check(q, k, v)
+    q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)
+    out = _cuda.output_like(q, v.shape[3])
+    return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
 
 
 def _no_backward(ctx: Any, *grads: Any) -> Any:

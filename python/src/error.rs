@@ -2,6 +2,9 @@
 //! programmer would catch.
 
 use cpu::CpuError;
+use driver::DriverError;
+use flashcore::AttentionError;
+use kernels::KernelError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -15,6 +18,12 @@ pub enum Error {
     /// An element type outside of f16, bf16 and f32 (`DTypeError`, a `TypeError`).
     #[error("{0}")]
     DType(String),
+    /// Something that is not there yet (`UnsupportedError`, a `NotImplementedError`).
+    #[error("{0}")]
+    Unsupported(String),
+    /// The GPU or its driver refused (`DeviceError`, a `RuntimeError`).
+    #[error("{0}")]
+    Device(String),
     /// Python's own error.
     #[error(transparent)]
     Python(#[from] PyErr),
@@ -25,6 +34,8 @@ impl Error {
         match self {
             Error::Argument(_) => "ArgumentError",
             Error::DType(_) => "DTypeError",
+            Error::Unsupported(_) => "UnsupportedError",
+            Error::Device(_) => "DeviceError",
             Error::Python(_) => "FlashCoreError",
         }
     }
@@ -42,6 +53,27 @@ impl From<ProblemError> for Error {
 impl From<CpuError> for Error {
     fn from(error: CpuError) -> Error {
         Error::Argument(error.to_string())
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Error {
+        Error::Device(error.to_string())
+    }
+}
+
+impl From<AttentionError> for Error {
+    fn from(error: AttentionError) -> Error {
+        match error {
+            AttentionError::Problem(error) | AttentionError::Kernel(KernelError::Problem(error)) => {
+                error.into()
+            }
+            AttentionError::Driver(error) => error.into(),
+            AttentionError::Kernel(_) | AttentionError::Unsupported { .. } => {
+                Error::Unsupported(error.to_string())
+            }
+            error => Error::Argument(error.to_string()),
+        }
     }
 }
 

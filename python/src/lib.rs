@@ -4,6 +4,7 @@
 //! The functions here are the package's own: Python code outside of it goes through `flashcore`, which checks that an
 //! address belongs to a tensor that is alive.
 
+mod device;
 mod error;
 mod host;
 mod tensor;
@@ -16,5 +17,8 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     host::remember_process();
     module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
+    module.add_function(wrap_pyfunction!(device::explain, module)?)?;
+    module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
     Ok(())
 }
