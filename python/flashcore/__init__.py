@@ -10,8 +10,8 @@
 tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return what they were given. Nothing is copied
 as long as the last dimension is contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
 
-:mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against every
-other implementation present, and :func:`doctor` says what this machine can do.
+:mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
+every other implementation present, and :func:`doctor` says what this machine can do.
 """
 
 from __future__ import annotations

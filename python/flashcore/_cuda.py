@@ -30,9 +30,9 @@ def attend(
     device, dtype = q.get_device(), q.dtype
     code = _CODES.get(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
-    if not agree or code is None or q.is_neg() or k.is_neg() or v.is_neg():
+    if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
         check(q, k, v)
-        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return attend(q, k, v, heads, causal, scale, want_lse)

@@ -76,10 +76,18 @@ def attend(
     batch, sequence = q.shape[0], q.shape[3 - heads]
     lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
     if out.size:
-        tensors = [_plain(q), _plain(k), _plain(v), out]  # copies must live as long as the call
-        described = [_describe(x, heads) for x in tensors]
+        q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
         lse_address = None if lse is None else lse.ctypes.data
-        _flashcore.attention_cpu(*described, lse_address, _DTYPES[q.dtype.name], causal, scale)
+        _flashcore.attention_cpu(
+            _describe(q, heads),
+            _describe(k, heads),
+            _describe(v, heads),
+            _describe(out, heads),
+            lse_address,
+            _DTYPES[q.dtype.name],
+            causal,
+            scale,
+        )
     return out, lse
 
 

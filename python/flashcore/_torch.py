@@ -55,9 +55,17 @@ def _now(
     out = _cuda.output_like(q, v.shape[3])
     lse = _cuda.lse_like(q, heads) if want_lse else None
     if out.numel():
-        described = [_describe(x, heads) for x in (q, k, v, out)]
         lse_address = None if lse is None else lse.data_ptr()
-        _flashcore.attention_cpu(*described, lse_address, _cuda.DTYPES[q.dtype], causal, scale)
+        _flashcore.attention_cpu(
+            _describe(q, heads),
+            _describe(k, heads),
+            _describe(v, heads),
+            _describe(out, heads),
+            lse_address,
+            _cuda.DTYPES[q.dtype],
+            causal,
+            scale,
+        )
     return out, lse
 
 

@@ -8,11 +8,12 @@
 What FlashCore does not support (a mask, dropout, gradients, a device or type it lacks) runs as before, and is counted
 with its reason. Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention``
 and ``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
-(``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path that ``nn.MultiheadAttention``
-and ``nn.TransformerEncoderLayer`` take in inference (``torch.backends.mha.set_fastpath_enabled(False)`` turns it off).
+(``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path that
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take in inference, which
+``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
 
-Code under ``torch.compile`` is traced through whatever is in place when it is compiled, and PyTorch compiles it anew when
-that changes. Its calls are decided once, while tracing, and are not counted.
+Code under ``torch.compile`` is traced through whatever is in place when it is compiled, and PyTorch compiles it anew
+when that changes. Its calls are decided once, while tracing, and are not counted.
 """
 
 from __future__ import annotations
@@ -54,11 +55,10 @@ def disable() -> None:
 
     with _lock:
         _depth = max(_depth - 1, 0)
-        if _depth == 0 and _original is not None:
-            # Someone else may have put a function of theirs over ours meanwhile: that one stays.
-            if functional.scaled_dot_product_attention is _attention:
-                functional.scaled_dot_product_attention = _original
-                _original = None
+        # Someone else may have put a function of theirs over ours meanwhile: that one stays.
+        if _depth == 0 and functional.scaled_dot_product_attention is _attention:
+            functional.scaled_dot_product_attention = _original
+            _original = None
 
 
 @contextmanager

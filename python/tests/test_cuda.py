@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-import flashcore
 import pytest
+
+import flashcore
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_cuda
@@ -77,9 +78,7 @@ def test_nothing_waits_for_the_device():
 def test_equal_bits_from_run_to_run():
     q, k, v = three(torch.bfloat16)
     first = flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert all(
-        torch.equal(first, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)) for _ in range(20)
-    )
+    assert all(torch.equal(first, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)) for _ in range(20))
 
 
 def test_devices_may_not_be_mixed():

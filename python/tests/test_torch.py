@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import flashcore
 import pytest
+
+import flashcore
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -58,7 +59,9 @@ def close(ours, exact, dtype):
 
 @pytest.mark.parametrize(("device", "dtype", "dim"), CASES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "keys", "heads", "heads_k"), [(512, 512, 8, 8), (77, 300, 8, 2), (130, 65, 4, 1), (1, 1000, 4, 4)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "heads_k"), [(512, 512, 8, 8), (77, 300, 8, 2), (130, 65, 4, 1), (1, 1000, 4, 4)]
+)
 def test_flash_attn_func(device, dtype, dim, causal, rows, keys, heads, heads_k):
     q, k, v = three(device, dtype, rows, keys, heads, heads_k, dim, transposed=True)
     arguments = [x.transpose(1, 2) for x in (q, k, v)]

@@ -4,6 +4,7 @@ mod evidence;
 mod fuzz;
 mod test;
 mod tools;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -25,6 +26,10 @@ enum Task {
     Evidence,
     /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
     Fuzz(fuzz::Fuzz),
+    /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
+    Wheel,
+    /// Lint, build, install and test the Python package (done by `test` as well)
+    Python,
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -47,6 +52,8 @@ fn main() -> ExitCode {
         Task::Evidence => evidence::build(&root()),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Test => test::all(&root()),
+        Task::Wheel => wheel::release(&root()),
+        Task::Python => wheel::test(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };
     match outcome {
