@@ -7,8 +7,8 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, and the times of the rungs.
-const PROGRAMS: [&str; 2] = ["tensor_cores", "rungs"];
+/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model.
+const PROGRAMS: [&str; 3] = ["tensor_cores", "rungs", "probes"];
 
 /// Builds them in release mode and puts them into `.device/`.
 ///

@@ -20,11 +20,11 @@ pub enum Command {
     ///
     /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
     Check(Check),
-    /// Say why a kernel is slow: root causes, predicted time and what each line costs
+    /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
     /// Compute attention on tensors in files, on this machine's fastest device
     Run(Run),
-    /// Time the CPU kernels, interleaved with PyTorch's where python3 can import torch
+    /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
     /// Show what this machine has and what that enables
     Doctor,
@@ -81,6 +81,15 @@ pub struct Explain {
     /// Architecture that CUDA C++ is compiled for
     #[arg(long, value_name = "NN", default_value_t = 80)]
     pub sm: u32,
+    /// Say instead which plan computes a problem, and why: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16
+    #[arg(long, conflicts_with = "file")]
+    pub problem: Option<String>,
+    /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
+    #[arg(long, value_name = "NAME", requires = "problem")]
+    pub device: Option<String>,
+    /// A plan to use for --problem instead of the chosen one, as JSON: is it possible?
+    #[arg(long, value_name = "JSON", requires = "problem")]
+    pub plan: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -110,19 +119,25 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// Seconds for each problem
-    #[arg(long, default_value_t = 3.0)]
-    pub seconds: f64,
-    /// Threads; default: all cores
+    /// Where: cpu, cuda, cuda:N (the GPU's number), or auto: a GPU where there is one
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
-    pub threads: Option<usize>,
-    /// Append rows to FILE; refused outside a clean commit
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "evidence/cpu.jsonl")]
-    pub evidence: Option<PathBuf>,
+    pub seconds: Option<f64>,
+    /// A problem: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16; may be given several times
+    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
+    pub problem: Vec<String>,
+    /// Append rows to FILE; refused outside a clean commit; default evidence/DEVICE.jsonl
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub evidence: Option<Option<PathBuf>>,
     /// Print rows as JSON lines instead of a table
     #[arg(long)]
     pub json: bool,
-    /// One problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
+    /// CPU: threads; default: all cores
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<String>,
     /// Its element type: f32, f16 or bf16
@@ -131,4 +146,16 @@ pub struct Bench {
     /// Its mask: none or causal
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
+    /// GPU: a suite of problems: mission, small or ampere; may be given several times; default: mission
+    #[arg(long)]
+    pub suite: Vec<String>,
+    /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest
+    #[arg(long, value_name = "FILE.json")]
+    pub plan: Vec<PathBuf>,
+    /// GPU: warm, cold or both
+    #[arg(long, default_value = "both")]
+    pub mode: String,
+    /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
+    #[arg(long, value_name = "N")]
+    pub control: Option<usize>,
 }

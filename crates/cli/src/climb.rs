@@ -91,8 +91,8 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
             out,
             "cpu {}: {:.0} µs measured, {:.1} GFLOP/s",
             p.dtype,
-            race.ours.us(),
-            p.flops() / race.ours.us() * 1e-3
+            race.first().us(),
+            p.flops() / race.first().us() * 1e-3
         )?;
     }
     Ok(())

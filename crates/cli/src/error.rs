@@ -87,6 +87,20 @@ pub enum CliError {
         "--evidence: the repository has changes that are not committed (or there is none); commit them first, or leave --evidence out"
     )]
     Unclean,
+    /// Rows from a GPU machine, which need not have the repository, name the commit that the program was built from.
+    #[error(
+        "--evidence: this program does not know its commit; build it with `cargo xtask evidence`, or leave --evidence out"
+    )]
+    Unbuilt,
+    /// The device broke down in a race.
+    #[error("the race broke off: {0}")]
+    Race(#[from] lab::bench::RaceError<driver::DriverError>),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Driver(#[from] driver::DriverError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Contestant(#[from] lab::bench::gpu::ContestantError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Launch(#[from] lab::launchfile::LaunchError),

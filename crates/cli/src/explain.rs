@@ -13,9 +13,12 @@ use serde_json::json;
 use crate::Status;
 use crate::args::Explain;
 use crate::error::CliError;
-use crate::{source, table};
+use crate::{choice, source, table};
 
 pub fn explain(args: &Explain) -> Result<Status, CliError> {
+    if let Some(problem) = &args.problem {
+        return choice::explain(args, problem);
+    }
     let gpu = Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
         argument: "--gpu",
         value: args.gpu.clone(),

@@ -3,7 +3,9 @@
 mod args;
 mod bench;
 mod check;
+mod choice;
 mod climb;
+mod device;
 mod doctor;
 mod error;
 mod explain;

@@ -123,7 +123,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     let heads = problem.replace("heads_q = 8", "heads_q = 8\nheads_kv = 3").replace("000000", "0");
     let heads = folder.write("heads.toml", &format!("{heads}{LAUNCH}"));
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
-    let cases: [(&[&str], &str); 26] = [
+    let cases: [(&[&str], &str); 32] = [
         (&["check", &illegal, "--launch", &launch], "rules of PTX are broken"),
         (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
         (&["check", &ptx, "--launch", &beyond], "launch.grid = [2147483648] is not possible"),
@@ -135,6 +135,18 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["climb", "--out", "none/report.html"], "cannot write none/report.html"),
         (&["climb", "--out", "folder.ptx"], "it is a folder; accepted: the name of a file"),
         (&["bench", "--seconds", "nan"], "--seconds = NaN is not possible"),
+        (&["bench", "--device", "tpu"], "--device = tpu is not possible; accepted: cpu, cuda, cuda:N, auto"),
+        (
+            &["bench", "--device", "cuda", "--suite", "all"],
+            "--suite = all is not possible; accepted: mission, small, ampere",
+        ),
+        (
+            &["bench", "--device", "cuda", "--mode", "hot"],
+            "--mode = hot is not possible; accepted: warm, cold, both",
+        ),
+        (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
+        (&["bench", "--device", "cuda", "--plan", &launch], "accepted: a plan as JSON"),
+        (&["bench", "--problem", "1,8,512"], "--problem = 1,8,512 is not possible"),
         (&["bench", "--threads", "0"], "--threads = 0 is not possible"),
         (&["bench", "--shape", "99999999999x1x16x16"], "--shape = 99999999999x1x16x16 is not possible"),
         (&["bench", "--shape", "1x1x1000000x64"], "--shape = 1x1x1000000x64 is not possible"),
@@ -327,4 +339,36 @@ fn doctor_and_help_speak() {
         output.status.success()
             && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
     );
+}
+
+#[test]
+fn explain_says_which_plan_a_problem_gets() {
+    let folder = Folder::new("choice");
+    let ask = |more: &[&str]| {
+        let args = ["explain", "--problem", "1,8,512,64,f16", "--device", "h200", "--json"];
+        folder.run(&[&args[..], more].concat())
+    };
+    let output = ask(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let chosen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(chosen["plan"]["family"], "mma");
+    assert!(!chosen["why"].as_array().unwrap().is_empty());
+    // The printed plan can be given back; a wrong gene is named.
+    let mut plan = chosen["plan"].clone();
+    let output = ask(&["--plan", &plan.to_string()]);
+    let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&given["source"], &given["plan"]), (&"given".into(), &plan));
+    plan["block_n"] = 17.into();
+    for (args, message) in [
+        (&["--plan", &plan.to_string()][..], "block_n = 17"),
+        (&["--plan", "{}"], "--plan"),
+        (&["--device", "gtx480"], "cannot be used multiple times"),
+    ] {
+        let output = ask(args);
+        assert_eq!(output.status.code(), Some(3));
+        assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));
+    }
+    let output = folder.run(&["explain", "--problem", "1,8,512,64,f16", "--device", "gtx480"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("H200, H100"), "{}", text(&output.stderr));
 }

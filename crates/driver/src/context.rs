@@ -84,6 +84,16 @@ impl Context {
         self.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
+    /// Takes back from L2 whatever was asked to persist there.
+    ///
+    /// # Errors
+    /// When the driver refuses, as it does on devices before sm_80.
+    pub fn reset_persisting_l2(&self) -> Result<(), DriverError> {
+        let _entered = self.enter()?;
+        // SAFETY: the context is current.
+        self.check("cuCtxResetPersistingL2Cache", unsafe { sys::cuCtxResetPersistingL2Cache() })
+    }
+
     /// Device memory that is free, and all of it, in bytes.
     ///
     /// # Errors

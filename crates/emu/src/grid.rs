@@ -89,7 +89,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     after_checks(&context, kernel, options, &mut total.findings);
     drop(global);
     keep_written(kernel, buffers, fresh);
-    Ok(total.report(&program, kernel))
+    Ok(Report { changed: changed(&program, &variables), ..total.report(&program, kernel) })
 }
 
 /// What was found so far.
@@ -140,8 +140,21 @@ impl Total {
             counters: self.counters,
             traces: self.traces,
             steps: self.steps,
+            changed: Vec::new(),
         }
     }
+}
+
+/// Names of the module's variables that do not hold what they held at first.
+fn changed(program: &Program, variables: &[Vec<AtomicU32>]) -> Vec<String> {
+    let same = |before: &[u8], after: &[AtomicU32]| {
+        words(before).iter().zip(after).all(|(a, b)| a.load(Ordering::Relaxed) == b.load(Ordering::Relaxed))
+    };
+    let pairs = program.layout.variables.iter().zip(variables);
+    pairs
+        .filter(|(region, after)| !same(&region.contents, after))
+        .map(|(region, _)| region.name.clone())
+        .collect()
 }
 
 fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k Function, EmuError> {

@@ -242,4 +242,6 @@ pub struct Report {
     pub traces: Vec<CtaTrace>,
     /// Warp instructions issued.
     pub steps: u64,
+    /// The module's `.global` variables that the launch left other than it found them: what a next launch would see.
+    pub changed: Vec<String>,
 }

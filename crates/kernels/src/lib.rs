@@ -18,6 +18,7 @@ mod error;
 pub mod forward;
 pub mod ladder;
 mod plan;
+pub mod select;
 
 pub use arch::Arch;
 pub use error::{KernelError, PlanError};

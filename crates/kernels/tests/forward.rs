@@ -45,6 +45,10 @@ fn torture_set_is_right_and_without_hazards() {
             lse: i % 4 != 0,
             ..default_plan(problem, &arch)
         };
+        // Every other plan divides the keys among warps, where the columns of O can be divided.
+        if i % 2 == 1 && problem.head_dim_v % 16 == 0 && !wide {
+            (plan.kv_warps, plan.warps, plan.block_n) = (2, 2 * warps, block_n.max(32));
+        }
         while plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
             plan.stages -= 1;
         }
@@ -76,6 +80,35 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
+/// Warps that divide the keys: with more parts than the causal rows see, with none, and with several tiles of rows.
+#[test]
+fn parts_of_the_keys_are_joined() {
+    let small = |kv_warps, block_m, warps, block_n, stages| MmaPlan {
+        kv_warps,
+        block_m,
+        warps,
+        block_n,
+        stages,
+        lse: true,
+        ..default_plan(&Problem::mission(), &Arch::SM_80)
+    };
+    let plans =
+        [small(2, 32, 4, 64, 2), small(4, 16, 4, 64, 3), small(8, 32, 8, 128, 1), small(4, 64, 8, 64, 2)];
+    for (i, plan) in plans.iter().enumerate() {
+        for (keys, mask) in [(200, Mask::None), (70, Mask::Causal), (0, Mask::None), (7, Mask::Causal)] {
+            for dim in [64, 128] {
+                let problem = Problem::new(1, 2, 90, dim, [DType::F16, DType::Bf16][i % 2])
+                    .with_mask(mask)
+                    .with_seq_kv(keys, Layout::Bshd);
+                for schedule in SCHEDULES {
+                    let options = Options { seed: i as u64, schedule, ..Options::default() };
+                    prove(&problem, plan.clone(), &Arch::SM_80, options);
+                }
+            }
+        }
+    }
+}
+
 /// Positions of the instructions that order memory.
 fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     let mut found = Vec::new();
@@ -97,8 +130,13 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
 fn every_synchronisation_is_needed() {
     let problem = Problem::new(1, 1, 128, 64, DType::F16);
     let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..default_plan(&problem, &Arch::SM_80) };
-    for (stages, queries) in [(1, QueryHome::Shared), (2, QueryHome::Shared), (3, QueryHome::Registers)] {
-        let plan = Plan::Mma(MmaPlan { stages, queries, ..base.clone() });
+    let (shared, registers) = (QueryHome::Shared, QueryHome::Registers);
+    for (stages, queries, kv_warps) in
+        [(1, shared, 1), (2, shared, 1), (3, registers, 1), (2, shared, 2), (2, registers, 4)]
+    {
+        let block_m = 64 / kv_warps;
+        let block_n = 32.max(16 * kv_warps);
+        let plan = Plan::Mma(MmaPlan { stages, queries, kv_warps, block_m, block_n, ..base.clone() });
         let problems = [160, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
         let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap());
         for (item, at, op) in synchronisations(&kernels[0]) {
@@ -109,7 +147,10 @@ fn every_synchronisation_is_needed() {
                     common::run_kernel(&mut Emulator::new(options), problem, &mutant, seed).is_err()
                 })
             });
-            assert!(caught, "{stages} stages, queries {queries:?}: without statement {at}, {op:?}");
+            assert!(
+                caught,
+                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps: without statement {at}, {op:?}"
+            );
         }
     }
 }
@@ -129,7 +170,10 @@ fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
 fn no_head_dim_has_bank_conflicts() {
     for dim in (8..=256).step_by(8) {
         let problem = Problem::new(1, 1, 64, dim, DType::F16).with_seq_kv(64, Layout::Bhsd);
-        let plan = default_plan(&problem, &Arch::SM_90);
+        let mut plan = default_plan(&problem, &Arch::SM_90);
+        if dim % 64 == 0 {
+            (plan.kv_warps, plan.warps, plan.block_m, plan.block_n) = (4, 4, 16, 64);
+        }
         let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_90).unwrap();
         let mut machine = Emulator::new(Options::default());
         common::run_kernel(&mut machine, &problem, &kernel, dim as u64).unwrap().check();

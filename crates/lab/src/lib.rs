@@ -1,6 +1,7 @@
 //! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
 //! that knows peers, statistics and storage.
 
+pub mod approx;
 pub mod bench;
 pub mod climb;
 pub mod diagnose;
@@ -10,6 +11,7 @@ pub mod fuzz;
 pub mod gate;
 pub mod launchfile;
 pub mod panics;
+pub mod probes;
 pub mod provenance;
 pub mod report;
 pub mod store;

@@ -3,6 +3,10 @@
 use cpu::{CpuError, CpuPlan, Element, Reference};
 use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
+use rayon::prelude::*;
+
+/// Elements that are worth a thread.
+const SHARE: usize = 1 << 16;
 
 /// Elements of one tensor, in its dtype.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,11 +28,37 @@ macro_rules! each {
     };
 }
 
+/// The same, where `$body` makes another vector of the same type.
+macro_rules! each_as {
+    ($values:expr, $x:ident => $body:expr) => {
+        match $values {
+            Values::F16($x) => Values::F16($body),
+            Values::Bf16($x) => Values::Bf16($body),
+            Values::F32($x) => Values::F32($body),
+        }
+    };
+}
+
+/// Where each row starts, in the order batch, head, row; `None` when they lie in this order without gaps, or do not all lie
+/// within so many elements.
+fn moves(problem: &Problem, tensor: Tensor, elements: usize) -> Option<Vec<usize>> {
+    let ([batches, heads, rows, dim], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let (span, origin) = problem.span(tensor)?;
+    let starts: Vec<usize> = (0..batches * heads * rows)
+        .map(|i| {
+            let (batch, head, row) = (i / (heads * rows), i / rows % heads, i % rows);
+            (origin as i64 + strides.offset(batch, head, row)) as usize
+        })
+        .collect();
+    let in_order = starts.iter().enumerate().all(|(i, &start)| start == i * dim);
+    (!in_order && span <= elements).then_some(starts)
+}
+
 impl Values {
     /// `values` rounded to `dtype`.
     pub fn round(dtype: DType, values: &[f32]) -> Values {
         fn to<T: Element>(values: &[f32]) -> Vec<T> {
-            values.iter().map(|&x| T::from_f32(x)).collect()
+            values.par_iter().with_min_len(SHARE).map(|&x| T::from_f32(x)).collect()
         }
         match dtype {
             DType::F16 => Values::F16(to(values)),
@@ -48,22 +78,28 @@ impl Values {
 
     /// The elements that little-endian `bytes` hold; a rest shorter than an element is left out.
     pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
-        let halves = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let halves = bytes.par_chunks_exact(2).with_min_len(SHARE).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let words = bytes.par_chunks_exact(4).with_min_len(SHARE);
         match dtype {
-            DType::F16 => Values::F16(halves().map(f16::from_bits).collect()),
-            DType::Bf16 => Values::Bf16(halves().map(bf16::from_bits).collect()),
-            DType::F32 => Values::F32(
-                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            ),
+            DType::F16 => Values::F16(halves.map(f16::from_bits).collect()),
+            DType::Bf16 => Values::Bf16(halves.map(bf16::from_bits).collect()),
+            DType::F32 => Values::F32(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
         }
     }
 
     /// Little-endian bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
+        fn of<T: Copy + Sync, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+            let mut all = vec![0; N * values.len()];
+            all.par_chunks_mut(N * SHARE).zip(values.par_chunks(SHARE)).for_each(|(all, values)| {
+                all.chunks_exact_mut(N).zip(values).for_each(|(b, &x)| b.copy_from_slice(&bytes(x)));
+            });
+            all
+        }
         match self {
-            Values::F16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-            Values::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-            Values::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::F16(x) => of(x, f16::to_le_bytes),
+            Values::Bf16(x) => of(x, bf16::to_le_bytes),
+            Values::F32(x) => of(x, f32::to_le_bytes),
         }
     }
 
@@ -84,6 +120,61 @@ impl Values {
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The elements of a range; as many of them as there are.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Values {
+        let range = range.start.min(self.len())..range.end.min(self.len());
+        match self {
+            Values::F16(x) => Values::F16(x[range].to_vec()),
+            Values::Bf16(x) => Values::Bf16(x[range].to_vec()),
+            Values::F32(x) => Values::F32(x[range].to_vec()),
+        }
+    }
+
+    /// The elements of a tensor that lies as `problem` says, in the order `[batch, head, row, dim]`.
+    pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
+        let Some(moves) = moves(problem, tensor, self.len()) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => moves.iter().flat_map(|&start| x[start..start + dim].iter().copied()).collect())
+    }
+
+    /// The inverse: elements in the order `[batch, head, row, dim]` laid out as `problem` says, 0 between the rows.
+    pub fn scatter(self, problem: &Problem, tensor: Tensor) -> Values {
+        let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+        let Some(moves) = moves(problem, tensor, elements) else { return self };
+        let dim = problem.extents(tensor)[3];
+        each_as!(self, x => {
+            let mut laid = vec![Default::default(); elements];
+            for (&start, row) in moves.iter().zip(x.chunks_exact(dim)) {
+                laid[start..start + dim].copy_from_slice(row);
+            }
+            laid
+        })
+    }
+
+    /// Takes over another's elements, in the memory that is there if its size and type fit.
+    pub fn copy_from(&mut self, other: &Values) {
+        match (&mut *self, other) {
+            (Values::F16(x), Values::F16(y)) => x.clone_from(y),
+            (Values::Bf16(x), Values::Bf16(y)) => x.clone_from(y),
+            (Values::F32(x), Values::F32(y)) => x.clone_from(y),
+            (x, y) => *x = y.clone(),
+        }
+    }
+
+    /// Makes every element NaN.
+    pub fn fill_nan(&mut self) {
+        match self {
+            Values::F16(x) => x.fill(f16::NAN),
+            Values::Bf16(x) => x.fill(bf16::NAN),
+            Values::F32(x) => x.fill(f32::NAN),
+        }
+    }
+
+    /// Number of elements that are NaN.
+    pub fn count_nan(&self) -> usize {
+        each!(self, x => x.par_iter().with_min_len(SHARE).filter(|x| x.is_nan()).count())
     }
 
     /// The element at `index`, exactly.
@@ -179,6 +270,18 @@ impl Inputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_laid_out_and_gathered() {
+        let dense = Problem::new(2, 3, 4, 2, DType::F32);
+        let other = dense.clone().with_layout(problem::Layout::Bshd);
+        let values = Values::round(DType::F32, &(0..48).map(|i| i as f32).collect::<Vec<_>>());
+        assert_eq!(values.clone().scatter(&dense, Tensor::Q), values);
+        let laid = values.clone().scatter(&other, Tensor::Q);
+        // Batch 1, row 2, head 1 of [batch, row, head, dim] is batch 1, head 1, row 2.
+        assert_eq!(laid.get(24 + 2 * 6 + 2), values.get(24 + 8 + 4));
+        assert_eq!(laid.gather(&other, Tensor::Q), values);
+    }
 
     #[test]
     fn bytes_and_values_are_inverse() {

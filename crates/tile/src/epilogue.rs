@@ -1,30 +1,40 @@
 //! From accumulators to global memory.
 
-use ptx::{Builder, CmpOp, F32, Global, Half, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R32, Shared};
 
 use crate::layout::{CHUNK_BYTES, TileLayout};
-use crate::{AccTile, Threads, TileCopy};
+use crate::{AccTile, CopyMode, Threads, TileCopy};
 
 /// Rounds the accumulators of each warp and stores them as rows, through shared memory so that every store is a whole
-/// chunk: `tile` has room for the CTA's rows, of which the warp uses only its own. `copy` works by warp; `to` is
-/// its pointer to the warp's first row; rows at or beyond `limit` are not stored.
+/// chunk: `tile` has room for the CTA's rows. A warp that has its rows to itself sends them off itself; warps that share
+/// rows hold a part of their columns each, and the CTA stores all rows together. `to` points at the CTA's
+/// tile of the tensor, whose rows lie `row_bytes` apart; those at or beyond `limit` are not stored.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
     k: &mut Builder,
     threads: &Threads,
     half: Half,
     o: &AccTile,
-    layout: TileLayout,
     tile: Shared,
-    copy: &TileCopy,
-    to: Global,
-    limit: Option<R32>,
+    (tensor, first, limit): (Global, R32, R32),
+    row_bytes: i64,
+    mode: CopyMode,
 ) {
-    let start = k.mad(threads.warp, layout.bytes(), tile.base);
-    let tile = Shared { base: start, offset: tile.offset };
-    write_fragments(k, threads, half, o, layout, tile);
-    k.warp_sync();
-    copy.store(k, tile, to, limit);
+    let layout = TileLayout::new(16 * o.m_tiles(), 8 * o.n_tiles() * threads.kv_warps);
+    let own = k.shared_index(tile, threads.row_warp, layout.bytes());
+    write_fragments(k, threads, half, o, layout, own);
+    let (copy, from, first) = if threads.kv_warps == 1 {
+        k.warp_sync();
+        let first = k.mad(threads.row_warp, layout.rows, first);
+        (TileCopy::by_warp(k, threads, layout, row_bytes, mode), own, first)
+    } else {
+        k.bar_sync();
+        let layout = TileLayout { rows: layout.rows * threads.row_warps(), ..layout };
+        (TileCopy::new(k, threads, layout, row_bytes, mode), tile, first)
+    };
+    let to = copy.start(k, tensor, first);
+    let left = k.sub(limit, first);
+    copy.store(k, from, to, Some(left));
 }
 
 /// Writes the lanes' pairs of neighbouring columns to a tile. The eight rows of a store lie in eight groups of banks.
@@ -36,30 +46,62 @@ fn write_fragments(
     layout: TileLayout,
     tile: Shared,
 ) {
-    let zero = k.mov(0);
-    let row = layout.emit_offset(k, threads.quad, zero);
-    let in_row = k.mad(threads.column, 2, row);
-    let base = k.add(tile.base, in_row);
-    let group = layout.group();
-    let places: Vec<R32> =
-        (0..group).map(|c| if c == 0 { base } else { k.xor(base, c * CHUNK_BYTES) }).collect();
+    let places = chunk_places(k, threads, o.n_tiles(), layout, tile);
     for m in 0..o.m_tiles() {
-        for n in 0..o.n_tiles() {
+        for (n, place) in (0..).zip(&places) {
             let [a, b, c, d] = o.tile(m, n);
-            let place = Shared { base: places[(n % group) as usize], offset: tile.offset };
             for (row, [low, high]) in [(16 * m, [a, b]), (16 * m + 8, [c, d])] {
                 let pair = k.pack(half, low, high);
-                let offset = row * layout.pitch() + n / group * group * CHUNK_BYTES;
-                k.st(ptx::Pointer::at(place, i64::from(offset)), pair);
+                k.st(place.at(i64::from(row * layout.pitch())), pair);
             }
         }
     }
 }
 
-/// Stores one f32 a row (the LSE): the first lane of each quad has it. `to` points at the warp's first row.
+/// Where the lane's first row has its pair of each 8-column tile that the warp holds.
+fn chunk_places(
+    k: &mut Builder,
+    threads: &Threads,
+    n_tiles: u32,
+    layout: TileLayout,
+    tile: Shared,
+) -> Vec<Shared> {
+    let start = k.shared_index(tile, threads.column, 2);
+    let Some(part) = threads.part else {
+        let zero = k.mov(0);
+        let row = layout.emit_offset(k, threads.quad, zero);
+        let first = k.shared_advance(start, row);
+        let group = layout.group();
+        let of_group: Vec<R32> = (0..group)
+            .map(|c| if c == 0 { first.base } else { k.xor(first.base, c * CHUNK_BYTES) })
+            .collect();
+        let place = |n: u32| {
+            let offset = i64::from(n / group * group * CHUNK_BYTES);
+            Shared { base: of_group[(n % group) as usize], offset: first.offset }.at(offset)
+        };
+        return (0..n_tiles).map(place).collect();
+    };
+    let first = k.mul(part, n_tiles);
+    (0..n_tiles)
+        .map(|n| {
+            let chunk = k.add(first, n);
+            let offset = layout.emit_offset(k, threads.quad, chunk);
+            k.shared_advance(start, offset)
+        })
+        .collect()
+}
+
+/// Stores one f32 a row (the LSE): the first lane of each quad has it, of one of the warps that share the rows. `to` points
+/// at the warp's first row.
 pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, limit: R32) {
     let to = k.index(to, threads.quad, 4);
-    let first_lane = k.setp_u(CmpOp::Eq, threads.column, 0);
+    let first_lane = match threads.part {
+        None => k.setp_u(CmpOp::Eq, threads.column, 0),
+        Some(part) => {
+            let either = k.or(part, threads.column);
+            k.setp_u(CmpOp::Eq, either, 0)
+        }
+    };
     for (i, &value) in lse.iter().enumerate() {
         let row = (i / 2 * 16 + i % 2 * 8) as u32;
         let left = k.sub(limit, threads.quad);

@@ -50,7 +50,7 @@ impl Queries {
         rows: u32,
     ) -> Queries {
         let reader = MatrixReader::rows_first(k, threads, layout);
-        let start = k.mad(threads.warp, rows * layout.pitch(), tile.base);
+        let start = k.mad(threads.row_warp, rows * layout.pitch(), tile.base);
         let source = Source::Shared(reader, Shared { base: start, offset: tile.offset });
         Queries { m_tiles: rows / 16, chunks: layout.chunks, half, sign, source }
     }

@@ -6,22 +6,26 @@
 //! [`Bound`] says which blocks of keys a CTA visits, and [`KvPipeline`] visits them while later ones are on their way.
 
 mod copy;
+mod divide;
 mod epilogue;
 mod fragment;
 mod gemm;
 mod layout;
 mod mask;
+mod merge;
 mod pipeline;
 mod reader;
 mod softmax;
 mod threads;
 
 pub use copy::{CopyMode, TileCopy};
+pub use divide::divide;
 pub use epilogue::{store_lse, store_rows};
 pub use fragment::{AccTile, Fragment, ProbTile};
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use layout::TileLayout;
 pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
+pub use merge::merge_bytes;
 pub use pipeline::{Block, KvPipeline, Stream};
 pub use reader::{MatrixReader, OpenTile};
 pub use softmax::{Finished, OnlineSoftmax, Rescale};

@@ -2,7 +2,7 @@
 
 use ptx::{Builder, CmpOp, R32};
 
-use crate::{AccTile, Block, Threads};
+use crate::{AccTile, Block, Threads, divide};
 
 /// Which keys a query row sees. New masks are new variants, with their bound beside their predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +50,7 @@ impl Bound {
         match rule {
             MaskRule::All => {
                 let end = blocks_up(k, rows.seq_kv, block_n);
-                Bound { full: (!divides).then(|| k.div_u(rows.seq_kv, block_n)), end }
+                Bound { full: (!divides).then(|| divide(k, rows.seq_kv, block_n)), end }
             }
             MaskRule::Causal => {
                 let shift = k.sub(rows.seq_kv, rows.seq_q);
@@ -61,7 +61,7 @@ impl Bound {
                 let first = k.add(rows.first, shift);
                 let first = k.add(first, 1);
                 let first = k.max_s(first, 0);
-                Bound { full: Some(k.div_u(first, block_n)), end: blocks_up(k, keys, block_n) }
+                Bound { full: Some(divide(k, first, block_n)), end: blocks_up(k, keys, block_n) }
             }
         }
     }
@@ -69,7 +69,7 @@ impl Bound {
 
 fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
     let up = k.add(keys, block_n - 1);
-    k.div_u(up, block_n)
+    divide(k, up, block_n)
 }
 
 /// Puts −∞ where a row does not see a key.
@@ -77,22 +77,27 @@ fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
 pub struct Masker {
     rule: MaskRule,
     rows: RowRange,
-    /// The lane's first row, and its first column in a tile of 8.
+    /// The lane's first row, and its first column in a block.
     row: R32,
     column: R32,
 }
 
 impl Masker {
-    /// For warps that hold `warp_rows` rows each of the range.
+    /// For warps that hold `warp_rows` rows each of the range, and `warp_keys` keys of each block.
     pub fn new(
         k: &mut Builder,
         rule: MaskRule,
         threads: &Threads,
         rows: &RowRange,
         warp_rows: u32,
+        warp_keys: u32,
     ) -> Masker {
-        let first = k.mad(threads.warp, warp_rows, rows.first);
-        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column: threads.column }
+        let first = k.mad(threads.row_warp, warp_rows, rows.first);
+        let column = match threads.part {
+            None => threads.column,
+            Some(part) => k.mad(part, warp_keys, threads.column),
+        };
+        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
     /// Masks the scores of a block; nothing where all is seen.

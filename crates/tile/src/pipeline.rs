@@ -27,8 +27,8 @@ pub struct Stream {
 /// A ring of stages, each a tile of keys and one of values.
 ///
 /// With one stage, values are loaded while S is computed and the next keys while O is, with two barriers a block. With
-/// more, a block's keys and values were requested `stages − 1` blocks before, with one barrier a block: it both makes
-/// the block visible and frees the stage that the next request fills.
+/// more, all stages are requested at the start; from then on a block's keys and values are requested `stages − 1` blocks
+/// before, with one barrier a block: it both makes the block visible and frees the stage that the next request fills.
 #[derive(Clone, Debug)]
 pub struct KvPipeline {
     stages: u32,
@@ -42,6 +42,8 @@ pub struct KvPipeline {
     /// The block to visit now, and the offset of its stage.
     current: R32,
     stage: R32,
+    /// The block to request next, where there are stages to request ahead into.
+    next: R32,
 }
 
 /// A block of keys and values being visited.
@@ -69,12 +71,14 @@ impl KvPipeline {
         let current = k.sub(bound.end, 1);
         let stage = k.mov(0);
         let stage_bytes = key.layout.bytes() + value.layout.bytes();
-        KvPipeline { stages, stage_bytes, block_n, ragged, bound, key, value, current, stage }
+        let next = if stages == 1 { current } else { k.sub(current, stages) };
+        KvPipeline { stages, stage_bytes, block_n, ragged, bound, key, value, current, stage, next }
     }
 
-    /// Requests the first blocks. What the CTA requested before belongs to the first group.
+    /// Requests the first blocks. What the CTA requested before belongs to the first group. The group of the last stage is
+    /// closed by the first visit, as that of every later block by the visit that requests it.
     pub fn start(&self, k: &mut Builder) {
-        for ahead in 0..self.ahead().max(1) {
+        for ahead in 0..self.stages {
             self.if_block(k, ahead, |k| {
                 let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
                     let before = k.mul(self.current, self.block_n);
@@ -86,7 +90,9 @@ impl KvPipeline {
                     self.request(k, &self.value, self.value.tile.at(stage), limit);
                 }
             });
-            k.cp_async_commit();
+            if ahead < self.ahead().max(1) {
+                k.cp_async_commit();
+            }
         }
     }
 
@@ -140,9 +146,14 @@ impl KvPipeline {
         k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
     }
 
-    /// Requests the block whose turn it is, as one group, into the stage that the last visit left.
+    /// Requests the block whose turn it is, as one group, into the stage that the last visit left; nothing at the first
+    /// visit, before which every stage was requested.
     fn request_ahead(&self, k: &mut Builder) {
-        self.if_block(k, self.ahead(), |k| {
+        let ahead = k.sub(self.current, self.next);
+        let exists = k.setp_s(CmpOp::Ge, self.next, 0);
+        let turn = k.setp_s_and(CmpOp::Lt, ahead, self.stages, exists);
+        k.if_(turn, |k| {
+            k.sub_to(self.next, self.next, 1);
             let last_stage = self.ahead() * self.stage_bytes;
             let free = if self.stages == 2 {
                 k.xor(self.stage, self.stage_bytes)

@@ -56,6 +56,11 @@ impl MatrixReader {
         MatrixReader { layout, lane: layout.emit_offset(k, row, chunk) }
     }
 
+    /// The same, of a tile that begins at row `first`, a multiple of 8, of this layout.
+    pub fn skip_rows(self, k: &mut Builder, first: R32) -> MatrixReader {
+        MatrixReader { lane: k.mad(first, self.layout.pitch(), self.lane), ..self }
+    }
+
     /// The lane's addresses in the tile at `tile`, whose start is a multiple of 128 bytes.
     pub fn open(&self, k: &mut Builder, tile: Shared) -> OpenTile {
         let base = k.add(tile.base, self.lane);

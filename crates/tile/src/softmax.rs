@@ -19,14 +19,14 @@ pub enum Rescale {
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
 pub struct OnlineSoftmax {
-    half: Half,
-    rescale: Rescale,
+    pub(crate) half: Half,
+    pub(crate) rescale: Rescale,
     /// `scale · log2 e`.
-    factor: F32,
+    pub(crate) factor: F32,
     /// What exponents are taken against, scaled, a row each; −∞ while nothing was seen.
-    reference: Vec<F32>,
+    pub(crate) reference: Vec<F32>,
     /// The lane's own part of each row's sum; the quad's parts are added at the end.
-    sum: Vec<F32>,
+    pub(crate) sum: Vec<F32>,
 }
 
 /// What remains of the softmax at the end, a row each.
@@ -129,9 +129,11 @@ impl OnlineSoftmax {
 /// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
 /// seen, −∞ can only come from the inputs, and NaN is the right answer.
 fn finite(k: &mut Builder, reference: F32, block: &Block) -> F32 {
-    if block.coverage == Coverage::Full {
-        return reference;
-    }
+    if block.coverage == Coverage::Full { reference } else { shift_against(k, reference) }
+}
+
+/// The reference, or 0 for −∞.
+pub(crate) fn shift_against(k: &mut Builder, reference: F32) -> F32 {
     let nothing = k.setp_f(CmpOp::Eq, reference, f32::NEG_INFINITY);
     k.selp(0.0f32, reference, nothing)
 }

@@ -1,5 +1,7 @@
 use ptx::{Builder, R32, SpecialReg};
 
+use crate::divide;
+
 /// Where a thread stands in its CTA, read once at the start of a kernel. One-dimensional CTAs.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
@@ -15,22 +17,41 @@ pub struct Threads {
     pub quad: R32,
     /// `2 · (lane mod 4)`: the first of the two columns of an 8-column tile that the lane holds.
     pub column: R32,
+    /// Which of the CTA's groups of rows the warp takes.
+    pub row_warp: R32,
+    /// Warps that share a group of rows and divide each block of keys among them.
+    pub kv_warps: u32,
+    /// Which part of each block of keys the warp takes; `None` where it takes all of it.
+    pub part: Option<R32>,
 }
 
 impl Threads {
-    /// Reads the thread's place in a CTA of `count` threads.
-    pub fn new(k: &mut Builder, count: u32) -> Threads {
+    /// Reads the thread's place in a CTA of `count` threads, of which `kv_warps` warps share each group of rows.
+    pub fn new(k: &mut Builder, count: u32, kv_warps: u32) -> Threads {
         let index = k.special(SpecialReg::TidX);
         let lane = k.and(index, 31);
         let warp = k.shr_u(index, 5);
         let quad = k.shr_u(lane, 2);
         let in_quad = k.and(lane, 3);
         let column = k.shl(in_quad, 1);
-        Threads { count, index, lane, warp, quad, column }
+        let (row_warp, part) = if kv_warps == 1 {
+            (warp, None)
+        } else {
+            let row_warps = count / 32 / kv_warps;
+            let part = divide(k, warp, row_warps);
+            let before = k.mul(part, row_warps);
+            (k.sub(warp, before), Some(part))
+        };
+        Threads { count, index, lane, warp, quad, column, row_warp, kv_warps, part }
     }
 
     /// Warps of the CTA.
     pub const fn warps(&self) -> u32 {
         self.count / 32
+    }
+
+    /// Groups of rows in the CTA.
+    pub const fn row_warps(&self) -> u32 {
+        self.warps() / self.kv_warps
     }
 }

@@ -344,6 +344,12 @@ impl Gpu {
         DRAM_EFFICIENCY * self.memory.dram_gbps * 1e3 / self.clock_mhz
     }
 
+    /// Bytes per clock that each of `sms` SMs at work can have from L2.
+    pub fn l2_bytes_per_clock(&self, sms: u32) -> f64 {
+        let share = f64::from(self.memory.l2_bandwidth) / f64::from(sms.max(1));
+        share.min(f64::from(self.memory.l2_port))
+    }
+
     /// Dense f16 mma.sync rate of the whole device at the boost clock, TFLOP/s.
     pub fn tensor_tflops(&self) -> f64 {
         f64::from(self.tensor.f16_f32) * f64::from(self.sms) * self.clock_mhz * 1e-6

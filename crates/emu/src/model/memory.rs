@@ -128,14 +128,13 @@ impl<'a> MemorySystem<'a> {
         let m = &gpu.memory;
         let (sms, ctas) = (u64::from(residency.active_sms.max(1)), u64::from(residency.ctas.max(1)));
         let l1 = m.l1_beside(residency.shared);
-        let share = f64::from(m.l2_bandwidth) / sms as f64;
         MemorySystem {
             gpu,
             unit_free: 0,
             port_free: vec![0; gpu.schedulers as usize],
             warp_free: Vec::new(),
             unit_busy: [0; 2],
-            l2: Server::new(share.min(f64::from(m.l2_port))),
+            l2: Server::new(gpu.l2_bytes_per_clock(residency.active_sms)),
             dram: Server::new(gpu.dram_bytes_per_clock() / sms as f64),
             l1_sectors: l1 / SECTOR / ctas,
             l2_sectors: m.l2_bytes / SECTOR / (ctas * sms),

@@ -36,20 +36,30 @@ for line in sys.stdin:
             torch.set_num_threads(command["threads"])
             dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[command["dtype"]]
             for name in "qkv":
-                state[name] = load(command[name], dtype, command["shape_" + name])
+                values = load(command[name], dtype, command["shape_" + name])
+                held = state.get(name)
+                if held is not None and held.shape == values.shape and held.dtype == values.dtype:
+                    held.copy_(values)  # new values at the same address
+                else:
+                    state[name] = values
             state["causal"] = command["causal"]
             state["scale"] = command["scale"]
             state["gqa"] = command["shape_q"][1] != command["shape_k"][1]
             answer(ok=True)
         elif command["op"] == "run":
             with torch.inference_mode():
-                us, out = timed(lambda: torch.nn.functional.scaled_dot_product_attention(
+                us, state["out"] = timed(lambda: torch.nn.functional.scaled_dot_product_attention(
                     state["q"], state["k"], state["v"], is_causal=state["causal"], scale=state["scale"],
                     enable_gqa=state["gqa"]))
-            if command.get("save"):
-                with open(command["save"], "wb") as file:
-                    file.write(out.contiguous().view(torch.uint8).numpy().tobytes())
             answer(us=us)
+        elif command["op"] == "forget":
+            state["out"] = None
+            answer(ok=True)
+        elif command["op"] == "save":
+            out = state["out"]
+            with open(command["path"], "wb") as file:
+                file.write(b"" if out is None else out.contiguous().view(torch.uint8).numpy().tobytes())
+            answer(ok=True)
         elif command["op"] == "sgemm":
             n = command["n"]
             a, b = torch.rand(n, n), torch.rand(n, n)

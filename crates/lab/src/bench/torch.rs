@@ -115,13 +115,22 @@ impl Torch {
         self.time(&json!({ "op": "run" }))
     }
 
-    /// One run whose output is brought back, as the bytes of a dense `[batch, head, sequence, dim]` tensor.
+    /// Drops the output of the last run, so that [`Torch::output`] can only give that of a run after this.
+    ///
+    /// # Errors
+    /// When the child does not answer.
+    pub fn forget(&mut self) -> Result<(), TorchError> {
+        self.ask(&json!({ "op": "forget" })).map(|_| ())
+    }
+
+    /// The output of the last run, as the bytes of a dense `[batch, head, sequence, dim]` tensor; none after
+    /// [`Torch::forget`].
     ///
     /// # Errors
     /// When the child does not answer.
     pub fn output(&mut self) -> Result<Vec<u8>, TorchError> {
         let path = self.scratch.path("out");
-        self.time(&json!({ "op": "run", "save": path }))?;
+        self.ask(&json!({ "op": "save", "path": path }))?;
         read(&path)
     }
 

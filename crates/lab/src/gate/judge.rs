@@ -62,6 +62,18 @@ impl ErrorFigures {
         reasons
     }
 
+    /// The same figures with `slack` times the tolerances.
+    pub fn with_slack(self, slack: f64) -> ErrorFigures {
+        ErrorFigures {
+            max_abs_allowed: slack * self.max_abs_allowed,
+            rel_allowed: slack * self.rel_allowed,
+            row_rel_allowed: slack * self.row_rel_allowed,
+            bias_allowed: slack * self.bias_allowed,
+            lse_allowed: slack * self.lse_allowed,
+            ..self
+        }
+    }
+
     /// Largest error and what is allowed, for tables; `NaN` where elements are not finite that should be.
     pub fn brief(&self) -> String {
         if self.non_finite > 0 {

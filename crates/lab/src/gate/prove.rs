@@ -181,6 +181,12 @@ fn run_once(
     }
     proof.add_hazards(report.hazards);
     check_inputs_kept(bound, &before, &buffers, proof);
+    if bound.problem.is_some() {
+        // What one launch leaves for the next could be an answer.
+        for name in report.changed {
+            proof.refute(format!("the kernel keeps something in {name} from one launch to the next"));
+        }
+    }
     if let (Some(problem), Some(drawn)) = (&bound.problem, &drawn) {
         let judged = codes.as_ref().map_or(drawn, |c| &c.decoded);
         check_outputs(bound, problem, judged, style, &buffers, proof)?;

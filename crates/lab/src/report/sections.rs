@@ -180,12 +180,12 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
         div.scroll { table {
             thead { tr { th { "element type" } th.n { "µs, median" } th.n { "GFLOP/s" } th.n { "error / allowed" } th.n { "samples" } } }
             tbody { @for race in &climb.cpu {
-                @let us = race.ours.us();
+                @let us = race.first().us();
                 tr {
                     td { (race.problem.dtype) } td.n { (short(us)) }
                     td.n { (short(race.problem.flops() / us * 1e-3)) }
-                    td.n { (race.ours.error.brief()) }
-                    td.n { (race.ours.samples.len()) }
+                    td.n { (race.first().error.map_or("–".into(), |e| e.brief())) }
+                    td.n { (race.first().samples.len()) }
                 }
             } }
         } }

@@ -68,6 +68,8 @@ impl Builder {
         mul / mul_to <V: Number>(a, b) = Op::Binary(V::MUL, V::ARITH, FloatMods::NONE);
         /// `a · b + c`, fused for floats (the low half, for integers).
         mad / mad_to <V: Number>(a, b, c) = Op::Ternary(V::MULTIPLY_ADD, V::ARITH, V::MULTIPLY_ADD_MODS);
+        /// The high half of `a · b`, unsigned.
+        mul_hi_u / mul_hi_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::MulHi, V::UNSIGNED, FloatMods::NONE);
         /// `a / b`, unsigned.
         div_u / div_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::Div, V::UNSIGNED, FloatMods::NONE);
         /// `a mod b`, unsigned.

@@ -7,7 +7,7 @@ use ptx::{
 };
 use tile::{
     AccTile, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Queries, RowRange, Sign,
-    Stream, Threads, TileCopy, TileLayout, mma_pv, mma_qk, store_lse, store_rows,
+    Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse, store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
@@ -99,7 +99,7 @@ impl<'a> Forward<'a> {
             problem,
             half: if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 },
             rule,
-            threads: Threads::new(k, plan.threads()),
+            threads: Threads::new(k, plan.threads(), plan.kv_warps),
             rows: RowRange { first, rows: plan.block_m, seq_q: params.seq_q, seq_kv: params.seq_kv },
             params,
             shared: k.dynamic_shared(128),
@@ -117,7 +117,7 @@ impl<'a> Forward<'a> {
         let q = self.queries(k, &blocks);
 
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
-        let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows());
+        let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
         blocks.for_each_block(k, |k, block| {
             let key = block.key(k);
@@ -127,6 +127,7 @@ impl<'a> Forward<'a> {
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         });
+        let (softmax, o) = self.merge(k, softmax, o);
         let finished = softmax.finish(k, &o);
         self.store(k, &o, &finished.lse);
     }
@@ -135,10 +136,16 @@ impl<'a> Forward<'a> {
         self.plan.layouts(self.problem)
     }
 
+    /// Where keys and values begin: after Q, whose place O takes.
+    fn ring_start(&self) -> i64 {
+        let [q, .., o] = self.layouts();
+        i64::from(q.bytes().max(o.bytes()))
+    }
+
     /// The ring of keys and values, pointing at the last block that the CTA visits.
     fn keys_and_values(&self, k: &mut Builder, bound: Bound, divides: bool) -> KvPipeline {
-        let [q, key, value, o] = self.layouts();
-        let ring = self.shared.at(i64::from(q.bytes().max(o.bytes())));
+        let [_, key, value, _] = self.layouts();
+        let ring = self.shared.at(self.ring_start());
         let before_end = k.sub(bound.end, 1);
         let first = k.mul(before_end, self.plan.block_n);
         let stream = |k: &mut Builder, tensor, layout: TileLayout, reader, tail, tile| {
@@ -149,13 +156,31 @@ impl<'a> Forward<'a> {
             let block_bytes = i64::from(self.plan.block_n).wrapping_mul(row_bytes);
             Stream { copy, reader, tail, from, block_bytes, tile, layout }
         };
-        let reader = MatrixReader::chunks_first(k, &self.threads, key);
-        let tail = (key.chunks % 2 == 1).then(|| MatrixReader::one_chunk(k, &self.threads, key));
+        let reader = self.own_keys(k, key, MatrixReader::chunks_first);
+        let tail = (key.chunks % 2 == 1).then(|| self.own_keys(k, key, MatrixReader::one_chunk));
         let keys = stream(k, Tensor::K, key, reader, tail, ring);
-        let reader = MatrixReader::rows_first(k, &self.threads, value);
+        let reader = self.own_keys(k, value, MatrixReader::rows_first);
         let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
         let ragged = (!divides).then_some(self.rows.seq_kv);
         KvPipeline::new(k, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
+    }
+
+    /// Reads the warp's part of the rows of a block of keys or values.
+    fn own_keys(
+        &self,
+        k: &mut Builder,
+        block: TileLayout,
+        reader: impl Fn(&mut Builder, &Threads, TileLayout) -> MatrixReader,
+    ) -> MatrixReader {
+        let keys = self.plan.warp_keys();
+        let reader = reader(k, &self.threads, TileLayout { rows: keys, ..block });
+        match self.threads.part {
+            None => reader,
+            Some(part) => {
+                let first = k.mul(part, keys);
+                reader.skip_rows(k, first)
+            }
+        }
     }
 
     /// Requests the CTA's queries.
@@ -188,8 +213,23 @@ impl<'a> Forward<'a> {
         }
     }
 
+    /// What the warp has of O and the softmax, joined with the warps that share its rows: in the place of keys and values.
+    fn merge(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
+        if self.plan.kv_warps == 1 {
+            return (softmax, o);
+        }
+        if self.plan.queries == QueryHome::Shared {
+            k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
+        }
+        k.bar_sync();
+        softmax.merge(k, &self.threads, &o, self.shared.at(self.ring_start()))
+    }
+
     /// Orders the last read of Q before O comes in its place.
     fn release_queries(&self, k: &mut Builder) {
+        if self.plan.kv_warps > 1 {
+            return; // The merge has ordered it.
+        }
         let own_rows = self.problem.head_dim == self.problem.head_dim_v;
         match self.plan.queries {
             // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O covers just
@@ -206,18 +246,15 @@ impl<'a> Forward<'a> {
 
     /// Stores O in the place of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
-        let rows = self.plan.warp_rows();
-        let layout = TileLayout::new(rows, self.problem.head_dim_v as u32);
-        let first = k.mad(self.threads.warp, rows, self.rows.first);
-        let limit = self.rows_left(k, first);
         self.release_queries(k);
-        let copy = TileCopy::by_warp(k, &self.threads, layout, self.row_bytes(Tensor::Out), self.plan.copy);
-        let head = self.head(k, Tensor::Out);
-        let to = copy.start(k, head, first);
-        store_rows(k, &self.threads, self.half, o, layout, self.shared, &copy, to, Some(limit));
+        let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
+        let row_bytes = self.row_bytes(Tensor::Out);
+        store_rows(k, &self.threads, self.half, o, self.shared, rows, row_bytes, self.plan.copy);
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.grid);
             let rows_before = k.mad(batch, self.problem.heads_q as u32, head);
+            let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
+            let limit = self.rows_left(k, first);
             let first = k.zext(first);
             let seq_q = k.zext(self.rows.seq_q);
             let heads = k.zext(rows_before);
@@ -233,7 +270,7 @@ impl<'a> Forward<'a> {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
         let [head, batch] = head_and_batch(k, self.plan.grid);
         let head = match tensor {
-            Tensor::K | Tensor::V => k.div_u(head, self.problem.group_size() as u32),
+            Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
             Tensor::Q | Tensor::Out => head,
         };
         let [batch, head] = [batch, head].map(|n| k.zext(n));

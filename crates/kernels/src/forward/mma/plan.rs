@@ -1,6 +1,6 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, Rescale, TileLayout};
+use tile::{CopyMode, Rescale, TileLayout, merge_bytes};
 
 use crate::{Arch, PlanError};
 
@@ -31,8 +31,11 @@ pub struct MmaPlan {
     pub block_m: u32,
     /// Keys of a block.
     pub block_n: u32,
-    /// Warps of a CTA, which share its rows evenly.
+    /// Warps of a CTA.
     pub warps: u32,
+    /// Warps that share the same rows and divide each block of keys among them, to be merged at the end; the CTA's rows are
+    /// shared evenly by the `warps / kv_warps` groups. More than 1 shortens the chain of a small grid.
+    pub kv_warps: u32,
     /// Blocks of keys and values in shared memory.
     pub stages: u32,
     /// CTAs that a multiprocessor is to hold at least, which bounds registers; `None` leaves that to ptxas.
@@ -67,6 +70,7 @@ impl MmaPlan {
             block_m,
             block_n,
             warps,
+            kv_warps: 1,
             stages: 2,
             resident_ctas: None,
             queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
@@ -99,7 +103,17 @@ impl MmaPlan {
 
     /// Query rows of a warp.
     pub const fn warp_rows(&self) -> u32 {
-        self.block_m / self.warps
+        self.block_m / self.row_warps()
+    }
+
+    /// Keys of a block that a warp takes.
+    pub const fn warp_keys(&self) -> u32 {
+        self.block_n / self.kv_warps
+    }
+
+    /// Groups of rows in a CTA.
+    const fn row_warps(&self) -> u32 {
+        self.warps / self.kv_warps
     }
 
     /// Tiles of Q, K, V and O in shared memory; O takes the place of Q.
@@ -116,14 +130,18 @@ impl MmaPlan {
     /// Shared memory of a CTA, in bytes.
     pub fn shared_bytes(&self, problem: &Problem) -> u64 {
         let [q, k, v, o] = self.layouts(problem).map(|tile| u64::from(tile.bytes()));
-        q.max(o) + u64::from(self.stages) * (k + v)
+        let merge = match self.kv_warps {
+            1 => 0,
+            _ => u64::from(merge_bytes(self.warps, self.warp_rows(), problem.head_dim_v as u32)),
+        };
+        q.max(o) + (u64::from(self.stages) * (k + v)).max(merge)
     }
 
     /// Registers of a thread, about: accumulators of O and S, the fragments of P that S becomes, and of Q where it is kept.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let m_tiles = self.warp_rows() / 16;
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
-        let (o, s) = (m_tiles * dim_v / 2, m_tiles * self.block_n / 2);
+        let (o, s) = (m_tiles * dim_v / 2, m_tiles * self.warp_keys() / 2);
         let q = match self.queries {
             QueryHome::Registers => m_tiles * dim / 4,
             QueryHome::Shared => 0,
@@ -138,6 +156,9 @@ impl MmaPlan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         self.check_problem(problem)?;
         self.check_genes()?;
+        let columns = problem.head_dim_v as u32 / 8;
+        let even = columns.is_multiple_of(self.kv_warps);
+        accept("kv_warps", self.kv_warps.into(), even, "divisors of head_dim_v / 8")?;
         if self.copy == CopyMode::Async16 {
             self.check_alignment(problem)?;
         }
@@ -182,10 +203,14 @@ impl MmaPlan {
     fn check_genes(&self) -> Result<(), PlanError> {
         let warps = (1..=16).contains(&self.warps);
         accept("warps", self.warps.into(), warps, "1 to 16")?;
-        let rows = self.block_m > 0 && self.block_m.is_multiple_of(16 * self.warps) && self.block_m <= 1024;
-        accept("block_m", self.block_m.into(), rows, "multiples of 16 · warps up to 1024")?;
-        let keys = self.block_n > 0 && self.block_n.is_multiple_of(16) && self.block_n <= 256;
-        accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
+        let divides = self.kv_warps > 0 && self.warps.is_multiple_of(self.kv_warps);
+        accept("kv_warps", self.kv_warps.into(), divides, "divisors of warps")?;
+        let row_step = 16 * self.row_warps();
+        let rows = self.block_m > 0 && self.block_m.is_multiple_of(row_step) && self.block_m <= 1024;
+        accept("block_m", self.block_m.into(), rows, "multiples of 16 · warps / kv_warps up to 1024")?;
+        let step = 16 * self.kv_warps;
+        let keys = self.block_n > 0 && self.block_n.is_multiple_of(step) && self.block_n <= 512;
+        accept("block_n", self.block_n.into(), keys, "multiples of 16 · kv_warps up to 512")?;
         accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
         if let Some(resident) = self.resident_ctas {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;

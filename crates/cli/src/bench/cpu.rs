@@ -1,29 +1,26 @@
-//! `flashcore bench`: the CPU kernels, and PyTorch's in the same run.
+//! The CPU kernels, and PyTorch's in the same run.
 
 use std::io::Write;
 use std::path::Path;
 
 use cpu::CpuPlan;
-use lab::bench::{Race, Torch, problem_json, race, suite};
+use lab::bench::{Identity, Race, Torch, problem_json, race_cpu, suite_cpu};
 use lab::provenance::Provenance;
 use lab::store;
 use problem::{Problem, Tensor};
+use serde_json::json;
 
-use crate::Status;
+use super::{ratio, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::table;
+use crate::{Status, choice, table};
+
+/// Seconds for each problem, unless said otherwise.
+const SECONDS: f64 = 3.0;
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let problems = problems(args)?;
     let most = std::thread::available_parallelism().map_or(1, usize::from);
-    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
-        return Err(CliError::Argument {
-            argument: "--seconds",
-            value: args.seconds.to_string(),
-            accepted: "more than 0, at most 3600".into(),
-        });
-    }
     if let Some(threads) = args.threads.filter(|&n| n == 0 || n > 64 * most) {
         return Err(CliError::Argument {
             argument: "--threads",
@@ -47,14 +44,15 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     for problem in &problems {
         eprint!("\r{} …                                ", problem_json(problem)["dtype"]);
         let plan = CpuPlan { threads, ..CpuPlan::for_problem(problem) };
-        let race = race(problem, &plan, torch.as_mut(), args.seconds)?;
-        for row in race.rows(&provenance) {
+        let race = race_cpu(problem, &plan, torch.as_mut(), args.seconds.unwrap_or(SECONDS))?;
+        let identity = Identity { plan: Some(json!(plan)), kernel_hash: None };
+        for row in race.rows("cpu", &[identity], &provenance) {
             let line = serde_json::to_string(&row).unwrap_or_default();
             if args.json {
                 writeln!(std::io::stdout(), "{line}")?;
             }
             if let Some(path) = &args.evidence {
-                store::append_line(path, &line)?;
+                store::append_line(path.as_deref().unwrap_or(Path::new("evidence/cpu.jsonl")), &line)?;
             }
         }
         races.push(race);
@@ -72,7 +70,14 @@ const MOST_FLOPS: f64 = 1e13;
 const MOST_BYTES: f64 = 8e9;
 
 fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
-    let Some(shape) = &args.shape else { return Ok(suite()) };
+    if !args.problem.is_empty() {
+        return args
+            .problem
+            .iter()
+            .map(|text| choice::parse(text).and_then(|p| affordable(p, "--problem", text)))
+            .collect();
+    }
+    let Some(shape) = &args.shape else { return Ok(suite_cpu()) };
     let refuse = || CliError::Argument {
         argument: "--shape",
         value: shape.clone(),
@@ -83,16 +88,21 @@ fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let [batch, heads, seq, dim] = numbers[..] else { return Err(refuse()) };
     let problem = Problem::new(batch, heads, seq, dim, args.dtype.parse()?).with_mask(args.mask.parse()?);
     problem.check()?;
+    Ok(vec![affordable(problem, "--shape", shape)?])
+}
+
+/// The problem, unless a run of it would take too much.
+fn affordable(problem: Problem, argument: &'static str, value: &str) -> Result<Problem, CliError> {
     let bytes: f64 =
         Tensor::ALL.iter().map(|&t| problem.extents(t).iter().map(|&n| n as f64).product::<f64>()).sum();
     if problem.flops() > MOST_FLOPS || bytes * problem.dtype.bytes() as f64 > MOST_BYTES {
         return Err(CliError::Argument {
-            argument: "--shape",
-            value: shape.clone(),
+            argument,
+            value: value.to_owned(),
             accepted: format!("at most {MOST_FLOPS:.0e} operations and {MOST_BYTES:.0e} bytes of tensors"),
         });
     }
-    Ok(vec![problem])
+    Ok(problem)
 }
 
 fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
@@ -101,27 +111,24 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
         .map(|race| {
             let p = &race.problem;
             let gflops = |us: f64| format!("{:.1}", p.flops() / us * 1e-3);
-            let us = race.ours.us();
-            let peer = race.peer.as_ref().map(|m| m.us());
-            let ratio = race
-                .comparison
-                .map_or("–".into(), |c| format!("{:.2} [{:.2}, {:.2}]", c.ratio, c.low, c.high));
-            let verdict = race.comparison.map_or("–".into(), |c| format!("{:?}", c.verdict).to_uppercase());
+            let us = race.first().us();
+            let peer = race.measurements.get(1);
+            let peer_us = peer.map(lab::bench::Measurement::us);
             vec![
                 format!("{} B{} H{} S{} D{} {}", p.dtype, p.batch, p.heads_q, p.seq_q, p.head_dim, p.mask),
                 format!("{us:.0}"),
                 gflops(us),
-                peer.map_or("–".into(), |us| format!("{us:.0}")),
-                peer.map_or("–".into(), gflops),
-                ratio,
-                verdict,
+                peer_us.map_or("–".into(), |us| format!("{us:.0}")),
+                peer_us.map_or("–".into(), gflops),
+                peer.map_or("–".into(), ratio),
+                peer.map_or("–", verdict).to_owned(),
                 sgemm.map_or("–".into(), |rate| format!("{:.0} %", 100.0 * p.flops() / us * 1e-3 / rate)),
             ]
         })
         .collect();
     let mut out = std::io::stdout().lock();
     let header =
-        ["problem", "µs", "GFLOP/s", "torch µs", "GFLOP/s", "speed-up [95 %]", "verdict", "of sgemm"];
+        ["problem", "µs", "GFLOP/s", "torch µs", "GFLOP/s", "speed-up [95 %] ±noise", "verdict", "of sgemm"];
     table::print(&mut out, &header, &rows)?;
     if let Some(rate) = sgemm {
         writeln!(out, "sgemm (torch, n = 1024): {rate:.1} GFLOP/s")?;

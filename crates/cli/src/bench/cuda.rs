@@ -1,0 +1,345 @@
+//! FlashCore's plans on a GPU, against each other and against themselves.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use driver::{Buffer, Context, Stream};
+use kernels::select::{Device, TunedTable, choose};
+use kernels::{Arch, KernelError, Plan, emit};
+use lab::bench::gpu::{Contestant, race};
+use lab::bench::{
+    Deck, Mode, OURS, Peaks, Race, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons, suites,
+};
+use lab::launchfile::Bound;
+use lab::provenance::Provenance;
+use lab::store;
+use problem::{Problem, Tensor};
+use serde_json::json;
+
+use super::{ratio, verdict};
+use crate::args::Bench;
+use crate::error::CliError;
+use crate::{Status, choice, table};
+
+/// Seconds for each problem and mode, unless said otherwise.
+const SECONDS: f64 = 1.0;
+/// The same for each race of a plan against itself.
+const CONTROL_SECONDS: f64 = 0.1;
+/// Of a hundred races of equals, so many must be undecided.
+const CONTROL_SHARE: f64 = 0.95;
+
+pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
+    let (problems, modes, plans) = (problems(args)?, modes(&args.mode)?, plans(&args.plan)?);
+    let bench = Session::open(args, ordinal)?;
+    match args.control {
+        Some(races) => bench.control(&problems[0].1, &modes, plans.first(), races),
+        None => bench.all(&problems, &modes, &plans),
+    }
+}
+
+/// The suite's name and the problem.
+fn problems(args: &Bench) -> Result<Vec<(&'static str, Problem)>, CliError> {
+    let mut problems = Vec::new();
+    for name in &args.suite {
+        let suite = Suite::named(name).ok_or_else(|| CliError::Argument {
+            argument: "--suite",
+            value: name.clone(),
+            accepted: Suite::ALL.map(Suite::name).join(", "),
+        })?;
+        problems.extend(suite.problems().into_iter().map(|problem| (suite.name(), problem)));
+    }
+    for text in &args.problem {
+        let problem = choice::parse(text)?;
+        let is_in = |suite: &Suite| suite.problems().contains(&problem);
+        let suite = Suite::ALL.into_iter().find(is_in).map_or("forward", Suite::name);
+        problems.push((suite, problem));
+    }
+    if problems.is_empty() {
+        problems
+            .extend(Suite::Mission.problems().into_iter().map(|problem| (Suite::Mission.name(), problem)));
+    }
+    Ok(problems)
+}
+
+fn modes(text: &str) -> Result<Vec<Mode>, CliError> {
+    match text {
+        "warm" => Ok(vec![Mode::Warm]),
+        "cold" => Ok(vec![Mode::Cold]),
+        "both" => Ok(vec![Mode::Warm, Mode::Cold]),
+        _ => Err(CliError::Argument {
+            argument: "--mode",
+            value: text.to_owned(),
+            accepted: "warm, cold, both".into(),
+        }),
+    }
+}
+
+/// A plan with the name of its file; `None` for the one that is chosen for each problem.
+type Named = (Option<String>, Option<Plan>);
+
+fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
+    let read = |file: &PathBuf| {
+        let text =
+            std::fs::read_to_string(file).map_err(|source| CliError::Read { path: file.clone(), source })?;
+        let plan: Plan = serde_json::from_str(&text).map_err(|error| CliError::Argument {
+            argument: "--plan",
+            value: file.display().to_string(),
+            accepted: format!("a plan as JSON, as `explain --problem` prints it ({error})"),
+        })?;
+        Ok((file.file_stem().map(|name| name.to_string_lossy().into_owned()), Some(plan)))
+    };
+    match files {
+        [] => Ok(vec![(None, None)]),
+        files => files.iter().map(read).collect(),
+    }
+}
+
+/// A device, and where its rows go.
+struct Session<'a> {
+    args: &'a Bench,
+    context: Arc<Context>,
+    stream: Stream,
+    arch: Arch,
+    peaks: Option<Peaks>,
+    provenance: Provenance,
+    evidence: Option<PathBuf>,
+}
+
+impl Session<'_> {
+    fn open(args: &Bench, ordinal: i32) -> Result<Session<'_>, CliError> {
+        let context = Context::open(ordinal)?;
+        let info = context.info();
+        let provenance = Provenance::of_gpu(info);
+        if args.evidence.is_some() && provenance.commit.is_none() {
+            return Err(CliError::Unbuilt);
+        }
+        let arch = Arch::of(info.sm()).ok_or_else(|| CliError::Argument {
+            argument: "--device",
+            value: format!("{} (sm_{})", info.name, info.sm()),
+            accepted: Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", "),
+        })?;
+        let peaks = Peaks::of(&info.name);
+        if peaks.is_none() {
+            eprintln!("flashcore: the peaks of {} are not in the table: no floor is checked", info.name);
+        }
+        if let Some(why) = Sensors::of(&info.uuid).missing() {
+            eprintln!("flashcore: no clocks, power or temperatures in this run: {why}");
+        }
+        let file = info.name.split(' ').next_back().unwrap_or("gpu").to_lowercase();
+        let default = || PathBuf::from(format!("evidence/{file}.jsonl"));
+        Ok(Session {
+            args,
+            stream: Stream::new(&context)?,
+            arch: Arch { multiprocessors: info.sms, ..arch },
+            peaks,
+            provenance,
+            evidence: args.evidence.clone().map(|given| given.unwrap_or_else(default)),
+            context,
+        })
+    }
+
+    /// Every problem in every mode; a problem that fails is told and does not keep the others from their turn.
+    fn all(
+        &self,
+        problems: &[(&'static str, Problem)],
+        modes: &[Mode],
+        plans: &[Named],
+    ) -> Result<Status, CliError> {
+        let (mut cells, mut faults) = (Vec::new(), 0);
+        for (index, (suite, problem)) in problems.iter().enumerate() {
+            eprint!("\r{}/{} …   ", index + 1, problems.len());
+            match self.one(suite, problem, modes, plans) {
+                Ok(races) => {
+                    faults += races
+                        .iter()
+                        .flat_map(|race| &race.measurements)
+                        .filter(|m| m.fault.is_some())
+                        .count();
+                    cells.extend(races.iter().flat_map(rows_of));
+                }
+                Err(error) => {
+                    faults += 1;
+                    eprintln!("\rflashcore: {}: {error}", title(problem));
+                    let row =
+                        Row::failed(suite, OURS, problem, modes[0], &error.to_string(), &self.provenance);
+                    self.keep(&json!(row))?;
+                }
+            }
+        }
+        eprint!("\r");
+        if !self.args.json {
+            let header = [
+                "problem",
+                "mode",
+                "plan",
+                "µs",
+                "5–95 %",
+                "TFLOP/s",
+                "error / allowed",
+                "the first is faster by",
+                "verdict",
+                "MHz",
+                "throttled",
+            ];
+            let mut out = std::io::stdout().lock();
+            table::print(&mut out, &header, &cells)?;
+        }
+        Ok(if faults == 0 { Status::Proven } else { Status::Refuted })
+    }
+
+    fn one(
+        &self,
+        suite: &str,
+        problem: &Problem,
+        modes: &[Mode],
+        plans: &[Named],
+    ) -> Result<Vec<Race>, CliError> {
+        let deck = Deck::draw(problem, 1)?;
+        let inputs = inputs(&self.context, problem)?;
+        let calls = suites::calls(problem);
+        let contestants = plans
+            .iter()
+            .map(|plan| self.contestant(problem, plan, &inputs, calls))
+            .collect::<Result<Vec<_>, _>>()?;
+        let identities: Vec<_> = contestants.iter().map(|c| c.identity().clone()).collect();
+        let mut races = Vec::new();
+        for &mode in modes {
+            let rules = Rules::new(mode, self.args.seconds.unwrap_or(SECONDS), self.peaks);
+            let race = race(&self.context, &deck, &contestants, &rules)?;
+            for fault in race.measurements.iter().filter_map(|m| m.fault.as_ref()) {
+                eprintln!("\rflashcore: {} {}: {fault}", title(problem), mode.name());
+            }
+            for row in race.rows(suite, &identities, &self.provenance) {
+                self.keep(&json!(row))?;
+            }
+            races.push(race);
+        }
+        Ok(races)
+    }
+
+    /// A kernel of ours, loaded, with its graphs. The name tells several plans apart.
+    fn contestant(
+        &self,
+        problem: &Problem,
+        named: &Named,
+        inputs: &[Buffer; 3],
+        calls: u32,
+    ) -> Result<Contestant, CliError> {
+        let plan = match &named.1 {
+            Some(plan) => plan.clone(),
+            None => {
+                let device = Device { name: &self.context.info().name, arch: self.arch };
+                choose(problem, &device, TunedTable::builtin())?.plan
+            }
+        };
+        let kernel = emit(problem, &plan, &self.arch).map_err(KernelError::from)?;
+        let bound = Bound::of_kernel(kernel, problem)?;
+        let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
+        Ok(Contestant::kernel(&self.stream, &bound, slices, calls, named.0.as_deref(), Some(json!(plan)))?)
+    }
+
+    /// The first plan against itself, loaded and captured twice, in races of their own.
+    fn control(
+        &self,
+        problem: &Problem,
+        modes: &[Mode],
+        plan: Option<&Named>,
+        races: usize,
+    ) -> Result<Status, CliError> {
+        let deck = Deck::draw(problem, 1)?;
+        let inputs = inputs(&self.context, problem)?;
+        let plan = plan.and_then(|(_, plan)| plan.clone());
+        let again = |name: &str| {
+            let named = (Some(name.to_owned()), plan.clone());
+            self.contestant(problem, &named, &inputs, suites::calls(problem))
+        };
+        let pair = [again("a")?, again("b")?];
+        let mut passed = true;
+        for &mode in modes {
+            let mut counts = [0usize; 3];
+            for seed in 0..races as u64 {
+                let seconds = self.args.seconds.unwrap_or(CONTROL_SECONDS);
+                let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
+                let race = race(&self.context, &deck, &pair, &rules)?;
+                let verdict = race.measurements[1].comparison.map(|c| c.verdict);
+                counts[verdict.map_or(0, |v| v as usize)] += usize::from(verdict.is_some());
+            }
+            let undecided = counts[SpeedVerdict::Undecided as usize];
+            passed &= undecided as f64 >= CONTROL_SHARE * races as f64;
+            let (faster, slower) =
+                (counts[SpeedVerdict::Faster as usize], counts[SpeedVerdict::Slower as usize]);
+            writeln!(
+                std::io::stderr(),
+                "{} {}: of {races} races against itself {undecided} UNDECIDED, {faster} FASTER, {slower} SLOWER",
+                title(problem),
+                mode.name()
+            )?;
+            let mut row = json!({
+                "suite": "control", "impl": OURS, "problem": problem_json(problem), "mode": mode,
+                "races": races, "undecided": undecided, "faster": faster, "slower": slower,
+            });
+            merge(&mut row, json!(self.provenance));
+            self.keep(&row)?;
+        }
+        Ok(if passed { Status::Proven } else { Status::Refuted })
+    }
+
+    fn keep(&self, row: &serde_json::Value) -> Result<(), CliError> {
+        if self.args.json {
+            writeln!(std::io::stdout(), "{row}")?;
+        }
+        match &self.evidence {
+            Some(file) => Ok(store::append_line(Path::new(file), &row.to_string())?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn merge(row: &mut serde_json::Value, more: serde_json::Value) {
+    if let (Some(row), serde_json::Value::Object(more)) = (row.as_object_mut(), more) {
+        row.extend(more);
+    }
+}
+
+fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], CliError> {
+    let buffer = |tensor: Tensor| {
+        let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+        Buffer::new(context, elements * problem.dtype.bytes())
+    };
+    Ok([buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?])
+}
+
+fn title(p: &Problem) -> String {
+    format!("{} B{} H{} S{} D{} {}", p.dtype, p.batch, p.heads_q, p.seq_q, p.head_dim, p.mask)
+}
+
+fn rows_of(race: &Race) -> Vec<Vec<String>> {
+    let cell = |m: &lab::bench::Measurement| {
+        let (us, times) = (m.us(), m.times());
+        let clocks: Vec<f64> = m.samples.iter().filter_map(|s| s.reading.clock_mhz).map(f64::from).collect();
+        let throttle = m.samples.iter().filter(|s| s.reading.throttled());
+        let bits = throttle.clone().fold(0, |bits, s| bits | s.reading.throttle.unwrap_or(0));
+        let number =
+            |x: f64, digits: usize| if x.is_finite() { format!("{x:.digits$}") } else { "–".into() };
+        let range = [0.05, 0.95].map(|at| number(lab::bench::quantile(&times, at), 2)).join("–");
+        vec![
+            title(&race.problem),
+            race.mode.name().to_owned(),
+            m.name.clone(),
+            number(us, 2),
+            range,
+            number(race.problem.flops() / us * 1e-6, 1),
+            m.error.map_or("–".into(), |e| e.brief()),
+            if m.fault.is_some() { "out".into() } else { ratio(m) },
+            verdict(m).to_owned(),
+            number(lab::bench::median(&clocks), 0),
+            if bits == 0 {
+                "–".into()
+            } else {
+                format!("{}: {}", throttle.count(), reasons(bits).join(", "))
+            },
+        ]
+    };
+    race.measurements.iter().map(cell).collect()
+}

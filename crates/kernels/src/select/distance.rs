@@ -1,0 +1,116 @@
+//! How far a tuned row is from a problem.
+
+use super::Device;
+use super::table::{Shape, TunedRow};
+
+/// Beyond this a row says nothing. About a problem with twice the rows and twice the keys: 2 + ½ + 1.
+pub(super) const FARTHEST: f64 = 4.0;
+
+/// Rows of a tile, for counting tiles alike for all plans.
+const TILE_ROWS: usize = 64;
+/// Waves, and lengths, beyond which more of them no longer changes which plan is best.
+const MANY_WAVES: f64 = 16.0;
+const LONG: usize = 8192;
+/// Fewer rows than an `mma` tile has are computed as if they were as many.
+const MMA_ROWS: usize = 16;
+
+/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head dimension or mask.
+///
+/// In powers of two, weighted: how many waves of row tiles the device runs decides most, then the length of the loop over
+/// keys, then the rows of one head and the heads that share keys. f16 and bf16 run alike, and so do devices of one
+/// architecture, but for their multiprocessors, which the waves count.
+pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option<f64> {
+    let of = &row.problem;
+    let exact = row.sm == device.arch.sm
+        && (of.head_dim, of.head_dim_v, of.mask) == (shape.head_dim, shape.head_dim_v, shape.mask)
+        && of.dtype.bytes() == shape.dtype.bytes();
+    if !exact {
+        return None;
+    }
+    let apart = |a: f64, b: f64| (a / b).log2().abs();
+    let length = |seq: usize, least: usize| seq.clamp(least, LONG) as f64;
+    let group = |s: &Shape| s.heads_q as f64 / s.heads_kv.max(1) as f64;
+    let kind = |differs: bool| if differs { 0.125 } else { 0.0 };
+    Some(
+        2.0 * apart(waves(of, row.multiprocessors), waves(shape, device.arch.multiprocessors))
+            + apart(length(of.seq_kv, 1), length(shape.seq_kv, 1))
+            + 0.5 * apart(length(of.seq_q, MMA_ROWS), length(shape.seq_q, MMA_ROWS))
+            + 0.25 * apart(group(of), group(shape))
+            + kind(of.dtype != shape.dtype)
+            + kind(!same_device(&row.device, device.name)),
+    )
+}
+
+/// Row tiles for each multiprocessor.
+fn waves(shape: &Shape, multiprocessors: u32) -> f64 {
+    let tiles = shape.seq_q.div_ceil(TILE_ROWS) as f64 * shape.batch as f64 * shape.heads_q as f64;
+    (tiles / f64::from(multiprocessors.max(1))).min(MANY_WAVES)
+}
+
+/// Whether two names mean one device: drivers say "NVIDIA A100-SXM4-80GB" where people say "A100".
+pub(super) fn same_device(a: &str, b: &str) -> bool {
+    let words = |name: &str| -> Vec<String> {
+        let lower = name.to_lowercase();
+        let brand = |word: &&str| !["", "nvidia", "geforce", "tesla"].contains(word);
+        lower.split([' ', '-']).filter(brand).map(str::to_owned).collect()
+    };
+    let (a, b) = (words(a), words(b));
+    !a.is_empty() && !b.is_empty() && a.iter().zip(&b).all(|(x, y)| x == y)
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Mask, Problem};
+
+    use super::*;
+    use crate::Arch;
+    use crate::select::tests::row;
+
+    const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+
+    fn from_mission(problem: &Problem, device: &Device) -> Option<f64> {
+        distance(&row(Problem::mission()), &Shape::of(problem), device)
+    }
+
+    #[test]
+    fn names_of_one_device() {
+        for (a, b, same) in [
+            ("NVIDIA H200", "h200", true),
+            ("NVIDIA A100-SXM4-80GB", "A100", true),
+            ("NVIDIA GeForce RTX 4090", "RTX 4090", true),
+            ("NVIDIA L40S", "L4", false),
+            ("NVIDIA H200", "H100", false),
+            ("", "H200", false),
+        ] {
+            assert_eq!(same_device(a, b), same, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn what_makes_kernels_alike_is_near() {
+        let mission = Problem::mission();
+        assert_eq!(from_mission(&mission, &H200), Some(0.0));
+        let bf16 = Problem { dtype: DType::Bf16, ..mission.clone() };
+        let batch = Problem::new(2, 4, 512, 64, DType::F16);
+        let more_heads = Problem::new(1, 16, 512, 64, DType::F16);
+        let d = |p: &Problem| from_mission(p, &H200).unwrap();
+        assert_eq!(d(&batch), 0.0, "batch and heads are one");
+        assert!(0.0 < d(&bf16) && d(&bf16) < d(&more_heads));
+        // The same device under another name, and half of its multiprocessors.
+        let half = Device { arch: Arch { multiprocessors: 66, ..Arch::SM_90 }, ..H200 };
+        assert_eq!(from_mission(&mission, &half), Some(2.0));
+        // Where every multiprocessor has work for long, twice the heads change nothing.
+        let long = |heads| Problem::new(1, heads, 8192, 64, DType::F16);
+        let of_long = |p: &Problem| distance(&row(long(16)), &Shape::of(p), &H200);
+        assert!(of_long(&long(32)).unwrap() < 0.2);
+    }
+
+    #[test]
+    fn other_mathematics_is_no_neighbour() {
+        let mission = Problem::mission();
+        assert_eq!(from_mission(&mission.clone().with_mask(Mask::Causal), &H200), None);
+        assert_eq!(from_mission(&Problem::new(1, 8, 512, 128, DType::F16), &H200), None);
+        assert_eq!(from_mission(&Problem { dtype: DType::F32, ..mission.clone() }, &H200), None);
+        assert_eq!(from_mission(&mission, &Device { arch: Arch::SM_80, ..H200 }), None);
+    }
+}

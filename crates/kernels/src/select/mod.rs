@@ -1,0 +1,293 @@
+//! Which plan computes a problem on a device: that of the nearest tuned row, measured before predicted, and where none
+//! is near, a safe default. [`choose`] says why; whoever knows better passes a [`Plan`] of their own instead.
+
+mod distance;
+mod table;
+
+pub use table::{Fault, Kind, Shape, TableError, TunedRow, TunedTable};
+
+use problem::Problem;
+use serde::Serialize;
+
+use crate::{Arch, KernelError, Plan, PlanError};
+
+/// The device to choose for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device<'a> {
+    /// Its name, as the driver gives it, or the short one that people use.
+    pub name: &'a str,
+    /// What it is.
+    pub arch: Arch,
+}
+
+/// Where a plan comes from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "source", rename_all = "lowercase")]
+pub enum Source {
+    /// A row measured on a device.
+    Tuned {
+        /// The row.
+        row: Box<TunedRow>,
+        /// How far it is from the problem: 0 for the problem itself.
+        distance: f64,
+    },
+    /// A row of the time model's.
+    Predicted {
+        /// The row.
+        row: Box<TunedRow>,
+        /// How far it is from the problem.
+        distance: f64,
+    },
+    /// No row was near.
+    Default,
+}
+
+/// A plan, and why this one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// The plan; it passes [`Plan::check`].
+    pub plan: Plan,
+    /// Where it comes from.
+    #[serde(flatten)]
+    pub source: Source,
+    /// What was looked at, in order, in words.
+    pub why: Vec<String>,
+}
+
+/// Rows named in [`Choice::why`].
+const NEIGHBOURS: usize = 4;
+
+/// The plan for a problem. The plan returns no LSE; set that gene as the caller needs it.
+///
+/// # Errors
+/// When the problem cannot be stated or no family computes it.
+pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<Choice, KernelError> {
+    let default = Plan::default_for(problem, &device.arch)?;
+    let mut why = Vec::new();
+    for kind in [Kind::Measured, Kind::Predicted] {
+        let near = neighbours(problem, device, table, kind);
+        if near.is_empty() {
+            why.push(format!("no {} row is near", name(kind)));
+            continue;
+        }
+        let mut found: Option<(f64, &TunedRow, Plan)> = None;
+        for (index, &(distance, row)) in near.iter().enumerate() {
+            if index >= NEIGHBOURS && found.is_some() {
+                break;
+            }
+            let adapted =
+                if found.is_none() { Some(adapt(&row.plan, &default, problem, &device.arch)) } else { None };
+            why.push(describe(kind, distance, row, adapted.as_ref()));
+            if let Some(Ok(plan)) = adapted {
+                found = Some((distance, row, plan));
+            }
+        }
+        if let Some((distance, row, plan)) = found {
+            let row = Box::new(row.clone());
+            let source = match kind {
+                Kind::Measured => Source::Tuned { row, distance },
+                Kind::Predicted => Source::Predicted { row, distance },
+            };
+            return Ok(Choice { plan, source, why });
+        }
+    }
+    why.push("taken: the family's default".to_owned());
+    Ok(Choice { plan: default, source: Source::Default, why })
+}
+
+/// Rows of a kind within reach, nearest first; of rows equally near, the fastest.
+fn neighbours<'t>(
+    problem: &Problem,
+    device: &Device,
+    table: &'t TunedTable,
+    kind: Kind,
+) -> Vec<(f64, &'t TunedRow)> {
+    let shape = Shape::of(problem);
+    let rows = table.rows().iter().filter(|row| row.kind == kind);
+    let apart = rows.filter_map(|row| Some((distance::distance(row, &shape, device)?, row)));
+    let mut near: Vec<_> = apart.filter(|&(distance, _)| distance <= distance::FARTHEST).collect();
+    near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.us.total_cmp(&b.1.us)));
+    near
+}
+
+/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit.
+fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
+    let mut plan = plan.clone();
+    if let (Plan::Mma(ours), Plan::Mma(safe)) = (&mut plan, default) {
+        ours.lse = safe.lse;
+        if matches!(ours.check(problem, arch), Err(PlanError::Misaligned { .. })) {
+            ours.copy = safe.copy;
+        }
+        if ours.check(problem, arch).is_err() {
+            ours.grid = safe.grid;
+        }
+    }
+    plan.check(problem, arch).map(|()| plan)
+}
+
+fn describe(kind: Kind, distance: f64, row: &TunedRow, adapted: Option<&Result<Plan, PlanError>>) -> String {
+    let s = &row.problem;
+    let outcome = match adapted {
+        Some(Ok(_)) => "taken".to_owned(),
+        Some(Err(error)) => format!("refused: {error}"),
+        None => "farther".to_owned(),
+    };
+    format!(
+        "{outcome}: {} on {}, batch {} heads {}/{} seq {}×{} dim {}/{} {} mask {}, {:.2} µs, distance {distance:.2}",
+        name(kind),
+        row.device,
+        s.batch,
+        s.heads_q,
+        s.heads_kv,
+        s.seq_q,
+        s.seq_kv,
+        s.head_dim,
+        s.head_dim_v,
+        s.dtype,
+        s.mask,
+        row.us,
+    )
+}
+
+const fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Measured => "measured",
+        Kind::Predicted => "predicted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Layout, Mask};
+
+    use super::*;
+
+    const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+
+    /// A measured row with the default plan.
+    pub(super) fn row(problem: Problem) -> TunedRow {
+        TunedRow {
+            device: "NVIDIA H200".to_owned(),
+            sm: 90,
+            multiprocessors: 132,
+            plan: Plan::default_for(&problem, &Arch::SM_90).unwrap(),
+            problem: Shape::of(&problem),
+            us: 10.0,
+            kind: Kind::Measured,
+            driver: "CUDA 13.0".to_owned(),
+            commit: "0".to_owned(),
+            run: "0".to_owned(),
+            when: "2026-01-01T00:00:00Z".to_owned(),
+        }
+    }
+
+    fn table(rows: Vec<TunedRow>) -> TunedTable {
+        let text: Vec<String> = rows.iter().map(|row| serde_json::to_string(row).unwrap()).collect();
+        TunedTable::parse(&text.join("\n")).unwrap()
+    }
+
+    /// A row whose plan can be told from the default by its keys a block.
+    fn marked(problem: Problem, block_n: u32, us: f64) -> TunedRow {
+        let mut row = row(problem);
+        if let Plan::Mma(plan) = &mut row.plan {
+            (plan.block_n, plan.stages, plan.resident_ctas) = (block_n, 1, None);
+        }
+        row.us = us;
+        row
+    }
+
+    fn block_n(choice: &Choice) -> u32 {
+        match &choice.plan {
+            Plan::Mma(plan) => plan.block_n,
+            Plan::Ladder { .. } => 0,
+        }
+    }
+
+    #[test]
+    fn without_rows_the_default_is_taken() {
+        let mission = Problem::mission();
+        let choice = choose(&mission, &H200, &TunedTable::default()).unwrap();
+        assert_eq!(choice.source, Source::Default);
+        assert_eq!(choice.plan, Plan::default_for(&mission, &Arch::SM_90).unwrap());
+        assert!(choice.why.last().unwrap().contains("default"), "{:?}", choice.why);
+    }
+
+    #[test]
+    fn the_nearest_and_then_the_fastest_row_is_taken() {
+        let at = |seq| Problem::new(1, 8, seq, 64, DType::F16);
+        let table =
+            table(vec![marked(at(512), 32, 9.0), marked(at(512), 48, 8.0), marked(at(1024), 80, 20.0)]);
+        for (seq, expected) in [(512, 48), (600, 48), (1000, 80), (1500, 80)] {
+            let choice = choose(&at(seq), &H200, &table).unwrap();
+            assert_eq!(block_n(&choice), expected, "{seq}: {:?}", choice.why);
+            assert!(matches!(choice.source, Source::Tuned { .. }));
+        }
+        // Sixteen times the work of any row: it says nothing of that.
+        let choice = choose(&Problem::new(8, 64, 4096, 64, DType::F16), &H200, &table).unwrap();
+        assert_eq!(choice.source, Source::Default);
+    }
+
+    #[test]
+    fn measured_rows_go_before_predicted_ones() {
+        let mission = Problem::mission();
+        let predicted = TunedRow { kind: Kind::Predicted, ..marked(mission.clone(), 32, 1.0) };
+        let measured = marked(Problem::new(1, 8, 640, 64, DType::F16), 48, 9.0);
+        let both = table(vec![predicted.clone(), measured]);
+        assert_eq!(block_n(&choose(&mission, &H200, &both).unwrap()), 48);
+        let choice = choose(&mission, &H200, &table(vec![predicted])).unwrap();
+        assert!(matches!(choice.source, Source::Predicted { distance: 0.0, .. }));
+    }
+
+    #[test]
+    fn strides_decide_how_tiles_are_copied() {
+        let mission = Problem::mission();
+        let mut ragged = mission.clone();
+        (ragged.k.row, ragged.k.head) = (65, 65 * 512);
+        let choice = choose(&ragged, &H200, &table(vec![marked(mission, 48, 9.0)])).unwrap();
+        assert_eq!(block_n(&choice), 48);
+        choice.plan.check(&ragged, &Arch::SM_90).unwrap();
+    }
+
+    #[test]
+    fn a_plan_that_does_not_fit_gives_way_to_the_next() {
+        let mission = Problem::mission();
+        // A device of the row's architecture that had less shared memory.
+        let small = Arch { shared_per_cta: 32 * 1024, shared_per_sm: 64 * 1024, ..Arch::SM_90 };
+        let (near, far) =
+            (marked(mission.clone(), 128, 5.0), marked(Problem::new(1, 8, 640, 64, DType::F16), 32, 9.0));
+        let choice = choose(&mission, &Device { arch: small, ..H200 }, &table(vec![near, far])).unwrap();
+        assert_eq!(block_n(&choice), 32, "{:?}", choice.why);
+        assert!(
+            choice.why[0].starts_with("refused: ") && choice.why[0].contains("shared memory"),
+            "{:?}",
+            choice.why
+        );
+    }
+
+    #[test]
+    fn every_choice_computes_its_problem() {
+        let rows = [64, 128].into_iter().flat_map(|dim| {
+            [1usize, 130, 512, 4096].into_iter().flat_map(move |seq| {
+                Mask::ALL
+                    .into_iter()
+                    .map(move |mask| row(Problem::new(1, 8, seq, dim, DType::F16).with_mask(mask)))
+            })
+        });
+        let table = table(rows.collect());
+        for arch in Arch::ALL {
+            for (seq_q, seq_kv, heads_kv) in [(1, 5000, 1), (77, 0, 8), (4096, 4096, 2), (200_000, 3, 4)] {
+                for dim in [64, 72, 128, 256] {
+                    for mask in Mask::ALL {
+                        let mut problem = Problem::new(1, 8, seq_q, dim, DType::Bf16).with_mask(mask);
+                        (problem.seq_kv, problem.heads_kv) = (seq_kv, heads_kv);
+                        let problem = problem.with_layout(Layout::Bshd);
+                        let choice = choose(&problem, &Device { name: "any", arch }, &table).unwrap();
+                        choice.plan.check(&problem, &arch).unwrap();
+                    }
+                }
+            }
+        }
+        let f32 = Problem { dtype: DType::F32, ..Problem::mission() };
+        assert!(choose(&f32, &H200, &table).is_err());
+    }
+}

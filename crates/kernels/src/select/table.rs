@@ -1,0 +1,227 @@
+//! The table of tuned plans: rows as data, one JSON object a line, each with where it comes from.
+
+use std::sync::OnceLock;
+
+use problem::{DType, Layout, Mask, Problem};
+use serde::{Deserialize, Serialize};
+
+use crate::{Arch, KernelError, Plan};
+
+/// What of a problem decides which plan is fast: everything but strides and scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names are the problem's own")]
+pub struct Shape {
+    pub batch: usize,
+    pub heads_q: usize,
+    pub heads_kv: usize,
+    pub seq_q: usize,
+    pub seq_kv: usize,
+    pub head_dim: usize,
+    pub head_dim_v: usize,
+    pub dtype: DType,
+    pub mask: Mask,
+}
+
+impl Shape {
+    /// The shape of a problem.
+    pub const fn of(problem: &Problem) -> Shape {
+        Shape {
+            batch: problem.batch,
+            heads_q: problem.heads_q,
+            heads_kv: problem.heads_kv,
+            seq_q: problem.seq_q,
+            seq_kv: problem.seq_kv,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            dtype: problem.dtype,
+            mask: problem.mask,
+        }
+    }
+
+    /// The dense problem of this shape.
+    pub fn problem(&self) -> Problem {
+        let problem = Problem {
+            heads_kv: self.heads_kv,
+            seq_kv: self.seq_kv,
+            head_dim_v: self.head_dim_v,
+            mask: self.mask,
+            ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtype)
+        };
+        problem.with_layout(Layout::Bhsd)
+    }
+}
+
+/// How a row's time came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// On the device, by `lab::bench`.
+    Measured,
+    /// By the time model, for a device that was not at hand.
+    Predicted,
+}
+
+/// The best plan known for one shape on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TunedRow {
+    /// The device, as its driver or the time model's table of machines names it.
+    pub device: String,
+    /// Its compute capability times ten.
+    pub sm: u32,
+    /// Its streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// What was computed.
+    pub problem: Shape,
+    /// The fastest plan.
+    pub plan: Plan,
+    /// Its time with a warm L2, µs.
+    pub us: f64,
+    /// Measured or predicted.
+    pub kind: Kind,
+    /// The driver; of a predicted row, the model.
+    pub driver: String,
+    /// Commit that the program was built from.
+    pub commit: String,
+    /// Rows of one run share it.
+    pub run: String,
+    /// Start of the run, UTC, ISO 8601.
+    pub when: String,
+}
+
+impl TunedRow {
+    /// Whether the row can be believed: a time, a problem that can be stated, and a plan that computes it.
+    fn check(&self) -> Result<(), Fault> {
+        if !(self.us.is_finite() && self.us > 0.0) {
+            return Err(Fault::Time(self.us));
+        }
+        if self.multiprocessors == 0 {
+            return Err(Fault::NoMultiprocessors);
+        }
+        let arch = Arch::of(self.sm).ok_or(Fault::Sm(self.sm))?;
+        let problem = self.problem.problem();
+        problem.check().map_err(KernelError::from)?;
+        self.plan.check(&problem, &arch).map_err(KernelError::from)?;
+        Ok(())
+    }
+}
+
+/// What is wrong with a line.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Fault {
+    /// Not a row.
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+    /// Not a time.
+    #[error("us = {0}; accepted: a finite number above 0")]
+    Time(f64),
+    /// No GPU has none.
+    #[error("multiprocessors = 0; accepted: 1 and more")]
+    NoMultiprocessors,
+    /// No kernel is made for it.
+    #[error("sm = {0} is not a target of the kernels; accepted: 80, 86, 89, 90, 120")]
+    Sm(u32),
+    /// The plan does not compute the problem, or there is no such problem.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// A line of a table that is no row.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line}: {fault}")]
+pub struct TableError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong.
+    #[source]
+    pub fault: Fault,
+}
+
+/// Rows to choose from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TunedTable {
+    rows: Vec<TunedRow>,
+}
+
+/// The tables that ship with the crate, one a device.
+const SHIPPED: [&str; 2] =
+    [include_str!("../../tuned/h200.jsonl"), include_str!("../../tuned/predicted.jsonl")];
+
+impl TunedTable {
+    /// The shipped rows. A line that is no row is left out here, and fails this crate's tests.
+    pub fn builtin() -> &'static TunedTable {
+        static TABLE: OnceLock<TunedTable> = OnceLock::new();
+        TABLE.get_or_init(|| TunedTable {
+            rows: SHIPPED.into_iter().flat_map(lines).filter_map(|(_, row)| row.ok()).collect(),
+        })
+    }
+
+    /// Reads a table; empty lines count for nothing.
+    ///
+    /// # Errors
+    /// The first line that is no row, or whose plan does not compute its problem.
+    pub fn parse(text: &str) -> Result<TunedTable, TableError> {
+        let rows = lines(text).map(|(line, row)| row.map_err(|fault| TableError { line, fault }));
+        Ok(TunedTable { rows: rows.collect::<Result<_, _>>()? })
+    }
+
+    /// The rows, in the order of the file.
+    pub fn rows(&self) -> &[TunedRow] {
+        &self.rows
+    }
+}
+
+/// Each line that is not empty, with its number from 1.
+fn lines(text: &str) -> impl Iterator<Item = (usize, Result<TunedRow, Fault>)> {
+    let read = |line: &str| {
+        let row: TunedRow = serde_json::from_str(line)?;
+        row.check().map(|()| row)
+    };
+    let full = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    full.map(move |(index, line)| (index + 1, read(line)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::select::tests::row;
+
+    #[test]
+    fn every_shipped_line_is_a_row() {
+        let mut count = 0;
+        for text in SHIPPED {
+            count += TunedTable::parse(text).unwrap().rows().len();
+        }
+        assert_eq!(TunedTable::builtin().rows().len(), count);
+    }
+
+    #[test]
+    fn rows_survive_their_file() {
+        let rows = vec![row(Problem::mission()), row(Problem::new(2, 4, 100, 128, DType::Bf16))];
+        let text: Vec<String> = rows.iter().map(|r| serde_json::to_string(r).unwrap()).collect();
+        assert_eq!(TunedTable::parse(&text.join("\n\n")).unwrap().rows(), rows);
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        let good = serde_json::to_string(&row(Problem::mission())).unwrap();
+        for (change, with, message) in [
+            ("\"us\":10.0", "\"us\":-1.0", "us = -1"),
+            ("\"sm\":90", "\"sm\":75", "sm = 75"),
+            ("\"kind\":\"measured\"", "\"kind\":\"guessed\"", "guessed"),
+            ("\"dtype\":\"f16\"", "\"dtype\":\"f32\"", "dtype = f32"),
+            ("\"heads_kv\":8", "\"heads_kv\":3", "heads_kv = 3"),
+            ("\"run\":", "\"ran\":", "ran"),
+            ("\"multiprocessors\":132", "\"multiprocessors\":0", "multiprocessors = 0"),
+            ("{", "", "line 2"),
+        ] {
+            let bad = good.replacen(change, with, 1);
+            assert_ne!(good, bad, "{change}");
+            let error = TunedTable::parse(&format!("{good}\n{bad}")).unwrap_err();
+            assert_eq!(error.line, 2);
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

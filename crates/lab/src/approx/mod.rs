@@ -1,0 +1,256 @@
+//! The `.approx` functions of a machine, on any inputs, beside the emulator's.
+
+mod compare;
+
+use emu::numerics::Lanes32;
+use emu::numerics::approx::{DivApprox, Function, PackedFunction, div_f32, f32_function, packed_function};
+use emu::numerics::float::lanes::Packed;
+use ptx::{
+    Access, Arg, BinaryOp, BufferSpec, Builder, CmpOp, Dim3, F32, FloatMods, Kernel, Launch, Machine, Op,
+    Operand, Precision, R32, SpecialReg, Target, Type, UnaryOp, Value,
+};
+use rayon::prelude::*;
+
+pub use compare::{Agreement, Mismatch, ulps};
+
+/// An instruction that PTX gives a bound and no bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// `.approx{.ftz}.f32`.
+    F32 {
+        /// Which function.
+        function: Function,
+        /// With `.ftz`.
+        ftz: bool,
+    },
+    /// Of two packed 16-bit floats.
+    Half {
+        /// Which function.
+        function: PackedFunction,
+        /// Their format.
+        format: Packed,
+    },
+    /// `div.approx{.ftz}.f32` or `div.full{.ftz}.f32` of an input and its neighbour (the index with its last bit turned).
+    Div {
+        /// Which division.
+        division: DivApprox,
+        /// With `.ftz`.
+        ftz: bool,
+    },
+}
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+impl Subject {
+    /// Everything that exists on an architecture.
+    pub fn all(sm: u32) -> Vec<Subject> {
+        let mut all = Vec::new();
+        for function in Function::ALL {
+            all.push(Subject::F32 { function, ftz: false });
+            if function != Function::Tanh {
+                all.push(Subject::F32 { function, ftz: true });
+            }
+        }
+        for function in [PackedFunction::Ex2, PackedFunction::Tanh] {
+            all.push(Subject::Half { function, format: Packed::F16x2 });
+            if sm >= 90 {
+                all.push(Subject::Half { function, format: Packed::Bf16x2 });
+            }
+        }
+        for division in [DivApprox::Approx, DivApprox::Full] {
+            all.extend([false, true].map(|ftz| Subject::Div { division, ftz }));
+        }
+        all
+    }
+
+    /// The instruction.
+    fn op(self) -> Op {
+        let approx = |ftz| FloatMods { precision: Precision::Approx, ftz, ..FloatMods::NONE };
+        match self {
+            Subject::F32 { function, ftz } => Op::Unary(unary(function), Type::F32, approx(ftz)),
+            Subject::Half { function, format } => {
+                let (op, ex2) = match function {
+                    PackedFunction::Ex2 => (UnaryOp::Ex2, true),
+                    PackedFunction::Tanh => (UnaryOp::Tanh, false),
+                };
+                match format {
+                    Packed::F16x2 => Op::Unary(op, Type::F16x2, approx(false)),
+                    // ex2 of bf16 has no form without `.ftz`.
+                    Packed::Bf16x2 => Op::Unary(op, Type::Bf16x2, approx(ex2)),
+                }
+            }
+            Subject::Div { division, ftz } => {
+                let precision = match division {
+                    DivApprox::Approx => Precision::Approx,
+                    DivApprox::Full => Precision::Full,
+                };
+                Op::Binary(BinaryOp::Div, Type::F32, FloatMods { precision, ftz, ..FloatMods::NONE })
+            }
+        }
+    }
+
+    /// Its mnemonic.
+    pub fn name(self) -> String {
+        self.op().to_string()
+    }
+
+    /// A kernel that takes `count` inputs, one a thread.
+    fn kernel(self, target: Target, count: u32) -> Kernel {
+        let mut k = Builder::kernel("approx");
+        k.max_threads(THREADS);
+        if matches!(self, Subject::Half { format: Packed::Bf16x2, .. }) {
+            k.require(7, 8);
+        }
+        let (x, y, total) = (k.param_pointer("x"), k.param_pointer("y"), k.param_u32("count"));
+        let (cta, thread) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::TidX));
+        let i = k.mad(cta, THREADS, thread);
+        let outside = k.setp_u(CmpOp::Ge, i, total);
+        k.exit_if(outside);
+        let (from, to) = (k.index(x, i, 4), k.index(y, i, 4));
+        match self {
+            Subject::F32 { .. } => {
+                let (a, d): (F32, F32) = (k.ld(from), k.reg());
+                k.op(self.op(), [d.reg(), a.reg()].map(Operand::Reg));
+                k.st(to, d);
+            }
+            Subject::Half { .. } => {
+                let (a, d): (R32, R32) = (k.ld(from), k.reg());
+                k.op(self.op(), [d.reg(), a.reg()].map(Operand::Reg));
+                k.st(to, d);
+            }
+            Subject::Div { .. } => {
+                let j = k.xor(i, 1);
+                let neighbour = k.index(x, j, 4);
+                let (a, b, d): (F32, F32, F32) = (k.ld(from), k.ld(neighbour), k.reg());
+                k.op(self.op(), [d.reg(), a.reg(), b.reg()].map(Operand::Reg));
+                k.st(to, d);
+            }
+        }
+        let buffer =
+            |name: &str, access| BufferSpec { name: name.to_owned(), bytes: 4 * count as usize, access };
+        Kernel {
+            module: k.into_module(target),
+            entry: "approx".to_owned(),
+            launch: Launch {
+                grid: Dim3(count.div_ceil(THREADS), 1, 1),
+                cluster: Dim3(1, 1, 1),
+                block: Dim3(THREADS, 1, 1),
+                dynamic_shared: 0,
+            },
+            buffers: vec![buffer("x", Access::Read), buffer("y", Access::Write)],
+            args: vec![
+                Arg::Buffer { index: 0, offset: 0 },
+                Arg::Buffer { index: 1, offset: 0 },
+                Arg::U32(count),
+            ],
+        }
+    }
+
+    /// Inputs that show it whole: all 16-bit numbers, or `each` mantissas of every sign and exponent.
+    pub fn inputs(self, each: u32) -> Vec<u32> {
+        match self {
+            Subject::F32 { .. } => samples(each),
+            Subject::Half { .. } => (0..1 << 16).map(|i| i << 16 | i).collect(),
+            // Scattered, so that neighbours are of any two exponents; an odd factor permutes a power of two.
+            Subject::Div { .. } => {
+                let samples = samples(each.next_power_of_two());
+                let scattered = |i: usize| samples[i.wrapping_mul(0x9e37_79b1) % samples.len()];
+                (0..samples.len()).map(scattered).collect()
+            }
+        }
+    }
+
+    /// What a machine makes of the inputs, whose number must be even.
+    ///
+    /// # Errors
+    /// When the machine fails.
+    pub fn run<M: Machine>(
+        self,
+        machine: &mut M,
+        target: Target,
+        inputs: &[u32],
+    ) -> Result<Vec<u32>, M::Error> {
+        let kernel = self.kernel(target, inputs.len() as u32);
+        let bytes: Vec<u8> = inputs.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut x = machine.allocate(bytes.len())?;
+        let mut y = machine.allocate(bytes.len())?;
+        machine.upload(&mut x, &bytes)?;
+        machine.launch(&kernel, &mut [&mut x, &mut y])?;
+        let mut results = bytes;
+        machine.download(&y, &mut results)?;
+        Ok(results.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    }
+
+    /// What the emulator makes of them.
+    pub fn emulated(self, inputs: &[u32]) -> Vec<u32> {
+        let mut results = vec![0; inputs.len()];
+        results.par_chunks_mut(4096).zip(inputs.par_chunks(4096)).for_each(|(to, from)| {
+            to.chunks_mut(32).zip(from.chunks(32)).for_each(|(to, from)| self.emulate_lanes(to, from));
+        });
+        results
+    }
+
+    fn emulate_lanes(self, to: &mut [u32], from: &[u32]) {
+        let (mut a, mut d): (Lanes32, Lanes32) = ([0; 32], [0; 32]);
+        a[..from.len()].copy_from_slice(from);
+        match self {
+            Subject::F32 { function, ftz } => f32_function(function, ftz, u32::MAX, &mut d, &a),
+            Subject::Half { function, format } => packed_function(function, format, u32::MAX, &mut d, &a),
+            Subject::Div { division, ftz } => {
+                for lane in 0..from.len() {
+                    d[lane] = div_f32(division, ftz, a[lane], a[lane ^ 1]);
+                }
+            }
+        }
+        to.copy_from_slice(&d[..to.len()]);
+    }
+}
+
+const fn unary(function: Function) -> UnaryOp {
+    match function {
+        Function::Ex2 => UnaryOp::Ex2,
+        Function::Lg2 => UnaryOp::Lg2,
+        Function::Rcp => UnaryOp::Rcp,
+        Function::Rsqrt => UnaryOp::Rsqrt,
+        Function::Sqrt => UnaryOp::Sqrt,
+        Function::Sin => UnaryOp::Sin,
+        Function::Cos => UnaryOp::Cos,
+        Function::Tanh => UnaryOp::Tanh,
+    }
+}
+
+/// `each` pseudo-random mantissas of every sign and exponent: zeros, infinities and NaN are among them.
+fn samples(each: u32) -> Vec<u32> {
+    let drawn = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u32 & 0x007f_ffff;
+    (0..512 * u64::from(each))
+        .into_par_iter()
+        .map(|i| {
+            let (group, index) = ((i / u64::from(each)) as u32, i % u64::from(each));
+            // The first of each group is the power of two itself.
+            group << 23 | if index == 0 { 0 } else { drawn(i) }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::Emulator;
+
+    use super::*;
+
+    /// The kernels run in the emulator as on a GPU and give what its numbers give.
+    #[test]
+    fn the_emulator_agrees_with_itself() {
+        for subject in Subject::all(90) {
+            let module = subject.kernel(Target::sm(90), 64).module;
+            assert!(module.verify().is_ok(), "{}", subject.name());
+            let inputs = subject.inputs(2);
+            let inputs = &inputs[..inputs.len().min(4096)];
+            let run = subject.run(&mut Emulator::default(), Target::sm(90), inputs).unwrap();
+            let agreement = Agreement::of(subject, inputs, &run, &subject.emulated(inputs));
+            assert_eq!(agreement.differing, 0, "{}: {:?}", subject.name(), agreement.first);
+            assert_eq!(agreement.results, inputs.len() as u64);
+        }
+    }
+}

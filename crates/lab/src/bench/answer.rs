@@ -1,0 +1,223 @@
+//! What the outputs of a race must be: fresh draws, and the oracle's answers to them.
+//!
+//! A small problem is judged whole. Of a large one, whose f64 answer would take minutes, blocks of rows are: the first, the
+//! last, and some at places drawn from the seed, new ones for each draw; and every element of the output must be a number,
+//! because the output was filled with NaN before.
+
+use cpu::{CpuError, Reference};
+use problem::{Layout, Problem, Tensor};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rayon::prelude::*;
+
+use super::Origin;
+use super::fault::Fault;
+use crate::gate::judge::{ErrorFigures, judge};
+use crate::values::{Inputs, Values};
+
+/// The problem with all tensors dense as `[batch, head, row, dim]`: the order in which inputs are drawn and outputs judged.
+pub fn dense(problem: &Problem) -> Problem {
+    problem.clone().with_layout(Layout::Bhsd)
+}
+
+/// FLOP that the oracle may take for one draw: the mission problem whole.
+const ORACLE_FLOPS: f64 = 6e8;
+/// Rows of a block of a large problem.
+const BLOCK_ROWS: usize = 32;
+/// Most blocks of a large problem.
+const MOST_BLOCKS: usize = 32;
+/// Times the error model that a peer may have: its libraries round as they like, but must compute the same.
+const PEER_SLACK: f64 = 4.0;
+
+/// A draw of Q, K and V with its answer.
+pub struct Answer {
+    /// The inputs, dense.
+    pub inputs: Inputs,
+    blocks: Vec<Block>,
+}
+
+/// Some rows of one head with their answer.
+struct Block {
+    /// The rows as a problem of their own.
+    problem: Problem,
+    /// Its first output element.
+    start: usize,
+    oracle: Reference,
+    standard: Reference,
+}
+
+impl Answer {
+    /// Draws inputs from the seed and computes the answer.
+    ///
+    /// # Errors
+    /// When the oracle refuses the problem.
+    pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, CpuError> {
+        let problem = dense(problem);
+        problem.check()?;
+        let inputs = normal_inputs(&problem, seed);
+        if problem.flops() <= ORACLE_FLOPS {
+            let (oracle, standard) = (inputs.oracle(&problem)?, inputs.reference_in_precision(&problem)?);
+            let whole = Block { problem, start: 0, oracle, standard };
+            return Ok(Answer { inputs, blocks: vec![whole] });
+        }
+        let blocks = places(&problem, seed)
+            .into_iter()
+            .map(|(batch, head, row)| block(&problem, &inputs, batch, head, row))
+            .collect::<Result<_, _>>()?;
+        Ok(Answer { inputs, blocks })
+    }
+
+    /// Rows that are judged.
+    pub fn rows(&self) -> usize {
+        self.blocks.iter().map(|b| b.problem.batch * b.problem.heads_q * b.problem.seq_q).sum()
+    }
+
+    /// Judges a dense output.
+    ///
+    /// # Errors
+    /// [`Fault::Unwritten`] and [`Fault::Wrong`].
+    pub fn judge(&self, out: &Values, origin: Origin) -> Result<ErrorFigures, Fault> {
+        let unwritten = out.count_nan();
+        if unwritten > 0 {
+            return Err(Fault::Unwritten { elements: unwritten, of: out.len() });
+        }
+        let figures = self.blocks.iter().map(|block| {
+            let end = block.start + block.oracle.out.len();
+            let values: Vec<f64> = (block.start..end).filter_map(|i| out.get(i)).map(f64::from).collect();
+            let figures = judge(&block.problem, &values, None, &block.oracle, &block.standard);
+            // A short output leaves figures of nothing.
+            if values.len() == block.oracle.out.len() { Ok(figures) } else { Err(Fault::short(out.len())) }
+        });
+        let mut worst = ErrorFigures { allclose_1e3: true, ..ErrorFigures::default() };
+        for figures in figures {
+            worst = worst.worst(figures?);
+        }
+        let bounds = match origin {
+            Origin::Ours => worst,
+            Origin::Peer => worst.with_slack(PEER_SLACK),
+        };
+        match bounds.reasons() {
+            reasons if reasons.is_empty() => Ok(worst),
+            reasons => Err(Fault::Wrong { reasons: reasons.join("; ") }),
+        }
+    }
+}
+
+/// Batch, head and first row of each block.
+fn places(problem: &Problem, seed: u64) -> Vec<(usize, usize, usize)> {
+    let row_flops = problem.flops() / (problem.batch * problem.heads_q * problem.seq_q) as f64;
+    let blocks = (ORACLE_FLOPS / (row_flops * BLOCK_ROWS as f64)) as usize;
+    let last = problem.seq_q.saturating_sub(BLOCK_ROWS);
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x706c_6163_6573);
+    let drawn = (2..blocks.clamp(4, MOST_BLOCKS)).map(|_| {
+        let (batch, head) = (rng.random_range(0..problem.batch), rng.random_range(0..problem.heads_q));
+        (batch, head, rng.random_range(0..=last))
+    });
+    [(0, 0, 0), (problem.batch - 1, problem.heads_q - 1, last)].into_iter().chain(drawn).collect()
+}
+
+/// Rows from `row` on, against the keys that the last of them sees: the mask is aligned to the bottom right, so that it is the
+/// same mask.
+fn block(
+    problem: &Problem,
+    inputs: &Inputs,
+    batch: usize,
+    head: usize,
+    row: usize,
+) -> Result<Block, CpuError> {
+    let rows = BLOCK_ROWS.min(problem.seq_q - row);
+    let keys = problem.mask.keys(row + rows - 1, problem.seq_q, problem.seq_kv).end;
+    let part = Problem {
+        heads_q: 1,
+        heads_kv: 1,
+        seq_q: rows,
+        seq_kv: keys,
+        batch: 1,
+        scale: Some(problem.softmax_scale()),
+        ..problem.clone()
+    };
+    let part = dense(&part);
+    let from = |tensor: Tensor, head: usize, row: usize, rows: usize| {
+        let [_, heads, all, dim] = problem.extents(tensor);
+        let start = ((batch * heads + head) * all + row) * dim;
+        start..start + rows * dim
+    };
+    let kv_head = head / problem.group_size();
+    let inputs = Inputs {
+        q: inputs.q.slice(from(Tensor::Q, head, row, rows)),
+        k: inputs.k.slice(from(Tensor::K, kv_head, 0, keys)),
+        v: inputs.v.slice(from(Tensor::V, kv_head, 0, keys)),
+    };
+    let (oracle, standard) = (inputs.oracle(&part)?, inputs.reference_in_precision(&part)?);
+    Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, oracle, standard })
+}
+
+/// Independent standard normal draws, each run of elements from a stream of its own, so that all cores draw.
+fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
+    const RUN: usize = 1 << 14;
+    let tensor = |tensor: Tensor, stream: u64| {
+        let elements: usize = problem.extents(tensor).iter().product();
+        let mut data = vec![0.0f32; elements];
+        data.par_chunks_mut(RUN).enumerate().for_each(|(run, data)| {
+            let mixed = (seed.wrapping_mul(4) + stream).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut rng = SmallRng::seed_from_u64(mixed ^ (run as u64) << 20);
+            for pair in data.chunks_mut(2) {
+                // Box and Muller's two at a time.
+                let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
+                let (sin, cos) = (std::f32::consts::TAU * rng.random::<f32>()).sin_cos();
+                pair[0] = radius * cos;
+                pair.iter_mut().skip(1).for_each(|x| *x = radius * sin);
+            }
+        });
+        Values::round(problem.dtype, &data)
+    };
+    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpu::CpuPlan;
+    use problem::{DType, Mask};
+
+    fn attention(problem: &Problem, inputs: &Inputs) -> Values {
+        inputs.attention(problem, &CpuPlan::for_problem(problem)).unwrap().0
+    }
+
+    #[test]
+    fn draws_are_normal_independent_and_repeatable() {
+        let problem = Problem::new(1, 2, 512, 64, DType::F32);
+        let inputs = normal_inputs(&problem, 3);
+        assert_eq!(inputs, normal_inputs(&problem, 3));
+        assert_ne!(inputs.q, normal_inputs(&problem, 4).q);
+        assert_ne!(inputs.q, inputs.k);
+        let moment = |power: i32| {
+            let values = (0..inputs.v.len()).filter_map(|i| inputs.v.get(i));
+            values.map(|x| f64::from(x).powi(power)).sum::<f64>() / inputs.v.len() as f64
+        };
+        assert!(moment(1).abs() < 0.02 && (moment(2) - 1.0).abs() < 0.03 && (moment(4) - 3.0).abs() < 0.3);
+    }
+
+    #[test]
+    fn a_large_problem_is_judged_by_blocks_as_if_whole() {
+        for mask in [Mask::None, Mask::Causal] {
+            let problem = Problem::new(2, 4, 640, 96, DType::F16).with_mask(mask);
+            let problem = problem.with_heads_kv(2, Layout::Bhsd).with_seq_kv(700, Layout::Bhsd);
+            let answer = Answer::draw(&problem, 1).unwrap();
+            assert!(answer.blocks.len() >= 4 && answer.rows() < 2 * 4 * 640);
+            let out = attention(&problem, &answer.inputs);
+            answer.judge(&out, Origin::Ours).unwrap();
+            // The answer to other inputs, a row of the first block overwritten, and one element never written.
+            let stale = attention(&problem, &Answer::draw(&problem, 2).unwrap().inputs);
+            assert!(matches!(answer.judge(&stale, Origin::Peer), Err(Fault::Wrong { .. })));
+            let Values::F16(right) = &out else { unreachable!() };
+            let mut wrong = right.clone();
+            wrong.copy_within(96..192, 0);
+            assert!(matches!(answer.judge(&Values::F16(wrong), Origin::Ours), Err(Fault::Wrong { .. })));
+            let mut holed = right.clone();
+            *holed.last_mut().unwrap() = half::f16::NAN;
+            let fault = answer.judge(&Values::F16(holed), Origin::Ours).unwrap_err();
+            assert_eq!(fault, Fault::Unwritten { elements: 1, of: right.len() });
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The race on a GPU: every contestant is a graph that we launch, on our stream, between our events.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream};
+use problem::{Problem, Tensor};
+use serde_json::Value;
+
+use super::race::{Deck, Race, RaceError, Rules, race as run};
+use super::row::Identity;
+use super::sensors::{Reading, Sensors};
+use super::stage::{Entrant, Slot, Stage, Timing, Work};
+use crate::launchfile::{Bound, Role};
+use crate::provenance::hash;
+use crate::values::{Inputs, Values};
+
+/// Why a contestant cannot race.
+#[derive(Debug, thiserror::Error)]
+pub enum ContestantError {
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A kernel that takes something else than a problem's tensors.
+    #[error("buffer {0} is none of q, k, v, out and lse; the race feeds and reads no others")]
+    Buffer(String),
+    /// A kernel without a problem, or tensors that are not its.
+    #[error("{tensor} has {bytes} bytes; accepted: {expected}, what its strides span")]
+    Size {
+        /// The tensor.
+        tensor: &'static str,
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes of its span.
+        expected: usize,
+    },
+    /// A kernel with no problem to be judged by.
+    #[error(
+        "the kernel has no problem, so its output cannot be judged; accepted: one launched for a problem"
+    )]
+    NoProblem,
+    /// A library that carries our name.
+    #[error(transparent)]
+    Name(#[from] super::stage::NotOurs),
+}
+
+/// Device memory of a contestant's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "self-evident")]
+pub struct Tensors {
+    pub q: DeviceSlice,
+    pub k: DeviceSlice,
+    pub v: DeviceSlice,
+    pub out: DeviceSlice,
+}
+
+impl Tensors {
+    fn inputs(&self) -> [(Tensor, DeviceSlice); 3] {
+        [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)]
+    }
+
+    fn check(&self, problem: &Problem) -> Result<(), ContestantError> {
+        for (tensor, slice) in self.inputs().into_iter().chain([(Tensor::Out, self.out)]) {
+            let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
+            let expected = elements * problem.dtype.bytes();
+            if slice.bytes() != expected {
+                return Err(ContestantError::Size { tensor: tensor.name(), bytes: slice.bytes(), expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One who races: work packed in graphs, and the memory that it reads and writes.
+pub struct Contestant {
+    entrant: Entrant,
+    /// Of the extents of the race; the strides are those of its own tensors.
+    problem: Problem,
+    /// [`Entrant::calls`] calls.
+    warm: GraphExec,
+    /// One call.
+    cold: GraphExec,
+    tensors: Tensors,
+    identity: Identity,
+    /// Buffers of its own.
+    _held: Vec<Buffer>,
+}
+
+impl Contestant {
+    /// Somebody else's library, as graphs that were captured from it: `warm` of so many calls, `cold` of one, reading and
+    /// writing the tensors that lie as `problem` says.
+    ///
+    /// # Errors
+    /// When the name is ours or a tensor is not as large as it must be.
+    pub fn peer(
+        name: &str,
+        problem: Problem,
+        warm: GraphExec,
+        calls: u32,
+        cold: GraphExec,
+        tensors: Tensors,
+    ) -> Result<Contestant, ContestantError> {
+        tensors.check(&problem)?;
+        let (entrant, identity) = (Entrant::peer(name, calls)?, Identity::default());
+        Ok(Contestant { entrant, problem, warm, cold, tensors, identity, _held: Vec::new() })
+    }
+
+    /// A kernel of ours, loaded and captured here. It reads the given inputs and writes an output of its own. `variant` and
+    /// `plan` are for its name and its rows.
+    ///
+    /// # Errors
+    /// When the driver refuses the kernel, or it takes other buffers than a problem's tensors.
+    pub fn kernel(
+        stream: &Stream,
+        bound: &Bound,
+        inputs: [DeviceSlice; 3],
+        calls: u32,
+        variant: Option<&str>,
+        plan: Option<Value>,
+    ) -> Result<Contestant, ContestantError> {
+        let problem = bound.problem.clone().ok_or(ContestantError::NoProblem)?;
+        let kernel = &bound.kernel;
+        let function = Function::load(stream.context(), kernel, &Expect::of(&kernel.launch))?;
+        let (mut held, mut slices, mut out) = (Vec::new(), Vec::new(), DeviceSlice::EMPTY);
+        for (spec, role) in kernel.buffers.iter().zip(&bound.roles) {
+            let slice = match role {
+                Role::Tensor(Tensor::Q) => inputs[0],
+                Role::Tensor(Tensor::K) => inputs[1],
+                Role::Tensor(Tensor::V) => inputs[2],
+                Role::Tensor(Tensor::Out) | Role::Lse => {
+                    let buffer = Buffer::new(stream.context(), spec.bytes)?;
+                    let slice = buffer.slice();
+                    held.push(buffer);
+                    slice
+                }
+                Role::Codes(_) | Role::Scales | Role::Fill { .. } => {
+                    return Err(ContestantError::Buffer(spec.name.clone()));
+                }
+            };
+            if *role == Role::Tensor(Tensor::Out) {
+                out = slice;
+            }
+            slices.push(slice);
+        }
+        let tensors = Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out };
+        tensors.check(&problem)?;
+        let capture = |calls: u32| {
+            Graph::capture(stream, |stream| {
+                (0..calls).try_for_each(|_| function.launch(stream, &kernel.launch, &kernel.args, &slices))
+            })
+        };
+        Ok(Contestant {
+            entrant: Entrant::ours(variant, calls),
+            warm: capture(calls)?,
+            cold: capture(1)?,
+            problem,
+            tensors,
+            identity: Identity { plan, kernel_hash: Some(hash(kernel.module.to_string().as_bytes())) },
+            _held: held,
+        })
+    }
+
+    /// What the race knows of it.
+    pub fn entrant(&self) -> &Entrant {
+        &self.entrant
+    }
+
+    /// What its rows tell of it.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+}
+
+/// Races contestants on a device, on a stream of our own.
+///
+/// # Errors
+/// When the driver fails; then no time that was taken counts.
+pub fn race(
+    context: &Arc<Context>,
+    deck: &Deck,
+    contestants: &[Contestant],
+    rules: &Rules,
+) -> Result<Race, RaceError<DriverError>> {
+    let mut stage = GpuStage::new(context, contestants).map_err(RaceError::Stage)?;
+    let entrants: Vec<Entrant> = contestants.iter().map(|c| c.entrant.clone()).collect();
+    run(&mut stage, deck, &entrants, rules)
+}
+
+/// Bytes that are written to empty L2: more than any L2 holds several times, and enough work to keep the device busy while
+/// the host puts what is timed in line.
+const FLUSH_BYTES: usize = 256 << 20;
+
+struct GpuStage<'a> {
+    contestants: &'a [Contestant],
+    stream: Stream,
+    sources: Vec<Source>,
+    flush: Buffer,
+    start: Event,
+    end: Event,
+    sensors: Sensors,
+    /// Not before sm_80.
+    resets_persisting: bool,
+}
+
+/// Inputs that contestants share, with two sets of values beside them.
+struct Source {
+    problem: Problem,
+    live: [(Tensor, DeviceSlice); 3],
+    staged: [[Buffer; 3]; 2],
+}
+
+impl Source {
+    fn new(context: &Arc<Context>, contestant: &Contestant) -> Result<Source, DriverError> {
+        let live = contestant.tensors.inputs();
+        let set = || -> Result<[Buffer; 3], DriverError> {
+            let buffer = |i: usize| Buffer::new(context, live[i].1.bytes());
+            Ok([buffer(0)?, buffer(1)?, buffer(2)?])
+        };
+        Ok(Source { problem: contestant.problem.clone(), live, staged: [set()?, set()?] })
+    }
+}
+
+impl<'a> GpuStage<'a> {
+    fn new(context: &Arc<Context>, contestants: &'a [Contestant]) -> Result<Self, DriverError> {
+        let mut sources: Vec<Source> = Vec::new();
+        for contestant in contestants {
+            let live = contestant.tensors.inputs();
+            let known = |s: &Source| s.live == live && strides(&s.problem) == strides(&contestant.problem);
+            if !sources.iter().any(known) {
+                sources.push(Source::new(context, contestant)?);
+            }
+        }
+        Ok(GpuStage {
+            contestants,
+            stream: Stream::new(context)?,
+            sources,
+            flush: Buffer::new(context, FLUSH_BYTES.max(4 * context.info().l2))?,
+            start: Event::new(context)?,
+            end: Event::new(context)?,
+            sensors: Sensors::of(&context.info().uuid),
+            resets_persisting: context.info().sm() >= 80,
+        })
+    }
+
+    fn graph(&self, who: usize, work: Work) -> &GraphExec {
+        match work {
+            Work::Single => &self.contestants[who].cold,
+            Work::Batch => &self.contestants[who].warm,
+        }
+    }
+}
+
+fn strides(problem: &Problem) -> [problem::Strides; 3] {
+    [problem.q, problem.k, problem.v]
+}
+
+impl Stage for GpuStage<'_> {
+    type Error = DriverError;
+
+    fn stage(&mut self, slot: Slot, inputs: &Inputs) -> Result<(), DriverError> {
+        for source in &self.sources {
+            let values = [&inputs.q, &inputs.k, &inputs.v];
+            for (((tensor, _), buffer), values) in
+                source.live.iter().zip(&source.staged[slot as usize]).zip(values)
+            {
+                let laid = values.clone().scatter(&source.problem, *tensor);
+                self.stream.upload(buffer.slice(), &laid.to_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, slot: Slot) -> Result<(), DriverError> {
+        for source in &self.sources {
+            for ((_, live), staged) in source.live.iter().zip(&source.staged[slot as usize]) {
+                if live.bytes() > 0 {
+                    self.stream.copy(*live, staged.slice())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), DriverError> {
+        if self.resets_persisting {
+            self.stream.context().reset_persisting_l2()?;
+        }
+        self.stream.fill(self.flush.slice(), 0x5a)
+    }
+
+    fn poison(&mut self, who: usize) -> Result<(), DriverError> {
+        // All ones are NaN in f16, bf16 and f32.
+        self.stream.fill(self.contestants[who].tensors.out, 0xff)
+    }
+
+    fn run(&mut self, who: usize, work: Work) -> Result<(), DriverError> {
+        self.graph(who, work).launch(&self.stream)
+    }
+
+    fn time(&mut self, who: usize, work: Work) -> Result<Timing, DriverError> {
+        self.start.record(&self.stream)?;
+        self.graph(who, work).launch(&self.stream)?;
+        self.end.record(&self.stream)?;
+        self.start.synchronize()?;
+        let seen = Instant::now();
+        self.end.synchronize()?;
+        let host_us = seen.elapsed().as_secs_f64() * 1e6;
+        Ok(Timing { us: self.start.elapsed_us(&self.end)?, host_us })
+    }
+
+    fn output(&mut self, who: usize) -> Result<Values, DriverError> {
+        let contestant = &self.contestants[who];
+        let mut bytes = vec![0; contestant.tensors.out.bytes()];
+        self.stream.download(contestant.tensors.out, &mut bytes)?;
+        Ok(Values::from_bytes(contestant.problem.dtype, &bytes).gather(&contestant.problem, Tensor::Out))
+    }
+
+    fn read(&mut self) -> Reading {
+        self.sensors.read()
+    }
+}

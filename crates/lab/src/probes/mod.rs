@@ -1,0 +1,293 @@
+//! Microbenchmarks of what the time model assumes: one kernel a constant, run on a machine and through the model.
+//!
+//! Each kernel repeats an operation in a loop between two readings of the SM's clock. Four runs tell the operation from its
+//! surroundings: with the loop body of U and of 2U copies, each for two numbers of rounds. The difference over the rounds
+//! removes the start and the end, the difference over the copies removes the loop, and what is left is the operation.
+
+mod bench;
+mod list;
+
+use emu::model::{self, CacheState, ModelError, Subject};
+use emu::resources::estimate;
+use emu::{Buffer, EmuError, Options};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine, Module, Target};
+use serde::Serialize;
+
+pub use bench::Bench;
+pub use list::all;
+
+/// Rounds of the loop in the shorter and in the longer run.
+const ROUNDS: [u32; 2] = [16, 48];
+/// Launches of each; the fastest counts.
+const LAUNCHES: usize = 4;
+
+/// What the clocks of a probe are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// From one operation to the next that depends on it, in one warp.
+    Latency,
+    /// Of the SM for one operation of one warp, with many warps at work.
+    Rate,
+    /// One round of a loop that is not unrolled.
+    Loop,
+}
+
+/// A chain of pointers in the data buffer: entry `i` lies at `i · stride` and points to entry `(i + step) mod entries`.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    /// How many.
+    pub entries: u32,
+    /// Bytes from one to the next.
+    pub stride: u32,
+    /// Entries from one to the one it points to.
+    pub step: u32,
+}
+
+/// One thing to be measured.
+pub struct Probe {
+    /// What it is.
+    pub name: String,
+    /// What its clocks are.
+    pub kind: Kind,
+    /// Warps of a CTA.
+    pub warps: u32,
+    /// One CTA on every SM, instead of one alone.
+    pub everywhere: bool,
+    /// Copies of the operation in the shorter loop body.
+    pub units: u32,
+    /// Pointers in the data buffer, written before each launch.
+    pub chain: Option<Chain>,
+    /// Bytes of the data buffer.
+    pub data: usize,
+    /// The kernel.
+    pub code: Box<dyn Fn(&mut Bench) + Sync>,
+    /// What the model says where it cannot run the kernel itself.
+    pub constant: Option<fn(&model::Gpu) -> f64>,
+}
+
+/// What came out, in clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// Of one operation; of a round where the whole loop is meant.
+    pub clocks: f64,
+    /// Of a round beyond its operations.
+    pub round: f64,
+}
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError<E: std::error::Error> {
+    /// The machine failed.
+    #[error(transparent)]
+    Machine(E),
+    /// The model has no forecast.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The kernel has no entry that resources can be estimated for.
+    #[error("the kernel of {0} has no body")]
+    NoBody(String),
+}
+
+impl Probe {
+    /// CTAs of the grid on a device of so many SMs.
+    fn ctas(&self, sms: u32) -> u32 {
+        if self.everywhere { sms } else { 1 }
+    }
+
+    /// The module with `units` copies in the loop's body.
+    pub fn module(&self, target: Target, units: u32) -> Module {
+        Bench::module(target, units, &self.code)
+    }
+
+    /// The launch of a module for so many rounds.
+    fn kernel(&self, module: Module, rounds: u32, ctas: u32) -> Kernel {
+        let out = 16 * (ctas * self.warps) as usize;
+        let buffer = |name: &str, bytes, access| BufferSpec { name: name.to_owned(), bytes, access };
+        Kernel {
+            module,
+            entry: bench::ENTRY.to_owned(),
+            launch: Launch {
+                grid: Dim3(ctas, 1, 1),
+                cluster: Dim3(1, 1, 1),
+                block: Dim3(32 * self.warps, 1, 1),
+                dynamic_shared: 0,
+            },
+            buffers: vec![
+                buffer("data", self.data, Access::ReadWrite),
+                buffer("clocks", out, Access::Write),
+                buffer("kept", 4 * (32 * ctas * self.warps) as usize, Access::Write),
+            ],
+            args: vec![
+                Arg::Buffer { index: 0, offset: 0 },
+                Arg::Buffer { index: 1, offset: 0 },
+                Arg::Buffer { index: 2, offset: 0 },
+                Arg::U32(rounds),
+                Arg::F32(1.0),
+            ],
+        }
+    }
+
+    /// Copies in the bodies whose difference tells the operation.
+    fn bodies(&self) -> [u32; 2] {
+        if self.kind == Kind::Loop { [1, 1] } else { [self.units, 2 * self.units] }
+    }
+
+    /// The figure of four runs: `clocks[body][rounds]`.
+    fn figure(&self, clocks: [[f64; 2]; 2]) -> Figure {
+        let rounds = f64::from(ROUNDS[1] - ROUNDS[0]);
+        let [short, long] = clocks.map(|[few, many]| (many - few) / rounds);
+        if self.kind == Kind::Loop {
+            return Figure { clocks: short, round: 0.0 };
+        }
+        let units = f64::from(self.units);
+        let unit = (long - short) / units;
+        let warps = if self.kind == Kind::Rate { f64::from(self.warps) } else { 1.0 };
+        Figure { clocks: unit / warps, round: short - unit * units }
+    }
+
+    /// Runs on a machine of so many SMs.
+    ///
+    /// # Errors
+    /// When the machine fails.
+    pub fn measure<M: Machine>(
+        &self,
+        machine: &mut M,
+        target: Target,
+        sms: u32,
+    ) -> Result<Figure, ProbeError<M::Error>> {
+        let ctas = self.ctas(sms);
+        let mut clocks = [[0.0; 2]; 2];
+        let mut buffers = Vec::new();
+        let any = self.kernel(self.module(target, 1), 1, ctas);
+        for spec in &any.buffers {
+            let mut buffer = machine.allocate(spec.bytes).map_err(ProbeError::Machine)?;
+            if self.chain.is_none() {
+                machine.upload(&mut buffer, &vec![0; spec.bytes]).map_err(ProbeError::Machine)?;
+            }
+            buffers.push(buffer);
+        }
+        let fill = self.chain.map(|chain| bench::fill(target, chain, self.data));
+        for (body, units) in self.bodies().into_iter().enumerate() {
+            let module = self.module(target, units);
+            for (i, rounds) in ROUNDS.into_iter().enumerate() {
+                let kernel = self.kernel(module.clone(), rounds, ctas);
+                let mut best = f64::INFINITY;
+                for _ in 0..LAUNCHES {
+                    if let Some(fill) = &fill {
+                        machine.launch(fill, &mut [&mut buffers[0]]).map_err(ProbeError::Machine)?;
+                    }
+                    let mut handles: Vec<&mut M::Buffer> = buffers.iter_mut().collect();
+                    machine.launch(&kernel, &mut handles).map_err(ProbeError::Machine)?;
+                    let mut bytes = vec![0; kernel.buffers[1].bytes];
+                    machine.download(&buffers[1], &mut bytes).map_err(ProbeError::Machine)?;
+                    best = best.min(elapsed(&bytes, self.warps as usize));
+                }
+                clocks[body][i] = best;
+            }
+        }
+        Ok(self.figure(clocks))
+    }
+
+    /// What the model says of the very same kernels; of the constant where the data is too much for the emulator.
+    ///
+    /// # Errors
+    /// When the emulator or the model refuse the kernel.
+    pub fn forecast(&self, gpu: &model::Gpu, target: Target) -> Result<Figure, ProbeError<EmuError>> {
+        if let Some(constant) = self.constant {
+            return Ok(Figure { clocks: constant(gpu), round: 0.0 });
+        }
+        let ctas = self.ctas(gpu.sms);
+        let mut clocks = [[0.0; 2]; 2];
+        for (body, units) in self.bodies().into_iter().enumerate() {
+            for (i, rounds) in ROUNDS.into_iter().enumerate() {
+                let kernel = self.kernel(self.module(target, units), rounds, ctas);
+                clocks[body][i] = self.predicted(&kernel, gpu, target)?;
+            }
+        }
+        Ok(self.figure(clocks))
+    }
+
+    /// Clocks of one launch, predicted. One CTA is run and stands for all.
+    fn predicted(
+        &self,
+        kernel: &Kernel,
+        gpu: &model::Gpu,
+        target: Target,
+    ) -> Result<f64, ProbeError<EmuError>> {
+        let alone = Kernel { launch: Launch { grid: Dim3(1, 1, 1), ..kernel.launch }, ..kernel.clone() };
+        let mut buffers: Vec<Buffer> =
+            kernel.buffers.iter().map(|b| Buffer::from_bytes(&vec![0; b.bytes])).collect();
+        if let Some(chain) = self.chain {
+            let fill = bench::fill(target, chain, self.data);
+            emu::run(&fill, &mut [&mut buffers[0]], &Options::default()).map_err(ProbeError::Machine)?;
+        }
+        let must_write = [(1, Vec::new()), (2, Vec::new())].into();
+        let options = Options { traced_ctas: vec![0], must_write, ..Options::default() };
+        let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
+        let report = emu::run(&alone, &mut handles, &options).map_err(ProbeError::Machine)?;
+        let resources =
+            estimate(&kernel.module, &kernel.entry).ok_or_else(|| ProbeError::NoBody(self.name.clone()))?;
+        let subject = Subject {
+            module: &kernel.module,
+            launch: &kernel.launch,
+            traces: &report.traces,
+            resources: &resources,
+            footprint: self.data as u64,
+            cache: CacheState::Warm,
+        };
+        Ok(model::predict(&subject, gpu)?.cycles)
+    }
+}
+
+/// Clocks from the first start to the last end in a CTA, in the middle of all CTAs. Each warp wrote its two readings.
+fn elapsed(bytes: &[u8], warps: usize) -> f64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    let words: Vec<u64> = words.iter().map(|w| u64::from_le_bytes(*w)).collect();
+    let mut spans: Vec<u64> = words
+        .chunks(2 * warps)
+        .map(|cta| {
+            let start = cta.iter().step_by(2).min().copied().unwrap_or(0);
+            let end = cta.iter().skip(1).step_by(2).max().copied().unwrap_or(0);
+            end.saturating_sub(start)
+        })
+        .collect();
+    spans.sort_unstable();
+    spans.get(spans.len() / 2).map_or(0.0, |span| *span as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::Emulator;
+    use emu::model::machine::H200;
+
+    use super::*;
+
+    /// Every probe runs in the emulator without a hazard, and the model has a figure for it.
+    #[test]
+    fn every_probe_runs_and_is_forecast() {
+        let mut names = std::collections::HashSet::new();
+        for probe in all() {
+            assert!(names.insert(probe.name.clone()), "{} twice", probe.name);
+            let figure =
+                probe.forecast(&H200, Target::sm(90)).unwrap_or_else(|e| panic!("{}: {e}", probe.name));
+            assert!(figure.clocks > 0.0 && figure.clocks.is_finite(), "{}: {figure:?}", probe.name);
+        }
+    }
+
+    /// The emulator's clock counts instructions: a chain of one instruction a unit shows as one.
+    #[test]
+    fn the_difference_of_four_runs_is_the_unit() {
+        let probe = all().into_iter().find(|p| p.name == "fma chain").unwrap();
+        let figure = probe.measure(&mut Emulator::default(), Target::sm(90), 1).unwrap();
+        assert_eq!(figure.clocks, 1.0);
+        assert!((2.0..8.0).contains(&figure.round), "{figure:?}");
+    }
+
+    #[test]
+    fn the_span_is_of_the_cta_in_the_middle() {
+        let words: [u64; 12] = [10, 30, 12, 35, 5, 6, 5, 9, 0, 100, 50, 90];
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        assert_eq!(elapsed(&bytes, 2), 25.0);
+    }
+}

@@ -1,0 +1,179 @@
+//! A device with a clock of its own, on which a contestant is whatever code a test gives it.
+
+use std::convert::Infallible;
+
+use cpu::CpuPlan;
+use flashcore_lab::bench::{
+    Deck, Entrant, Mode, Origin, Race, Reading, Rules, Slot, Stage, Timing, Work, race,
+};
+use flashcore_lab::values::{Inputs, Values};
+use problem::{DType, Problem};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Small enough for hundreds of answers a second.
+pub fn problem() -> Problem {
+    Problem::new(1, 2, 64, 32, DType::F16)
+}
+
+/// Time of one honest call with its inputs in L2, µs, ...
+pub const WARM_US: f64 = 10.0;
+/// ... and what it takes longer without.
+pub const COLD_US: f64 = 6.0;
+/// A launch with its events.
+const LAUNCH_US: f64 = 4.0;
+
+/// What a contestant's host code can get at.
+pub struct World<'a> {
+    /// The inputs, at the same address all the time.
+    pub inputs: &'a Inputs,
+    /// Its output.
+    pub out: &'a mut Values,
+    /// Work that goes on behind the last event: it becomes visible with the next thing that happens on our stream.
+    pub later: &'a mut Option<Values>,
+    /// Whether the inputs lie in L2.
+    pub in_l2: bool,
+    /// Set to keep them there against a flush.
+    pub persist: &'a mut bool,
+    /// The events' readings are multiplied by this.
+    pub timer: &'a mut f64,
+}
+
+impl World<'_> {
+    /// The answer, honestly.
+    pub fn answer(&self) -> Values {
+        let problem = problem();
+        self.inputs.attention(&problem, &CpuPlan { threads: 1, ..CpuPlan::for_problem(&problem) }).unwrap().0
+    }
+}
+
+/// A contestant: works off so many calls and says how long they took, µs.
+pub type Host = Box<dyn FnMut(&mut World, u32) -> f64>;
+
+/// One that does what it should, at `factor` times the usual time.
+pub fn honest(factor: f64) -> Host {
+    Box::new(move |world, calls| {
+        *world.out = world.answer();
+        let cold = if world.in_l2 { 0.0 } else { COLD_US };
+        factor * (cold + WARM_US * f64::from(calls))
+    })
+}
+
+pub struct Device {
+    hosts: Vec<Host>,
+    outs: Vec<Values>,
+    later: Vec<Option<Values>>,
+    staged: [Option<Inputs>; 2],
+    live: Option<Inputs>,
+    calls: u32,
+    in_l2: bool,
+    persist: bool,
+    timer: f64,
+    rng: SmallRng,
+    /// What a stage that only flushes would forget.
+    pub resets_persisting: bool,
+}
+
+impl Device {
+    pub fn new(hosts: Vec<Host>, calls: u32) -> Device {
+        let count = hosts.len();
+        Device {
+            hosts,
+            outs: vec![Values::zeros(DType::F16, 2 * 64 * 32); count],
+            later: vec![None; count],
+            staged: [None, None],
+            live: None,
+            calls,
+            in_l2: false,
+            persist: false,
+            timer: 1.0,
+            rng: SmallRng::seed_from_u64(11),
+            resets_persisting: true,
+        }
+    }
+
+    /// What was put behind the last event is done by now.
+    fn catch_up(&mut self) {
+        for (out, later) in self.outs.iter_mut().zip(&mut self.later) {
+            if let Some(values) = later.take() {
+                *out = values;
+            }
+        }
+    }
+}
+
+impl Stage for Device {
+    type Error = Infallible;
+
+    fn stage(&mut self, slot: Slot, inputs: &Inputs) -> Result<(), Infallible> {
+        self.staged[slot as usize] = Some(inputs.clone());
+        Ok(())
+    }
+
+    fn load(&mut self, slot: Slot) -> Result<(), Infallible> {
+        self.catch_up();
+        self.live = self.staged[slot as usize].clone();
+        self.in_l2 = true;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Infallible> {
+        self.catch_up();
+        self.persist &= !self.resets_persisting;
+        self.in_l2 &= self.persist;
+        Ok(())
+    }
+
+    fn poison(&mut self, who: usize) -> Result<(), Infallible> {
+        self.catch_up();
+        self.outs[who].fill_nan();
+        Ok(())
+    }
+
+    fn run(&mut self, who: usize, work: Work) -> Result<(), Infallible> {
+        self.time(who, work).map(|_| ())
+    }
+
+    fn time(&mut self, who: usize, work: Work) -> Result<Timing, Infallible> {
+        self.catch_up();
+        self.timer = 1.0;
+        let calls = if work == Work::Batch { self.calls } else { 1 };
+        let mut world = World {
+            inputs: self.live.as_ref().expect("inputs were loaded"),
+            out: &mut self.outs[who],
+            later: &mut self.later[who],
+            in_l2: self.in_l2,
+            persist: &mut self.persist,
+            timer: &mut self.timer,
+        };
+        let us = (LAUNCH_US + self.hosts[who](&mut world, calls)) * self.rng.random_range(0.99..1.01);
+        self.in_l2 = true;
+        // The host sees the end a little later.
+        Ok(Timing { us: us * self.timer, host_us: us + self.rng.random_range(1.0..8.0) })
+    }
+
+    fn output(&mut self, who: usize) -> Result<Values, Infallible> {
+        Ok(self.outs[who].clone())
+    }
+
+    fn read(&mut self) -> Reading {
+        Reading { clock_mhz: Some(1980), ..Reading::default() }
+    }
+}
+
+/// Calls in a batch.
+pub const CALLS: u32 = 20;
+
+/// Races an honest kernel of ours against another contestant, as a peer.
+pub fn against(host: Host, mode: Mode) -> Race {
+    race_on(Device::new(vec![honest(1.0), host], CALLS), mode, Origin::Peer)
+}
+
+pub fn race_on(mut device: Device, mode: Mode, origin: Origin) -> Race {
+    let calls = device.calls;
+    let entrant = |name: &str, origin| Entrant { name: name.to_owned(), origin, calls };
+    let entrants = [entrant("flashcore", Origin::Ours), entrant("other", origin)];
+    let rules = Rules { most_rounds: 24, width: 0.0, ..Rules::new(mode, 60.0, None) };
+    let deck = Deck::draw(&problem(), 1).unwrap();
+    race(&mut device, &deck, &entrants, &rules).unwrap()
+}

@@ -1,0 +1,217 @@
+//! What a library with host code can try, on the race.
+
+use std::collections::HashMap;
+
+use flashcore_lab::bench::{Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SpeedVerdict, race};
+use flashcore_lab::values::Values;
+use problem::DType;
+
+use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, honest, problem, race_on};
+
+/// The honest kernel of ours must be in, the other out; for this reason.
+fn fault_of(race: &Race) -> Fault {
+    assert_eq!(race.first().fault, None);
+    assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the twin");
+    assert_eq!(race.measurements[1].comparison, None, "who is out is not compared");
+    race.measurements[1].fault.clone().expect("it must be caught")
+}
+
+fn is_wrong(fault: &Fault) -> bool {
+    matches!(fault, Fault::Wrong { .. })
+}
+
+#[test]
+fn the_honest_are_compared() {
+    for mode in [Mode::Warm, Mode::Cold] {
+        for (factor, verdict) in
+            [(1.0, SpeedVerdict::Undecided), (1.1, SpeedVerdict::Faster), (0.9, SpeedVerdict::Slower)]
+        {
+            let race = against(honest(factor), mode);
+            let other = &race.measurements[1];
+            assert_eq!((&other.fault, race.rounds), (&None, 24));
+            let found = other.comparison.unwrap();
+            assert_eq!(found.verdict, verdict, "{mode:?} {factor} {found:?}");
+            assert_eq!(race.best_peer().map(|m| m.name.as_str()), Some("other"));
+            // Two turns of each of 24 rounds; three of them on inputs not seen before.
+            assert_eq!((other.samples.len(), other.times().len()), (48, 45));
+            assert!(other.looked_at >= 8 && other.samples.iter().all(|s| s.reading.clock_mhz == Some(1980)));
+        }
+    }
+}
+
+#[test]
+fn an_output_kept_for_its_pointers_is_stale() {
+    let keeps = || -> Host {
+        let mut kept: Option<Values> = None;
+        Box::new(move |world, calls| {
+            let us = if kept.is_some() { 1.0 } else { WARM_US };
+            *world.out = kept.get_or_insert_with(|| world.answer()).clone();
+            us * f64::from(calls)
+        })
+    };
+    assert_eq!(fault_of(&against(keeps(), Mode::Warm)), Fault::Stale);
+    assert_eq!(fault_of(&against(keeps(), Mode::Cold)), Fault::Stale);
+}
+
+/// Keeps outputs by a few elements of the inputs, for ever.
+fn fingerprinting(sampled: [usize; 3]) -> Host {
+    let mut kept: HashMap<[u32; 3], Values> = HashMap::new();
+    Box::new(move |world, calls| {
+        let key = sampled.map(|i| world.inputs.q.get(i).unwrap().to_bits());
+        let known = kept.contains_key(&key);
+        *world.out = kept.entry(key).or_insert_with(|| world.answer()).clone();
+        let first = if known { 1.0 } else { WARM_US };
+        first + f64::from(calls - 1)
+    })
+}
+
+#[test]
+fn an_output_kept_for_its_inputs_is_seen_by_its_times() {
+    let race =
+        race_on(Device::new(vec![honest(1.0), fingerprinting([0, 77, 4095])], 2), Mode::Warm, Origin::Peer);
+    assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
+    let race = against(fingerprinting([0, 77, 4095]), Mode::Cold);
+    assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
+    // Of twenty calls nineteen are replays even on new inputs; alone, one that is known takes as little.
+    let race = against(fingerprinting([0, 77, 4095]), Mode::Warm);
+    assert!(race.measurements[1].fault.is_some());
+}
+
+#[test]
+fn work_left_out_is_seen_by_the_poison() {
+    let mut worked = 0;
+    let idle: Host = Box::new(move |world, calls| {
+        worked += 1;
+        if worked == 1 {
+            *world.out = world.answer();
+        }
+        f64::from(calls)
+    });
+    assert!(matches!(fault_of(&against(idle, Mode::Warm)), Fault::Unwritten { .. }));
+}
+
+#[test]
+fn work_on_another_stream_is_not_there_when_the_event_is() {
+    let elsewhere: Host = Box::new(|world, calls| {
+        *world.later = Some(world.answer());
+        f64::from(calls)
+    });
+    let fault = fault_of(&against(elsewhere, Mode::Warm));
+    assert_eq!(fault, Fault::Unwritten { elements: 4096, of: 4096 });
+    // Only half of it elsewhere.
+    let half: Host = Box::new(|world, calls| {
+        let (Values::F16(right), Values::F16(out)) = (world.answer(), &mut *world.out) else {
+            unreachable!()
+        };
+        out[..2048].copy_from_slice(&right[..2048]);
+        *world.later = Some(Values::F16(right));
+        WARM_US / 2.0 * f64::from(calls)
+    });
+    assert_eq!(fault_of(&against(half, Mode::Cold)), Fault::Unwritten { elements: 2048, of: 4096 });
+}
+
+#[test]
+fn answers_to_zeros_and_constants_are_wrong() {
+    // Right for V = 0; right for Q = 0 or equal keys; right for equal values.
+    let zeros = |world: &mut World| *world.out = Values::zeros(DType::F16, 4096);
+    let means = |world: &mut World| {
+        let mean = |head: usize, d: usize| {
+            (0..64).map(|row| world.inputs.v.get(head * 2048 + row * 32 + d).unwrap()).sum::<f32>() / 64.0
+        };
+        let all: Vec<f32> = (0..4096).map(|i| mean(i / 2048, i % 32)).collect();
+        *world.out = Values::round(DType::F16, &all);
+    };
+    let copies = |world: &mut World| *world.out = world.inputs.v.clone();
+    let tricks: [Box<dyn Fn(&mut World)>; 3] = [Box::new(zeros), Box::new(means), Box::new(copies)];
+    for trick in tricks {
+        let host: Host = Box::new(move |world, calls| {
+            trick(world);
+            f64::from(calls)
+        });
+        let race = against(host, Mode::Warm);
+        assert!(is_wrong(&fault_of(&race)));
+        assert!(race.measurements[1].samples.is_empty(), "no time is taken of what is wrong");
+    }
+}
+
+#[test]
+fn a_patched_timer_disagrees_with_the_hosts_clock() {
+    let patched: Host = Box::new(|world, calls| {
+        *world.timer = 0.4;
+        honest(1.0)(world, calls)
+    });
+    assert!(matches!(fault_of(&against(patched, Mode::Warm)), Fault::TimerDisagrees { .. }));
+}
+
+#[test]
+fn a_batch_that_is_not_worked_off_call_by_call_is_seen() {
+    let batching: Host = Box::new(|world, _| honest(1.0)(world, 1));
+    let fault = fault_of(&against(batching, Mode::Warm));
+    assert!(matches!(fault, Fault::Batched { calls: CALLS, .. }), "{fault}");
+}
+
+#[test]
+fn what_changes_after_the_warm_up_is_looked_at() {
+    for after in [30, 200, 400] {
+        let mut called = 0;
+        let lazy: Host = Box::new(move |world, calls| {
+            let right = honest(1.0)(world, calls);
+            called += calls;
+            if called < after {
+                return right;
+            }
+            // One row of 128 from the row before it.
+            let Values::F16(out) = &mut *world.out else { unreachable!() };
+            out.copy_within(0..32, 32);
+            right * 0.9
+        });
+        assert!(is_wrong(&fault_of(&against(lazy, Mode::Warm))), "after {after}");
+    }
+}
+
+#[test]
+fn what_persists_in_l2_is_taken_back() {
+    let persisting = || -> Host {
+        Box::new(|world, calls| {
+            *world.persist = true;
+            honest(1.0)(world, calls)
+        })
+    };
+    let race = against(persisting(), Mode::Cold);
+    let cold = &race.measurements[1];
+    assert_eq!((&cold.fault, cold.comparison.unwrap().verdict), (&None, SpeedVerdict::Undecided));
+    assert!(cold.us() > WARM_US + COLD_US);
+    // A device that only overwrites L2 would be deceived: the test can tell.
+    let mut naive = Device::new(vec![honest(1.0), persisting()], CALLS);
+    naive.resets_persisting = false;
+    assert!(race_on(naive, Mode::Cold, Origin::Peer).measurements[1].us() < WARM_US + COLD_US);
+}
+
+#[test]
+fn no_one_is_faster_than_the_device() {
+    let entrants = [Entrant::ours(None, CALLS)];
+    // 10 µs for a kernel that this device could not do in less than 12.
+    let peaks = Peaks { flops: problem().flops() / 12e-6, bandwidth: 1e12, l2: 1e6 };
+    let rules = Rules::new(Mode::Warm, 0.0, Some(peaks));
+    let deck = flashcore_lab::bench::Deck::draw(&problem(), 1).unwrap();
+    let race = race(&mut Device::new(vec![honest(1.0)], CALLS), &deck, &entrants, &rules).unwrap();
+    let fault = race.first().fault.clone().unwrap();
+    assert!(matches!(fault, Fault::UnderFloor { .. }));
+    let message = fault.to_string();
+    assert!(message.contains("floor of 12.000 µs") && message.contains("arithmetic"), "{message}");
+}
+
+#[test]
+fn a_library_cannot_carry_our_name() {
+    assert_eq!(Entrant::peer("FlashCore 2", 1), Err(NotOurs("FlashCore 2".into())));
+    assert_eq!(Entrant::peer("sdpa cudnn", 1).unwrap().origin, Origin::Peer);
+    assert_eq!(Entrant::ours(Some("b"), 1).name, "flashcore b");
+}
+
+#[test]
+fn all_may_be_out() {
+    let nothing = || -> Host { Box::new(|_, _| 1.0) };
+    let race = race_on(Device::new(vec![nothing(), nothing()], CALLS), Mode::Warm, Origin::Ours);
+    assert!(race.measurements.iter().all(|m| matches!(m.fault, Some(Fault::Unwritten { .. }))));
+    assert_eq!((race.rounds, race.best_peer()), (0, None));
+}
