@@ -4,6 +4,7 @@
 //! The functions here are the package's own: Python code outside of it goes through `flashcore`, which checks that an
 //! address belongs to a tensor that is alive.
 
+mod bench;
 mod device;
 mod error;
 mod host;
@@ -20,5 +21,8 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
+    module.add_class::<bench::Session>()?;
+    module.add_class::<bench::Race>()?;
     Ok(())
 }

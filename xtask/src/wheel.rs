@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{XtaskError, run};
+use crate::{XtaskError, evidence, run};
 
 /// What builds and checks it. NumPy and ml_dtypes are what its tests compare with.
 const BUILD: [&str; 6] =
@@ -24,7 +24,12 @@ const NEWEST_GLIBC: (u32, u32) = (2, 34);
 pub fn release(root: &Path) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
-    let wheel = build(root, &python, &out, &["--release", "--strip"])?;
+    // `python -m flashcore.bench` writes no evidence from a wheel that does not know its commit.
+    let commit = evidence::commit(root).unwrap_or_else(|error| {
+        eprintln!("xtask: this wheel writes no evidence: {error}");
+        String::new()
+    });
+    let wheel = build(root, &python, &out, &["--release", "--strip"], &commit)?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -56,7 +61,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
     run(tool("mypy").args(["--no-error-summary", "flashcore"]))?;
-    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"])?;
+    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], "")?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
     // From another folder, so that the installed package is what is imported.
     let mut pytest = Command::new(&python);
@@ -64,7 +69,13 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
 }
 
 /// Builds into `out`, which holds no other wheel of ours afterwards, and checks the result.
-fn build(root: &Path, python: &Path, out: &Path, options: &[&str]) -> Result<PathBuf, XtaskError> {
+fn build(
+    root: &Path,
+    python: &Path,
+    out: &Path,
+    options: &[&str],
+    commit: &str,
+) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };
     let wheels = || -> std::io::Result<Vec<PathBuf>> {
         let all = fs::read_dir(out)?.flatten().map(|entry| entry.path());
@@ -76,7 +87,10 @@ fn build(root: &Path, python: &Path, out: &Path, options: &[&str]) -> Result<Pat
         fs::remove_file(old).map_err(io)?;
     }
     let mut maturin = Command::new(python);
-    maturin.current_dir(root).args(["-m", "maturin", "build", "--quiet", "--locked"]);
+    maturin
+        .current_dir(root)
+        .env("FLASHCORE_COMMIT", commit)
+        .args(["-m", "maturin", "build", "--quiet", "--locked"]);
     run(maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options))?;
     let wheel = wheels().map_err(io)?.pop();
     let wheel =
