@@ -36,14 +36,14 @@ def attend(
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return attend(q, k, v, heads, causal, scale, want_lse)
-    shape, strides = q.shape, q.stride()
-    out = _empty_like(q) if shape[3] == v.shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
+    shape, strides, v_shape = q.shape, q.stride(), v.shape
+    out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
     lse = lse_like(q, heads) if want_lse else None
     copies = _enqueue(
         (q.data_ptr(), shape, strides),
         (k.data_ptr(), k.shape, k.stride()),
-        (v.data_ptr(), v.shape, v.stride()),
-        (out.data_ptr(), out.shape, out.stride()),
+        (v.data_ptr(), v_shape, v.stride()),
+        (out.data_ptr(), out.stride()),
         None if lse is None else lse.data_ptr(),
         heads,
         code,

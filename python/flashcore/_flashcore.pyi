@@ -30,7 +30,7 @@ def enqueue(
     q: _Handed,
     k: _Handed,
     v: _Handed,
-    out: _Handed,
+    out: tuple[int, _Four],
     lse: int | None,
     heads: int,
     dtype: int,

@@ -13,6 +13,8 @@ __all__ = ["flash_attn_func", "scaled_dot_product_attention"]
 _torch: Any = None
 _numpy: Any = None
 
+_NO_WINDOW = (-1, -1)
+
 
 def flash_attn_func(
     q: Any,
@@ -21,7 +23,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = _NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -57,13 +59,13 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    window = tuple(window_size)
-    if dropout_p or softcap or alibi_slopes is not None or window not in ((-1, -1), (-1, 0)):
+    window = window_size if window_size == _NO_WINDOW else tuple(window_size)
+    if dropout_p or softcap or alibi_slopes is not None or window not in (_NO_WINDOW, (-1, 0)):
         raise _unsupported(
             ("dropout_p", dropout_p, 0.0),
             ("softcap", softcap, 0.0),
             ("alibi_slopes", None if alibi_slopes is None else "given", None),
-            ("window_size", window, (-1, -1)),
+            ("window_size", window, _NO_WINDOW),
         )
     backend = _backend_of(q)
     if backend is None:
@@ -116,7 +118,7 @@ def scaled_dot_product_attention(
         )
     query, key, value = backend.admit(query, key, value)
     lead = None
-    if not (query.ndim == key.ndim == value.ndim == 4 and _leads_agree(query, key, value, enable_gqa)):
+    if not _leads_agree(query.shape, key.shape, value.shape, enable_gqa):
         lead, query, key, value = _broadcast(backend, query, key, value, enable_gqa)
     if is_causal and query.shape[2] != key.shape[2]:
         out = _top_left(backend, query, key, value, scale)
@@ -135,9 +137,9 @@ def _top_left(backend: Any, query: Any, key: Any, value: Any, scale: float | Non
     return backend.join(square, rest)
 
 
-def _leads_agree(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
-    q, k, v = query.shape, key.shape, value.shape
-    if not (q[0] == k[0] == v[0] and k[1] == v[1]):
+def _leads_agree(q: Any, k: Any, v: Any, enable_gqa: bool) -> bool:
+    """Whether tensors of these shapes need no broadcasting."""
+    if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
         return False
     return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
 
@@ -189,6 +191,8 @@ def _broadcast_shapes(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _check_dims(q: Any, k: Any, v: Any) -> None:
+    if q.ndim == k.ndim == v.ndim == 4:
+        return
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             dims = f"{name} has {tensor.ndim} dimensions"

@@ -19,6 +19,7 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
@@ -94,6 +95,8 @@ def check_kinds(q: Any, k: Any, v: Any) -> None:
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors in the type that ``torch.autocast`` wants, as PyTorch's own function takes them."""
     check_kinds(q, k, v)
+    if not _any_autocast():
+        return q, k, v
     kind = q.device.type
     if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

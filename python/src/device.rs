@@ -45,7 +45,8 @@ struct Known {
 static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::default);
 
 /// Puts attention of 4-D tensors on a stream of device `ordinal`. Their axis `heads` is 1 or 2, the sequence is the other;
-/// `lse` is the address of `batch * heads_q * seq_q` floats. Returns at once; the first call for a problem compiles.
+/// `out` has q's shape but for its head dim, which is v's; `lse` is the address of `batch * heads_q * seq_q` floats.
+/// Returns at once; the first call for a problem compiles.
 ///
 /// The result is 0, or nothing was done and it has a bit for each of q (1), k (2) and v (4) whose last dimension is not
 /// contiguous, so that the caller copies it.
@@ -57,7 +58,7 @@ pub fn enqueue(
     q: Handed,
     k: Handed,
     v: Handed,
-    out: Handed,
+    out: (u64, Four<i64>),
     lse: Option<u64>,
     heads: usize,
     dtype: u8,
@@ -67,8 +68,8 @@ pub fn enqueue(
     stream: u64,
 ) -> Result<u32, Error> {
     let key = Key {
-        shapes: [q.1, k.1, v.1, out.1],
-        strides: [q.2, k.2, v.2, out.2],
+        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
+        strides: [q.2, k.2, v.2, out.1],
         heads,
         dtype: dtype_of(dtype)?,
         mask: if causal { Mask::Causal } else { Mask::None },

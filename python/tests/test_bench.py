@@ -80,6 +80,14 @@ def test_plot_shows_everyone_with_a_time():
     ElementTree.fromstring(_plot.plot([]))
 
 
+def test_arguments_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--suite", "huge"])
+    for arguments in (["--problem", "1,2,3"], ["--start", "5"]):
+        assert command.main(arguments) == 2
+    assert "none of the 4 problems" in capsys.readouterr().err
+
+
 def test_without_a_gpu_it_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")

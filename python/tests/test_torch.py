@@ -299,6 +299,52 @@ def test_compat_under_compile(device, slow_path):
     assert torch.equal(out, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
+    from flashcore import _cuda, _flashcore, _torch
+
+    def enqueue(q, k, v, out, lse, heads, code, causal, scale, device, stream):
+        assert (device, stream) == (-1, 7)
+        strided = [d > 1 and s != 1 for d, s in ((x[1][3], x[2][3]) for x in (q, k, v))]
+        if any(strided):
+            return sum(bit << i for i, bit in enumerate(strided))
+
+        def described(address, shape, strides):
+            order = (0, heads, 3 - heads, 3)
+            return address, tuple(shape[i] for i in order), tuple(strides[i] for i in order)
+
+        result = (out[0], (*q[1][:3], v[1][3]), out[1])
+        tensors = [described(*x) for x in (q, k, v, result)]
+        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], causal, scale)
+        return 0
+
+    monkeypatch.setattr(_cuda, "_enqueue", enqueue)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
+    monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
+    monkeypatch.setattr(_torch, "_now", _cuda.attend)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dim_v", [64, 32])
+def test_what_is_handed_to_the_gpu(pretended_gpu, transposed, dim_v):
+    q, k, v = three("cpu", torch.float16, 30, 50, 4, 2, transposed=transposed)
+    v = v[..., :dim_v]
+    exact, exact_lse = reference(q, k, v, causal=True)
+    bshd = [x.transpose(1, 2) for x in (q, k, v)]
+    out, lse, _ = flashcore.flash_attn_func(*bshd, causal=True, return_attn_probs=True)
+    close(out.transpose(1, 2), exact, torch.float16)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
+    assert out.transpose(1, 2).is_contiguous() != transposed
+    strided = [x.mT.contiguous().mT for x in (q, k, v)]
+    out = flashcore.scaled_dot_product_attention(*strided, enable_gqa=True)
+    close(out, reference(q, k, v)[0], torch.float16)
+    negated = torch.complex(torch.zeros_like(q, dtype=torch.float32), q.float()).conj().imag
+    assert negated.is_neg()
+    out = flashcore.scaled_dot_product_attention(negated, k.float(), v.float(), enable_gqa=True)
+    close(out, reference(-q, k, v)[0], torch.float16)
+
+
 def test_compat_nests():
     flashcore.compat.disable()
     assert F.scaled_dot_product_attention is TORCH_SDPA

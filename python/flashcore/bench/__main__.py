@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
     parser.add_argument("--peers", help="comma-separated names, or none; all that import if not given")
     parser.add_argument("--device", type=int, default=0, help="which GPU (default 0)")
+    parser.add_argument("--start", type=int, default=1, metavar="N", help="begin with the Nth problem (default 1)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no further problem after so long")
     parser.add_argument("--evidence", type=Path, metavar="FILE", help="append the rows as JSON lines")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (SVG)")
     parser.add_argument("--json", action="store_true", help="print rows instead of a table")
@@ -86,6 +89,8 @@ def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> lis
         problems.append((next((name for name, all_of in suites.items() if problem in all_of), "forward"), problem))
     if not problems:
         problems = [("mission", problem) for problem in suites["mission"]]
+    if not 1 <= args.start <= len(problems):
+        raise ValueError(f"--start {args.start} is none of the {len(problems)} problems")
     return problems
 
 
@@ -124,7 +129,11 @@ def _rows(
     from ._race import Run, race
 
     modes = ["warm", "cold"] if args.mode == "both" else [args.mode]
-    for index, (suite, problem) in enumerate(problems):
+    began = time.monotonic()
+    for index, (suite, problem) in list(enumerate(problems))[args.start - 1 :]:
+        if args.limit is not None and time.monotonic() - began > args.limit:
+            print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            return
 
         def say(text: str, at: str = f"{index + 1}/{len(problems)} {problem}") -> None:
             print(f"{at}: {text}", file=sys.stderr, flush=True)

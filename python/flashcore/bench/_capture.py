@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,13 +25,11 @@ class Captured:
         Raises:
             RuntimeError: when the calls write to other addresses from one time to the next.
         """
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 call()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
         # The graphs share memory, and each call gives back what it took, so that all of them start alike and the
         # allocator puts all outputs at one address. The first capture only makes that memory.
         self._pool = torch.cuda.graph_pool_handle()
@@ -42,11 +42,33 @@ class Captured:
         self.cold, self.warm = (_executable(graph) for graph in self._graphs[1:])
 
     def _capture(self, call: Callable[[], Tensor], layout: str, count: int, outputs: set[Described]) -> Any:
+        """Without what ``torch.cuda.graph`` does besides: collecting garbage and emptying caches takes longer than all
+        the rest."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            for _ in range(count):
-                outputs.add(describe(call(), layout))
+        torch.cuda.synchronize()
+        with _no_collection(), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                for _ in range(count):
+                    outputs.add(describe(call(), layout))
+            except BaseException:
+                with suppress(RuntimeError):  # the first error is the one to tell
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: what it frees may be the GPU's, and that is no part of a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def describe(x: Tensor, layout: str) -> Described:

@@ -42,7 +42,7 @@ class Peer:
 
 
 # Scores that the unfused path stores, bytes: beyond that it only shows that memory runs out.
-_MATH_BYTES = 8 << 30
+_MATH_BYTES = 1 << 30
 
 
 def _sdpa(problem: Problem) -> Attention:
@@ -58,7 +58,7 @@ def _sdpa(problem: Problem) -> Attention:
 def _math(problem: Problem) -> Attention:
     scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv * 4
     if scores > _MATH_BYTES:
-        raise NotImplementedError(f"it would store {scores / 2**30:.0f} GB of scores; not tried")
+        raise NotImplementedError(f"it would store {scores / 2**30:.1f} GB of scores; not tried")
     return _sdpa(problem)
 
 

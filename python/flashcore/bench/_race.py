@@ -78,6 +78,8 @@ def _race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
         for name, why in absent:
             yield json.loads(run.session.failed(suite, name, problem.stated, mode, why))
         if len(absent) <= len(run.peers):
+            torch.cuda.synchronize()  # the race has a stream of its own
+            torch.cuda.empty_cache()  # and memory
             yield from (json.loads(row) for row in field.run(suite, mode, run.seconds))
     del field, held  # the graphs outlive those who launch them
 
