@@ -7,8 +7,11 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples of `flashcore-lab`: the tensor cores bit for bit, the times of the rungs, the constants of the time model.
-const PROGRAMS: [&str; 3] = ["tensor_cores", "rungs", "probes"];
+/// Examples of `flashcore-lab`: what each measures stands at the head of its file.
+const PROGRAMS: [&str; 6] = ["tensor_cores", "rungs", "probes", "approx", "host", "tune"];
+
+/// The command itself, which races plans and climbs.
+const COMMAND: &str = "flashcore";
 
 /// Builds them in release mode and puts them into `.device/`.
 ///
@@ -20,11 +23,15 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
     let examples = PROGRAMS.iter().flat_map(|name| ["--example", name]);
     let mut cargo = Command::new(env!("CARGO"));
     run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build).args(examples))?;
+    let mut cargo = Command::new(env!("CARGO"));
+    let build = ["build", "--release", "--package", "flashcore-cli"];
+    run(cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(build))?;
     let folder = root.join(".device");
     let io = |source| XtaskError::Io { path: folder.clone(), source };
     fs::create_dir_all(&folder).map_err(io)?;
-    for name in PROGRAMS {
-        fs::copy(root.join("target/release/examples").join(name), folder.join(name)).map_err(io)?;
+    let examples = PROGRAMS.map(|name| (Path::new("examples").join(name), name));
+    for (built, name) in examples.into_iter().chain([(COMMAND.into(), COMMAND)]) {
+        fs::copy(root.join("target/release").join(built), folder.join(name)).map_err(io)?;
         println!("{} at commit {commit}", folder.join(name).display());
     }
     Ok(())

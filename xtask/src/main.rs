@@ -2,6 +2,7 @@
 
 mod evidence;
 mod fuzz;
+mod tables;
 mod test;
 mod tools;
 mod wheel;
@@ -30,6 +31,12 @@ enum Task {
     Wheel,
     /// Lint, build, install and test the Python package (done by `test` as well)
     Python,
+    /// Fill the tables of the documents, and the pictures beside them, from the rows in evidence/
+    Tables {
+        /// Change nothing; fail where a table is not what its rows give
+        #[arg(long)]
+        check: bool,
+    },
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Task::Evidence => evidence::build(&root()),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
+        Task::Tables { check } => tables::make(&root(), check),
         Task::Test => test::all(&root()),
         Task::Wheel => wheel::release(&root()),
         Task::Python => wheel::test(&root()),

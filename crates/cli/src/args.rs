@@ -26,12 +26,22 @@ pub enum Command {
     Run(Run),
     /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
+    /// Fill the tables in documents from the rows in evidence/
+    Tables(Tables),
+    /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
+    ///
+    /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
+    /// no GPU.
+    Selftest(Selftest),
     /// Show what this machine has and what that enables
-    Doctor,
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
 pub struct Climb {
+    /// Where the rungs are measured: cpu (predicted only), cuda, cuda:N, or auto: on a GPU where there is one
+    #[arg(long, default_value = "auto")]
+    pub device: String,
     /// Where the page goes
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
@@ -158,4 +168,49 @@ pub struct Bench {
     /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
     #[arg(long, value_name = "N")]
     pub control: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct Tables {
+    /// The documents
+    #[arg(required = true, value_name = "FILE.md")]
+    pub documents: Vec<PathBuf>,
+    /// The folder that documents and rows are named from
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub root: PathBuf,
+    /// Change nothing; fail where a table is not what its rows give
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Selftest {
+    /// Less of everything: seconds instead of minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Which GPU, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: i32,
+    /// Leave compute-sanitizer out
+    #[arg(long)]
+    pub no_sanitizer: bool,
+    /// Append a row to FILE; refused unless the commit is known
+    #[arg(long, value_name = "FILE")]
+    pub evidence: Option<PathBuf>,
+    /// Test the emulator in place of a GPU: tests the self-test
+    #[arg(long)]
+    pub emulator: bool,
+    /// The short list that the sanitizer runs this program with
+    #[arg(long, hide = true)]
+    pub under_sanitizer: bool,
 }

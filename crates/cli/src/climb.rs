@@ -2,34 +2,51 @@
 
 use std::io::Write;
 
+use driver::DriverError;
 use emu::resources::Ptxas;
 use indicatif::{ProgressBar, ProgressStyle};
 use kernels::Arch;
+use lab::bench::gpu::{Workbench, WorkbenchError};
 use lab::climb::{Climb, Climbed, Options, Progress};
 use lab::gate::Settings;
 use lab::{report, store};
 use problem::Problem;
 
+use crate::device::Device;
 use crate::error::CliError;
 use crate::{Status, args, table, unless_closed};
 
 pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     store::writable(&args.out)?;
     let problem = Problem::mission();
-    let rungs = lab::climb::rungs(&problem, &Arch::SM_89)?;
+    let mut card = card(args.device.parse()?)?;
+    let info = card.as_ref().map(|card: &Workbench| card.info().clone());
+    // Without a card the kernels are those of an L4, on which the seeds were timed.
+    let arch =
+        info.as_ref().and_then(|info| Some(Arch { multiprocessors: info.sms, ..Arch::of(info.sm())? }));
+    if let (Some(info), None) = (&info, arch) {
+        eprintln!(
+            "flashcore: {} is no target of the kernels (sm_{}): predicted, not measured",
+            info.name,
+            info.sm()
+        );
+        card = None;
+    }
+    let rungs = lab::climb::rungs(&problem, &arch.unwrap_or(Arch::SM_89))?;
     let ptxas = Ptxas::find().ok();
     let options = Options {
         settings: if args.thorough { Settings::thorough() } else { Settings::quick() },
         ptxas: ptxas.as_ref(),
         cpu_seconds: 0.5,
+        machines: Options::machines_for(info.as_ref().map(|info| info.name.as_str())),
         problem,
     };
     let bar = bar(rungs.len() as u64, args.json);
-    let climb = lab::climb::climb(&options, rungs, |progress| match progress {
+    let climb = lab::climb::climb(&options, rungs, card.as_mut(), |progress| match progress {
         Progress::Start(name) => bar.set_message(name.to_owned()),
         Progress::Done(rung) => {
             bar.inc(1);
-            let us = rung.us().map_or("–".into(), |us| format!("{us:.0} µs"));
+            let us = rung.predicted_us().map_or("–".into(), |us| format!("{us:.0} µs"));
             bar.println(format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.proof.verdict.name()));
         }
     })?;
@@ -47,6 +64,22 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     } else {
         eprintln!("flashcore: not as expected: {}", surprises.join(", "));
         Ok(Status::Refuted)
+    }
+}
+
+/// The GPU to measure on.
+fn card(device: Device) -> Result<Option<Workbench>, CliError> {
+    match device {
+        Device::Cpu => Ok(None),
+        Device::Cuda(ordinal) => Ok(Some(Workbench::open(ordinal)?)),
+        Device::Auto => match Workbench::open(0) {
+            Ok(bench) => Ok(Some(bench)),
+            Err(WorkbenchError::Driver(DriverError::NoDriver | DriverError::NoDevice { .. })) => Ok(None),
+            Err(error) => {
+                eprintln!("flashcore: predicted, not measured: {error}");
+                Ok(None)
+            }
+        },
     }
 }
 
@@ -73,6 +106,7 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
         "verdict",
         "max_diff",
         "error / allowed",
+        "measured µs",
         &predicted,
         "quoted µs",
         "forecast µs",
@@ -80,8 +114,25 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
         "bound",
         "root cause",
     ];
-    table::print(out, &header, &rows)?;
+    if climb.card.is_some() {
+        table::print(out, &header, &rows)?;
+    } else {
+        // Nothing was measured: no column of nothing.
+        let header: Vec<&str> = header.into_iter().filter(|name| *name != "measured µs").collect();
+        let without =
+            |row: Vec<String>| row.into_iter().enumerate().filter(|(i, _)| *i != 4).map(|(_, c)| c).collect();
+        table::print(out, &header, &rows.into_iter().map(without).collect::<Vec<_>>())?;
+    }
     writeln!(out)?;
+    if let (Some(card), Some(score)) = (&climb.card, climb.score()) {
+        writeln!(
+            out,
+            "measured on {card}: median error of {} forecasts {:.0} %, rank correlation {:.2}",
+            score.rungs,
+            100.0 * score.median_error,
+            score.spearman
+        )?;
+    }
     for rung in climb.rungs.iter().filter(|r| !r.study.proof.reasons.is_empty()) {
         writeln!(out, "{}: {}", rung.rung.name, rung.study.proof.reasons[0])?;
     }
@@ -107,7 +158,8 @@ fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
         proof.verdict.name().to_owned(),
         proof.error.map_or_else(dash, |e| format!("{:.6}", e.max_diff)),
         proof.error.map_or_else(dash, |e| e.brief()),
-        us.map_or_else(dash, |us| format!("{us:.0}")),
+        rung.measured_us().map_or_else(dash, |us| format!("{us:.1}")),
+        rung.predicted_us().map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.quoted_us.map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),
         first.zip(us).map_or_else(dash, |(first, us)| format!("{:.1}", first / us)),

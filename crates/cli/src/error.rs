@@ -100,7 +100,16 @@ pub enum CliError {
     Driver(#[from] driver::DriverError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Workbench(#[from] lab::bench::gpu::WorkbenchError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Tables(#[from] lab::tables::TableError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Contestant(#[from] lab::bench::gpu::ContestantError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Driver(#[from] driver::DriverError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Launch(#[from] lab::launchfile::LaunchError),

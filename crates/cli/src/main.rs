@@ -10,6 +10,7 @@ mod doctor;
 mod error;
 mod explain;
 mod run;
+mod selftest;
 mod source;
 mod table;
 
@@ -21,7 +22,7 @@ use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
 
-/// What `check` exits with; the other commands use the first and the last.
+/// What `check` and `selftest` exit with; the other commands use the first and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Proven = 0,
@@ -63,8 +64,21 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Explain(args) => explain::explain(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Doctor => doctor::doctor(),
+        Command::Tables(args) => tables(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Selftest(args) => selftest::selftest(args),
     }
+}
+
+fn tables(args: &args::Tables) -> Result<Status, CliError> {
+    if args.check {
+        lab::tables::check(&args.root, &args.documents)?;
+        return Ok(Status::Proven);
+    }
+    for path in lab::tables::update(&args.root, &args.documents)? {
+        eprintln!("flashcore: {} is new", path.display());
+    }
+    Ok(Status::Proven)
 }
 
 fn wants_json(command: &Command) -> bool {
@@ -72,7 +86,9 @@ fn wants_json(command: &Command) -> bool {
         Command::Climb(args) => args.json,
         Command::Check(args) => args.json,
         Command::Explain(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Doctor => false,
+        Command::Doctor(args) => args.json,
+        Command::Selftest(args) => args.json,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
     }
 }
 

@@ -334,6 +334,13 @@ fn doctor_and_help_speak() {
     let output = folder.run(&["doctor"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("native kernels"));
+    let output = folder.run(&["doctor", "--json"]);
+    let found: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let cubins = found.iter().find(|finding| finding["what"] == "cubins").unwrap();
+    assert!(cubins["details"]["writable"].is_boolean(), "{cubins}");
+    let gpu = found.iter().find(|finding| finding["what"] == "gpu").unwrap();
+    // Either what it is, or why there is none.
+    assert!(gpu["details"]["sm"].is_number() || gpu["details"]["reason"].is_string(), "{gpu}");
     let output = folder.run(&["check", "--help"]);
     assert!(
         output.status.success()
@@ -371,4 +378,14 @@ fn explain_says_which_plan_a_problem_gets() {
     let output = folder.run(&["explain", "--problem", "1,8,512,64,f16", "--device", "gtx480"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(text(&output.stderr).contains("H200, H100"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn selftest_without_a_gpu_says_so() {
+    let folder = Folder::new("selftest");
+    // No such device exists anywhere.
+    let output = folder.run(&["selftest", "--quick", "--device", "4096"]);
+    assert_eq!(output.status.code(), Some(3));
+    let message = text(&output.stderr);
+    assert!(message.contains("no CUDA driver") || message.contains("4096"), "{message}");
 }

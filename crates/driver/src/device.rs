@@ -129,7 +129,8 @@ fn uuid(device: sys::CUdevice) -> Result<String, DriverError> {
     let mut text = "GPU".to_owned();
     for (i, byte) in uuid.bytes.into_iter().enumerate() {
         let dash = if matches!(i, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-        text += &format!("{dash}{:02x}", byte as u8);
+        // A C `char` is signed on some machines and not on others.
+        text += &format!("{dash}{:02x}", u8::from_ne_bytes(byte.to_ne_bytes()));
     }
     Ok(text)
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
 use ptx::{Arg, Kernel, Launch};
 
+use crate::context::Relaxed;
 use crate::library::has_func_load;
 use crate::module::Module;
 use crate::{Context, DeviceSlice, DriverError, Stream, TensorMap};
@@ -148,8 +149,9 @@ impl Function {
         expect: &Expect,
     ) -> Result<Function, DriverError> {
         let params = param_bytes(kernel)?;
-        let module = Arc::new(Module::load(context, text, &kernel.module.target.to_string())?);
+        let module = Arc::new(Module::load(context, text, kernel.module.target)?);
         let _entered = context.enter()?;
+        let _relaxed = Relaxed::new()?;
         let raw = module.function(&kernel.entry)?;
         if has_func_load() {
             // SAFETY: the function belongs to a loaded module.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUjit_option as Jit};
 
+use ptx::{Target, TargetSuffix};
+
 use crate::cache::Key;
 use crate::context::Relaxed;
 use crate::{Context, DriverError};
@@ -26,30 +28,31 @@ const LOG_BYTES: usize = 16 * 1024;
 
 impl Module {
     /// Loads PTX text: its cubin from the cache where that has one, else what the driver's compiler makes of it.
-    pub(crate) fn load(context: &Arc<Context>, text: &str, target: &str) -> Result<Module, DriverError> {
+    pub(crate) fn load(context: &Arc<Context>, text: &str, target: Target) -> Result<Module, DriverError> {
         let _entered = context.enter()?;
         // A module may be loaded while some stream is captured; that does nothing to the stream.
         let _relaxed = Relaxed::new()?;
+        let name = target.to_string();
         let (cache, info) = (context.cache(), context.info());
         let key = Key::new(text, info.sm(), &info.compiler());
         if let Some(cubin) = cache.get(&key) {
-            match Module::of_image(context, &cubin, target) {
+            match Module::of_image(context, &cubin, &name) {
                 Err(DriverError::Compile { .. }) => cache.reject(&key),
                 other => return other,
             }
         }
         let text = CString::new(text).map_err(|_| DriverError::Compile {
-            target: target.to_owned(),
+            target: name.clone(),
             log: "the text holds a NUL byte".to_owned(),
         })?;
-        match link(context, &text) {
+        match link(context, &text, target) {
             Ok(cubin) => {
                 cache.put(&key, &cubin);
-                Module::of_image(context, &cubin, target)
+                Module::of_image(context, &cubin, &name)
             }
             Err(error @ (DriverError::Poisoned { .. } | DriverError::OutOfMemory { .. })) => Err(error),
             // Where the linker cannot, the loader may; if neither can, the loader's log is the one to read.
-            Err(_) => Module::of_image(context, text.as_bytes_with_nul(), target),
+            Err(_) => Module::of_image(context, text.as_bytes_with_nul(), &name),
         }
     }
 
@@ -119,11 +122,27 @@ impl Drop for Linker {
     }
 }
 
+/// `CUjit_target` of an architecture whose code runs on it alone, or on its family alone (cuda.h,
+/// `CU_COMPUTE_ACCELERATED_TARGET_BASE` and `CU_COMPUTE_FAMILY_TARGET_BASE`).
+fn jit_target(target: Target) -> Option<u32> {
+    match target.suffix {
+        TargetSuffix::None => None,
+        TargetSuffix::ArchSpecific => Some(0x1_0000 + target.sm),
+        TargetSuffix::Family => Some(0x2_0000 + target.sm),
+    }
+}
+
 /// The cubin for the current context's device.
-fn link(context: &Context, text: &CString) -> Result<Vec<u8>, DriverError> {
+fn link(context: &Context, text: &CString, target: Target) -> Result<Vec<u8>, DriverError> {
     let mut state = std::ptr::null_mut();
-    // SAFETY: no options; the pointer is to a live handle.
-    let result = unsafe { sys::cuLinkCreate_v2(0, std::ptr::null_mut(), std::ptr::null_mut(), &mut state) };
+    let mut options = [Jit::CU_JIT_TARGET];
+    // The driver takes small integers in the place of pointers. Left out, the target is the device's portable one.
+    let specific = jit_target(target);
+    let mut values = [specific.unwrap_or(0) as usize as *mut c_void];
+    // SAFETY: both arrays have as many entries as is said, or more; the pointer is to a live handle.
+    let result = unsafe {
+        sys::cuLinkCreate_v2(specific.is_some().into(), options.as_mut_ptr(), values.as_mut_ptr(), &mut state)
+    };
     context.check("cuLinkCreate", result)?;
     let linker = Linker(state);
     let bytes = text.as_bytes_with_nul();
@@ -147,4 +166,16 @@ fn link(context: &Context, text: &CString) -> Result<Vec<u8>, DriverError> {
     context.check("cuLinkComplete", result)?;
     // SAFETY: the linker owns `length` bytes at `cubin` until it is destroyed, after this copy.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), length) }.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_of_one_architecture_are_named_to_the_linker() {
+        assert_eq!(jit_target(Target::sm(90)), None);
+        let accelerated = jit_target(Target { sm: 90, suffix: TargetSuffix::ArchSpecific });
+        assert_eq!(accelerated, Some(sys::CUjit_target::CU_TARGET_COMPUTE_90A as u32));
+    }
 }

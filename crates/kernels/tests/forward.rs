@@ -9,7 +9,7 @@ use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
-use tile::Rescale;
+use tile::{Order, Rescale};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
@@ -51,6 +51,9 @@ fn torture_set_is_right_and_without_hazards() {
         }
         while plan.shared_bytes(problem) > u64::from(arch.shared_per_cta) {
             plan.stages -= 1;
+        }
+        if i / 2 % 2 == 1 && plan.stages > 1 {
+            plan.order = Order::ScoresAhead;
         }
         prove(problem, plan, &arch, Options { seed: i as u64, ..Options::default() });
     }
@@ -131,13 +134,20 @@ fn every_synchronisation_is_needed() {
     let problem = Problem::new(1, 1, 128, 64, DType::F16);
     let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..default_plan(&problem, &Arch::SM_80) };
     let (shared, registers) = (QueryHome::Shared, QueryHome::Registers);
-    for (stages, queries, kv_warps) in
-        [(1, shared, 1), (2, shared, 1), (3, registers, 1), (2, shared, 2), (2, registers, 4)]
-    {
+    let (in_turn, ahead) = (Order::InTurn, Order::ScoresAhead);
+    for (stages, queries, kv_warps, order) in [
+        (1, shared, 1, in_turn),
+        (2, shared, 1, in_turn),
+        (3, registers, 1, in_turn),
+        (2, shared, 2, in_turn),
+        (2, registers, 4, in_turn),
+        (2, shared, 1, ahead),
+        (3, registers, 2, ahead),
+    ] {
         let block_m = 64 / kv_warps;
         let block_n = 32.max(16 * kv_warps);
-        let plan = Plan::Mma(MmaPlan { stages, queries, kv_warps, block_m, block_n, ..base.clone() });
-        let problems = [160, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
+        let plan = Plan::Mma(MmaPlan { stages, queries, kv_warps, order, block_m, block_n, ..base.clone() });
+        let problems = [5 * block_n as usize, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
         let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap());
         for (item, at, op) in synchronisations(&kernels[0]) {
             let caught = problems.iter().zip(&kernels).any(|(problem, kernel)| {
@@ -149,7 +159,7 @@ fn every_synchronisation_is_needed() {
             });
             assert!(
                 caught,
-                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps: without statement {at}, {op:?}"
+                "{stages} stages, queries {queries:?}, {kv_warps} kv_warps, {order:?}: without statement {at}, {op:?}"
             );
         }
     }

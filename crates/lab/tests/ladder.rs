@@ -2,6 +2,7 @@
 
 use flashcore_lab as lab;
 use kernels::Arch;
+use lab::bench::gpu::Workbench;
 use lab::climb::{Climb, Options, climb, rungs};
 use lab::gate::Settings;
 use problem::{DType, Problem};
@@ -9,8 +10,9 @@ use problem::{DType, Problem};
 fn small_climb() -> Climb {
     let problem = Problem::new(1, 8, 128, 64, DType::F16);
     let settings = Settings::quick().first_run();
-    let options = Options { problem: problem.clone(), settings, ptxas: None, cpu_seconds: 0.0 };
-    climb(&options, rungs(&problem, &Arch::SM_89).unwrap(), |_| {}).unwrap()
+    let machines = Options::machines_for(None);
+    let options = Options { problem: problem.clone(), settings, ptxas: None, cpu_seconds: 0.0, machines };
+    climb(&options, rungs(&problem, &Arch::SM_89).unwrap(), None::<&mut Workbench>, |_| {}).unwrap()
 }
 
 #[test]

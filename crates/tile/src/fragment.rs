@@ -46,6 +46,15 @@ impl AccTile {
         })
     }
 
+    /// Takes another tile's elements.
+    pub fn copy_from(&self, k: &mut Builder, other: &AccTile) {
+        for (to, from) in self.tiles.iter().zip(&other.tiles) {
+            for (&to, &from) in to.iter().zip(from) {
+                k.mov_to(to, from);
+            }
+        }
+    }
+
     /// Multiplies the lane's row `i`.
     pub fn scale_row(&self, k: &mut Builder, i: u32, factor: F32) {
         for element in self.row(i) {

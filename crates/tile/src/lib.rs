@@ -26,7 +26,7 @@ pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use layout::TileLayout;
 pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
 pub use merge::merge_bytes;
-pub use pipeline::{Block, KvPipeline, Stream};
+pub use pipeline::{Block, KvPipeline, Order, Steps, Stream};
 pub use reader::{MatrixReader, OpenTile};
 pub use softmax::{Finished, OnlineSoftmax, Rescale};
 pub use threads::Threads;

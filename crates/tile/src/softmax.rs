@@ -20,7 +20,7 @@ pub enum Rescale {
 #[derive(Clone, Debug)]
 pub struct OnlineSoftmax {
     pub(crate) half: Half,
-    pub(crate) rescale: Rescale,
+    pub(crate) when: Rescale,
     /// `scale · log2 e`.
     pub(crate) factor: F32,
     /// What exponents are taken against, scaled, a row each; −∞ while nothing was seen.
@@ -42,21 +42,24 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let reference = (0..lane_rows).map(|_| k.mov(f32::NEG_INFINITY)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
-        OnlineSoftmax { half, rescale, factor, reference, sum }
+        OnlineSoftmax { half, when: rescale, factor, reference, sum }
     }
 
-    /// Turns the scores of a block into probabilities, rounded to the input's type, and makes `o` and the running sums
-    /// refer to the same maximum.
-    pub fn update(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) -> ProbTile {
+    /// Makes the references follow the scores of a block, and `o` and the running sums with them.
+    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) {
         let maxima: Vec<F32> = (0..s.lane_rows()).map(|i| self.scaled_maximum(k, s, i)).collect();
-        match self.rescale {
-            Rescale::Always => self.follow(k, &maxima, o, block),
+        match self.when {
+            Rescale::Always => self.rescale(k, &maxima, o, block),
             Rescale::Beyond(threshold) => {
                 let exceeds = self.exceeds(k, &maxima, f32::from(threshold));
                 let any = k.vote_any(exceeds);
-                k.if_(any, |k| self.follow(k, &maxima, o, block));
+                k.if_(any, |k| self.rescale(k, &maxima, o, block));
             }
         }
+    }
+
+    /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the running sums.
+    pub fn probabilities(&self, k: &mut Builder, s: &AccTile, block: &Block) -> ProbTile {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i, block);
         }
@@ -81,7 +84,7 @@ impl OnlineSoftmax {
     }
 
     /// Moves the references to the new maxima and rescales what was accumulated.
-    fn follow(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
+    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
         for (i, &maximum) in maxima.iter().enumerate() {
             let reference = self.reference[i];
             let next = k.max(reference, maximum);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use driver::{Buffer, Context, Stream};
 use kernels::select::{Device, TunedTable, choose};
-use kernels::{Arch, KernelError, Plan, emit};
+use kernels::{Arch, Plan, emit};
 use lab::bench::gpu::{Contestant, race};
 use lab::bench::{
     Deck, Mode, OURS, Peaks, Race, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons, suites,
@@ -31,7 +31,7 @@ const CONTROL_SHARE: f64 = 0.95;
 
 pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
     let (problems, modes, plans) = (problems(args)?, modes(&args.mode)?, plans(&args.plan)?);
-    let bench = Session::open(args, ordinal)?;
+    let bench = Track::open(args, ordinal)?;
     match args.control {
         Some(races) => bench.control(&problems[0].1, &modes, plans.first(), races),
         None => bench.all(&problems, &modes, &plans),
@@ -96,7 +96,7 @@ fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
 }
 
 /// A device, and where its rows go.
-struct Session<'a> {
+struct Track<'a> {
     args: &'a Bench,
     context: Arc<Context>,
     stream: Stream,
@@ -106,8 +106,8 @@ struct Session<'a> {
     evidence: Option<PathBuf>,
 }
 
-impl Session<'_> {
-    fn open(args: &Bench, ordinal: i32) -> Result<Session<'_>, CliError> {
+impl Track<'_> {
+    fn open(args: &Bench, ordinal: i32) -> Result<Track<'_>, CliError> {
         let context = Context::open(ordinal)?;
         let info = context.info();
         let provenance = Provenance::of_gpu(info);
@@ -128,7 +128,7 @@ impl Session<'_> {
         }
         let file = info.name.split(' ').next_back().unwrap_or("gpu").to_lowercase();
         let default = || PathBuf::from(format!("evidence/{file}.jsonl"));
-        Ok(Session {
+        Ok(Track {
             args,
             stream: Stream::new(&context)?,
             arch: Arch { multiprocessors: info.sms, ..arch },
@@ -233,7 +233,7 @@ impl Session<'_> {
                 choose(problem, &device, TunedTable::builtin())?.plan
             }
         };
-        let kernel = emit(problem, &plan, &self.arch).map_err(KernelError::from)?;
+        let kernel = emit(problem, &plan, &self.arch)?;
         let bound = Bound::of_kernel(kernel, problem)?;
         let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
         Ok(Contestant::kernel(&self.stream, &bound, slices, calls, named.0.as_deref(), Some(json!(plan)))?)

@@ -79,6 +79,30 @@ pub enum Bound {
     AbsoluteByMagnitude([(f64, f64); 2]),
 }
 
+impl Bound {
+    /// Whether `found` is near enough to the true value `exact` of the function at `x`; `ulp` is the unit in the last place
+    /// of the result.
+    pub fn admits(self, x: f64, found: f64, exact: f64, ulp: f64) -> bool {
+        let error = (found - exact).abs();
+        let room = match self {
+            Bound::Relative(r) => r * exact.abs(),
+            Bound::Absolute(r) => r,
+            Bound::Ulp(n) => f64::from(n) * ulp,
+            Bound::AbsoluteWithin { range, absolute, relative } => {
+                if x > range.0 && x < range.1 {
+                    absolute
+                } else {
+                    relative * exact.abs()
+                }
+            }
+            Bound::AbsoluteByMagnitude(limits) => {
+                limits.iter().find(|(limit, _)| x.abs() <= *limit).map_or(f64::INFINITY, |(_, r)| *r)
+            }
+        };
+        error <= room
+    }
+}
+
 /// The bound that the PTX ISA states (version 8.x, the "Notes" of each instruction).
 pub fn error_bound(op: ApproxOp) -> Bound {
     use std::f64::consts::PI;
@@ -285,25 +309,6 @@ mod tests {
         }
     }
 
-    fn within(bound: Bound, x: f64, found: f64, exact: f64, ulp: f64) -> bool {
-        let error = (found - exact).abs();
-        match bound {
-            Bound::Relative(r) => error <= r * exact.abs(),
-            Bound::Absolute(r) => error <= r,
-            Bound::Ulp(n) => error <= f64::from(n) * ulp,
-            Bound::AbsoluteWithin { range, absolute, relative } => {
-                if x > range.0 && x < range.1 {
-                    error <= absolute
-                } else {
-                    error <= relative * exact.abs()
-                }
-            }
-            Bound::AbsoluteByMagnitude(limits) => {
-                limits.iter().find(|(limit, _)| x.abs() <= *limit).is_none_or(|(_, r)| error <= *r)
-            }
-        }
-    }
-
     #[test]
     fn every_f32_function_keeps_its_bound() {
         for function in Function::ALL {
@@ -333,7 +338,7 @@ mod tests {
                     } else {
                         let ulp = f64::from(found.abs().next_up()) - f64::from(found.abs());
                         assert!(
-                            within(bound, x, f64::from(found), exact, ulp),
+                            bound.admits(x, f64::from(found), exact, ulp),
                             "{function:?} {x:e}: {found:e}"
                         );
                     }

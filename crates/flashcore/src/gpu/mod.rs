@@ -12,12 +12,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use driver::{Context, DeviceInfo, Pool, Stream};
 use kernels::{Arch, Plan};
 use problem::{DType, Mask, Problem, Strides, Tensor};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
+pub use driver::{
+    Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Graph, GraphExec, Pinned, Pool, PoolBuffer,
+    Resources, Stream, Transfer,
+};
 pub(crate) use host::{attend, is_taken};
 pub use prepared::{Fallback, Prepared};
 

@@ -42,6 +42,8 @@ pub fn suite() -> Vec<Problem> {
 
 /// Fewest rounds on a CPU, where one takes long.
 const LEAST_ROUNDS: usize = 8;
+/// Most, where it is busy with other things as well.
+const MOST_ROUNDS: usize = 200;
 
 /// Races our kernels against PyTorch's, if it is there, for about `seconds`.
 ///
@@ -70,7 +72,11 @@ pub fn race(
         problem: &deck.problem,
         torch: peer,
     };
-    let rules = Rules { least_rounds: LEAST_ROUNDS, ..Rules::new(Mode::Warm, seconds, None) };
+    let rules = Rules {
+        least_rounds: LEAST_ROUNDS,
+        most_rounds: MOST_ROUNDS,
+        ..Rules::new(Mode::Warm, seconds, None)
+    };
     let race = run(&mut stage, &deck, &entrants, &rules).map_err(|error| match error {
         RaceError::Stage(error) => error,
         RaceError::Nobody => BenchError::Nobody,

@@ -319,3 +319,117 @@ impl Stage for GpuStage<'_> {
         self.sensors.read()
     }
 }
+
+/// Why a [`Workbench`] cannot go on with a kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkbenchError {
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A number that nothing was prepared under.
+    #[error("kernel {number} was not prepared; accepted: below {count}")]
+    Number {
+        /// The number.
+        number: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+/// Kernels on a device, ready to be timed one at a time: for what is not a race, because it computes different things.
+pub struct Workbench {
+    stream: Stream,
+    start: Event,
+    end: Event,
+    busy: Buffer,
+    ready: Vec<Ready>,
+}
+
+struct Ready {
+    kernel: ptx::Kernel,
+    function: Function,
+    buffers: Vec<Buffer>,
+    /// With the number of calls in it.
+    graph: Option<(u32, GraphExec)>,
+}
+
+impl Workbench {
+    /// Opens one on a device.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn open(ordinal: i32) -> Result<Workbench, WorkbenchError> {
+        let context = Context::open(ordinal)?;
+        Ok(Workbench {
+            stream: Stream::new(&context)?,
+            start: Event::new(&context)?,
+            end: Event::new(&context)?,
+            busy: Buffer::new(&context, FLUSH_BYTES)?,
+            ready: Vec::new(),
+        })
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &driver::DeviceInfo {
+        self.stream.context().info()
+    }
+
+    /// Loads a kernel, with buffers that hold this.
+    ///
+    /// # Errors
+    /// When the driver refuses it, or there is no room.
+    pub fn prepare(&mut self, bound: &Bound, contents: &[Vec<u8>]) -> Result<(), WorkbenchError> {
+        let context = self.stream.context();
+        let kernel = bound.kernel.clone();
+        let function = Function::load(context, &kernel, &Expect::of(&kernel.launch))?;
+        let mut buffers = Vec::new();
+        for bytes in contents {
+            let buffer = Buffer::new(context, bytes.len())?;
+            self.stream.upload(buffer.slice(), bytes)?;
+            buffers.push(buffer);
+        }
+        self.ready.push(Ready { kernel, function, buffers, graph: None });
+        Ok(())
+    }
+
+    /// Runs a kernel so many times in one graph, after an untimed run of the same; µs of one.
+    ///
+    /// # Errors
+    /// When nothing was prepared under the number, or the kernel fails.
+    pub fn time(&mut self, number: usize, calls: u32) -> Result<f64, WorkbenchError> {
+        let count = self.ready.len();
+        let ready = self.ready.get_mut(number).ok_or(WorkbenchError::Number { number, count })?;
+        if ready.graph.as_ref().is_none_or(|(of, _)| *of != calls) {
+            let slices: Vec<DeviceSlice> = ready.buffers.iter().map(Buffer::slice).collect();
+            let Ready { kernel, function, .. } = &*ready;
+            let graph = Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
+                (0..calls).try_for_each(|_| function.launch(stream, &kernel.launch, &kernel.args, &slices))
+            })?;
+            ready.graph = Some((calls, graph));
+        }
+        let Some((_, graph)) = &ready.graph else { return Ok(f64::NAN) };
+        // The device is busy while the host puts the rest in line.
+        self.stream.fill(self.busy.slice(), 0x5a)?;
+        graph.launch(&self.stream)?;
+        self.start.record(&self.stream)?;
+        graph.launch(&self.stream)?;
+        self.end.record(&self.stream)?;
+        Ok(self.start.elapsed_us(&self.end)? / f64::from(calls.max(1)))
+    }
+
+    /// What a kernel's buffers hold now.
+    ///
+    /// # Errors
+    /// When nothing was prepared under the number, or a kernel failed.
+    pub fn contents(&mut self, number: usize) -> Result<Vec<Vec<u8>>, WorkbenchError> {
+        let count = self.ready.len();
+        let ready = self.ready.get(number).ok_or(WorkbenchError::Number { number, count })?;
+        let mut contents = Vec::new();
+        for buffer in &ready.buffers {
+            let mut bytes = vec![0; buffer.bytes()];
+            self.stream.download(buffer.slice(), &mut bytes)?;
+            contents.push(bytes);
+        }
+        Ok(contents)
+    }
+}

@@ -79,7 +79,7 @@ impl Rules {
             seed: 1,
             seconds,
             least_rounds: Rules::LEAST_ROUNDS,
-            most_rounds: 400,
+            most_rounds: 60,
             width: 0.002,
             peaks,
         }

@@ -46,17 +46,14 @@ pub struct Row {
     pub provenance: Provenance,
 }
 
-/// Every sample, column by column, in the order in which they were taken.
+/// Every sample, column by column, in the order in which they were taken: two in each round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs, reason = "as in `Sample` and `Reading`")]
 pub struct All {
     pub us: Vec<f64>,
-    pub host_us: Vec<f64>,
-    pub round: Vec<usize>,
     /// Places of the samples on inputs not seen before, which are in no median.
     pub fresh: Vec<usize>,
     pub clock_mhz: Option<Vec<u32>>,
-    pub memory_mhz: Option<Vec<u32>>,
     pub watts: Option<Vec<f64>>,
     pub celsius: Option<Vec<u32>>,
     pub throttle: Option<Vec<u64>>,
@@ -189,11 +186,8 @@ impl All {
         let fresh = samples.iter().enumerate().filter(|(_, s)| s.fresh).map(|(i, _)| i).collect();
         All {
             us: samples.iter().map(|s| digits(s.us)).collect(),
-            host_us: samples.iter().map(|s| digits(s.host_us)).collect(),
-            round: samples.iter().map(|s| s.round).collect(),
             fresh,
             clock_mhz: readings().map(|r| r.clock_mhz).collect(),
-            memory_mhz: readings().map(|r| r.memory_mhz).collect(),
             watts: readings().map(|r| r.watts.map(digits)).collect(),
             celsius: readings().map(|r| r.celsius).collect(),
             throttle: readings().map(|r| r.throttle).collect(),

@@ -7,6 +7,7 @@
 //!
 //! There are three verdicts, and the gate fails closed: what the emulator does not know is `incomplete`, never proven.
 
+mod feed;
 pub mod inputs;
 pub mod judge;
 pub mod mutate;
@@ -14,6 +15,9 @@ mod proof;
 mod prove;
 mod quantised;
 pub mod torture;
+mod trial;
 
+pub use feed::{Feed, References, contents};
 pub use proof::{HazardRow, Proof, Verdict};
-pub use prove::{GateError, Settings, contents, prove, prove_family};
+pub use prove::{GateError, Settings, prove, prove_family};
+pub use trial::{Trial, TrialError, bind, trial};

@@ -12,11 +12,13 @@ pub struct Bar<'a> {
     pub range: Option<(f64, f64)>,
     /// The quoted figure.
     pub quoted: Option<f64>,
+    /// What the mark stands for.
+    pub mark: &'a str,
     /// CSS class: `proven`, `refuted`, `incomplete` or `measured`.
     pub class: &'a str,
 }
 
-const NAME: f64 = 150.0;
+const NAME: f64 = 170.0;
 const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
 
@@ -85,12 +87,20 @@ pub fn bars(bars: &[Bar]) -> Markup {
                 }
                 @if let Some(quoted) = bar.quoted {
                     path.quoted d=(diamond(x(quoted), y + ROW / 2.0, 6.0)) {
-                        title { "quoted: " (short(quoted)) " µs" }
+                        title { (bar.mark) ": " (short(quoted)) " µs" }
                     }
                 }
             }
         }
     }
+}
+
+/// A chart as a file of its own, with the page's colours.
+pub fn standalone(chart: &Markup) -> String {
+    let style = include_str!("style.css");
+    let namespace = "<svg xmlns=\"http://www.w3.org/2000/svg\"";
+    let chart = chart.clone().into_string().replacen("<svg", namespace, 1);
+    chart.replacen('>', &format!("><style>{style}</style>"), 1) + "\n"
 }
 
 fn diamond(x: f64, y: f64, r: f64) -> String {
@@ -259,7 +269,8 @@ mod tests {
 
     #[test]
     fn names_are_escaped() {
-        let bar = Bar { name: "<script>", value: Some(1.0), range: None, quoted: None, class: "proven" };
+        let bar =
+            Bar { name: "<script>", value: Some(1.0), range: None, quoted: None, mark: "", class: "proven" };
         let svg = bars(&[bar]).into_string();
         assert!(svg.contains("&lt;script&gt;") && !svg.contains("<script>"));
     }

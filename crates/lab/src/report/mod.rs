@@ -1,6 +1,6 @@
 //! The page of a climb: one file, no script, no network, for laptop and print, light and dark.
 
-mod chart;
+pub(crate) mod chart;
 mod sections;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};

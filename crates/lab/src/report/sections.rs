@@ -8,8 +8,10 @@ use crate::climb::{Climb, Climbed};
 use crate::diagnose::show_lines;
 use crate::gate::Verdict;
 
-fn us(rung: &Climbed) -> String {
-    rung.us().map_or("–".into(), short)
+/// What the card gave: a time, or why not.
+fn measured(rung: &Climbed) -> String {
+    let failure = || rung.measured.as_ref().and_then(|m| m.failure.clone());
+    rung.measured_us().map(short).or_else(failure).unwrap_or("–".into())
 }
 
 pub(super) fn progress(climb: &Climb) -> Markup {
@@ -18,6 +20,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
         div.scroll { table {
             thead { tr {
                 th { "rung" } th { "verdict" } th.n { "max_diff" } th.n { "error / allowed" } th.n { "predicted µs" }
+                @if climb.card.is_some() { th.n { "measured µs" } }
                 th.n { "quoted µs" } th.n { "×" } th { "bound" } th { "first root cause" }
             } }
             tbody { @for rung in &climb.rungs {
@@ -27,7 +30,8 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td class=(format!("verdict {}", proof.verdict)) { (proof.verdict) }
                     td.n { (proof.error.map_or("–".into(), |e| format!("{:.6}", e.max_diff))) }
                     td.n { (proof.error.map_or("–".into(), |e| e.brief())) }
-                    td.n { (us(rung)) }
+                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
+                    @if climb.card.is_some() { td.n { (measured(rung)) } }
                     td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
                     td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
                     td { (rung.study.prediction().map_or("–".into(), |p| format!("{:?}", p.bound).to_lowercase())) }
@@ -49,18 +53,28 @@ pub(super) fn times(climb: &Climb) -> Markup {
             value: rung.us(),
             range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
             quoted: rung.rung.quoted_us,
+            mark: "quoted",
             class: rung.study.proof.verdict.name(),
         })
         .collect();
     let device = climb.machines.first().map_or("", |m| m.name);
+    let kind = match &climb.card {
+        Some(card) => format!("proven, measured on {card}"),
+        None => format!("proven, predicted on {device}"),
+    };
+    let line = if climb.card.is_some() {
+        "Logarithmic. The thin line is the prediction that was made before, with its uncertainty."
+    } else {
+        "Logarithmic. The thin line is the stated uncertainty of the prediction."
+    };
     html! {
         div.legend {
-            span { i style="background:var(--proven)" {} "proven, predicted on " (device) }
+            span { i style="background:var(--proven)" {} (kind) }
             span { i style="background:var(--refuted)" {} "refuted: a time that means nothing" }
             span { i style="background:var(--quoted)" {} "quoted from the seeds, L4" }
         }
         (bars(&rows))
-        p.soft { "Logarithmic. The thin line is the stated uncertainty of the prediction." }
+        p.soft { (line) }
     }
 }
 
@@ -142,12 +156,41 @@ pub(super) fn refuted(climb: &Climb) -> Markup {
 pub(super) fn forecasts(climb: &Climb) -> Markup {
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.rung.forecast_us?)));
     html! {
+        (outcomes(climb))
         div.scroll { table {
             thead { tr { th { "rung" } th.n { "forecast by the seeds, µs" } th.n { "their outcome, quoted" } th.n { "predicted here" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
                     td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
-                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) } td.n { (us(rung)) }
+                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
+                }
+            } }
+        } }
+    }
+}
+
+/// The time model's forecasts beside what the card gave.
+fn outcomes(climb: &Climb) -> Markup {
+    let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
+    let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));
+    html! {
+        p { "Of " (score.rungs) " rungs on " (card) " the median error of the forecast is "
+            (format!("{:.0}", 100.0 * score.median_error)) " %, and their order is forecast with a rank correlation of "
+            (format!("{:.2}", score.spearman)) "." }
+        div.scroll { table {
+            thead { tr {
+                th { "rung" } th.n { "forecast by the model, µs" } th.n { "measured" } th.n { "forecast / measured" }
+                th { "in its range" } th.n { "error / allowed, on the card" }
+            } }
+            tbody { @for (rung, prediction, us) in rows {
+                tr {
+                    td { (rung.rung.name) }
+                    td.n { (short(prediction.us)) " (" (short(prediction.us_low)) "–" (short(prediction.us_high)) ")" }
+                    td.n { (short(us)) }
+                    td.n { (format!("{:.2}", prediction.us / us)) }
+                    td { @if (prediction.us_low..=prediction.us_high).contains(&us) { "yes" } @else { "no" } }
+                    td.n { (rung.measured.as_ref().and_then(|m| m.error).map_or("–".into(), |e| e.brief())) }
                 }
             } }
         } }

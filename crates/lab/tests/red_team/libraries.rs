@@ -110,6 +110,9 @@ fn work_on_another_stream_is_not_there_when_the_event_is() {
     assert_eq!(fault_of(&against(half, Mode::Cold)), Fault::Unwritten { elements: 2048, of: 4096 });
 }
 
+/// Fills the output without computing it.
+type Trick = Box<dyn Fn(&mut World)>;
+
 #[test]
 fn answers_to_zeros_and_constants_are_wrong() {
     // Right for V = 0; right for Q = 0 or equal keys; right for equal values.
@@ -122,7 +125,7 @@ fn answers_to_zeros_and_constants_are_wrong() {
         *world.out = Values::round(DType::F16, &all);
     };
     let copies = |world: &mut World| *world.out = world.inputs.v.clone();
-    let tricks: [Box<dyn Fn(&mut World)>; 3] = [Box::new(zeros), Box::new(means), Box::new(copies)];
+    let tricks: [Trick; 3] = [Box::new(zeros), Box::new(means), Box::new(copies)];
     for trick in tricks {
         let host: Host = Box::new(move |world, calls| {
             trick(world);

@@ -6,8 +6,9 @@ use ptx::{
     SpecialReg,
 };
 use tile::{
-    AccTile, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Queries, RowRange, Sign,
-    Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse, store_rows,
+    AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
+    RowRange, Sign, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
+    store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
@@ -119,14 +120,21 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
         let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
-        blocks.for_each_block(k, |k, block| {
+        let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
             mask.apply(k, &s, block);
-            let p = softmax.update(k, &s, &o, block); //         P = exp2(S·c − m); O, l rescaled
+            s
+        };
+        let follow = |k: &mut Builder, s: &AccTile, block: &Block| {
+            softmax.follow(k, s, &o, block); //                  m = max(m, S·c); O, l rescaled
+        };
+        let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
+            let p = softmax.probabilities(k, s, block); //       P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
-        });
+        };
+        blocks.for_each_block(k, Steps { scores, follow, accumulate });
         let (softmax, o) = self.merge(k, softmax, o);
         let finished = softmax.finish(k, &o);
         self.store(k, &o, &finished.lse);
@@ -162,7 +170,7 @@ impl<'a> Forward<'a> {
         let reader = self.own_keys(k, value, MatrixReader::rows_first);
         let values = stream(k, Tensor::V, value, reader, None, ring.at(i64::from(key.bytes())));
         let ragged = (!divides).then_some(self.rows.seq_kv);
-        KvPipeline::new(k, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
+        KvPipeline::new(k, self.plan.order, self.plan.stages, self.plan.block_n, bound, keys, values, ragged)
     }
 
     /// Reads the warp's part of the rows of a block of keys or values.
@@ -203,13 +211,12 @@ impl<'a> Forward<'a> {
             _ => Sign::Keep,
         };
         let q = Queries::shared(k, &self.threads, half, sign, layout, self.shared, rows);
+        if self.waits_for_queries() {
+            blocks.wait_for_first(k);
+        }
         match self.plan.queries {
             QueryHome::Shared => q,
-            QueryHome::Registers => {
-                k.cp_async_wait(blocks.groups_ahead());
-                k.bar_sync();
-                q.into_registers(k)
-            }
+            QueryHome::Registers => q.into_registers(k),
         }
     }
 
@@ -218,7 +225,7 @@ impl<'a> Forward<'a> {
         if self.plan.kv_warps == 1 {
             return (softmax, o);
         }
-        if self.plan.queries == QueryHome::Shared {
+        if !self.waits_for_queries() {
             k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
         }
         k.bar_sync();
@@ -231,17 +238,24 @@ impl<'a> Forward<'a> {
             return; // The merge has ordered it.
         }
         let own_rows = self.problem.head_dim == self.problem.head_dim_v;
-        match self.plan.queries {
+        match (self.plan.queries, self.plan.order) {
             // All of Q had landed when it went to registers, and where rows of Q and O are as long a warp's O covers just
             // the rows of Q that it alone has read: lanes wait for their warp, and no warp for another.
-            QueryHome::Registers if own_rows => k.warp_sync(),
-            QueryHome::Registers => k.bar_sync(),
+            (QueryHome::Registers, _) if own_rows => k.warp_sync(),
+            (QueryHome::Registers, _) => k.bar_sync(),
+            // The last block's barrier stands behind the last scores.
+            (QueryHome::Shared, Order::ScoresAhead) => {}
             // A CTA without keys has not waited for Q yet.
-            QueryHome::Shared => {
+            (QueryHome::Shared, Order::InTurn) => {
                 k.cp_async_wait(0);
                 k.bar_sync();
             }
         }
+    }
+
+    /// Whether all of Q has landed before the first block is visited, which otherwise waits for both.
+    fn waits_for_queries(&self) -> bool {
+        self.plan.queries == QueryHome::Registers || self.plan.order == Order::ScoresAhead
     }
 
     /// Stores O in the place of Q, and the LSE.

@@ -1,6 +1,6 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, Rescale, TileLayout, merge_bytes};
+use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
 use crate::{Arch, PlanError};
 
@@ -38,6 +38,8 @@ pub struct MmaPlan {
     pub kv_warps: u32,
     /// Blocks of keys and values in shared memory.
     pub stages: u32,
+    /// How the steps of successive blocks are ordered.
+    pub order: Order,
     /// CTAs that a multiprocessor is to hold at least, which bounds registers; `None` leaves that to ptxas.
     pub resident_ctas: Option<u32>,
     /// Where the queries are.
@@ -72,6 +74,7 @@ impl MmaPlan {
             warps,
             kv_warps: 1,
             stages: 2,
+            order: Order::InTurn,
             resident_ctas: None,
             queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
@@ -146,6 +149,8 @@ impl MmaPlan {
             QueryHome::Registers => m_tiles * dim / 4,
             QueryHome::Shared => 0,
         };
+        // Scores of two blocks, of which ptxas keeps a part as probabilities already.
+        let s = if self.order == Order::ScoresAhead { s + s / 2 } else { s };
         o + s + q + OTHER_REGISTERS
     }
 
@@ -211,7 +216,13 @@ impl MmaPlan {
         let step = 16 * self.kv_warps;
         let keys = self.block_n > 0 && self.block_n.is_multiple_of(step) && self.block_n <= 512;
         accept("block_n", self.block_n.into(), keys, "multiples of 16 · kv_warps up to 512")?;
-        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        match self.order {
+            Order::InTurn => accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?,
+            Order::ScoresAhead => {
+                let accepted = "2 to 8 with order = scores_ahead";
+                accept("stages", self.stages.into(), (2..=8).contains(&self.stages), accepted)?;
+            }
+        }
         if let Some(resident) = self.resident_ctas {
             accept("resident_ctas", resident.into(), (1..=16).contains(&resident), "1 to 16")?;
         }

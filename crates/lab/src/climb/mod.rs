@@ -1,6 +1,8 @@
 //! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or predicted, and its root
 //! cause named; the seeds' own figures stand beside, marked as quoted.
 
+mod card;
+
 use std::time::Instant;
 
 use cpu::CpuPlan;
@@ -8,13 +10,14 @@ use emu::model::{Gpu, machine};
 use emu::resources::Ptxas;
 use kernels::ladder::{Expected, Reason};
 use kernels::{Arch, KernelError, Plan};
-use problem::{DType, Problem, ProblemError};
+use problem::{DType, Problem};
 use serde_json::{Value, json};
 
-use crate::bench::{BenchError, Race, race_cpu};
-use crate::gate::{GateError, HazardRow, Settings, Verdict, prove};
+use crate::bench::{BenchError, Race, median, race_cpu};
+use crate::gate::{GateError, HazardRow, Settings, Verdict, bind, prove};
 use crate::launchfile::Bound;
 use crate::study::{Study, analyse};
+pub use card::{Card, Measured, measure, rank_correlation};
 
 /// One rung before it is climbed.
 #[derive(Clone, Debug)]
@@ -48,6 +51,8 @@ pub struct Climbed {
     pub study: Study,
     /// Wall time that the study took, s.
     pub seconds: f64,
+    /// The rung on this machine's GPU, where there is one.
+    pub measured: Option<Measured>,
 }
 
 impl Climbed {
@@ -58,9 +63,24 @@ impl Climbed {
             && reason.is_none_or(|word| self.study.proof.reasons.iter().any(|r| r.contains(word)))
     }
 
-    /// Predicted time on the first machine, µs.
+    /// Measured time where there is one, else the predicted one on the first machine, µs.
     pub fn us(&self) -> Option<f64> {
+        self.measured_us().or(self.predicted_us())
+    }
+
+    /// Predicted time on the first machine, µs.
+    pub fn predicted_us(&self) -> Option<f64> {
         self.study.prediction().map(|p| p.us)
+    }
+
+    /// Measured time, µs.
+    pub fn measured_us(&self) -> Option<f64> {
+        self.measured.as_ref().and_then(Measured::us)
+    }
+
+    /// The forecast and its outcome, µs, where there are both.
+    pub fn forecast_and_outcome(&self) -> Option<(f64, f64)> {
+        self.predicted_us().zip(self.measured_us())
     }
 
     /// The rung in the JSON of `climb`.
@@ -78,7 +98,9 @@ impl Climbed {
             "error": proof.error,
             "quantisation": proof.quantisation,
             "us": self.us(),
-            "us_kind": "predicted",
+            "us_kind": if self.measured_us().is_some() { "measured" } else { "predicted" },
+            "us_predicted": self.predicted_us(),
+            "measured": self.measured,
             "us_on": machines.map(|p| (p.machine.to_owned(), json!([p.us_low, p.us, p.us_high]))).collect::<serde_json::Map<_, _>>(),
             "us_quoted": self.rung.quoted_us,
             "us_forecast": self.rung.forecast_us,
@@ -103,6 +125,8 @@ pub struct Climb {
     pub cpu: Vec<Race>,
     /// Where registers come from.
     pub ptxas: Option<String>,
+    /// The GPU that the rungs were measured on.
+    pub card: Option<String>,
 }
 
 impl Climb {
@@ -119,14 +143,36 @@ impl Climb {
             "problem": crate::bench::problem_json(&self.problem),
             "device": self.machines.first().map(|m| m.name),
             "ptxas": self.ptxas,
+            "card": self.card,
+            "forecast": self.score(),
             "rungs": self.rungs.iter().map(Climbed::json).chain(cpu).collect::<Vec<_>>(),
         })
+    }
+
+    /// How good the forecasts were: median relative error, rank correlation, number of rungs. `None` without a card.
+    pub fn score(&self) -> Option<Score> {
+        let pairs: Vec<(f64, f64)> = self.rungs.iter().filter_map(Climbed::forecast_and_outcome).collect();
+        let errors: Vec<f64> = pairs.iter().map(|(predicted, us)| (predicted / us - 1.0).abs()).collect();
+        let score =
+            Score { rungs: pairs.len(), median_error: median(&errors), spearman: rank_correlation(&pairs) };
+        (!pairs.is_empty()).then_some(score)
     }
 
     /// Rungs whose verdict or reason is not the expected one.
     pub fn surprises(&self) -> Vec<&str> {
         self.rungs.iter().filter(|r| !r.as_expected()).map(|r| r.rung.name.as_str()).collect()
     }
+}
+
+/// How good forecasts were.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Score {
+    /// Rungs that were both predicted and measured.
+    pub rungs: usize,
+    /// Median of |predicted / measured − 1|.
+    pub median_error: f64,
+    /// Spearman's rank correlation.
+    pub spearman: f64,
 }
 
 /// Why a climb ended early.
@@ -143,6 +189,9 @@ pub enum ClimbError {
     /// The CPU kernels failed.
     #[error(transparent)]
     Bench(#[from] BenchError),
+    /// The oracle refused a rung's problem.
+    #[error("measuring: {0}")]
+    Measure(GateError),
 }
 
 /// What is climbed, and how.
@@ -155,29 +204,55 @@ pub struct Options<'a> {
     pub ptxas: Option<&'a Ptxas>,
     /// Seconds for each CPU measurement.
     pub cpu_seconds: f64,
+    /// Machines to predict for, the one of the table first.
+    pub machines: Vec<Gpu>,
 }
 
-/// Climbs; `progress` is told the name of each rung before and the result after.
+impl Options<'_> {
+    /// The machines to predict for: the device itself where the table has it, an L4, on which the seeds were timed, and an
+    /// H200.
+    pub fn machines_for(device: Option<&str>) -> Vec<Gpu> {
+        let known = device.and_then(|name| {
+            let words: Vec<&str> = name.split([' ', '-']).collect();
+            machine::MACHINES.into_iter().find(|m| m.name.split(' ').all(|part| words.contains(&part)))
+        });
+        let mut machines = vec![machine::L4, machine::H200];
+        if let Some(known) = known {
+            machines.retain(|m| m.name != known.name);
+            machines.insert(0, known.clone());
+        }
+        machines
+    }
+}
+
+/// Climbs, and measures every rung where there is a card; `progress` is told the name of each rung before and the result
+/// after.
 ///
 /// # Errors
 /// When a rung cannot be launched or the CPU kernels fail.
-pub fn climb(
+pub fn climb<C: Card>(
     options: &Options,
     rungs: Vec<Rung>,
+    card: Option<&mut C>,
     mut progress: impl FnMut(Progress),
 ) -> Result<Climb, ClimbError> {
-    let machines = vec![machine::L4, machine::H200];
+    let machines = options.machines.clone();
     let mut climbed = Vec::with_capacity(rungs.len());
     for rung in rungs {
         progress(Progress::Start(&rung.name));
         let start = Instant::now();
         let study = examine(&rung, options, &machines)
             .map_err(|source| ClimbError::Gate { rung: rung.name.clone(), source })?;
-        climbed.push(Climbed { rung, study, seconds: start.elapsed().as_secs_f64() });
+        climbed.push(Climbed { rung, study, seconds: start.elapsed().as_secs_f64(), measured: None });
         if let Some(last) = climbed.last() {
             progress(Progress::Done(last));
         }
     }
+    let card = card.map(|card| {
+        progress(Progress::Start(card.name()));
+        measure_all(card, &mut climbed).map(|()| card.name().to_owned())
+    });
+    let card = card.transpose().map_err(ClimbError::Measure)?;
     let mut cpu = Vec::new();
     for dtype in DType::ALL {
         progress(Progress::Start("cpu"));
@@ -185,7 +260,15 @@ pub fn climb(
         cpu.push(race_cpu(&problem, &CpuPlan::for_problem(&problem), None, options.cpu_seconds)?);
     }
     let ptxas = options.ptxas.map(|p| p.version().to_owned());
-    Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas })
+    Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas, card })
+}
+
+/// All forecasts stand by now; here come the outcomes.
+fn measure_all<C: Card>(card: &mut C, climbed: &mut [Climbed]) -> Result<(), GateError> {
+    let kernels: Vec<&Bound> = climbed.iter().map(|c| &c.rung.whole).collect();
+    let measured = measure(card, &kernels)?;
+    climbed.iter_mut().zip(measured).for_each(|(climbed, measured)| climbed.measured = Some(measured));
+    Ok(())
 }
 
 /// Proof on the small problems under every style and schedule; one run of a whole head for counters and traces; then the
@@ -248,7 +331,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         scale: problem.scale,
         ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtype)
     };
-    let bound = |problem: &Problem| bound(plan, problem, arch);
+    let bound = |problem: &Problem| bind(plan, problem, arch);
     Ok(Rung {
         name: name.to_owned(),
         story: story.to_owned(),
@@ -262,15 +345,5 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         reason: None,
         quoted_us: None,
         forecast_us: None,
-    })
-}
-
-fn bound(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
-    let kernel = kernels::emit(problem, plan, arch)?;
-    // Every family names its buffers as `emit` promises.
-    Bound::of_kernel(kernel, problem).map_err(|_| {
-        let accepted = "q, k, v, out, lse, q_codes, k_codes, v_codes, scales";
-        ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
-            .into()
     })
 }

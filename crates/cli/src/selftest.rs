@@ -1,0 +1,162 @@
+//! `flashcore selftest`.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
+
+use driver::Gpu;
+use emu::{Checks, Emulator, Options};
+use kernels::Arch;
+use lab::gate::Verdict;
+use lab::provenance::Provenance;
+use lab::selftest::{Check, Report, Settings, arithmetic, attention, sanitizer, streams};
+use lab::store::append_line;
+use ptx::Machine;
+use serde_json::json;
+
+use crate::args::Selftest;
+use crate::error::CliError;
+use crate::{Status, unless_closed};
+
+/// Time that one of the sanitizer's tools may take.
+const SANITIZER_LIMIT: Duration = Duration::from_secs(150);
+
+pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
+    let settings = match (args.under_sanitizer, args.quick) {
+        (true, _) => Settings::short(),
+        (false, true) => Settings::quick(),
+        (false, false) => Settings::thorough(),
+    };
+    let mut told = Told { json: args.json, done: 0 };
+    let (report, provenance) = if args.emulator {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let provenance = Provenance::of_cpu(std::path::Path::new("."), threads);
+        (on_emulator(&settings, &mut told), provenance)
+    } else {
+        let mut gpu = Gpu::open(args.device)?;
+        let provenance = Provenance::of_gpu(gpu.info());
+        (on_gpu(&mut gpu, args, &settings, &mut told)?, provenance)
+    };
+    if let Some(path) = &args.evidence {
+        if provenance.commit.is_none() {
+            return Err(CliError::Unclean);
+        }
+        append_line(path, &report.row(&provenance).to_string())?;
+    }
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        let mut object = report.row(&provenance);
+        object["checks"] = json!(report.checks);
+        writeln!(out, "{object}").map_err(CliError::from)
+    } else {
+        summary(&mut out, &report, &provenance)
+    })?;
+    Ok(match report.verdict() {
+        Verdict::Proven => Status::Proven,
+        Verdict::Refuted => Status::Refuted,
+        Verdict::Incomplete => Status::Incomplete,
+    })
+}
+
+/// Tells of each check as it ends.
+struct Told {
+    json: bool,
+    done: usize,
+}
+
+impl Told {
+    fn check(&mut self, check: &Check) {
+        self.done += 1;
+        if self.json {
+            return;
+        }
+        let Check { group, name, verdict, cases, notes, seconds } = check;
+        // Progress goes beside the result, and a reader who has gone is no error.
+        let mut err = std::io::stderr().lock();
+        let _ = writeln!(err, "{:>4} {verdict:<10} {group}: {name} ({cases}, {seconds:.1} s)", self.done);
+        for note in notes {
+            let _ = writeln!(err, "       {note}");
+        }
+    }
+}
+
+/// What any machine can be tested for.
+fn on_machine<M: Machine>(
+    machine: &mut M,
+    arch: &Arch,
+    settings: &Settings,
+    report: &mut Report,
+    told: &mut Told,
+) {
+    let mut tell = |check: &Check| told.check(check);
+    let target = arch.target();
+    report.checks.extend(attention::torture(machine, arch, settings, &mut tell));
+    report.checks.extend(attention::ladder(machine, arch, settings, &mut tell));
+    report.checks.extend(attention::repeats(machine, arch, settings, &mut tell));
+    if settings.mantissas > 0 {
+        report.checks.extend(arithmetic::approximations(machine, target, arch.sm, settings, &mut tell));
+    }
+    if settings.fragments > 0 {
+        report.checks.extend(arithmetic::tensor_cores(machine, target, arch.sm, settings, &mut tell));
+    }
+}
+
+/// Without a GPU: the self-test's own machinery.
+fn on_emulator(settings: &Settings, told: &mut Told) -> Report {
+    let mut report = Report::default();
+    let checks = Checks { races: false, uninitialised: false, unwritten: false };
+    let mut emulator = Emulator::new(Options { checks, ..Options::default() });
+    on_machine(&mut emulator, &Arch::SM_90, settings, &mut report, told);
+    report
+}
+
+fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) -> Result<Report, CliError> {
+    let sm = gpu.info().sm();
+    let arch = Arch::of(sm).ok_or_else(|| CliError::Argument {
+        argument: "--device",
+        value: format!("{} ({}, sm_{sm})", args.device, gpu.info().name),
+        accepted: Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", "),
+    })?;
+    let arch = Arch { multiprocessors: gpu.info().sms, ..arch };
+    let mut report = Report::default();
+    if args.under_sanitizer {
+        // Races are what the racing rungs are for: under the sanitizer only kernels that have none are run.
+        report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| told.check(check)));
+        return Ok(report);
+    }
+    on_machine(gpu, &arch, settings, &mut report, told);
+    report.checks.extend(streams::streams(gpu, &arch, settings, &mut |check| told.check(check)));
+    if !args.no_sanitizer {
+        let child = child(args)?;
+        let child: Vec<&std::ffi::OsStr> = child.iter().map(OsString::as_os_str).collect();
+        let checks = sanitizer::sanitize(&child, SANITIZER_LIMIT, &mut |check| told.check(check));
+        report.checks.extend(checks);
+    }
+    Ok(report)
+}
+
+/// This program with the arguments that make it run the short list.
+fn child(args: &Selftest) -> Result<Vec<OsString>, CliError> {
+    let program = std::env::current_exe()?;
+    let device = args.device.to_string();
+    let rest = ["selftest", "--under-sanitizer", "--device", &device].map(OsString::from);
+    Ok(std::iter::once(program.into_os_string()).chain(rest).collect())
+}
+
+fn summary(out: &mut impl Write, report: &Report, provenance: &Provenance) -> Result<(), CliError> {
+    writeln!(out, "{} ({})", provenance.device, provenance.driver)?;
+    let rows: Vec<Vec<String>> = report
+        .counts()
+        .into_iter()
+        .map(|(group, [checks, passed, cases])| {
+            vec![group.to_owned(), format!("{passed} of {checks}"), cases.to_string()]
+        })
+        .collect();
+    crate::table::print(out, &["", "checks passed", "cases"], &rows)?;
+    for check in report.checks.iter().filter(|check| check.verdict != Verdict::Proven) {
+        writeln!(out, "{} {}: {}", check.verdict, check.group, check.name)?;
+        check.notes.iter().try_for_each(|note| writeln!(out, "  {note}"))?;
+    }
+    writeln!(out, "{}", report.verdict())?;
+    Ok(())
+}

@@ -1,0 +1,428 @@
+//! The whole crate against a driver library that runs nothing (`fake/libcuda.rs`), so that its errors, its order of calls and
+//! its use by several threads are tested where there is no GPU. Each scenario runs in a process of its own: a process loads the
+//! driver once.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code, reason = "the caller's handles, and the fake's counters")]
+
+#[path = "fake/harness.rs"]
+mod harness;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use driver::{
+    Buffer, CacheStats, Context, DeviceSlice, DriverError, Element, Event, Expect, Function, Gpu, Graph, Key,
+    Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec, Value, bytes_of,
+};
+use flashcore_driver as driver;
+use harness::{Folder, SCENARIO, passes, run};
+use ptx::{Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Machine, Target};
+
+/// A kernel that stores a word; the fake does so for one named `store`, and breaks its context for `fail`.
+fn kernel(entry: &str) -> Kernel {
+    let mut k = Builder::kernel(entry);
+    let (to, word) = (k.param_pointer("to"), k.param_u32("word"));
+    k.st(to, word);
+    let one = Dim3(1, 1, 1);
+    Kernel {
+        module: k.into_module(Target::sm(80)),
+        entry: entry.to_owned(),
+        launch: Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 },
+        buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
+        args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
+    }
+}
+
+fn load(context: &Arc<Context>, kernel: &Kernel) -> Result<Function, DriverError> {
+    Function::load(context, kernel, &Expect::of(&kernel.launch))
+}
+
+/// Objects alive in the fake, kernels launched, modules compiled.
+fn counts() -> (u64, u64, u64) {
+    let (mut live, mut launches, mut linked) = (0, 0, 0);
+    // SAFETY: the fake has a function of that name and type; the library is loaded.
+    unsafe {
+        let ask = sys::culib().get::<extern "C" fn(&mut u64, &mut u64, &mut u64)>(b"fake_counts").unwrap();
+        ask(&mut live, &mut launches, &mut linked);
+    }
+    (live, launches, linked)
+}
+
+/// What a child runs; alone it does nothing.
+#[test]
+fn scenario() {
+    match std::env::var(SCENARIO).as_deref() {
+        Ok("too_old") => {
+            let expected = DriverError::DriverTooOld { found: 11080, needed: 12000 };
+            assert_eq!(Context::open(0).unwrap_err(), expected);
+            assert_eq!(driver::devices().unwrap_err(), expected);
+        }
+        Ok("lacking") => {
+            let expected = DriverError::MissingSymbol { name: "cuTensorMapEncodeTiled", version: 13000 };
+            assert_eq!(Gpu::open(0).err(), Some(expected));
+        }
+        Ok("no_device") => {
+            assert_eq!(Context::open(0).unwrap_err(), DriverError::NoDevice { ordinal: 0, count: 0 });
+        }
+        Ok("ordinals") => ordinals(),
+        Ok("work") => work(),
+        Ok("memory") => memory(),
+        Ok("poison") => poison(),
+        Ok("first") => cached(CacheStats { misses: 1, stored: 1, ..CacheStats::default() }, 1),
+        Ok("second") => cached(CacheStats { hits: 1, ..CacheStats::default() }, 0),
+        Ok("damaged") => cached(CacheStats { damaged: 1, stored: 1, ..CacheStats::default() }, 1),
+        Ok("refused") => refused(),
+        Ok("unwritable") => cached(CacheStats { misses: 1, unwritable: 1, ..CacheStats::default() }, 1),
+        Ok("admission") => admission(),
+        Ok("contract") => contract(),
+        Ok("graphs") => graphs(),
+        Ok("threads") => threads(),
+        Ok("machine") => machine(),
+        Ok(other) => panic!("no scenario {other}"),
+        Err(_) => {}
+    }
+}
+
+fn ordinals() {
+    for ordinal in [-1, 1] {
+        assert_eq!(Context::open(ordinal).unwrap_err(), DriverError::NoDevice { ordinal, count: 1 });
+    }
+    let context = Context::open(0).unwrap();
+    assert!(Arc::ptr_eq(&context, &Context::open(0).unwrap()));
+    let info = context.info();
+    assert_eq!((info.name.as_str(), info.sm(), info.sms, info.pools), ("Fake GPU", 90, 132, true));
+    assert_eq!(info.uuid, "GPU-abababab-abab-abab-abab-abababababab");
+    assert_eq!(info.shared_per_cta, 227 << 10);
+    assert_eq!(driver::devices().unwrap(), std::slice::from_ref(info));
+}
+
+/// A little of everything, then nothing is left behind.
+fn work() {
+    let context = Context::open(0).unwrap();
+    {
+        let stream = Stream::new(&context).unwrap();
+        let store = load(&context, &kernel("store")).unwrap();
+        assert_eq!((store.entry(), store.resources().registers), ("store", 40));
+        assert_eq!(store.resident_ctas(&kernel("store").launch).unwrap(), 3);
+        let pool = Pool::new(&context, 1 << 20).unwrap();
+        let buffer = pool.allocate(&stream, 64).unwrap();
+        stream.fill(buffer.slice(), 1).unwrap();
+        stream.fill_u32(buffer.slice().part(8, 8).unwrap(), 0xff80_0000).unwrap();
+        let second = buffer.slice().part(4, 4).unwrap();
+        let k = kernel("store");
+        store.launch(&stream, &k.launch, &k.args, &[second]).unwrap();
+        let mut bytes = [0; 16];
+        stream.download(buffer.slice(), &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 1, 1, 1, 7, 0, 0, 0, 0, 0, 0x80, 0xff, 0, 0, 0x80, 0xff]);
+
+        let mut pinned = Pinned::new(&context, 4).unwrap();
+        assert_eq!(pinned.as_slice(), [0; 4]);
+        pinned.as_mut_slice().copy_from_slice(&[9, 8, 7, 6]);
+        let pinned = pinned.upload(&stream, buffer.slice()).unwrap().wait().unwrap();
+        let other = pool.allocate(&stream, 4).unwrap();
+        stream.copy(other.slice(), buffer.slice().part(0, 4).unwrap()).unwrap();
+        let transfer = Pinned::new(&context, 4).unwrap().download(&stream, other.slice()).unwrap();
+        assert!(transfer.is_done().unwrap());
+        assert_eq!(transfer.wait().unwrap().as_slice(), pinned.as_slice());
+        drop(Pinned::new(&context, 4).unwrap().download(&stream, other.slice()).unwrap());
+
+        let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
+        start.record(&stream).unwrap();
+        end.record(&stream).unwrap();
+        Stream::new(&context).unwrap().wait(&end).unwrap();
+        assert_eq!(start.elapsed_us(&end).unwrap(), 250.0);
+        assert!(stream.is_done().unwrap() && end.is_done().unwrap() && !stream.is_capturing().unwrap());
+        assert_eq!(counts().1, 1);
+        pool.trim(0).unwrap();
+        context.synchronize().unwrap();
+    }
+    assert_eq!(counts().0, 0, "something was not destroyed");
+    // Another library's context stays current on its thread.
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the fake takes any handle.
+    unsafe {
+        let foreign = 0x7770 as sys::CUcontext;
+        assert_eq!(sys::cuCtxSetCurrent(foreign), sys::CUresult::CUDA_SUCCESS);
+        drop(Buffer::new(&context, 4).unwrap());
+        assert_eq!(sys::cuCtxGetCurrent(&mut current), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(current, foreign);
+    }
+}
+
+fn memory() {
+    let context = Context::open(0).unwrap();
+    let error = Buffer::new(&context, 2000).unwrap_err();
+    assert_eq!(error.to_string(), "out of memory: 2000 bytes of device memory were asked for");
+    let stream = Stream::new(&context).unwrap();
+    let error = Pool::new(&context, 0).unwrap().allocate(&stream, 1001).unwrap_err();
+    assert_eq!(error.to_string(), "out of memory: 1001 bytes of pooled device memory were asked for");
+    // Nothing is broken by that.
+    let mut buffer = Buffer::new(&context, 1000).unwrap();
+    assert_eq!(buffer.upload(&[0; 1001]), Err(DriverError::Copy { bytes: 1001, room: 1000 }));
+    assert_eq!(buffer.download(&mut [0; 1001]), Err(DriverError::Copy { bytes: 1001, room: 1000 }));
+    buffer.upload(bytes_of(&[1.5f32])).unwrap();
+    let mut back = [0; 4];
+    buffer.download(&mut back).unwrap();
+    assert_eq!(f32::from_le_bytes(back), 1.5);
+    drop(buffer);
+    let empty = Buffer::new(&context, 0).unwrap();
+    stream.fill(empty.slice(), 0).unwrap();
+}
+
+fn poison() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let k = kernel("fail");
+    load(&context, &k).unwrap().launch(&stream, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    assert!(context.poisoned().is_none());
+    let error = stream.synchronize().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && text.contains("restart the process"), "{text}");
+    // Whatever is asked from now on tells the first cause.
+    assert_eq!(context.poisoned(), Some(&error));
+    assert_eq!(Buffer::new(&context, 4).unwrap_err(), error);
+    assert_eq!(Stream::new(&context).unwrap_err(), error);
+    assert_eq!(load(&Context::open(0).unwrap(), &kernel("store")).unwrap_err(), error);
+}
+
+fn cached(expected: CacheStats, compiled: u64) {
+    let context = Context::open(0).unwrap();
+    load(&context, &kernel("store")).unwrap();
+    assert_eq!(context.cache().stats(), expected);
+    assert_eq!(counts().2, compiled);
+}
+
+/// A whole file whose cubin the driver does not take: compiled anew and replaced.
+fn refused() {
+    let context = Context::open(0).unwrap();
+    let k = kernel("store");
+    let key = Key::new(&k.module.to_string(), 90, &context.info().compiler());
+    context.cache().put(&key, b"no cubin at all");
+    load(&context, &k).unwrap();
+    load(&context, &k).unwrap();
+    let expected = CacheStats { hits: 2, damaged: 1, stored: 2, ..CacheStats::default() };
+    assert_eq!((context.cache().stats(), counts().2), (expected, 1));
+}
+
+fn admission() {
+    let context = Context::open(0).unwrap();
+    let k = kernel("store");
+    let strict = Expect { local_bytes: Some(64), ..Expect::of(&k.launch) };
+    let error = Function::load(&context, &k, &strict).unwrap_err();
+    let expected = DriverError::Admission {
+        entry: "store".to_owned(),
+        what: "local bytes per thread",
+        found: 80,
+        accepted: 64,
+    };
+    assert_eq!(error, expected);
+    assert_eq!(counts().0, 0, "the module that was refused is still there");
+    assert_eq!(load(&context, &k).unwrap().resources().local, 80);
+    let mut wide = k.clone();
+    wide.launch.block = Dim3(257, 1, 1);
+    assert!(
+        load(&context, &wide)
+            .unwrap_err()
+            .to_string()
+            .contains("threads per CTA = 257; accepted: at most 256")
+    );
+    let mut deep = k.clone();
+    deep.launch.dynamic_shared = 240 << 10;
+    assert!(load(&context, &deep).unwrap_err().to_string().contains("shared bytes per CTA = 245760"));
+    let mut absent = kernel("store");
+    absent.entry = "elsewhere".to_owned();
+    assert!(load(&context, &absent).unwrap_err().to_string().contains("no entry of that name"));
+    assert!(
+        load(&context, &kernel("absent")).unwrap_err().to_string().contains("cuModuleGetFunction failed")
+    );
+}
+
+fn contract() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let k = kernel("store");
+    let store = load(&context, &k).unwrap();
+    let refuse = |launch: &Launch, args: &[Arg], words: &str| {
+        let error = store.launch(&stream, launch, args, &[DeviceSlice::EMPTY]).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refuse(&k.launch, &k.args[..1], "its parameters take [8, 4] bytes, given are [8]");
+    refuse(&k.launch, &[k.args[0], Arg::U64(7)], "given are [8, 8]");
+    refuse(&k.launch, &[Arg::Buffer { index: 1, offset: 0 }, k.args[1]], "names buffer 1 of 1");
+    refuse(&k.launch, &[Arg::Null; 65], "65 parameters; accepted: up to 64");
+    let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
+    refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
+    refuse(&Launch { block: Dim3(512, 1, 1), ..k.launch }, &k.args, "512 threads per CTA");
+    assert_eq!(counts().1, 0);
+    // Clusters, an overlapping start and a tensor map are taken as they are.
+    let buffer = Buffer::new(&context, 1024).unwrap();
+    let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(5)];
+    let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), ..k.launch };
+    store.launch_values(&stream, &cluster, Order::Overlapping, &values).unwrap();
+    let mut word = [0; 4];
+    stream.download(buffer.slice(), &mut word).unwrap();
+    assert_eq!(u32::from_le_bytes(word), 5);
+    let spec = TensorMapSpec {
+        element: Element::F16,
+        memory: buffer.slice(),
+        extents: vec![64, 8],
+        strides: vec![128],
+        box_extents: vec![64, 8],
+        swizzle: Swizzle::Bytes128,
+    };
+    TensorMap::encode(&spec).unwrap();
+}
+
+fn graphs() {
+    let context = Context::open(0).unwrap();
+    {
+        let stream = Stream::new(&context).unwrap();
+        let buffer = Buffer::new(&context, 4).unwrap();
+        let k = kernel("store");
+        let launch = |stream: &Stream| {
+            // Loaded while the stream is captured, and dropped before the graph runs.
+            load(&context, &k)?.launch(stream, &k.launch, &k.args, &[buffer.slice()])
+        };
+        let graph = Graph::capture(&stream, |stream| {
+            assert!(stream.is_capturing().unwrap());
+            drop(Buffer::new(&context, 4)?);
+            (0..3).try_for_each(|_| launch(stream))
+        })
+        .unwrap();
+        assert_eq!(counts().1, 0);
+        graph.launch(&stream).unwrap();
+        graph.launch(&stream).unwrap();
+        assert_eq!(counts().1, 6);
+        // SAFETY: none is launched; a handle is only kept.
+        drop(unsafe { driver::GraphExec::from_raw(0x77) });
+
+        let error = Graph::capture(&stream, |stream| stream.synchronize()).unwrap_err();
+        assert!(error.to_string().contains("cuStreamSynchronize failed"), "{error}");
+        assert!(!stream.is_capturing().unwrap());
+        let pinned = Pinned::new(&context, 4).unwrap();
+        let error =
+            Graph::capture(&stream, |stream| pinned.upload(stream, buffer.slice()).map(drop)).unwrap_err();
+        assert!(error.to_string().contains("the stream is being captured"), "{error}");
+        let default = Stream::default_of(&context);
+        assert!(Graph::capture(&default, |_| Ok::<(), DriverError>(())).is_err());
+    }
+    assert_eq!(counts().0, 0, "something was not destroyed");
+}
+
+fn threads() {
+    let context = Context::open(0).unwrap();
+    let shared = Stream::new(&context).unwrap();
+    let store = load(&context, &kernel("store")).unwrap();
+    std::thread::scope(|scope| {
+        for n in 0..8u32 {
+            let (context, shared, store) = (context.clone(), shared.clone(), store.clone());
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let stream = if round % 2 == 0 { Stream::new(&context).unwrap() } else { shared.clone() };
+                    let buffer = Buffer::new(&context, 4).unwrap();
+                    let word = n * 1000 + round;
+                    let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(word)];
+                    store
+                        .launch_values(&stream, &kernel("store").launch, Order::AfterPrevious, &values)
+                        .unwrap();
+                    let mut back = [0; 4];
+                    stream.download(buffer.slice(), &mut back).unwrap();
+                    assert_eq!(u32::from_le_bytes(back), word);
+                    assert!(Arc::ptr_eq(&Context::open(0).unwrap(), &context));
+                }
+            });
+        }
+    });
+    drop((shared, store));
+    assert_eq!((counts().0, counts().1), (0, 400));
+}
+
+fn machine() {
+    let mut gpu = Gpu::open(0).unwrap();
+    let k = kernel("store");
+    let mut buffer = gpu.allocate(4).unwrap();
+    gpu.upload(&mut buffer, &[0; 4]).unwrap();
+    gpu.launch(&k, &mut [&mut buffer]).unwrap();
+    assert_eq!(gpu.time(&k, &mut [&mut buffer], 10).unwrap(), 25.0);
+    assert_eq!((counts().1, counts().2), (12, 1));
+    let mut back = [0; 4];
+    gpu.download(&buffer, &mut back).unwrap();
+    assert_eq!(back, [7, 0, 0, 0]);
+    let mut small = gpu.allocate(3).unwrap();
+    let error = gpu.launch(&k, &mut [&mut small]).unwrap_err().to_string();
+    assert_eq!(error, "launch of store: buffer to needs 4 bytes and has 3");
+    // The same text with more shared memory is the same function.
+    let mut roomy = k.clone();
+    roomy.launch.dynamic_shared = 100 << 10;
+    gpu.launch(&roomy, &mut [&mut buffer]).unwrap();
+    assert_eq!((gpu.load(&roomy).unwrap().registers, counts().2), (40, 1));
+}
+
+#[test]
+fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
+    passes("too_old", &[("FAKE_VERSION", "11080")]);
+    passes("no_device", &[("FAKE_INIT", "100")]);
+    run("lacking", true, Path::new("/nonexistent"), &[]);
+}
+
+#[test]
+fn one_context_a_device() {
+    passes("ordinals", &[]);
+}
+
+#[test]
+fn what_is_made_is_used_and_destroyed() {
+    passes("work", &[]);
+}
+
+#[test]
+fn memory_runs_out_and_nothing_breaks() {
+    passes("memory", &[("FAKE_MEMORY", "1000")]);
+}
+
+#[test]
+fn a_kernel_that_fails_poisons_its_context_and_says_so() {
+    passes("poison", &[]);
+}
+
+#[test]
+fn a_second_process_compiles_nothing() {
+    let folder = Folder::new("cache");
+    run("first", false, &folder.0, &[]);
+    run("second", false, &folder.0, &[]);
+    let file = std::fs::read_dir(&folder.0).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    run("damaged", false, &folder.0, &[]);
+    run("second", false, &folder.0, &[]);
+    run("unwritable", false, Path::new("/proc/flashcore"), &[]);
+    run("refused", false, &folder.0.join("refused"), &[]);
+}
+
+#[test]
+fn what_is_not_as_planned_is_not_admitted() {
+    passes("admission", &[("FAKE_LOCAL", "80")]);
+}
+
+#[test]
+fn a_launch_is_held_against_its_entry() {
+    passes("contract", &[]);
+}
+
+#[test]
+fn graphs_keep_their_modules_and_captures_end() {
+    passes("graphs", &[]);
+}
+
+#[test]
+fn any_thread_may_call() {
+    passes("threads", &[]);
+}
+
+#[test]
+fn the_machine_runs_kernels() {
+    passes("machine", &[]);
+}

@@ -1,0 +1,63 @@
+//! Runs scenarios of a test program in processes whose CUDA driver is the fake one: a process loads its driver once. Each test
+//! program that uses this has a test named `scenario`, which runs what [`SCENARIO`] names.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The variable that names the scenario.
+pub const SCENARIO: &str = "FLASHCORE_TEST_SCENARIO";
+
+/// A folder of our own, removed when dropped.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("flashcore-fake-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The folder of the library, which is compiled once; `lacking` leaves one function out.
+fn library(lacking: bool) -> PathBuf {
+    static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        [("whole", None), ("lacking", Some("lacking"))].map(|(name, cfg)| {
+            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+            rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)", "-o"]);
+            rustc.arg(folder.join("libcuda.so"));
+            rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../driver/tests/fake/libcuda.rs"));
+            rustc.args(cfg.iter().flat_map(|cfg| ["--cfg", cfg]));
+            assert!(rustc.status().unwrap().success());
+            folder
+        })
+    });
+    built[usize::from(lacking)].clone()
+}
+
+/// Runs a scenario; `cache` is the folder of its cubins.
+pub fn run(scenario: &str, lacking: bool, cache: &Path, variables: &[(&str, &str)]) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "scenario", "--nocapture"]).env(SCENARIO, scenario);
+    child.env("LD_LIBRARY_PATH", library(lacking)).env("FLASHCORE_CACHE_DIR", cache);
+    child.envs(variables.iter().copied());
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{scenario}: {text}{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Runs a scenario with a cache of its own.
+pub fn passes(scenario: &str, variables: &[(&str, &str)]) {
+    let folder = Folder::new(scenario);
+    run(scenario, false, &folder.0, variables);
+}

@@ -1,0 +1,415 @@
+//! A CUDA driver without a GPU: device memory is host memory, and a kernel is run by the program that `FAKE_RUNNER` names, or
+//! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
+//! errors.
+//!
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
+//! parameters (8 bytes each), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
+//! and the contents. It leaves the new contents there.
+//! `FAKE_VERSION`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+#![allow(non_snake_case, unused_unsafe)]
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Mutex;
+
+type Result = u32;
+const INVALID_VALUE: Result = 1;
+const OUT_OF_MEMORY: Result = 2;
+const INVALID_CONTEXT: Result = 201;
+const INVALID_IMAGE: Result = 200;
+const INVALID_PTX: Result = 218;
+const INVALID_HANDLE: Result = 400;
+const NOT_FOUND: Result = 500;
+const ILLEGAL_ADDRESS: Result = 700;
+const CAPTURE_UNSUPPORTED: Result = 900;
+
+const CONTEXT: usize = 0x1000;
+
+#[derive(Default)]
+struct State {
+    /// Streams, events, modules, graphs, pools, link states: handles that must be destroyed.
+    live: BTreeSet<usize>,
+    next: usize,
+    memory: BTreeMap<u64, Vec<u8>>,
+    pinned: BTreeMap<usize, Vec<u8>>,
+    /// PTX by module.
+    modules: BTreeMap<usize, String>,
+    functions: BTreeMap<usize, (usize, String)>,
+    /// Streams under capture, and what went into each.
+    capturing: BTreeMap<usize, Vec<Work>>,
+    graphs: BTreeMap<usize, Vec<Work>>,
+    launches: u64,
+    linked: u64,
+    cubin: Vec<u8>,
+    poison: Result,
+}
+
+/// A launch.
+#[derive(Clone)]
+struct Work {
+    module: usize,
+    entry: String,
+    /// Grid, block and shared memory.
+    shape: [u32; 7],
+    params: Vec<u64>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    static RELAXED: Cell<u32> = const { Cell::new(0) };
+}
+
+fn with(f: impl FnOnce(&mut State) -> Result) -> Result {
+    let mut state = STATE.lock().unwrap();
+    let state = state.get_or_insert_with(State::default);
+    f(state)
+}
+
+/// A call that needs our context to be current, and not broken.
+fn inside(f: impl FnOnce(&mut State) -> Result) -> Result {
+    if CURRENT.get() != CONTEXT {
+        return INVALID_CONTEXT;
+    }
+    with(|state| if state.poison != 0 { state.poison } else { f(state) })
+}
+
+fn variable(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
+}
+
+impl State {
+    fn make(&mut self) -> usize {
+        self.next += 1;
+        let handle = 0x10_0000 + 0x10 * self.next;
+        self.live.insert(handle);
+        handle
+    }
+
+    fn destroy(&mut self, handle: usize) -> Result {
+        if self.live.remove(&handle) { 0 } else { INVALID_HANDLE }
+    }
+
+    fn stream(&self, stream: usize) -> Result {
+        if stream == 0 || self.live.contains(&stream) { 0 } else { INVALID_HANDLE }
+    }
+
+    /// Memory that holds the range.
+    fn range(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
+        let (&start, memory) = self.memory.range_mut(..=address).next_back()?;
+        memory.get_mut((address - start) as usize..)?.get_mut(..bytes)
+    }
+
+    fn run(&mut self, work: &Work) {
+        self.launches += 1;
+        match work.entry.as_str() {
+            "fail" => self.poison = ILLEGAL_ADDRESS,
+            // The second parameter, a word, goes where the first points.
+            "store" => match self.range(work.params[0], 4) {
+                Some(to) => to.copy_from_slice(&(work.params[1] as u32).to_le_bytes()),
+                None => self.poison = ILLEGAL_ADDRESS,
+            },
+            _ => {
+                if let Some(runner) = std::env::var_os("FAKE_RUNNER") {
+                    self.hand_over(work, runner.as_ref());
+                }
+            }
+        }
+    }
+
+    fn hand_over(&mut self, work: &Work, runner: &std::path::Path) {
+        let words = |words: &mut dyn Iterator<Item = u64>| words.map(|w| format!("{w} ")).collect::<String>();
+        let text = &self.modules[&work.module];
+        let mut file = format!("{}\n", work.entry);
+        file += &words(&mut work.shape.iter().map(|&n| n.into()));
+        file += &format!("\n{}\n{}\n", words(&mut work.params.iter().copied()), text.len());
+        for (address, memory) in &self.memory {
+            file += &format!("{address} {}\n", memory.len());
+        }
+        let mut bytes = format!("{file}\n{text}").into_bytes();
+        self.memory.values().for_each(|memory| bytes.extend(memory));
+        let path = std::env::temp_dir().join(format!("fake-launch-{}-{}", std::process::id(), self.launches));
+        std::fs::write(&path, bytes).unwrap();
+        let mut command = std::process::Command::new(runner);
+        command.args(["--exact", "runner"]).env("FAKE_LAUNCH", &path).env_remove("LD_LIBRARY_PATH");
+        if command.stdout(std::process::Stdio::null()).status().unwrap().success() {
+            let bytes = std::fs::read(&path).unwrap();
+            let mut rest = bytes.as_slice();
+            for memory in self.memory.values_mut() {
+                let (now, after) = rest.split_at(memory.len());
+                memory.copy_from_slice(now);
+                rest = after;
+            }
+        } else {
+            self.poison = ILLEGAL_ADDRESS;
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+
+    fn allocate(&mut self, bytes: usize) -> std::result::Result<u64, Result> {
+        let used: usize = self.memory.values().map(Vec::len).sum();
+        if (used + bytes) as u64 > variable("FAKE_MEMORY", 1 << 30) {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.next += 1;
+        let address = (self.next as u64) << 32;
+        self.memory.insert(address, vec![0xcd; bytes]);
+        Ok(address)
+    }
+}
+
+macro_rules! fake {
+    ($($name:ident($($arg:ident: $type:ty),*) $body:block)*) => {
+        $(#[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> Result { unsafe { $body } })*
+    };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_counts(live: *mut u64, launches: *mut u64, linked: *mut u64) {
+    with(|s| {
+        unsafe {
+            *live = (s.live.len() + s.memory.len() + s.pinned.len()) as u64;
+            *launches = s.launches;
+            *linked = s.linked;
+        }
+        0
+    });
+}
+
+fake! {
+    cuDriverGetVersion(version: *mut i32) { *version = variable("FAKE_VERSION", 13000) as i32; 0 }
+    cuInit(_flags: u32) { variable("FAKE_INIT", 0) as Result }
+    cuGetErrorName(error: Result, text: *mut *const c_char) {
+        *text = match error { 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", _ => c"CUDA_ERROR" }.as_ptr(); 0
+    }
+    cuGetErrorString(_error: Result, text: *mut *const c_char) { *text = c"told by the fake".as_ptr(); 0 }
+    cuDeviceGetCount(count: *mut i32) { *count = 1; 0 }
+    cuDeviceGet(device: *mut i32, ordinal: i32) { *device = ordinal; 0 }
+    cuDeviceGetName(name: *mut c_char, length: i32, _device: i32) {
+        let text = c"Fake GPU".to_bytes_with_nul();
+        assert!(length as usize >= text.len());
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()); 0
+    }
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: i32) { *uuid = [0xab; 16]; 0 }
+    cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
+    cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
+        // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
+        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => 9, 76 => 0, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
+        0
+    }
+    cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
+    cuCtxGetCurrent(context: *mut usize) { *context = CURRENT.get(); 0 }
+    cuCtxSetCurrent(context: usize) { CURRENT.set(context); 0 }
+    cuCtxSynchronize() { inside(|_| 0) }
+    cuThreadExchangeStreamCaptureMode(mode: *mut u32) { *mode = RELAXED.replace(*mode); 0 }
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { (*free, *total) = (1 << 29, 1 << 30); inside(|_| 0) }
+
+    cuStreamCreate(stream: *mut usize, _flags: u32) { inside(|s| { *stream = s.make(); 0 }) }
+    cuStreamDestroy_v2(stream: usize) { inside(|s| s.destroy(stream)) }
+    cuStreamSynchronize(stream: usize) {
+        inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) })
+    }
+    cuStreamQuery(stream: usize) { inside(|s| s.stream(stream)) }
+    cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
+        inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
+    }
+    cuStreamIsCapturing(stream: usize, status: *mut u32) {
+        inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
+    }
+    cuStreamBeginCapture_v2(stream: usize, _mode: u32) {
+        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.capturing.insert(stream, Vec::new()); s.stream(stream) })
+    }
+    cuStreamEndCapture(stream: usize, graph: *mut usize) {
+        inside(|s| {
+            let Some(launches) = s.capturing.remove(&stream) else { return INVALID_VALUE };
+            *graph = s.make();
+            s.graphs.insert(*graph, launches);
+            0
+        })
+    }
+    cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, _flags: u64) {
+        inside(|s| {
+            let Some(launches) = s.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
+            *exec = s.make();
+            s.graphs.insert(*exec, launches);
+            0
+        })
+    }
+    cuGraphLaunch(exec: usize, stream: usize) {
+        inside(|s| {
+            let Some(launches) = s.graphs.get(&exec).cloned() else { return INVALID_HANDLE };
+            if launches.iter().any(|work| !s.live.contains(&work.module)) { return INVALID_HANDLE; }
+            launches.iter().for_each(|work| s.run(work));
+            s.stream(stream)
+        })
+    }
+    cuGraphDestroy(graph: usize) { with(|s| { s.graphs.remove(&graph); s.destroy(graph) }) }
+    cuGraphExecDestroy(exec: usize) { with(|s| { s.graphs.remove(&exec); s.destroy(exec) }) }
+
+    cuEventCreate(event: *mut usize, _flags: u32) { inside(|s| { *event = s.make(); 0 }) }
+    cuEventDestroy_v2(event: usize) { inside(|s| s.destroy(event)) }
+    cuEventRecord(event: usize, stream: usize) {
+        inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
+    }
+    cuEventSynchronize(event: usize) { inside(|s| if s.live.contains(&event) { 0 } else { INVALID_HANDLE }) }
+    cuEventQuery(event: usize) { inside(|s| if s.live.contains(&event) { 0 } else { INVALID_HANDLE }) }
+    cuEventElapsedTime(ms: *mut f32, _start: usize, _end: usize) { *ms = 0.25; inside(|_| 0) }
+
+    cuMemAlloc_v2(address: *mut u64, bytes: usize) {
+        inside(|s| match s.allocate(bytes) { Ok(a) => { *address = a; 0 } Err(e) => e })
+    }
+    cuMemFree_v2(address: u64) { inside(|s| if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
+    cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: u32) {
+        inside(|s| {
+            let mut memory = vec![0xcd; bytes];
+            *start = memory.as_mut_ptr().cast();
+            s.pinned.insert(*start as usize, memory);
+            0
+        })
+    }
+    cuMemFreeHost(start: *mut c_void) {
+        inside(|s| if s.pinned.remove(&(start as usize)).is_some() { 0 } else { INVALID_VALUE })
+    }
+    cuMemPoolCreate(pool: *mut usize, _props: *const c_void) { inside(|s| { *pool = s.make(); 0 }) }
+    cuMemPoolDestroy(pool: usize) { inside(|s| s.destroy(pool)) }
+    cuMemPoolSetAttribute(pool: usize, _which: u32, _value: *mut c_void) {
+        inside(|s| if s.live.contains(&pool) { 0 } else { INVALID_HANDLE })
+    }
+    cuMemPoolTrimTo(pool: usize, _keep: usize) { inside(|s| if s.live.contains(&pool) { 0 } else { INVALID_HANDLE }) }
+    cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: usize, stream: usize) {
+        inside(|s| {
+            if !s.live.contains(&pool) || s.stream(stream) != 0 { return INVALID_HANDLE; }
+            match s.allocate(bytes) { Ok(a) => { *address = a; 0 } Err(e) => e }
+        })
+    }
+    cuMemFreeAsync(address: u64, stream: usize) {
+        inside(|s| if s.memory.remove(&address).is_some() { s.stream(stream) } else { INVALID_VALUE })
+    }
+    cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) { cuMemcpyHtoDAsync_v2(to, from, bytes, 0) }
+    cuMemcpyDtoH_v2(to: *mut u8, from: u64, bytes: usize) { cuMemcpyDtoHAsync_v2(to, from, bytes, 0) }
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, bytes: usize, stream: usize) {
+        inside(|s| {
+            let Some(memory) = s.range(to, bytes) else { return INVALID_VALUE };
+            memory.copy_from_slice(std::slice::from_raw_parts(from, bytes));
+            s.stream(stream)
+        })
+    }
+    cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, bytes: usize, stream: usize) {
+        inside(|s| {
+            let Some(memory) = s.range(from, bytes) else { return INVALID_VALUE };
+            std::slice::from_raw_parts_mut(to, bytes).copy_from_slice(memory);
+            s.stream(stream)
+        })
+    }
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        inside(|s| {
+            let Some(memory) = s.range(from, bytes).map(|m| m.to_vec()) else { return INVALID_VALUE };
+            let Some(to) = s.range(to, bytes) else { return INVALID_VALUE };
+            to.copy_from_slice(&memory);
+            s.stream(stream)
+        })
+    }
+    cuMemsetD8Async(to: u64, byte: u8, count: usize, stream: usize) {
+        inside(|s| {
+            let Some(memory) = s.range(to, count) else { return INVALID_VALUE };
+            memory.fill(byte);
+            s.stream(stream)
+        })
+    }
+    cuMemsetD32Async(to: u64, word: u32, count: usize, stream: usize) {
+        inside(|s| {
+            let Some(memory) = s.range(to, 4 * count) else { return INVALID_VALUE };
+            memory.chunks_exact_mut(4).for_each(|piece| piece.copy_from_slice(&word.to_le_bytes()));
+            s.stream(stream)
+        })
+    }
+
+    cuLinkCreate_v2(_n: u32, _options: *mut c_void, _values: *mut c_void, state: *mut usize) {
+        inside(|s| { *state = s.make(); 0 })
+    }
+    cuLinkAddData_v2(state: usize, kind: u32, data: *mut c_char, size: usize, _name: *const c_char, _n: u32, _options: *mut c_void, _values: *mut c_void) {
+        inside(|s| {
+            let text = CStr::from_ptr(data);
+            if !s.live.contains(&state) || kind != 1 || text.to_bytes_with_nul().len() != size { return INVALID_VALUE; }
+            if !text.to_string_lossy().contains(".version") { return INVALID_PTX; }
+            s.cubin = [b"ELF ", text.to_bytes_with_nul()].concat();
+            s.linked += 1;
+            0
+        })
+    }
+    cuLinkComplete(_state: usize, cubin: *mut *mut c_void, size: *mut usize) {
+        inside(|s| { *cubin = s.cubin.as_mut_ptr().cast(); *size = s.cubin.len(); 0 })
+    }
+    cuLinkDestroy(state: usize) { with(|s| s.destroy(state)) }
+    cuModuleLoadDataEx(module: *mut usize, image: *const u8, _n: u32, _options: *mut c_void, _values: *mut c_void) {
+        inside(|s| {
+            // Loading while some stream is captured asks for the relaxed mode.
+            if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
+            if std::slice::from_raw_parts(image, 4) != b"ELF " { return INVALID_IMAGE; }
+            *module = s.make();
+            let text = CStr::from_ptr(image.add(4).cast()).to_string_lossy().into_owned();
+            s.modules.insert(*module, text);
+            0
+        })
+    }
+    cuModuleUnload(module: usize) { inside(|s| s.destroy(module)) }
+    cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
+        inside(|s| {
+            let name = CStr::from_ptr(name).to_string_lossy().into_owned();
+            if !s.live.contains(&module) { return INVALID_HANDLE; }
+            if name == "absent" { return NOT_FOUND; }
+            s.next += 1;
+            *function = 0x9000_0000 + s.next;
+            s.functions.insert(*function, (module, name));
+            0
+        })
+    }
+    cuFuncLoad(function: usize) {
+        inside(|s| {
+            if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
+            if s.functions.contains_key(&function) { 0 } else { INVALID_HANDLE }
+        })
+    }
+    cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
+        // CUfunction_attribute: max threads, shared, local, registers.
+        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        inside(|_| 0)
+    }
+    cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(ctas: *mut i32, _function: usize, _threads: i32, _shared: usize) {
+        *ctas = 3; inside(|_| 0)
+    }
+    cuLaunchKernelEx(config: *const Config, function: usize, params: *mut *mut u64, _extra: *mut c_void) {
+        inside(|s| {
+            let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
+            if !s.live.contains(&module) { return INVALID_HANDLE; }
+            let stream = (*config).stream;
+            // One `.param` for each parameter stands before the body.
+            let head = s.modules[&module].split('{').next().unwrap_or("");
+            let params = (0..head.matches(".param").count()).map(|i| **params.add(i)).collect();
+            let work = Work { module, entry: name, shape: (*config).shape, params };
+            match s.capturing.get_mut(&stream) {
+                Some(captured) => captured.push(work),
+                None => s.run(&work),
+            }
+            s.stream(stream)
+        })
+    }
+}
+
+#[cfg(not(lacking))]
+fake! {
+    cuTensorMapEncodeTiled(map: *mut [u8; 128], _kind: u32, rank: u32) {
+        (*map)[0] = rank as u8; 0
+    }
+}
+
+#[repr(C)]
+pub struct Config {
+    /// Grid, block and shared memory.
+    shape: [u32; 7],
+    stream: usize,
+}

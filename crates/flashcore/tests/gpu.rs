@@ -1,0 +1,286 @@
+//! The GPU's façade from end to end without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and what it launches
+//! runs on the emulator, in a process of this program that reads a launch and leaves the memory as the kernel would.
+#![cfg(target_os = "linux")]
+
+#[path = "../../driver/tests/fake/harness.rs"]
+mod harness;
+
+use std::path::Path;
+
+use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
+use flashcore::gpu::{Gpu, PlanSource, Prepared};
+use flashcore::{
+    AttentionError, DType, Device, Element, Layout, Mask, Problem, Strides, TensorView, TensorViewMut,
+    attention,
+};
+use half::f16;
+use harness::{SCENARIO, passes};
+use kernels::Plan;
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
+
+#[test]
+fn scenario() {
+    match std::env::var(SCENARIO).as_deref() {
+        Ok("slices") => slices(),
+        Ok("device_memory") => device_memory(),
+        Ok("fallbacks") => fallbacks(),
+        Ok("full") => full(),
+        Ok(other) => panic!("no scenario {other}"),
+        Err(_) => {}
+    }
+}
+
+/// Runs the launch that the fake driver wrote to a file; alone it does nothing.
+#[test]
+fn runner() {
+    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
+        emulate(Path::new(&path));
+    }
+}
+
+fn emulate(path: &Path) {
+    let bytes = std::fs::read(path).unwrap();
+    let head_ends = bytes.windows(2).position(|pair| pair == b"\n\n").unwrap();
+    let head = std::str::from_utf8(&bytes[..head_ends]).unwrap();
+    let mut lines = head.lines();
+    let entry = lines.next().unwrap().to_owned();
+    let numbers = |line: &str| -> Vec<u64> { line.split_whitespace().map(|n| n.parse().unwrap()).collect() };
+    let shape: Vec<u32> = numbers(lines.next().unwrap()).into_iter().map(|n| n as u32).collect();
+    let params = numbers(lines.next().unwrap());
+    let (text, mut rest) = bytes[head_ends + 2..].split_at(numbers(lines.next().unwrap())[0] as usize);
+    let allocations: Vec<(u64, usize)> = lines.map(numbers).map(|line| (line[0], line[1] as usize)).collect();
+
+    let module = ptx::parse(std::str::from_utf8(text).unwrap()).unwrap();
+    let sizes: Vec<u32> = module.function(&entry).unwrap().params.iter().map(ptx::Param::bytes).collect();
+    let args = sizes.iter().zip(&params).map(|(&size, &bits)| {
+        let inside = |&(start, length): &(u64, usize)| (start..start + length as u64).contains(&bits);
+        match allocations.iter().position(inside) {
+            Some(index) if size == 8 => Arg::Buffer { index, offset: bits - allocations[index].0 },
+            _ if size == 8 => Arg::U64(bits),
+            _ => Arg::U32(bits as u32),
+        }
+    });
+    let spec = |&(address, bytes): &(u64, usize)| BufferSpec {
+        name: format!("{address:#x}"),
+        bytes,
+        access: Access::ReadWrite,
+    };
+    let kernel = Kernel {
+        args: args.collect(),
+        buffers: allocations.iter().map(spec).collect(),
+        launch: Launch {
+            grid: Dim3(shape[0], shape[1], shape[2]),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(shape[3], shape[4], shape[5]),
+            dynamic_shared: shape[6],
+        },
+        module,
+        entry,
+    };
+    let mut machine = emu::Emulator::new(emu::Options::default());
+    let mut buffers: Vec<emu::Buffer> = Vec::new();
+    for &(_, length) in &allocations {
+        let (contents, after) = rest.split_at(length);
+        let mut buffer = machine.allocate(length).unwrap();
+        machine.upload(&mut buffer, contents).unwrap();
+        buffers.push(buffer);
+        rest = after;
+    }
+    machine.launch(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>()).unwrap();
+    let mut after = Vec::new();
+    for (buffer, &(_, length)) in buffers.iter().zip(&allocations) {
+        let mut contents = vec![0; length];
+        machine.download(buffer, &mut contents).unwrap();
+        after.extend(contents);
+    }
+    std::fs::write(path, after).unwrap();
+}
+
+/// Values that f16 holds exactly.
+fn ramp(n: usize, step: usize) -> Vec<f16> {
+    (0..n).map(|i| f16::from_f32(((i * step) % 17) as f32 / 8.0 - 1.0)).collect()
+}
+
+fn close(ours: &[f16], exact: &[f64]) {
+    assert_eq!(ours.len(), exact.len());
+    for (ours, exact) in ours.iter().zip(exact) {
+        assert!((f64::from(ours.to_f32()) - exact).abs() < 2e-3, "{ours} {exact}");
+    }
+}
+
+fn close_lse(ours: &[f32], exact: &[f64]) {
+    for (ours, exact) in ours.iter().zip(exact) {
+        assert!(f64::from(*ours) == *exact || (f64::from(*ours) - exact).abs() < 1e-5, "{ours} {exact}");
+    }
+}
+
+/// `attention()` on host slices: the best device is the GPU, gaps between output rows stay, f32 goes to the CPU.
+fn slices() {
+    assert_eq!(Device::best(), Device::Cuda(0));
+    let (q, k, v) = (ramp(4 * 20 * 16, 3), ramp(2 * 30 * 16, 5), ramp(2 * 30 * 16, 11));
+    let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
+    let call =
+        attention(view(&q, [1, 4, 20, 16]), view(&k, [1, 2, 30, 16]), view(&v, [1, 2, 30, 16])).causal();
+    let problem = Problem::new(1, 4, 20, 16, DType::F16).with_mask(Mask::Causal);
+    let mut problem = Problem { heads_kv: 2, seq_kv: 30, ..problem }.with_layout(Layout::Bshd);
+    problem.out = Layout::Bhsd.strides(4, 20, 16);
+    let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+    let best = call.run().unwrap();
+    close(&best.data, &oracle.out);
+    close_lse(&best.lse, &oracle.lse);
+    assert_eq!(call.device(Device::Cuda(0)).run().unwrap(), best);
+    close(&call.device(Device::Cpu).run().unwrap().data, &oracle.out);
+
+    let seven = f16::from_f32(7.0);
+    let mut gaps = vec![seven; 4 * 20 * 24];
+    let strides = Strides { batch: 0, head: 20 * 24, row: 24 };
+    call.run_into(TensorViewMut::strided(&mut gaps, [1, 4, 20, 16], strides).unwrap(), None).unwrap();
+    for (row, dense) in gaps.chunks(24).zip(best.data.chunks(16)) {
+        assert_eq!((&row[..16], &row[16..]), (dense, &[seven; 8][..]));
+    }
+
+    let data = vec![0.5f32; 8 * 16];
+    let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
+    assert!(attention(view, view, view).run().unwrap().data.iter().all(|x| (x - 0.5).abs() < 1e-6));
+    let error = attention(view, view, view).device(Device::Cuda(0)).run().unwrap_err();
+    assert_eq!(error.to_string(), "dtype = f32 is not computed by mma; accepted: f16, bf16");
+    let error = attention(view, view, view).device(Device::Cuda(3)).run().unwrap_err();
+    assert_eq!(error, AttentionError::Driver(DriverError::NoDevice { ordinal: 3, count: 1 }));
+}
+
+/// Tensors in device memory, `shift` bytes after the start of their buffers.
+struct Tensors(Vec<Buffer>, usize);
+
+impl Tensors {
+    fn new(gpu: &Gpu, contents: [&[u8]; 5], shift: usize) -> Tensors {
+        let buffer = |data: &[u8]| {
+            let mut buffer = Buffer::new(gpu.context(), data.len() + shift).unwrap();
+            buffer.upload(&[vec![0; shift], data.to_vec()].concat()).unwrap();
+            buffer
+        };
+        Tensors(contents.map(buffer).into(), shift)
+    }
+
+    fn slice(&self, i: usize) -> driver::DeviceSlice {
+        self.0[i].slice().part(self.1, self.0[i].bytes() - self.1).unwrap()
+    }
+
+    fn enqueue(&self, prepared: &Prepared, stream: &Stream) -> Result<(), AttentionError> {
+        let [q, k, v, out, lse] = [0, 1, 2, 3, 4].map(|i| self.slice(i));
+        prepared.enqueue(stream, q, k, v, out, Some(lse))
+    }
+
+    fn out(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.0[3].bytes()];
+        self.0[3].download(&mut bytes).unwrap();
+        bytes.split_off(self.1)
+    }
+}
+
+/// Prepared once; aligned, misaligned and captured calls agree bit for bit; what does not fit is refused.
+fn device_memory() {
+    let gpu = Gpu::open(0).unwrap();
+    assert_eq!((gpu.arch().sm, gpu.arch().multiprocessors), (90, 132));
+    let problem = Problem::new(1, 2, 20, 16, DType::F16);
+    let prepared = gpu.prepare(&problem, true, None).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&prepared, &gpu.prepare(&problem, true, None).unwrap()));
+    assert_eq!((prepared.choice(), prepared.fallbacks().len()), (PlanSource::Default, 0));
+    let stream = Stream::new(gpu.context()).unwrap();
+    let (q, k, v) = (ramp(640, 3), ramp(640, 5), ramp(640, 11));
+    let nan = vec![0xff; 1280];
+    let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..160]];
+    let tensors = Tensors::new(&gpu, contents, 0);
+    tensors.enqueue(&prepared, &stream).unwrap();
+    let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+    close(&out, &cpu::oracle(&problem, &q, &k, &v).unwrap().out);
+
+    // Captured: nothing runs before the launch, and the first misaligned call may load its variant meanwhile.
+    let (captured, shifted) = (Tensors::new(&gpu, contents, 0), Tensors::new(&gpu, contents, 4));
+    let graph = Graph::capture(&stream, |stream| {
+        captured.enqueue(&prepared, stream)?;
+        shifted.enqueue(&prepared, stream)
+    })
+    .unwrap();
+    assert_eq!(captured.out(), nan);
+    graph.launch(&stream).unwrap();
+    assert!(captured.out() == tensors.out() && shifted.out() == tensors.out());
+
+    let refuse = |outcome: Result<(), AttentionError>, words: &str| {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let [q, k, v, out, lse] = [0, 1, 2, 3, 4].map(|i| tensors.slice(i));
+    let short = v.part(0, 1278).unwrap();
+    refuse(prepared.enqueue(&stream, q, k, short, out, Some(lse)), "v has 1278 bytes of device memory");
+    refuse(prepared.enqueue(&stream, q, k, v, out, None), "lse is missing");
+    let odd = Tensors::new(&gpu, contents, 1);
+    refuse(odd.enqueue(&prepared, &stream), "accepted: multiples of 2 bytes");
+    let unordered = Problem { heads_kv: 0, ..problem.clone() };
+    refuse(gpu.prepare(&unordered, true, None).map(drop), "heads_kv is 0");
+
+    // Without rows there is nothing to launch, without keys there are zeros.
+    let none = driver::DeviceSlice::EMPTY;
+    let empty = gpu.prepare(&Problem { seq_q: 0, ..problem.clone() }, false, None).unwrap();
+    empty.enqueue(&stream, none, none, none, none, None).unwrap();
+    let keyless = problem.with_seq_kv(0, Layout::Bhsd);
+    gpu.prepare(&keyless, true, None).unwrap().enqueue(&stream, q, none, none, out, Some(lse)).unwrap();
+    assert_eq!(tensors.out(), vec![0; 1280]);
+    let mut lse = [0; 160];
+    tensors.0[4].download(&mut lse).unwrap();
+    assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
+}
+
+/// A driver whose compiler spills: the default plan is refused, the safe one taken; a plan that is given is taken as it is.
+fn fallbacks() {
+    let gpu = Gpu::open(0).unwrap();
+    let problem = Problem::new(1, 2, 20, 16, DType::F16);
+    let prepared = gpu.prepare(&problem, false, None).unwrap();
+    assert_eq!(prepared.choice(), PlanSource::Safe);
+    let [fallback] = prepared.fallbacks() else { panic!("{:?}", prepared.fallbacks()) };
+    assert_eq!(fallback.source, PlanSource::Default);
+    assert!(fallback.reason.to_string().contains("local bytes per thread = 80; accepted: at most 64"));
+    let given = Plan::default_for(&problem, gpu.arch()).unwrap();
+    let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
+    assert_eq!(
+        (prepared.plan(), prepared.choice(), prepared.resources().local),
+        (&given, PlanSource::Given, 80)
+    );
+}
+
+/// A device without room: the CPU computes, unless the GPU was asked for by name.
+fn full() {
+    let data: Vec<f16> = ramp(4096, 3);
+    let view = TensorView::dense(&data, [1, 1, 256, 16], Layout::Bhsd).unwrap();
+    let out = attention(view, view, view).run().unwrap();
+    let exact = cpu::oracle(&Problem::new(1, 1, 256, 16, f16::DTYPE), &data, &data, &data).unwrap();
+    close(&out.data, &exact.out);
+    let error = attention(view, view, view).device(Device::Cuda(0)).run().unwrap_err();
+    assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
+}
+
+fn on_the_emulator(scenario: &str, variables: &[(&str, &str)]) {
+    let runner = std::env::current_exe().unwrap();
+    let mut all = vec![("FAKE_RUNNER", runner.to_str().unwrap())];
+    all.extend(variables);
+    passes(scenario, &all);
+}
+
+#[test]
+fn host_slices_are_computed_by_the_best_device() {
+    on_the_emulator("slices", &[]);
+}
+
+#[test]
+fn prepared_kernels_take_device_memory() {
+    on_the_emulator("device_memory", &[]);
+}
+
+#[test]
+fn a_plan_that_is_not_admitted_falls_back() {
+    on_the_emulator("fallbacks", &[("FAKE_LOCAL", "80")]);
+}
+
+#[test]
+fn a_full_device_leaves_it_to_the_cpu() {
+    on_the_emulator("full", &[("FAKE_MEMORY", "10000")]);
+}

@@ -1,0 +1,118 @@
+//! What a start and a call cost.
+
+use std::time::Instant;
+
+use driver::{Context, Expect, Function, Graph, Stream};
+use flashcore::AttentionError;
+use flashcore::gpu::Gpu;
+use flashcore_lab::bench::{median, quantile};
+use problem::Problem;
+use ptx::{Arg, Builder, Dim3, Kernel, Launch};
+use serde_json::json;
+
+use crate::tensors::Tensors;
+use crate::{Outcome, tell};
+
+/// Calls of one measure, and how many are put on the stream before it is waited for: fewer than its queue holds.
+const CALLS: usize = 10_000;
+const BATCH: usize = 500;
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// The way from nothing to a first result of the mission problem.
+pub fn first() -> Outcome {
+    let problem = Problem::mission();
+    let began = Instant::now();
+    let context = Context::open(0)?;
+    let context_ms = ms(began);
+    let created = Instant::now();
+    let gpu = Gpu::open(0)?;
+    let prepared = gpu.prepare(&problem, true, None)?;
+    let prepare_ms = ms(created);
+    let paused = Instant::now();
+    let inputs = flashcore_lab::gate::inputs::draw(&problem, flashcore_lab::gate::inputs::Style::Normal, 1);
+    // Drawing random numbers is the harness's time, not the library's.
+    let drawing = ms(paused);
+    let stream = Stream::new(&context)?;
+    let tensors = Tensors::of(&context, &problem, inputs, 0)?;
+    let result = tensors.compute(&prepared, &stream)?;
+    let first_ms = ms(created) - drawing;
+    let stats = context.cache().stats();
+    let start = json!({
+        "context_ms": context_ms, "prepare_ms": prepare_ms, "first_ms": first_ms,
+        "cache": { "hits": stats.hits, "misses": stats.misses, "stored": stats.stored,
+                   "damaged": stats.damaged, "unwritable": stats.unwritable },
+    });
+    println!("START {start}");
+    let judged = tensors.judge(&result).map(|figures| format!("{first_ms:.1} ms, error {}", figures.brief()));
+    tell("first result", judged);
+    Ok(())
+}
+
+/// What the calls of the steady state cost the host.
+pub fn calls() -> Outcome {
+    let gpu = Gpu::open(0)?;
+    let (problem, context) = (Problem::mission(), gpu.context());
+    let stream = Stream::new(context)?;
+    let prepared = gpu.prepare(&problem, false, None)?;
+    let tensors = Tensors::new(context, &problem, 1, 0)?;
+    let [q, k, v, out, _] = tensors.slices()?;
+    let (function, launch, args) = prepared.parts();
+    let slices = [q, k, v, out];
+    let (idle, nothing) = nothing(context)?;
+    let graph = Graph::capture(&stream, |stream| prepared.enqueue(stream, q, k, v, out, None))?;
+    time("Prepared::enqueue", &stream, || prepared.enqueue(&stream, q, k, v, out, None))?;
+    time("Function::launch, the same kernel", &stream, || {
+        Ok(function.launch(&stream, launch, args, &slices)?)
+    })?;
+    time("Function::launch, an empty kernel", &stream, || Ok(idle.launch(&stream, &nothing, &[], &[])?))?;
+    time("GraphExec::launch, one call in it", &stream, || Ok(graph.launch(&stream)?))?;
+    time("Gpu::prepare, prepared before", &stream, || gpu.prepare(&problem, false, None).map(drop))?;
+    tell("calls", Ok(format!("{CALLS} of each")));
+    let resources = prepared.resources();
+    println!("plan {:?}: {resources:?}", prepared.plan());
+    Ok(())
+}
+
+/// A kernel that does nothing.
+fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Launch)> {
+    let one = Dim3(1, 1, 1);
+    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let kernel = Kernel {
+        module: Builder::kernel("nothing").into_module(context.info().target()),
+        entry: "nothing".to_owned(),
+        launch,
+        buffers: Vec::new(),
+        args: Vec::<Arg>::new(),
+    };
+    Ok((Function::load(context, &kernel, &Expect::of(&launch))?, launch))
+}
+
+/// Times each call by the host's clock; the wait between batches is not counted.
+fn time(name: &str, stream: &Stream, mut call: impl FnMut() -> Result<(), AttentionError>) -> Outcome {
+    for _ in 0..BATCH {
+        call()?;
+    }
+    stream.synchronize()?;
+    let (mut calls, mut batches) = (Vec::with_capacity(CALLS), Vec::new());
+    for _ in 0..CALLS / BATCH {
+        let began = Instant::now();
+        let mut before = began;
+        for _ in 0..BATCH {
+            call()?;
+            let now = Instant::now();
+            calls.push((now - before).as_secs_f64() * 1e6);
+            before = now;
+        }
+        batches.push(began.elapsed().as_secs_f64() * 1e6 / BATCH as f64);
+        stream.synchronize()?;
+    }
+    let measure = json!({
+        "measure": name, "unit": "us", "median": median(&calls), "p99": quantile(&calls, 0.99),
+        "batch_p99": quantile(&batches, 0.99), "calls": CALLS, "samples": batches,
+    });
+    println!("MEASURE {measure}");
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! The host's side of a GPU machine: `host ROWS.jsonl`. Measures the context's creation, the first result with a cold and a warm
+//! cache of cubins, and what a call costs; checks results, streams, graphs, memory, threads, the cache and what happens after a
+//! kernel's fault. Each part runs in a process of its own with a time limit, so that nothing is warm that should be cold and
+//! a part that breaks leaves the others alone. One line a check and a table go to the terminal, everything to `ROWS.log`, and,
+//! from a build of `cargo xtask evidence`, a row for each measure to the rows.
+
+mod checks;
+mod cost;
+mod parts;
+mod streams;
+mod tensors;
+
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+
+use flashcore_lab::bench::problem_json;
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::store::append_line;
+use problem::Problem;
+use serde_json::{Value, json};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// What the argument of a child is.
+const CHILD: &str = "--part";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match args.as_slice() {
+        [flag, part] if flag == CHILD => child(part),
+        [rows] => run(Path::new(rows)),
+        _ => {
+            eprintln!("usage: host ROWS.jsonl");
+            return ExitCode::from(3);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            println!("FAIL {error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// One part, in its own process.
+fn child(part: &str) -> Outcome<bool> {
+    match part {
+        "first" => cost::first()?,
+        "calls" => cost::calls()?,
+        "numbers" => checks::numbers()?,
+        "interface" => checks::interface()?,
+        "refusals" => checks::refusals()?,
+        "streams" => streams::all()?,
+        "fault" => checks::fault()?,
+        other => return Err(format!("no part {other}").into()),
+    }
+    Ok(true)
+}
+
+/// All parts, and what they found.
+fn run(rows: &Path) -> Outcome<bool> {
+    let devices = driver::devices()?;
+    let device = devices.first().ok_or("the driver sees no device")?;
+    let provenance = Provenance::of_gpu(device);
+    println!("{}, driver {}", device.name, device.compiler());
+    let mut found = parts::Found::default();
+    let log = rows.with_extension("log");
+    parts::all(&mut found, &log)?;
+    println!();
+    for measure in &found.measures {
+        println!("{}", line(measure));
+        if provenance.commit.is_some() {
+            append_line(rows, &row(measure, &provenance).to_string())?;
+        }
+    }
+    println!("{} checks passed, {} failed; details in {}", found.passed, found.failed, log.display());
+    if provenance.commit.is_some() {
+        let checks = json!({ "measure": "checks", "passed": found.passed, "failed": found.failed });
+        append_line(rows, &row(&checks, &provenance).to_string())?;
+    }
+    Ok(found.failed == 0)
+}
+
+fn line(measure: &Value) -> String {
+    let text = |field: &str| measure[field].as_str().unwrap_or("").to_owned();
+    let number = |field: &str| measure[field].as_f64().unwrap_or(f64::NAN);
+    format!(
+        "{:44} median {:9.3} {}  worst {:9.3}",
+        text("measure"),
+        number("median"),
+        text("unit"),
+        number("p99")
+    )
+}
+
+/// The evidence row: the measure with its provenance.
+fn row(measure: &Value, provenance: &Provenance) -> Value {
+    let mut row =
+        json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(&Problem::mission()) });
+    for part in [measure.clone(), json!(provenance)] {
+        if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
+            row.extend(part);
+        }
+    }
+    row
+}
+
+/// Tells a check's verdict.
+fn tell(name: &str, outcome: Outcome<String>) {
+    match outcome {
+        Ok(detail) => println!("PASS {name}{}{detail}", if detail.is_empty() { "" } else { ": " }),
+        Err(error) => println!("FAIL {name}: {error}"),
+    }
+}
+
+/// An error unless `holds`.
+fn ensure(holds: bool, words: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(words().into()) }
+}

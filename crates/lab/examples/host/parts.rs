@@ -1,0 +1,228 @@
+//! The parts, as processes.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use flashcore_lab::bench::{median, quantile};
+use flashcore_lab::store::{Scratch, append_line};
+use serde_json::{Value, json};
+
+use crate::{CHILD, Outcome};
+
+/// Processes that start with an empty cache, and with a full one.
+const COLD: usize = 3;
+const WARM: usize = 5;
+/// Processes that share an empty cache.
+const TOGETHER: usize = 4;
+
+/// What the parts told.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub passed: u32,
+    pub failed: u32,
+    pub measures: Vec<Value>,
+}
+
+impl Found {
+    fn tell(&mut self, line: &str) {
+        let passed = line.starts_with("PASS ");
+        self.passed += u32::from(passed);
+        self.failed += u32::from(!passed);
+        println!("{line}");
+    }
+
+    fn check(&mut self, name: &str, holds: bool, detail: &str) {
+        self.tell(&format!("{} {name}: {detail}", if holds { "PASS" } else { "FAIL" }));
+    }
+
+    /// A measure with all its samples.
+    fn measure(&mut self, name: &str, unit: &str, samples: &[f64]) {
+        self.measures.push(json!({
+            "measure": name, "unit": unit, "median": median(samples),
+            "p99": quantile(samples, 0.99), "samples": samples,
+        }));
+    }
+}
+
+pub fn all(found: &mut Found, log: &Path) -> Outcome {
+    let scratch = Scratch::new()?;
+    let mut cold = Vec::new();
+    for i in 0..COLD {
+        cold.extend(first(found, log, &scratch.path(&format!("cold-{i}")), "cold")?);
+    }
+    let folder = scratch.path("cold-0");
+    let mut warm = Vec::new();
+    for _ in 0..WARM {
+        warm.extend(first(found, log, &folder, "warm")?);
+    }
+    starts(found, "cold", &cold, |s| s["stored"] == 1 && s["hits"] == 0);
+    starts(found, "warm", &warm, |s| s["hits"] == 1 && s["stored"] == 0);
+    cache(found, log, &scratch)?;
+    for (part, seconds) in [
+        ("calls", 60),
+        ("numbers", 120),
+        ("interface", 60),
+        ("refusals", 60),
+        ("streams", 120),
+        ("fault", 60),
+    ] {
+        let told = start(part, &folder)?.finish(Duration::from_secs(seconds), log)?;
+        take(found, part, &told);
+    }
+    Ok(())
+}
+
+/// One start of a process: what it told of its cache and its times.
+fn first(found: &mut Found, log: &Path, folder: &Path, name: &str) -> Outcome<Option<Value>> {
+    let told = start("first", folder)?.finish(Duration::from_secs(60), log)?;
+    Ok(take(found, &format!("first result, {name} cache"), &told).into_iter().next())
+}
+
+fn starts(found: &mut Found, name: &str, all: &[Value], cached: impl Fn(&Value) -> bool) {
+    let samples =
+        |field: &str| -> Vec<f64> { all.iter().filter_map(|start| start[field].as_f64()).collect() };
+    if all.is_empty() {
+        return;
+    }
+    found.measure(&format!("open driver and context, {name} cache"), "ms", &samples("context_ms"));
+    found.measure(&format!("context to prepared kernel, {name} cache"), "ms", &samples("prepare_ms"));
+    found.measure(&format!("context to first result, {name} cache"), "ms", &samples("first_ms"));
+    let stats = all.iter().all(|start| cached(&start["cache"]));
+    found.check(&format!("{name} cache was {name}"), stats, &all[0]["cache"].to_string());
+}
+
+/// Damaged files, a folder that cannot be written, processes that start together.
+fn cache(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
+    let folder = scratch.path("damaged");
+    for (name, damage) in
+        [("torn file", Damage::Tear), ("flipped bit", Damage::Flip), ("empty file", Damage::Empty)]
+    {
+        first(found, log, &folder, "fresh")?;
+        spoil(&folder, damage)?;
+        let stats = stats_of(first(found, log, &folder, name)?);
+        found.check(name, stats["damaged"] == 1 && stats["stored"] == 1, &stats.to_string());
+        let stats = stats_of(first(found, log, &folder, "mended")?);
+        found.check(&format!("{name}, mended"), stats["hits"] == 1, &stats.to_string());
+    }
+    let stats = stats_of(first(found, log, Path::new("/proc/flashcore"), "unwritable")?);
+    found.check("folder that cannot be written", stats["unwritable"] == 1, &stats.to_string());
+    let folder = scratch.path("together");
+    let children: Vec<Part> = (0..TOGETHER).map(|_| start("first", &folder)).collect::<Outcome<_>>()?;
+    for child in children {
+        let told = child.finish(Duration::from_secs(90), log)?;
+        take(found, "processes that start together", &told);
+    }
+    Ok(())
+}
+
+/// What a start told of its cache.
+fn stats_of(start: Option<Value>) -> Value {
+    start.map_or(Value::Null, |start| start["cache"].clone())
+}
+
+#[derive(Clone, Copy)]
+enum Damage {
+    Tear,
+    Flip,
+    Empty,
+}
+
+fn spoil(folder: &Path, damage: Damage) -> Outcome {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let mut bytes = fs::read(&path)?;
+        let middle = bytes.len() / 2;
+        match damage {
+            Damage::Tear => bytes.truncate(middle),
+            Damage::Flip => bytes[middle] ^= 0x10,
+            Damage::Empty => bytes.clear(),
+        }
+        fs::write(&path, bytes)?;
+    }
+    Ok(())
+}
+
+/// Counts the verdicts that a part told; its measures go to `found`, its times at the start are given back.
+fn take(found: &mut Found, part: &str, told: &Told) -> Vec<Value> {
+    let mut starts = Vec::new();
+    let mut verdicts = 0;
+    for line in told.stdout.lines() {
+        if let Some(text) = line.strip_prefix("START ") {
+            starts.extend(serde_json::from_str::<Value>(text));
+        } else if let Some(text) = line.strip_prefix("MEASURE ") {
+            found.measures.extend(serde_json::from_str::<Value>(text));
+        } else if line.starts_with("PASS ") || line.starts_with("FAIL ") {
+            verdicts += 1;
+            found.tell(line);
+        }
+    }
+    if !told.ended_well || verdicts == 0 {
+        let last = told.stderr.lines().last().unwrap_or("nothing was told");
+        found.tell(&format!("FAIL {part}: {}: {last}", told.end));
+    }
+    starts
+}
+
+/// A part under way.
+struct Part {
+    child: Child,
+    name: String,
+}
+
+/// What a part told.
+struct Told {
+    stdout: String,
+    stderr: String,
+    /// How it ended.
+    end: String,
+    ended_well: bool,
+}
+
+fn start(part: &str, folder: &Path) -> Outcome<Part> {
+    let child = Command::new(std::env::current_exe()?)
+        .args([CHILD, part])
+        .env("FLASHCORE_CACHE_DIR", folder)
+        // The driver's own cache would make a cold start warm.
+        .env("CUDA_CACHE_DISABLE", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    Ok(Part { child, name: part.to_owned() })
+}
+
+impl Part {
+    /// Waits until it ends, or ends it after `limit`.
+    fn finish(mut self, limit: Duration, log: &Path) -> Outcome<Told> {
+        let (out, err) = (reader(self.child.stdout.take()), reader(self.child.stderr.take()));
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break Some(status);
+            }
+            if began.elapsed() > limit {
+                self.child.kill()?;
+                self.child.wait()?;
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let text = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
+        let (stdout, stderr) = (text(out), text(err));
+        let end = status.map_or(format!("ended after {} s", limit.as_secs()), |status| status.to_string());
+        append_line(log, &format!("== {}: {end}\n{stdout}{stderr}", self.name))?;
+        Ok(Told { stdout, stderr, end, ended_well: status.is_some_and(|status| status.success()) })
+    }
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What could be read is what there is to tell.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

@@ -1,0 +1,190 @@
+//! What a kernel is fed in one run, and what is checked of what it leaves, on whichever machine it ran.
+
+use std::ops::Range;
+
+use cpu::{CpuError, Reference};
+use emu::Buffer;
+use problem::{Problem, Tensor};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::Proof;
+use super::inputs::{Style, draw, rows_of};
+use super::judge::{ErrorFigures, judge};
+use super::quantised::{Codes, distance, encode};
+use crate::launchfile::{Bound, BufferType, Init, Role};
+use crate::values::{Inputs, Values};
+
+/// What each buffer holds before a run on normal draws; a NaN pattern where the kernel is to write.
+pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
+    let feed = Feed::draw(bound, Style::Normal, seed);
+    feed.map_or_else(Vec::new, |feed| feed.buffers(bound).iter().map(Buffer::to_bytes).collect())
+}
+
+/// The inputs of one run.
+pub struct Feed {
+    style: Style,
+    seed: u64,
+    drawn: Option<Inputs>,
+    codes: Option<Codes>,
+}
+
+/// The true answer, and that of standard attention in the input precision.
+pub struct References {
+    oracle: Reference,
+    standard: Reference,
+}
+
+impl Feed {
+    /// Draws; `None` where the kernel's inputs cannot be of that style: codes hold neither NaN nor infinity.
+    pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
+        let quantises = bound.roles.contains(&Role::Scales);
+        if quantises && style == Style::NonFinite {
+            return None;
+        }
+        let drawn = bound.problem.as_ref().map(|problem| draw(problem, style, seed));
+        let codes = bound.problem.as_ref().zip(drawn.as_ref()).filter(|_| quantises);
+        let codes = codes.map(|(problem, drawn)| encode(problem, drawn));
+        Some(Feed { style, seed, drawn, codes })
+    }
+
+    /// Inputs as the kernel is to be judged by: what codes stand for, where it takes codes.
+    fn judged(&self) -> Option<&Inputs> {
+        self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())
+    }
+
+    /// The answers to judge by; `None` where there is no problem.
+    ///
+    /// # Errors
+    /// When the oracle refuses the problem.
+    pub fn references(&self, bound: &Bound) -> Result<Option<References>, CpuError> {
+        let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
+        let (oracle, standard) = (inputs.oracle(problem)?, inputs.reference_in_precision(problem)?);
+        Ok(Some(References { oracle, standard }))
+    }
+
+    /// What quantising the inputs costs; `None` where they are not.
+    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, CpuError> {
+        let (Some(problem), Some(drawn), Some(codes)) = (&bound.problem, &self.drawn, &self.codes) else {
+            return Ok(None);
+        };
+        Ok(Some(distance(&codes.decoded.oracle(problem)?.out, &drawn.oracle(problem)?.out)))
+    }
+
+    /// The buffers before the run; outputs hold a NaN pattern.
+    pub fn buffers(&self, bound: &Bound) -> Vec<Buffer> {
+        let (inputs, codes) = (self.drawn.as_ref(), self.codes.as_ref());
+        let quantised = |tensor: Tensor| codes.map(|c| &c.codes[tensor as usize]);
+        let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
+        specs
+            .map(|(index, (spec, role))| match (role, inputs) {
+                (Role::Tensor(Tensor::Q), Some(inputs)) => Buffer::from_bytes(&inputs.q.to_bytes()),
+                (Role::Tensor(Tensor::K), Some(inputs)) => Buffer::from_bytes(&inputs.k.to_bytes()),
+                (Role::Tensor(Tensor::V), Some(inputs)) => Buffer::from_bytes(&inputs.v.to_bytes()),
+                (Role::Fill { dtype, init }, _) => {
+                    filled(spec.bytes, *dtype, *init, self.seed + index as u64)
+                }
+                (Role::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V)), _) => quantised(*tensor)
+                    .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c)),
+                (Role::Scales, _) => {
+                    let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
+                    Buffer::from_bytes(&scales.collect::<Vec<u8>>())
+                }
+                (Role::Tensor(_) | Role::Lse | Role::Codes(Tensor::Out), _) => {
+                    Buffer::uninitialised(spec.bytes)
+                }
+            })
+            .collect()
+    }
+
+    /// How far an output is from the references, and whether it is right; `None` where the kernel has no output of a problem.
+    pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
+        let mut proof = Proof::empty();
+        self.check_outputs(bound, references, after, &mut proof);
+        proof.error
+    }
+
+    /// A kernel must leave its inputs as they are.
+    pub(super) fn check_inputs_kept(
+        &self,
+        bound: &Bound,
+        before: &[Vec<u8>],
+        after: &[Vec<u8>],
+        proof: &mut Proof,
+    ) {
+        let specs = bound.kernel.buffers.iter().zip(&bound.roles);
+        for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
+            let input = matches!(
+                role,
+                Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) | Role::Codes(_) | Role::Scales
+            );
+            if input && before != after {
+                proof.refute(format!("the kernel changed its input {}", spec.name));
+            }
+        }
+    }
+
+    /// Holds the outputs against the references.
+    pub(super) fn check_outputs(
+        &self,
+        bound: &Bound,
+        references: &References,
+        after: &[Vec<u8>],
+        proof: &mut Proof,
+    ) {
+        let Some(problem) = &bound.problem else { return };
+        let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
+        let Some(out) = contents(Role::Tensor(Tensor::Out)) else { return };
+        let lse = contents(Role::Lse)
+            .map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
+        let rows = row_ranges(problem);
+        check_gaps(out, &rows, problem.dtype.bytes(), proof);
+        let values = Values::from_bytes(problem.dtype, out);
+        let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
+        let figures = judge(problem, &dense, lse.as_deref(), &references.oracle, &references.standard);
+        for reason in figures.reasons() {
+            proof.refute(format!("wrong answer on {} inputs: {reason}", self.style.name()));
+        }
+        proof.error = Some(proof.error.map_or(figures, |worst| worst.worst(figures)));
+    }
+}
+
+fn filled(bytes: usize, dtype: BufferType, init: Init, seed: u64) -> Buffer {
+    let elements = bytes / dtype.bytes();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let data: Vec<u8> = match init {
+        Init::Uninitialised => return Buffer::uninitialised(bytes),
+        Init::Zeros => vec![0; bytes],
+        Init::Iota => (0..elements).flat_map(|i| dtype.encode(i as f64)).collect(),
+        Init::Random => (0..elements).flat_map(|_| dtype.encode(dtype.draw(rng.random::<f64>()))).collect(),
+    };
+    Buffer::from_bytes(&data)
+}
+
+fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
+    let range = range.start..range.end.min(values.len());
+    range.filter_map(|i| values.get(i)).map(f64::from).collect()
+}
+
+/// Elements of each output row, in the order (batch, head, row).
+pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
+    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
+    rows_of(problem.batch, problem.heads_q, problem.seq_q)
+        .map(|(b, h, r)| {
+            let start = (origin + problem.out.offset(b, h, r)) as usize;
+            start..start + problem.head_dim_v
+        })
+        .collect()
+}
+
+/// What lies between rows must still hold the pattern it started with.
+fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, proof: &mut Proof) {
+    let mut covered = vec![false; out.len()];
+    for row in rows {
+        covered[row.start * bytes..row.end * bytes].fill(true);
+    }
+    let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
+    if let Some(at) = stray {
+        proof.refute(format!("byte {at} of out belongs to no row and was written"));
+    }
+}

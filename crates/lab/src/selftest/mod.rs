@@ -1,0 +1,243 @@
+//! The self-test: everything that the emulator is believed for, held against a machine that is not the emulator.
+//!
+//! - [`attention`]: the gate's torture set on every plan family, judged as the emulator's runs are; the emulator's outputs
+//!   beside the machine's, bit for bit; and repeats that must not differ by a bit.
+//! - [`arithmetic`]: tensor cores and approximations, bit for bit where the emulator claims to be exact.
+//! - [`streams`]: the same launch on several streams at once (GPU only).
+//! - [`sanitizer`]: a short list under NVIDIA's compute-sanitizer, where it is installed (GPU only).
+//!
+//! All but the last two run on any [`Machine`](ptx::Machine), so that the tests of this crate run them on the emulator.
+
+pub mod arithmetic;
+pub mod attention;
+mod plans;
+pub mod sanitizer;
+pub mod streams;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use problem::DType;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::gate::Verdict;
+use crate::gate::inputs::Style;
+use crate::provenance::Provenance;
+
+/// How much is tested.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Element types and head dimensions of the torture set.
+    pub kinds: Vec<(DType, usize)>,
+    /// Kinds of inputs.
+    pub styles: Vec<Style>,
+    /// Variations of the default plan, the default among them, counted from the first.
+    pub variants: usize,
+    /// Every how many-th problem of the torture set is taken.
+    pub every: usize,
+    /// Kinds of inputs on which the emulator is compared bit for bit.
+    pub bit_styles: Vec<Style>,
+    /// Launches that must not differ.
+    pub repeats: u32,
+    /// Random fragments for each tensor-core instruction.
+    pub fragments: u64,
+    /// Mantissas of every sign and exponent for each approximation.
+    pub mantissas: u32,
+}
+
+impl Settings {
+    /// Minutes on a GPU.
+    pub fn thorough() -> Settings {
+        Settings {
+            kinds: vec![
+                (DType::F16, 64),
+                (DType::Bf16, 64),
+                (DType::F16, 128),
+                (DType::Bf16, 128),
+                (DType::F16, 80),
+                (DType::F16, 256),
+            ],
+            styles: Style::ALL.to_vec(),
+            variants: usize::MAX,
+            every: 1,
+            bit_styles: vec![Style::Normal, Style::Rising, Style::NearTies],
+            repeats: 24,
+            fragments: 32_768,
+            mantissas: 16_384,
+        }
+    }
+
+    /// Seconds on a GPU.
+    pub fn quick() -> Settings {
+        Settings {
+            kinds: vec![(DType::F16, 64), (DType::Bf16, 128)],
+            styles: vec![Style::Normal, Style::Rising, Style::PoisonedPadding],
+            variants: 3,
+            every: 3,
+            bit_styles: vec![Style::Normal],
+            repeats: 20,
+            fragments: 1024,
+            mantissas: 512,
+        }
+    }
+
+    /// What the sanitizer's slow machine can do in its time: a problem or two of each kind.
+    pub fn short() -> Settings {
+        Settings {
+            kinds: vec![(DType::F16, 64), (DType::Bf16, 128)],
+            styles: vec![Style::Normal],
+            variants: 4,
+            every: 7,
+            bit_styles: Vec::new(),
+            repeats: 2,
+            fragments: 0,
+            mantissas: 0,
+        }
+    }
+}
+
+/// One thing tested.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// Which part of the self-test.
+    pub group: &'static str,
+    /// What was tested.
+    pub name: String,
+    /// Proven, refuted, or incomplete.
+    pub verdict: Verdict,
+    /// Cases, fragments, inputs or launches.
+    pub cases: u64,
+    /// What was found, in words; the first few findings.
+    pub notes: Vec<String>,
+    /// Wall time, s.
+    pub seconds: f64,
+}
+
+/// Findings that a check keeps.
+const NOTES: usize = 4;
+
+/// A check being made.
+struct Making {
+    check: Check,
+    start: Instant,
+    more: u64,
+}
+
+impl Making {
+    fn new(group: &'static str, name: impl Into<String>) -> Making {
+        let check = Check {
+            group,
+            name: name.into(),
+            verdict: Verdict::Proven,
+            cases: 0,
+            notes: Vec::new(),
+            seconds: 0.0,
+        };
+        Making { check, start: Instant::now(), more: 0 }
+    }
+
+    fn refute(&mut self, why: String) {
+        self.find(Verdict::Refuted, why);
+    }
+
+    fn find(&mut self, verdict: Verdict, why: String) {
+        self.check.verdict = self.check.verdict.max(verdict);
+        if self.check.notes.len() < NOTES { self.check.notes.push(why) } else { self.more += 1 }
+    }
+
+    fn done(mut self) -> Check {
+        if self.check.cases == 0 {
+            self.find(Verdict::Incomplete, "no case was run".to_owned());
+        }
+        if self.more > 0 {
+            self.check.notes.push(format!("and {} more", self.more));
+        }
+        self.check.seconds = self.start.elapsed().as_secs_f64();
+        self.check
+    }
+}
+
+/// Everything found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// The checks, in the order in which they were made.
+    pub checks: Vec<Check>,
+}
+
+impl Report {
+    /// The worst of the verdicts; incomplete when nothing was checked.
+    pub fn verdict(&self) -> Verdict {
+        self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Incomplete)
+    }
+
+    /// Checks that did not pass, as `group: name`.
+    pub fn failures(&self) -> Vec<String> {
+        let failed = self.checks.iter().filter(|check| check.verdict != Verdict::Proven);
+        failed.map(|check| format!("{}: {}", check.group, check.name)).collect()
+    }
+
+    /// By group: checks, checks that passed, and cases.
+    pub fn counts(&self) -> BTreeMap<&'static str, [u64; 3]> {
+        let mut counts = BTreeMap::new();
+        for check in &self.checks {
+            let [all, passed, cases] = counts.entry(check.group).or_insert([0; 3]);
+            *all += 1;
+            *passed += u64::from(check.verdict == Verdict::Proven);
+            *cases += check.cases;
+        }
+        counts
+    }
+
+    /// The evidence row.
+    pub fn row(&self, provenance: &Provenance) -> Value {
+        let groups: BTreeMap<_, _> = self
+            .counts()
+            .into_iter()
+            .map(|(group, [checks, passed, cases])| {
+                (group, json!({ "checks": checks, "passed": passed, "cases": cases }))
+            })
+            .collect();
+        let notes: BTreeMap<String, &Vec<String>> = self
+            .checks
+            .iter()
+            .filter(|check| !check.notes.is_empty())
+            .map(|check| (format!("{}: {}", check.group, check.name), &check.notes))
+            .collect();
+        let mut row = json!({
+            "suite": "selftest", "impl": "flashcore", "verdict": self.verdict(), "groups": groups,
+            "failures": self.failures(), "notes": notes,
+            "seconds": self.checks.iter().map(|check| check.seconds).sum::<f64>().round(),
+        });
+        if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
+            row.extend(part);
+        }
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_fails_closed_and_names_what_failed() {
+        assert_eq!(Report::default().verdict(), Verdict::Incomplete);
+        let mut right = Making::new("attention", "one");
+        right.check.cases = 5;
+        let mut wrong = Making::new("attention", "two");
+        wrong.check.cases = 9;
+        for i in 0..7 {
+            wrong.refute(format!("case {i}"));
+        }
+        let report =
+            Report { checks: vec![right.done(), wrong.done(), Making::new("streams", "three").done()] };
+        assert_eq!(report.verdict(), Verdict::Refuted);
+        assert_eq!(report.failures(), ["attention: two", "streams: three"]);
+        assert_eq!(report.counts()["attention"], [2, 1, 14]);
+        assert_eq!(report.checks[1].notes.last().unwrap(), "and 3 more");
+        assert_eq!(report.checks[2].verdict, Verdict::Incomplete);
+        let row = report.row(&Provenance::of_cpu(std::path::Path::new("."), 1));
+        assert_eq!((&row["suite"], &row["groups"]["attention"]["cases"]), (&json!("selftest"), &json!(14)));
+    }
+}

@@ -1,0 +1,88 @@
+//! The same launch on several streams at once, in changing order, must give the same bits each time.
+
+use driver::{Buffer, DriverError, Expect, Function, Gpu, Stream};
+use kernels::Arch;
+use problem::Problem;
+
+use super::plans::Variant;
+use super::{Check, Making, Settings};
+use crate::gate::inputs::Style;
+use crate::gate::{Feed, bind};
+use crate::launchfile::{Bound, Role};
+
+/// Streams that run at once.
+const STREAMS: usize = 4;
+
+/// Every variant of the plan on a problem that leaves multiprocessors to its neighbours.
+pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for &(dtype, dim) in &settings.kinds {
+        let problem = Problem::new(1, 5, 333, dim, dtype);
+        for variant in Variant::all().into_iter().take(settings.variants) {
+            let Some(plan) = variant.plan(&problem, arch) else { continue };
+            let mut making = Making::new("streams", format!("mma {dtype} dim {dim}, {}", variant.name));
+            match bind(&plan, &problem, arch) {
+                Ok(bound) => {
+                    if let Err(error) = at_once(gpu, &bound, settings.repeats, &mut making) {
+                        making.refute(error.to_string());
+                    }
+                }
+                Err(error) => making.refute(error.to_string()),
+            }
+            checks.push(making.done());
+            checks.last().into_iter().for_each(&mut *progress);
+        }
+    }
+    checks
+}
+
+/// Launches on all streams, `rounds` times, each stream with outputs of its own, and compares.
+fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result<(), DriverError> {
+    let context = gpu.context();
+    let kernel = &bound.kernel;
+    let function = Function::load(context, kernel, &Expect::of(&kernel.launch))?;
+    let Some(feed) = Feed::draw(bound, Style::Normal, 3) else { return Ok(()) };
+    let contents: Vec<Vec<u8>> = feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
+    let mut lanes: Vec<(Stream, Vec<Buffer>)> = Vec::new();
+    for _ in 0..STREAMS {
+        let mut buffers = Vec::new();
+        for bytes in &contents {
+            let mut buffer = Buffer::new(context, bytes.len())?;
+            buffer.upload(bytes)?;
+            buffers.push(buffer);
+        }
+        lanes.push((Stream::new(context)?, buffers));
+    }
+    let output = |role: &Role| matches!(role, Role::Tensor(problem::Tensor::Out) | Role::Lse);
+    let mut first: Option<Vec<u8>> = None;
+    for round in 0..rounds as usize {
+        // Another stream begins each time, and every other time they go backwards.
+        let order =
+            (0..STREAMS).map(|i| (i * if round % 2 == 0 { 1 } else { STREAMS - 1 } + round) % STREAMS);
+        for lane in order {
+            let (stream, buffers) = &lanes[lane];
+            let slices: Vec<_> = buffers.iter().map(Buffer::slice).collect();
+            function.launch(stream, &kernel.launch, &kernel.args, &slices)?;
+            making.check.cases += 1;
+        }
+        for (stream, _) in &lanes {
+            stream.synchronize()?;
+        }
+        for (lane, (_, buffers)) in lanes.iter_mut().enumerate() {
+            let mut outputs = Vec::new();
+            for ((buffer, role), start) in buffers.iter_mut().zip(&bound.roles).zip(&contents) {
+                if output(role) {
+                    let mut bytes = vec![0; buffer.bytes()];
+                    buffer.download(&mut bytes)?;
+                    outputs.extend(bytes);
+                    // Poisoned again, so that a launch that does nothing does not pass.
+                    buffer.upload(start)?;
+                }
+            }
+            if first.get_or_insert_with(|| outputs.clone()) != &outputs {
+                making.refute(format!("round {round}, stream {lane} differs from the first launch"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! Tables and plots in the documents, made from rows of `evidence/`: no figure there is typed.
+//!
+//! A document marks a region with the file and the suite that its table comes from:
+//!
+//! ```text
+//! <!-- table:h200/mission -->
+//! …
+//! <!-- /table -->
+//! ```
+//!
+//! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
+
+mod render;
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::bench::{Comparison, OURS};
+use crate::store::{StoreError, write};
+
+/// Why tables cannot be made, or are stale.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// A document or a file of rows.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A region that does not end.
+    #[error("{path}: `<!-- table:{name} -->` has no `<!-- /table -->` after it")]
+    Open {
+        /// The document.
+        path: PathBuf,
+        /// The table's name.
+        name: String,
+    },
+    /// A name that is none.
+    #[error(
+        "{path}: table \"{name}\" names no file of rows and suite; accepted: DEVICE/SUITE, as in h200/mission"
+    )]
+    Name {
+        /// The document.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// A line that is no row.
+    #[error("{path}, line {line}: {error}")]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong.
+        error: serde_json::Error,
+    },
+    /// Tables that their rows do not give.
+    #[error("stale: {}; `cargo xtask tables` makes them anew", list(.0))]
+    Stale(Vec<PathBuf>),
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// What tables need of a row. Rows of other kinds lack some of it and are passed over.
+#[derive(Clone, Debug, Deserialize)]
+struct Row {
+    suite: String,
+    #[serde(rename = "impl")]
+    implementation: String,
+    problem: Problem,
+    mode: String,
+    us_median: Option<f64>,
+    tflops: Option<f64>,
+    err_max: Option<f64>,
+    #[serde(default)]
+    ratio_vs: Value,
+    #[serde(default)]
+    fault: Option<String>,
+    device: String,
+    driver: String,
+    #[serde(default)]
+    commit: Option<String>,
+    run: String,
+    when: String,
+}
+
+impl Row {
+    fn is_ours(&self) -> bool {
+        self.implementation == OURS
+    }
+
+    /// Ours against the best peer: its name and the comparison.
+    fn against_best(&self) -> Option<(&str, Comparison)> {
+        let comparison = serde_json::from_value(self.ratio_vs.get("comparison")?.clone()).ok()?;
+        Some((self.ratio_vs.get("peer")?.as_str()?, comparison))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+struct Problem {
+    head_dim: usize,
+    dtype: String,
+    batch: usize,
+    heads_q: usize,
+    heads_kv: usize,
+    seq_q: usize,
+    seq_kv: usize,
+    mask: String,
+}
+
+/// One problem in one mode: ours and the peers' of one run.
+struct Entry {
+    ours: Row,
+    peers: Vec<Row>,
+}
+
+/// The rows of a file that are times of a suite; those of other kinds are passed over.
+fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(source) => return Err(StoreError::Read { path: path.to_path_buf(), source }.into()),
+        Ok(text) => text,
+    };
+    let mut rows = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let fail = |error| TableError::Row { path: path.to_path_buf(), line: index + 1, error };
+        let value: Value = serde_json::from_str(line).map_err(fail)?;
+        if value["suite"] == suite && value.get("mode").is_some() && value.get("us_median").is_some() {
+            rows.push(serde_json::from_value::<Row>(value).map_err(fail)?);
+        }
+    }
+    Ok(rows.into_iter().filter(|row| row.suite == suite).collect())
+}
+
+/// The run that counts for each problem and mode, in a steady order.
+fn entries(rows: &[Row]) -> Vec<Entry> {
+    let mut ours: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
+    let peers_of = |ours: &Row| -> Vec<Row> {
+        let same = |row: &&Row| row.run == ours.run && row.problem == ours.problem && row.mode == ours.mode;
+        let peers = rows.iter().filter(same).filter(|row| !row.implementation.starts_with(OURS));
+        peers.cloned().collect()
+    };
+    // The run that counts comes last of its kind.
+    ours.sort_by_cached_key(|row| {
+        (row.problem.clone(), row.mode != "warm", !peers_of(row).is_empty(), row.when.clone())
+    });
+    let last = |index: usize| {
+        ours.get(index + 1)
+            .is_none_or(|next| (&next.problem, &next.mode) != (&ours[index].problem, &ours[index].mode))
+    };
+    let counting = (0..ours.len()).filter(|&index| last(index));
+    counting.map(|index| Entry { ours: ours[index].clone(), peers: peers_of(ours[index]) }).collect()
+}
+
+/// A document or picture as it should be.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    contents: String,
+}
+
+/// Everything that the documents ask for: themselves with their tables, and a picture for each table.
+fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
+    let mut made = Vec::new();
+    for document in documents {
+        let path = root.join(document);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| StoreError::Read { path: path.clone(), source })?;
+        let mut pictures = Vec::new();
+        let contents = fill(&path, &text, |device, suite| {
+            let entries = entries(&rows(&root.join(format!("evidence/{device}.jsonl")), suite)?);
+            let mut text = render::table(device, suite, &entries);
+            if let Some(contents) = render::plot(&entries) {
+                let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
+                let from = if document.starts_with("docs") { Path::new("images") } else { images };
+                text += &format!("\n\n![{suite} on {device}]({})", from.join(&picture).display());
+                pictures.push(Made { path: root.join(images).join(picture), contents });
+            }
+            Ok(text)
+        })?;
+        made.push(Made { path, contents });
+        made.extend(pictures);
+    }
+    Ok(made)
+}
+
+/// The text with every marked region filled anew.
+fn fill(
+    path: &Path,
+    text: &str,
+    mut table: impl FnMut(&str, &str) -> Result<String, TableError>,
+) -> Result<String, TableError> {
+    const START: &str = "<!-- table:";
+    const END: &str = "<!-- /table -->";
+    let (mut filled, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once(START) {
+        let Some((name, after)) = after.split_once(" -->") else { break };
+        let open = || TableError::Open { path: path.to_path_buf(), name: name.to_owned() };
+        let (old, after) = after.split_once(END).ok_or_else(open)?;
+        if old.contains(START) {
+            return Err(open());
+        }
+        let wrong = || TableError::Name { path: path.to_path_buf(), name: name.to_owned() };
+        let (device, suite) = name.split_once('/').ok_or_else(wrong)?;
+        let plain =
+            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !plain(device) || !plain(suite) {
+            return Err(wrong());
+        }
+        filled += &format!("{before}{START}{name} -->\n{}\n{END}", table(device, suite)?.trim_end());
+        rest = after;
+    }
+    Ok(filled + rest)
+}
+
+/// Makes the tables of the documents anew, and the pictures beside them. Gives what was changed.
+///
+/// # Errors
+/// When a document or the rows cannot be read, or a region is not well marked.
+pub fn update(root: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>, TableError> {
+    let stale = stale(root, documents)?;
+    for Made { path, contents } in &stale {
+        write(path, contents.as_bytes())?;
+    }
+    Ok(stale.into_iter().map(|made| made.path).collect())
+}
+
+/// Whether every table is what its rows give.
+///
+/// # Errors
+/// [`TableError::Stale`] where one is not; otherwise as [`update`].
+pub fn check(root: &Path, documents: &[PathBuf]) -> Result<(), TableError> {
+    let stale: Vec<PathBuf> = stale(root, documents)?.into_iter().map(|made| made.path).collect();
+    if stale.is_empty() { Ok(()) } else { Err(TableError::Stale(stale)) }
+}
+
+fn stale(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
+    let mut made = make(root, documents)?;
+    made.retain(|made| std::fs::read_to_string(&made.path).ok().as_ref() != Some(&made.contents));
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Scratch;
+    use serde_json::json;
+
+    fn row(name: &str, run: &str, when: &str, mode: &str, us: f64, ratio: Option<f64>) -> String {
+        let comparison = ratio.map(|ratio| {
+            json!({ "ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "noise": 1.001, "verdict": "FASTER" })
+        });
+        json!({
+            "suite": "mission", "impl": name, "mode": mode, "us_median": us, "tflops": 500.0 / us, "err_max": 1e-4,
+            "problem": {
+                "batch": 1, "heads_q": 8, "heads_kv": 8, "seq_q": 512, "seq_kv": 512, "head_dim": 64,
+                "head_dim_v": 64, "dtype": "f16", "mask": "none",
+            },
+            "ratio_vs": { "peer": "cudnn", "comparison": comparison }, "device": "NVIDIA H200", "driver": "CUDA 13.0",
+            "commit": "abc", "run": run, "when": when,
+        })
+        .to_string()
+    }
+
+    fn folder(rows: &[String]) -> Scratch {
+        let folder = Scratch::new().unwrap();
+        std::fs::create_dir_all(folder.path("evidence")).unwrap();
+        std::fs::create_dir_all(folder.path("docs/images")).unwrap();
+        std::fs::write(folder.path("evidence/h200.jsonl"), rows.join("\n")).unwrap();
+        let text = "Before.\n<!-- table:h200/mission -->\nold\n<!-- /table -->\nAfter.\n";
+        std::fs::write(folder.path("README.md"), text).unwrap();
+        folder
+    }
+
+    #[test]
+    fn the_newest_run_with_peers_fills_the_region() {
+        let folder = folder(&[
+            row("flashcore", "1", "2026-01-01", "warm", 6.0, Some(1.5)),
+            row("cudnn", "1", "2026-01-01", "warm", 9.0, None),
+            row("flashcore", "2", "2026-01-02", "warm", 4.5, Some(2.0)),
+            row("fa2", "2", "2026-01-02", "warm", 10.25, None),
+            row("cudnn", "2", "2026-01-02", "warm", 9.0, None),
+            r#"{"suite":"mission","impl":"fa3","mode":"warm","us_median":null,"tflops":null,"err_max":null,"fault":"no f16",
+               "problem":{"batch":1,"heads_q":8,"heads_kv":8,"seq_q":512,"seq_kv":512,"head_dim":64,"dtype":"f16","mask":"none"},
+               "device":"NVIDIA H200","driver":"CUDA 13.0","run":"2","when":"2026-01-02"}"#.replace('\n', ""),
+            row("flashcore", "3", "2026-01-03", "warm", 4.0, None),
+            row("flashcore other", "3", "2026-01-03", "warm", 3.0, None),
+            r#"{"suite":"emulator","check":"mma bits"}"#.into(),
+        ]);
+        let (root, documents) = (folder.path(""), [PathBuf::from("README.md")]);
+        assert!(matches!(check(&root, &documents), Err(TableError::Stale(paths)) if paths.len() == 2));
+        update(&root, &documents).unwrap();
+        check(&root, &documents).unwrap();
+        let text = std::fs::read_to_string(folder.path("README.md")).unwrap();
+        assert!(
+            text.starts_with("Before.\n<!-- table:h200/mission -->\n|")
+                && text.ends_with("<!-- /table -->\nAfter.\n")
+        );
+        for part in [
+            "| 4.50 |",
+            "10.25",
+            "| **9.00** |",
+            "2.00× [1.99, 2.01]",
+            "FASTER",
+            "geometric mean",
+            "fa3: no f16",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("6.0") && !text.contains("3.00") && !text.contains("old"), "{text}");
+        let plot = std::fs::read_to_string(folder.path("docs/images/h200-mission.svg")).unwrap();
+        assert!(plot.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && plot.contains("B1 H8 S512"));
+        // A new row makes it stale.
+        let more = [
+            std::fs::read_to_string(folder.path("evidence/h200.jsonl")).unwrap(),
+            row("flashcore", "4", "2026-01-04", "cold", 7.0, None),
+        ];
+        std::fs::write(folder.path("evidence/h200.jsonl"), more.join("\n")).unwrap();
+        assert!(check(&root, &documents).unwrap_err().to_string().contains("README.md"));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let folder = folder(&["{".into()]);
+        let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
+        assert!(error.contains("h200.jsonl, line 1"), "{error}");
+        for (text, expected) in [
+            ("<!-- table:h200/mission -->\nno end", "has no"),
+            ("<!-- table:h200/a --><!-- table:h200/b --><!-- /table -->", "table:h200/a"),
+            ("<!-- table:../etc/x --><!-- /table -->", "names no file"),
+            ("<!-- table:mission --><!-- /table -->", "names no file"),
+        ] {
+            std::fs::write(folder.path("README.md"), text).unwrap();
+            let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        std::fs::write(folder.path("README.md"), "<!-- table:l4/mission --><!-- /table -->").unwrap();
+        update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap();
+        assert!(std::fs::read_to_string(folder.path("README.md")).unwrap().contains("no rows"));
+    }
+}

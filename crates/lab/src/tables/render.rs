@@ -1,0 +1,150 @@
+//! Entries as Markdown and as a picture.
+
+use super::{Entry, Problem, Row};
+use crate::report::chart::{Bar, bars, standalone};
+
+/// Suites whose times are shown as rates.
+const RATES: [&str; 3] = ["ampere", "forward", "backward"];
+
+/// The table of a suite, with what was run and where below it.
+pub(super) fn table(device: &str, suite: &str, entries: &[Entry]) -> String {
+    if entries.is_empty() {
+        return format!("(There are no rows of `{suite}` in `evidence/{device}.jsonl`.)");
+    }
+    let rate = RATES.contains(&suite);
+    let unit = if rate { "TFLOP/s" } else { "µs" };
+    let peers = peers(entries);
+    let mut header = vec!["problem".to_owned(), "L2".to_owned(), format!("**FlashCore**, {unit}")];
+    header.extend(peers.iter().map(|name| format!("{name}, {unit}")));
+    header.extend(["against the best [95 %]".to_owned(), "verdict".to_owned()]);
+    let mut lines = vec![line(&header)];
+    // Words to the left, figures to the right.
+    lines.push(line(
+        &header
+            .iter()
+            .enumerate()
+            .map(|(i, _)| if i < 2 || i + 1 == header.len() { ":--" } else { "--:" })
+            .collect::<Vec<_>>(),
+    ));
+    lines.extend(entries.iter().map(|entry| line(&cells(entry, &peers, rate))));
+    lines.push(String::new());
+    lines.extend(summary(entries));
+    lines.join("\n")
+}
+
+fn line<T: AsRef<str>>(cells: &[T]) -> String {
+    let cells: Vec<&str> = cells.iter().map(AsRef::as_ref).collect();
+    format!("| {} |", cells.join(" | "))
+}
+
+/// Names of all peers, in the order in which they appear.
+fn peers(entries: &[Entry]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for row in entries.iter().flat_map(|entry| &entry.peers) {
+        if !names.contains(&row.implementation) {
+            names.push(row.implementation.clone());
+        }
+    }
+    names
+}
+
+fn cells(entry: &Entry, peers: &[String], rate: bool) -> Vec<String> {
+    let ours = &entry.ours;
+    let best = ours.against_best();
+    let mut cells = vec![title(&ours.problem), ours.mode.clone(), figure(Some(ours), rate)];
+    cells.extend(peers.iter().map(|name| {
+        let cell = figure(entry.peers.iter().find(|row| row.implementation == *name), rate);
+        if best.is_some_and(|(peer, _)| peer == name) { format!("**{cell}**") } else { cell }
+    }));
+    cells.push(best.map_or("–".into(), |(_, c)| format!("{:.2}× [{:.2}, {:.2}]", c.ratio, c.low, c.high)));
+    cells.push(best.map_or("–".into(), |(_, c)| c.verdict.name().to_owned()));
+    cells
+}
+
+fn title(p: &Problem) -> String {
+    let heads =
+        if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
+    let seq = if p.seq_q == p.seq_kv { p.seq_q.to_string() } else { format!("{}×{}", p.seq_q, p.seq_kv) };
+    let mask = if p.mask == "none" { String::new() } else { format!(" {}", p.mask) };
+    format!("{} B{} H{heads} S{seq} D{}{mask}", p.dtype, p.batch, p.head_dim)
+}
+
+/// A time or a rate; times that do not count are not shown.
+fn figure(row: Option<&Row>, rate: bool) -> String {
+    let Some(row) = row else { return "–".into() };
+    match (&row.fault, row.us_median, row.tflops) {
+        (Some(_), ..) => "out".into(),
+        (None, _, Some(tflops)) if rate => format!("{tflops:.0}"),
+        (None, Some(us), _) if !rate && us >= 100.0 => format!("{us:.0}"),
+        (None, Some(us), _) if !rate => format!("{us:.2}"),
+        (None, ..) => "–".into(),
+    }
+}
+
+/// Means, errors, who was out and why, and where it all ran.
+fn summary(entries: &[Entry]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for mode in ["warm", "cold"] {
+        let ratios: Vec<f64> = entries
+            .iter()
+            .filter(|entry| entry.ours.mode == mode)
+            .filter_map(|entry| entry.ours.against_best().map(|(_, c)| c.ratio))
+            .collect();
+        if !ratios.is_empty() {
+            let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
+            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+            let n = ratios.len();
+            lines.push(format!(
+                "L2 {mode}: geometric mean of {n} {mean:.2}× the best peer, least {least:.2}×.  "
+            ));
+        }
+    }
+    let ours = entries.iter().map(|entry| &entry.ours);
+    let error = ours.clone().filter_map(|row| row.err_max).fold(0.0, f64::max);
+    lines.push(format!("Largest error of ours against f64: {error:.1e}.  "));
+    let mut out: Vec<String> = entries
+        .iter()
+        .flat_map(|entry| std::iter::once(&entry.ours).chain(&entry.peers))
+        .filter_map(|row| row.fault.as_ref().map(|why| format!("Out: {}: {why}.  ", row.implementation)))
+        .collect();
+    out.sort();
+    out.dedup();
+    lines.extend(out);
+    let mut places: Vec<String> = ours
+        .map(|row| {
+            let day = row.when.split('T').next().unwrap_or_default();
+            let commit = row.commit.as_deref().unwrap_or("none");
+            format!("{}, {}, commit {commit}, {day}", row.device, row.driver)
+        })
+        .collect();
+    places.sort();
+    places.dedup();
+    lines.extend(places.into_iter().map(|place| format!("{place}.  ")));
+    lines
+}
+
+/// Ours as bars and the best peer's as marks, L2 warm.
+pub(super) fn plot(entries: &[Entry]) -> Option<String> {
+    let counts = |row: &Row| row.us_median.filter(|_| row.fault.is_none());
+    let warm: Vec<(String, Option<f64>, Option<f64>)> = entries
+        .iter()
+        .filter(|entry| entry.ours.mode == "warm")
+        .map(|entry| {
+            let peers = entry.peers.iter().filter_map(counts);
+            let best = peers.fold(f64::INFINITY, f64::min);
+            (title(&entry.ours.problem), counts(&entry.ours), Some(best).filter(|us| us.is_finite()))
+        })
+        .collect();
+    let rows: Vec<Bar> = warm
+        .iter()
+        .map(|(name, ours, best)| Bar {
+            name,
+            value: *ours,
+            range: None,
+            quoted: *best,
+            mark: "best peer",
+            class: "measured",
+        })
+        .collect();
+    (!rows.is_empty()).then(|| standalone(&bars(&rows)))
+}

@@ -1,0 +1,29 @@
+//! Tables and pictures of the documents, made by `flashcore tables` from the rows in `evidence/`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::{XtaskError, run};
+
+/// Documents with tables, from the root.
+const DOCUMENTS: [&str; 2] = ["README.md", "docs/benchmarks.md"];
+
+/// Fills them anew, or only checks that they are what their rows give.
+///
+/// # Errors
+/// When they are stale, or the rows cannot be read.
+pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).args([
+        "run",
+        "--quiet",
+        "--profile",
+        "test",
+        "--package",
+        "flashcore-cli",
+        "--",
+        "tables",
+    ]);
+    command.args(DOCUMENTS).args(check.then_some("--check"));
+    run(&mut command)
+}
