@@ -25,6 +25,9 @@ fn scenario() {
         Ok("device_memory") => device_memory(),
         Ok("fallbacks") => fallbacks(),
         Ok("full") => full(),
+        Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
+        Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
+        Ok("stub") => without("cuDriverGetVersion failed: CUDA_ERROR_STUB_LIBRARY"),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
     }
@@ -258,6 +261,20 @@ fn full() {
     assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
 }
 
+/// Where there is no GPU to use, the CPU computes; who asks for the GPU by name is told why not.
+fn without(reason: &str) {
+    assert_eq!(Device::best(), Device::Cpu);
+    let data = ramp(8 * 16, 3);
+    let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
+    let exact = cpu::oracle(&Problem::new(1, 1, 8, 16, f16::DTYPE), &data, &data, &data).unwrap();
+    close(&attention(view, view, view).run().unwrap().data, &exact.out);
+    for error in [Gpu::open(0).map(drop), attention(view, view, view).device(Device::Cuda(0)).run().map(drop)]
+    {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
 fn on_the_emulator(scenario: &str, variables: &[(&str, &str)]) {
     let runner = std::env::current_exe().unwrap();
     let mut all = vec![("FAKE_RUNNER", runner.to_str().unwrap())];
@@ -283,4 +300,12 @@ fn a_plan_that_is_not_admitted_falls_back() {
 #[test]
 fn a_full_device_leaves_it_to_the_cpu() {
     on_the_emulator("full", &[("FAKE_MEMORY", "10000")]);
+}
+
+#[test]
+fn without_a_usable_gpu_the_cpu_computes() {
+    passes("old", &[("FAKE_VERSION", "11080")]);
+    passes("no_device", &[("FAKE_INIT", "100")]);
+    // The toolkit's library of that name, which is there for linkers only.
+    passes("stub", &[("FAKE_STUB", "34")]);
 }

@@ -5,7 +5,7 @@
 //! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
 //! parameters (8 bytes each), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -180,10 +180,13 @@ pub extern "C" fn fake_counts(live: *mut u64, launches: *mut u64, linked: *mut u
 }
 
 fake! {
-    cuDriverGetVersion(version: *mut i32) { *version = variable("FAKE_VERSION", 13000) as i32; 0 }
+    cuDriverGetVersion(version: *mut i32) {
+        *version = variable("FAKE_VERSION", 13000) as i32;
+        variable("FAKE_STUB", 0) as Result
+    }
     cuInit(_flags: u32) { variable("FAKE_INIT", 0) as Result }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
-        *text = match error { 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", _ => c"CUDA_ERROR" }.as_ptr(); 0
+        *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }
     cuGetErrorString(_error: Result, text: *mut *const c_char) { *text = c"told by the fake".as_ptr(); 0 }
     cuDeviceGetCount(count: *mut i32) { *count = 1; 0 }

@@ -1,7 +1,8 @@
 //! Which plans are tried, in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::{Arch, KernelError, Plan};
+use kernels::select::{self, Source, TunedTable};
+use kernels::{KernelError, Plan};
 use problem::Problem;
 use tile::CopyMode;
 
@@ -10,6 +11,10 @@ use tile::CopyMode;
 pub enum PlanSource {
     /// The caller gave it. It is tried alone: who names a plan wants that plan or the reason why not.
     Given,
+    /// A row of the tuned table, measured on a device: this problem's or the nearest.
+    Tuned,
+    /// A row of the time model's.
+    Predicted,
     /// The family's default for the problem and the device.
     Default,
     /// A small one that any driver compiles without spilling.
@@ -23,25 +28,34 @@ pub(super) struct Candidate {
     pub source: PlanSource,
 }
 
-/// The plans for a problem, the best first.
+/// The plans for a problem, the best first, and in words why the first.
 ///
 /// # Errors
 /// When the problem cannot be stated or no family computes it.
 pub(super) fn candidates(
     problem: &Problem,
     lse: bool,
-    arch: &Arch,
+    device: &select::Device<'_>,
     given: Option<&Plan>,
-) -> Result<Vec<Candidate>, KernelError> {
+) -> Result<(Vec<Candidate>, Vec<String>), KernelError> {
     problem.check()?;
     let of = |plan: &Plan, source| Candidate { plan: with_lse(plan, lse), source };
     if let Some(plan) = given {
-        return Ok(vec![of(plan, PlanSource::Given)]);
+        return Ok((vec![of(plan, PlanSource::Given)], vec!["taken: the plan that was given".to_owned()]));
     }
-    let default = Plan::default_for(problem, arch)?;
-    let mut all = vec![of(&default, PlanSource::Default)];
+    let choice = select::choose(problem, device, TunedTable::builtin())?;
+    let default = Plan::default_for(problem, &device.arch)?;
+    let source = match choice.source {
+        Source::Tuned { .. } => PlanSource::Tuned,
+        Source::Predicted { .. } => PlanSource::Predicted,
+        Source::Default => PlanSource::Default,
+    };
+    let mut all = vec![of(&choice.plan, source)];
+    if choice.plan != default {
+        all.push(of(&default, PlanSource::Default));
+    }
     all.extend(safe(&default).map(|plan| of(&plan, PlanSource::Safe)));
-    Ok(all)
+    Ok((all, choice.why))
 }
 
 /// 16 rows a warp, few keys, one stage: half of the registers and a fraction of the shared memory of the default.
@@ -88,7 +102,10 @@ pub(super) fn unaligned(plan: &Plan) -> Option<Plan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels::Arch;
     use problem::{DType, Mask};
+
+    const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
     #[test]
     fn every_candidate_fits_every_problem_of_the_family() {
@@ -96,8 +113,10 @@ mod tests {
             for dim in [8, 40, 64, 96, 128, 192, 256] {
                 for mask in [Mask::None, Mask::Causal] {
                     let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_mask(mask);
-                    let all = candidates(&problem, true, &arch, None).unwrap();
-                    assert_eq!(all.len(), 2);
+                    let all = candidates(&problem, true, &select::Device { name: "unknown", arch }, None)
+                        .unwrap()
+                        .0;
+                    assert!((2..=3).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
@@ -116,14 +135,13 @@ mod tests {
     fn a_given_plan_is_tried_alone() {
         let problem = Problem::mission();
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
-        let all = candidates(&problem, false, &Arch::SM_90, Some(&plan)).unwrap();
+        let (all, _) = candidates(&problem, false, &H200, Some(&plan)).unwrap();
         assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
     }
 
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
-        let refuse =
-            |problem: Problem| candidates(&problem, false, &Arch::SM_90, None).unwrap_err().to_string();
+        let refuse = |problem: Problem| candidates(&problem, false, &H200, None).unwrap_err().to_string();
         assert!(refuse(Problem::new(1, 1, 8, 64, DType::F32)).contains("accepted: f16, bf16"));
         assert!(
             refuse(Problem::new(1, 1, 8, 12, DType::F16)).contains("head_dim = 12; accepted: multiples of 8")

@@ -2,6 +2,7 @@
 
 use cpu::{Element, Elements, ElementsMut};
 use driver::{PoolBuffer, Stream, bytes_of, bytes_of_mut};
+use kernels::select;
 use problem::{Problem, ProblemError, Tensor};
 
 use super::{Gpu, candidates};
@@ -9,7 +10,8 @@ use crate::AttentionError;
 
 /// Whether the device has a kernel family for the problem.
 pub(crate) fn is_taken(gpu: &Gpu, problem: &Problem) -> bool {
-    candidates::candidates(problem, true, gpu.arch(), None).is_ok()
+    let device = select::Device { name: &gpu.info().name, arch: *gpu.arch() };
+    candidates::candidates(problem, true, &device, None).is_ok()
 }
 
 /// Computes on slices that hold what the problem's strides reach. `lse` has an element for each row.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Plan, emit};
+use kernels::{Arch, Plan, emit, select};
 use problem::Problem;
 use ptx::{Arg, Launch};
 
@@ -13,6 +13,8 @@ use crate::AttentionError;
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
 /// measured; more than these are in the loop.
 const SPILLS: u32 = 64;
+/// The same of a plan that was measured: what it spilled then is in its time, and only another compiler makes it more.
+const MEASURED_SPILLS: u32 = 256;
 /// What `cp.async` of 16 bytes asks of every address (PTX ISA, "cp.async").
 const ALIGNED: u64 = 16;
 const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
@@ -33,6 +35,8 @@ pub struct Fallback {
 pub struct Prepared {
     context: Arc<Context>,
     arch: Arch,
+    /// Why the first plan that was tried was the first.
+    why: Vec<String>,
     /// The problem, with one row where it has none: what was compiled.
     problem: Problem,
     /// Whether there is nothing to compute.
@@ -66,15 +70,18 @@ impl Prepared {
     ) -> Result<Prepared, AttentionError> {
         let (problem, empty) = stand_in(problem);
         let mut fallbacks = Vec::new();
-        let mut all = candidates(&problem, lse, arch, plan)?.into_iter().peekable();
+        let device = select::Device { name: &context.info().name, arch: *arch };
+        let (all, why) = candidates(&problem, lse, &device, plan)?;
+        let mut all = all.into_iter().peekable();
         while let Some(Candidate { plan, source }) = all.next() {
             let last = all.peek().is_none();
-            let spills = (!last).then_some(SPILLS);
+            let spills = if last { None } else { Some(spills(source)) };
             match Loaded::new(context, arch, &problem, lse, plan.clone(), spills) {
                 Ok(main) => {
                     return Ok(Prepared {
                         context: context.clone(),
                         arch: *arch,
+                        why,
                         problem,
                         empty,
                         lse,
@@ -105,6 +112,11 @@ impl Prepared {
     /// Where the plan came from.
     pub fn choice(&self) -> PlanSource {
         self.source
+    }
+
+    /// Why the first plan that was tried was the first: what was looked at, in order, in words.
+    pub fn why(&self) -> &[String] {
+        &self.why
     }
 
     /// Plans that were tried before and not taken, with the reasons.
@@ -227,6 +239,14 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
         Plan::Ladder { .. } => expect,
+    }
+}
+
+/// Spills per thread that a plan may have while another one waits.
+fn spills(source: PlanSource) -> u32 {
+    match source {
+        PlanSource::Tuned => MEASURED_SPILLS,
+        PlanSource::Given | PlanSource::Predicted | PlanSource::Default | PlanSource::Safe => SPILLS,
     }
 }
 

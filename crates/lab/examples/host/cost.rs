@@ -72,7 +72,8 @@ pub fn calls() -> Outcome {
     time("Gpu::prepare, prepared before", &stream, || gpu.prepare(&problem, false, None).map(drop))?;
     tell("calls", Ok(format!("{CALLS} of each")));
     let resources = prepared.resources();
-    println!("plan {:?}: {resources:?}", prepared.plan());
+    println!("plan {:?}, {:?}: {resources:?}", prepared.plan(), prepared.choice());
+    prepared.why().iter().for_each(|why| println!("  {why}"));
     Ok(())
 }
 
