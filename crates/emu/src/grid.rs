@@ -81,15 +81,50 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
         apart: !program.communicates,
     };
     let mut total = Total::default();
+    let ctas = Ctas::new(kernel.launch.grid.count(), options)?;
     if program.communicates {
-        run_together(&context, kernel.launch.grid.count(), &mut total)?;
+        run_together(&context, ctas, &mut total)?;
     } else {
-        run_apart(&context, kernel.launch.grid.count(), &mut total)?;
+        run_apart(&context, ctas, &mut total)?;
     }
     after_checks(&context, kernel, options, &mut total.findings);
     drop(global);
     keep_written(kernel, buffers, fresh);
     Ok(Report { changed: changed(&program, &variables), ..total.report(&program, kernel) })
+}
+
+/// The CTAs to run.
+#[derive(Clone, Copy)]
+enum Ctas<'a> {
+    All(u64),
+    Only(&'a [u64]),
+}
+
+impl<'a> Ctas<'a> {
+    fn new(grid: u64, options: &'a Options) -> Result<Ctas<'a>, EmuError> {
+        let Some(only) = &options.only else { return Ok(Ctas::All(grid)) };
+        match only.iter().find(|cta| **cta >= grid) {
+            None => Ok(Ctas::Only(only)),
+            Some(cta) => {
+                let (given, accepted) = (cta.to_string(), format!("0 to {}", grid - 1));
+                Err(EmuError::Launch { what: "the CTA to run", given, accepted })
+            }
+        }
+    }
+
+    fn count(self) -> u64 {
+        match self {
+            Ctas::All(count) => count,
+            Ctas::Only(ctas) => ctas.len() as u64,
+        }
+    }
+
+    fn get(self, i: u64) -> u64 {
+        match self {
+            Ctas::All(_) => i,
+            Ctas::Only(ctas) => ctas[i as usize],
+        }
+    }
 }
 
 /// What was found so far.
@@ -303,13 +338,14 @@ fn map_buffers<'a>(
 }
 
 /// CTAs that cannot see each other: in parallel, in any order.
-fn run_apart(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuError> {
+fn run_apart(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), EmuError> {
     let warps = (context.launch.block.count() as usize).div_ceil(32);
     let granule = context.program.granules[1];
-    let budget = Budget::new(context, ctas);
-    let found = (0..ctas)
+    let budget = Budget::new(context, ctas.count());
+    let found = (0..ctas.count())
         .into_par_iter()
-        .try_fold(Total::default, |mut sum, cta| {
+        .try_fold(Total::default, |mut sum, i| {
+            let cta = ctas.get(i);
             let order = GlobalOrder::new(granule, warps);
             budget.spend(START_STEPS)?;
             let (outcome, _) = Cta::new(context, cta, order).run()?;
@@ -324,18 +360,19 @@ fn run_apart(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuE
 }
 
 /// CTAs that communicate: turn by turn, so that one that waits for another sees it arrive.
-fn run_together(context: &Context, ctas: u64, total: &mut Total) -> Result<(), EmuError> {
+fn run_together(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), EmuError> {
     let warps = (context.launch.block.count() as usize).div_ceil(32);
     let mut order = GlobalOrder::new(context.program.granules[1], warps);
     let mut next = 0;
     let mut resident: VecDeque<Cta> = VecDeque::new();
     let room = resident_ctas(context, warps);
-    let budget = Budget::new(context, ctas);
+    let budget = Budget::new(context, ctas.count());
     let mut spinning = 0;
-    while next < ctas || !resident.is_empty() {
-        while next < ctas && resident.len() < room {
+    let count = ctas.count();
+    while next < count || !resident.is_empty() {
+        while next < count && resident.len() < room {
             budget.spend(START_STEPS)?;
-            resident.push_back(Cta::new(context, next, GlobalOrder::default()));
+            resident.push_back(Cta::new(context, ctas.get(next), GlobalOrder::default()));
             next += 1;
         }
         let Some(mut cta) = resident.pop_front() else { break };
@@ -392,7 +429,7 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
             (threads, Some(place), "writes what another CTA reads, and nothing orders CTAs".into())
         });
     }
-    if options.checks.unwritten {
+    if options.checks.unwritten && options.only.is_none() {
         for (index, (spec, region)) in kernel.buffers.iter().zip(&context.global.regions).enumerate() {
             if spec.access == Access::Write {
                 check_written(

@@ -49,6 +49,9 @@ pub struct Options {
     pub sm: Option<u32>,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
+    /// Linear indices of the CTAs to run, each once; all when `None`. Outputs of the others are then not missed: such a run
+    /// records, it does not prove.
+    pub only: Option<Vec<u64>>,
     /// Warp instructions a CTA may issue.
     pub step_limit: u64,
     /// Warp instructions that all CTAs may issue together; the start of a CTA counts as some.
@@ -65,6 +68,7 @@ impl Default for Options {
             checks: Checks::ALL,
             sm: None,
             traced_ctas: Vec::new(),
+            only: None,
             step_limit: 50_000_000,
             grid_limit: u64::MAX,
             must_write: HashMap::new(),

@@ -7,6 +7,7 @@ pub mod climb;
 pub mod diagnose;
 pub mod differential;
 pub mod files;
+pub mod forecast;
 pub mod fuzz;
 pub mod gate;
 pub mod launchfile;

@@ -2,10 +2,12 @@
 
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
+use emu::trace::{CtaTrace, sample_ctas};
+use emu::{Buffer, Checks, EmuError, Options};
 use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
-use crate::gate::{GateError, Proof, Settings, prove};
+use crate::gate::{GateError, Proof, Settings, contents, prove};
 use crate::launchfile::Bound;
 
 /// A kernel, studied.
@@ -68,7 +70,7 @@ pub fn analyse(
     });
     let predictions: Vec<_> = match &resources {
         Some(resources) if !proof.traces.is_empty() => {
-            machines.iter().map(|gpu| predict(&subject(&bound, launch, &proof, resources), gpu)).collect()
+            machines.iter().map(|gpu| forecast(&bound, launch, &proof.traces, resources, gpu)).collect()
         }
         _ => Vec::new(),
     };
@@ -81,7 +83,7 @@ pub fn analyse(
 fn subject<'a>(
     bound: &'a Bound,
     launch: &'a Launch,
-    proof: &'a Proof,
+    traces: &'a [CtaTrace],
     resources: &'a Resources,
 ) -> Subject<'a> {
     let kernel = &bound.kernel;
@@ -91,9 +93,36 @@ fn subject<'a>(
     Subject {
         module: &kernel.module,
         launch,
-        traces: &proof.traces,
+        traced: kernel.launch.grid,
+        traces,
         resources,
         footprint: times * kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum::<u64>(),
         cache: CacheState::Warm,
     }
+}
+
+/// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.
+///
+/// # Errors
+/// When the kernel cannot be launched or does not end.
+pub fn record(bound: &Bound, count: u64) -> Result<Vec<CtaTrace>, EmuError> {
+    let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
+    let checks = Checks { races: false, uninitialised: false, unwritten: false };
+    let options = Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, ..Options::default() };
+    let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
+    Ok(emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?.traces)
+}
+
+/// Predicts the time of `launch` from CTAs recorded from a kernel of the same work.
+///
+/// # Errors
+/// When the machine cannot run it.
+pub fn forecast(
+    bound: &Bound,
+    launch: &Launch,
+    traces: &[CtaTrace],
+    resources: &Resources,
+    gpu: &Gpu,
+) -> Result<Prediction, ModelError> {
+    predict(&subject(bound, launch, traces, resources), gpu)
 }

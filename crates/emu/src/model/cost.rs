@@ -43,13 +43,16 @@ pub(super) struct Cost {
     pub mufu: u32,
     /// Clocks from issue to the result.
     pub latency: u32,
+    /// Clocks by which a predicate is there earlier for what reads it as data.
+    pub early: u32,
     /// Floating-point operations a lane; for mma a thirty-second of the warp's.
     pub flops: u32,
 }
 
 impl Cost {
     /// Of something that vanishes.
-    pub(super) const FREE: Cost = Cost { slots: 0, pipe: Pipe::None, busy: 0, mufu: 0, latency: 0, flops: 0 };
+    pub(super) const FREE: Cost =
+        Cost { slots: 0, pipe: Pipe::None, busy: 0, mufu: 0, latency: 0, early: 0, flops: 0 };
 }
 
 /// Composes costs on one GPU.
@@ -87,7 +90,8 @@ impl Costs<'_> {
     }
 
     fn predicate(&self, slots: u32) -> Cost {
-        Cost { latency: self.0.latency.predicate, ..self.alu(slots) }
+        let latency = &self.0.latency;
+        Cost { latency: latency.predicate, early: latency.predicate - latency.alu, ..self.alu(slots) }
     }
 
     /// `around` FMA-pipe instructions and `special` MUFU ones, `chain` of the former in a row with all of the latter.
@@ -286,6 +290,7 @@ fn tensor(gpu: &Gpu, mma: &Mma) -> Cost {
         pipe: Pipe::Tensor,
         busy: busy as u32,
         mufu: 0,
+        early: 0,
         latency: latency.max(busy as u32 / TICK as u32),
         flops: flops / 32,
     }

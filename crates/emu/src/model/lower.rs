@@ -68,6 +68,8 @@ pub(super) type Registers = SmallVec<[u32; 6]>;
 pub(super) struct Lowered {
     pub cost: Cost,
     pub action: Action,
+    /// It reads predicates as data, and not only as its guard.
+    pub selects: bool,
     pub reads: Registers,
     pub writes: Registers,
     /// Its result as a sum of its sources, so that unrolling folds it into offsets.
@@ -254,11 +256,19 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
     Lowered {
         cost: cost(instruction, gpu),
         action: action(instruction),
+        selects: selects(instruction),
         reads: sources,
         writes: results,
         linear: linear(instruction, base),
         load: scalar_load(instruction, base),
     }
+}
+
+/// Whether an unguarded instruction reads predicates as data: selections, votes, and what combines predicates.
+fn selects(instruction: &Instruction) -> bool {
+    let combines = matches!(instruction.op, Op::Selp(_) | Op::Vote(_) | Op::Setp { .. })
+        || matches!(instruction.op, Op::Binary(_, Type::Pred, _));
+    combines && instruction.guard.is_none()
 }
 
 fn scalar_load(instruction: &Instruction, base: u32) -> Option<ScalarLoad> {

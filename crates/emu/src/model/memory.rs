@@ -25,14 +25,11 @@ pub enum CacheState {
     Cold,
 }
 
-/// Clocks that the port of a sub-partition is held by the 128 bytes of one load, and of one store: 64 bytes a clock back,
-/// 32 forth (read off loops run by hand on an H200; no row in `evidence/` yet).
-const LOAD_PORT: u64 = 2;
-const STORE_PORT: u64 = 4;
-
-fn port_clocks(direction: Direction) -> u64 {
-    if direction == Direction::Load { LOAD_PORT } else { STORE_PORT }
-}
+/// Clocks that the port of a sub-partition is held by an access (rows "ld.shared.b32 rate", "st.shared.b32 rate" and "shfl
+/// rate" at 1, 4 and 16 warps).
+const PORT: u64 = 4;
+/// Clocks that an atomic in shared memory takes beyond a load.
+const ATOMIC: u64 = 3;
 
 /// Something that serves requests one after another at a fixed rate.
 #[derive(Clone, Copy, Debug)]
@@ -183,18 +180,18 @@ impl<'a> MemorySystem<'a> {
 
     /// A shuffle.
     pub(super) fn exchange(&mut self, at: At, latency: u32) -> Answer {
-        let start = self.occupy(at, Hold { passes: 1, port: LOAD_PORT }, 0);
+        let start = self.occupy(at, Hold { passes: 1, port: PORT }, 0);
         Answer { done: start + u64::from(latency) * TICK, cause: Cause::Exchange }
     }
 
     /// An access to shared memory of so many passes.
     pub(super) fn shared(&mut self, at: At, passes: u64, direction: Direction) -> Answer {
         let passes = passes.max(1);
-        let hold = Hold { passes: passes.max(self.addressing()), port: port_clocks(direction) };
+        let hold = Hold { passes: passes.max(self.addressing()), port: PORT };
         let start = self.occupy(at, hold, 0);
         let latency = &self.gpu.latency;
-        // An atomic reads, computes and writes: two trips.
-        let base = u64::from(latency.shared) * if direction == Direction::Atomic { 2 } else { 1 };
+        // An atomic is computed where the data is (row "atom.shared.add chain").
+        let base = u64::from(latency.shared) + if direction == Direction::Atomic { ATOMIC } else { 0 };
         let extra = (passes - 1) * u64::from(latency.shared_pass) + (start - at.tick) / TICK;
         let cause = if extra > base { Cause::SharedBandwidth } else { Cause::SharedLatency };
         Answer { done: start + (base + (passes - 1) * u64::from(latency.shared_pass)) * TICK, cause }
@@ -205,13 +202,18 @@ impl<'a> MemorySystem<'a> {
         let (lines, sectors) = (u64::from(f.lines.max(1)), u64::from(f.sectors.max(1)));
         // One tag look-up and 128 bytes a clock.
         let passes = lines.max(sectors.div_ceil(4)).max(self.addressing());
-        let start = self.occupy(at, Hold { passes, port: port_clocks(direction) }, 1);
-        let latency = &self.gpu.latency;
-        let tags = (lines - 1) * u64::from(latency.shared_pass) * TICK;
+        let start = self.occupy(at, Hold { passes, port: PORT }, 1);
+        let tags = (lines - 1) * u64::from(self.gpu.latency.shared_pass) * TICK;
         let missing = self.misses(f, direction, how);
         if missing.l2 == 0 {
-            return Answer { done: start + u64::from(latency.l1) * TICK + tags, cause: Cause::L1 };
+            return Answer { done: start + u64::from(self.gpu.latency.l1) * TICK + tags, cause: Cause::L1 };
         }
+        self.beyond(start, tags, missing)
+    }
+
+    /// What L2 and DRAM answer to a request that leaves the SM at `start`.
+    fn beyond(&mut self, start: u64, tags: u64, missing: Missing) -> Answer {
+        let latency = &self.gpu.latency;
         self.l2_traffic += missing.l2;
         let through = self.l2.serve(start, missing.l2 * SECTOR);
         let mut done = through.max(start + tags) + u64::from(latency.l2) * TICK;
@@ -227,10 +229,13 @@ impl<'a> MemorySystem<'a> {
         Answer { done, cause }
     }
 
-    /// The global read and the shared write of `cp.async`.
+    /// The global read and the shared write of `cp.async`. What passes L1 takes nothing of its banks on the way out; what comes
+    /// back is written to shared memory, a pass a clock.
     pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
-        let read = self.cached(at, source, Direction::Load, Cached::L2);
-        self.occupy(at, Hold { passes: passes.max(1), port: 0 }, 0);
+        let passes = passes.max(self.addressing());
+        let start = self.occupy(at, Hold { passes, port: PORT }, 1);
+        let missing = self.misses(source, Direction::Load, Cached::L2);
+        let read = self.beyond(start, 0, missing);
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }
     }
 

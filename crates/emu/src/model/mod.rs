@@ -9,7 +9,7 @@
 //!    pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
 //! 4. `predict`: what was not replayed is taken at the mean rate of what was; clock, launch and uncertainty are added.
 //!
-//! Constants are public ones ([`machine`]); none is fitted to a measurement of this project. Not modelled: instruction
+//! Constants are public ones or those of our own microbenchmarks ([`machine`]); none is fitted to a kernel's time. Not modelled: instruction
 //! cache misses, TLB misses, register-bank conflicts, DRAM refresh and page conflicts, and clusters.
 
 mod address;

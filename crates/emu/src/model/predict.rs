@@ -1,6 +1,9 @@
 //! From the replay of one SM to the time of a launch.
 
-use ptx::{Launch, Module};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use ptx::{Dim3, Launch, Module};
 use thiserror::Error;
 
 use super::cost::{Pipe, TICK};
@@ -15,6 +18,8 @@ use crate::trace::{CtaTrace, Detail};
 
 /// Events replayed at most: about half a second.
 const BUDGET: u64 = 6_000_000;
+/// CTAs dealt out one by one at most.
+const MOST_CTAS: u64 = 1 << 18;
 /// Share of the time from which on a unit counts as the bound.
 const SATURATED: f64 = 0.65;
 /// Relative uncertainty where everything is known: of public latencies and of the imitation of ptxas.
@@ -25,9 +30,12 @@ const BASE_UNCERTAINTY: f64 = 0.30;
 pub struct Subject<'a> {
     /// The module the traces were recorded from.
     pub module: &'a Module,
-    /// The launch they were recorded from.
+    /// The launch to predict.
     pub launch: &'a Launch,
-    /// Traces of some of its CTAs, in any order. CTAs without one are taken to be like the nearest that has.
+    /// The grid that the traces were recorded from: of that launch, or a smaller one of the same work, in which an extent may
+    /// be less (one head of many). Positions along it repeat.
+    pub traced: Dim3,
+    /// Traces of some CTAs of that grid, in any order. CTAs without one are taken to be like the nearest that has.
     pub traces: &'a [CtaTrace],
     /// What a CTA takes.
     pub resources: &'a Resources,
@@ -72,7 +80,7 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     let program = Program::new(subject.module, gpu);
     let mut layouts = Layouts::new(&program, gpu);
     let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
-    let queue = busiest_sm(grid, gpu, &occupancy, traces);
+    let queue = busiest_sm(subject, gpu, &occupancy);
     let residency = Residency {
         active_sms: grid.min(u64::from(gpu.sms)) as u32,
         ctas: u64::from(occupancy.ctas).min(queue.len() as u64) as u32,
@@ -86,22 +94,43 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     Ok(Scene { subject, gpu, occupancy, queue: &queue, issues, outcome }.prediction(grid, program.code.len()))
 }
 
-/// The CTAs that one SM works through, as indices of traces: those whose number is the SM's modulo the number of SMs.
-/// Where all CTAs run at once, the SM with the most to do decides; otherwise SMs that are done early take more, so one in
-/// the middle stands for all.
-fn busiest_sm(grid: u64, gpu: &Gpu, occupancy: &Occupancy, traces: &[CtaTrace]) -> Vec<usize> {
-    let sms = u64::from(gpu.sms);
-    let nearest =
-        |cta: u64| (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(cta), *t)).unwrap_or(0);
-    let of_sm = |sm: u64| (sm..grid).step_by(sms as usize).map(nearest).collect::<Vec<usize>>();
-    let rounds = grid.div_ceil(sms);
-    if rounds <= u64::from(occupancy.ctas) {
-        let work = |queue: &Vec<usize>| queue.iter().map(|t| traces[*t].issues()).sum::<u64>();
-        return (0..grid.min(sms)).map(of_sm).max_by_key(work).unwrap_or_default();
+/// The CTAs that one SM works through, as indices of traces, in the order in which they start: those of the SM that is done
+/// last. CTAs go round the SMs, one each, until all are full; from then on the SM where one ends takes the next. How long one
+/// takes beside others is not known yet; it is taken to be in proportion to its instructions.
+fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy) -> Vec<usize> {
+    let (traces, grid) = (subject.traces, subject.launch.grid.count());
+    let nearest = |cta: u64| {
+        let like = counterpart(cta, subject.launch.grid, subject.traced);
+        (0..traces.len()).min_by_key(|t| (traces[*t].cta.abs_diff(like), *t)).unwrap_or(0)
+    };
+    let sms = u64::from(gpu.sms).min(grid);
+    let slots = grid.min(sms * u64::from(occupancy.ctas));
+    let mut queues: Vec<Vec<usize>> = vec![Vec::new(); sms as usize];
+    // When each slot is free, the earliest first; of those, the first SM's.
+    let mut free: BinaryHeap<Reverse<(u64, u64)>> = (0..slots).map(|slot| Reverse((0, slot))).collect();
+    let mut done = vec![(0u64, 0u64); sms as usize];
+    for cta in 0..grid.min(MOST_CTAS) {
+        let Some(Reverse((at, slot))) = free.pop() else { break };
+        let (sm, trace) = ((slot % sms) as usize, nearest(cta));
+        let work = traces[trace].issues().max(1);
+        queues[sm].push(trace);
+        done[sm] = (done[sm].0.max(at + work), done[sm].1 + work);
+        free.push(Reverse((at + work, slot)));
     }
-    let mut queue = of_sm(((grid - 1) % sms) / 2);
-    queue.resize(rounds as usize, nearest(grid / 2));
+    let last = (0..queues.len()).max_by_key(|sm| (done[*sm], Reverse(*sm))).unwrap_or(0);
+    let mut queue = queues.swap_remove(last);
+    // A grid too large to deal out goes on like its middle.
+    let beyond = grid.saturating_sub(MOST_CTAS).div_ceil(sms) as usize;
+    queue.resize(queue.len() + beyond, nearest(grid / 2));
     queue
+}
+
+/// The CTA of the recorded grid that does what this one of the launch does.
+fn counterpart(cta: u64, grid: Dim3, traced: Dim3) -> u64 {
+    let [x, y, z] = [(grid.0, traced.0), (grid.1, traced.1), (grid.2, traced.2)]
+        .map(|(extent, of)| (u64::from(extent.max(1)), u64::from(of.max(1))));
+    let place = [(cta % x.0) % x.1, (cta / x.0 % y.0) % y.1, (cta / (x.0 * y.0)) % z.1];
+    place[0] + x.1 * (place[1] + y.1 * place[2])
 }
 
 /// As much of the queue as the budget allows, in whole waves, at least one.

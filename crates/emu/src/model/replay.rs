@@ -82,9 +82,13 @@ pub(super) fn replay(
 struct Ready {
     at: u64,
     cause: Cause,
+    /// The pipe that the value comes from: another one reads it a clock later.
+    pipe: Pipe,
+    /// Ticks by which it can be read earlier as data: a predicate, by a selection instead of as a guard.
+    early: u64,
 }
 
-const NOW: Ready = Ready { at: 0, cause: Cause::Arithmetic };
+const NOW: Ready = Ready { at: 0, cause: Cause::Arithmetic, pipe: Pipe::None, early: 0 };
 
 struct Warp {
     slot: usize,
@@ -207,7 +211,7 @@ impl<'a> Sm<'a> {
                 scheduler: (slot * count + index) % self.schedulers.len(),
                 run: 0,
                 step: 0,
-                from: Ready { at, cause: Cause::Branch },
+                from: Ready { at, cause: Cause::Branch, ..NOW },
                 since: at,
                 next: NEXT,
                 turn: 0,
@@ -334,7 +338,7 @@ impl<'a> Sm<'a> {
         warp.step += 1;
         warp.since = issued;
         warp.turn = self.turns;
-        warp.from = Ready { at: issued, cause: Cause::NotSelected };
+        warp.from = Ready { at: issued, cause: Cause::NotSelected, ..NOW };
         match self.perform(id, step, event, at) {
             Effect::Result(ready) => {
                 let queue = self.memory.admits(scheduler, id);
@@ -345,7 +349,7 @@ impl<'a> Sm<'a> {
                 if queue > issued && uses_unit(step.action) {
                     let shared = matches!(step.action, Action::Shared(_) | Action::Exchange);
                     let cause = if shared { Cause::SharedBandwidth } else { Cause::L1 };
-                    warp.from = Ready { at: queue, cause };
+                    warp.from = Ready { at: queue, cause, ..NOW };
                 }
             }
             Effect::Wait(from) => self.warps[id].from = from,
@@ -386,11 +390,15 @@ impl<'a> Sm<'a> {
 
     /// What a step does beyond taking its slot and pipe.
     fn perform(&mut self, id: usize, step: &Step, event: &Event, at: u64) -> Effect {
-        let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause };
+        let after = |clocks: u32, cause| Ready { at: at + u64::from(clocks) * TICK, cause, ..NOW };
         let from = At { tick: at, port: self.warps[id].scheduler, warp: id };
-        let answer = |a: super::memory::Answer| Effect::Result(Ready { at: a.done, cause: a.cause });
+        let answer = |a: super::memory::Answer| Effect::Result(Ready { at: a.done, cause: a.cause, ..NOW });
         match step.action {
-            Action::Arithmetic => Effect::Result(after(step.cost.latency, latency_cause(step))),
+            Action::Arithmetic => Effect::Result(Ready {
+                pipe: step.cost.pipe,
+                early: u64::from(step.cost.early) * TICK,
+                ..after(step.cost.latency, latency_cause(step))
+            }),
             Action::Exchange => answer(self.memory.exchange(from, step.cost.latency)),
             Action::Shared(direction) => answer(self.memory.shared(from, passes(event), direction)),
             Action::Cached(direction, how) => match event.detail {
@@ -416,7 +424,7 @@ impl<'a> Sm<'a> {
                 let warp = &mut self.warps[id];
                 let done = warp.groups.len().saturating_sub(allowed as usize);
                 let last = warp.groups.drain(..done).max().unwrap_or(0);
-                Effect::Wait(Ready { at: last.max(warp.from.at), cause: Cause::AsyncCopy })
+                Effect::Wait(Ready { at: last.max(warp.from.at), cause: Cause::AsyncCopy, ..NOW })
             }
             Action::Fence => Effect::Wait(after(self.gpu.latency.alu, Cause::Arithmetic)),
             Action::Branch => Effect::Wait(after(self.gpu.latency.branch, Cause::Branch)),
@@ -451,7 +459,7 @@ impl<'a> Sm<'a> {
         let state = std::mem::take(&mut cta.barriers[number]);
         let clocks = self.gpu.latency.barrier + self.gpu.latency.barrier_warp * state.arrived.div_ceil(32);
         for id in state.waiting {
-            let from = Ready { at: at + u64::from(clocks) * TICK, cause: Cause::Barrier };
+            let from = Ready { at: at + u64::from(clocks) * TICK, cause: Cause::Barrier, ..NOW };
             self.warps[id].from = from;
             self.resume(id);
         }
@@ -509,10 +517,10 @@ impl<'a> Sm<'a> {
 impl Scheduler {
     /// When an instruction can issue here, and which unit decides.
     fn earliest(&self, next: &Next) -> Ready {
-        let mut ready = Ready { at: next.alone.at, cause: Cause::NotSelected };
+        let mut ready = Ready { at: next.alone.at, cause: Cause::NotSelected, ..NOW };
         let mut wait_for = |free: u64, cause: Cause| {
             if free > ready.at {
-                ready = Ready { at: free, cause };
+                ready = Ready { at: free, cause, ..NOW };
             }
         };
         wait_for(self.free, Cause::NotSelected);
@@ -538,15 +546,25 @@ enum Effect {
     Barrier,
 }
 
+/// When all sources of a step can be read.
 fn latest(registers: &[Ready], names: &[u32], step: &Step) -> Ready {
-    let mut ready = NOW;
+    let mut latest = NOW;
     for r in &names[step.reads.start as usize..step.reads.end as usize] {
-        let other = registers[*r as usize];
-        if other.at > ready.at {
-            ready = other;
+        let ready = seen_by(step, registers[*r as usize]);
+        if ready.at > latest.at {
+            latest = ready;
         }
     }
-    ready
+    latest
+}
+
+/// A value as a step can read it: between the f32 and the integer pipe, or from them to another unit, it takes a clock more
+/// than within one; the row "iadd lop3 chain" and ptxas's stall counts say so.
+fn seen_by(step: &Step, value: Ready) -> Ready {
+    let leaves = matches!(value.pipe, Pipe::Fma | Pipe::Alu) && step.cost.pipe != value.pipe;
+    let across = if leaves && step.cost.slots > 0 && value.early == 0 { TICK } else { 0 };
+    let early = if step.selects { value.early } else { 0 };
+    Ready { at: (value.at + across).saturating_sub(early), ..value }
 }
 
 fn passes(event: &Event) -> u64 {

@@ -20,6 +20,8 @@ const WINDOW: usize = 48;
 pub(super) struct Step {
     pub cost: Cost,
     pub action: Action,
+    /// Reads predicates as data.
+    pub selects: bool,
     /// Into [`Layout::registers`].
     pub reads: Range<u32>,
     pub writes: Range<u32>,
@@ -88,6 +90,7 @@ fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> Layout {
         layout.steps.push(Step {
             cost: node.cost,
             action: node.action,
+            selects: node.selects,
             reads: start..middle,
             writes: middle..end,
             event: i as u32,

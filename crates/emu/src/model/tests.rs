@@ -104,6 +104,7 @@ fn predict_module(
     let subject = Subject {
         module,
         launch: &launch,
+        traced: launch.grid,
         traces,
         resources: &RESOURCES,
         footprint,
@@ -549,6 +550,7 @@ fn nothing_traced_is_an_error() {
         let subject = Subject {
             module: &module,
             launch,
+            traced: launch.grid,
             traces: &[],
             resources: &RESOURCES,
             footprint: 0,

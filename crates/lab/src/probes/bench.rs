@@ -86,6 +86,13 @@ impl Bench {
         });
     }
 
+    /// From here on the compiler thinks that the number of rounds differs from thread to thread.
+    pub fn rounds_differ(&mut self) {
+        let at = self.k.index(self.data, self.thread, 4);
+        let more: R32 = self.k.ld(at);
+        self.rounds = self.k.add(self.rounds, more);
+    }
+
     /// Keeps a result, so that the compiler keeps what led to it.
     pub fn keep(&mut self, value: R32) {
         let threads = self.k.special(SpecialReg::NtidX);

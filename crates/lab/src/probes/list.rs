@@ -310,6 +310,20 @@ fn caches() -> Vec<Probe> {
             let kept: R32 = b.k.ld(to);
             b.keep(kept);
         }),
+        probe("cp.async rate in L2", Kind::Rate, |b| {
+            let to = b.k.shared_index(b.shared, b.thread, 16);
+            let from = b.k.index(b.data, b.thread, 16);
+            b.repeat(|k, n| {
+                let part = 16 * i64::from(32 * MANY) * i64::from(n % 4);
+                k.cp_async16(to.at(part), from.at(part));
+                if n % 4 == 3 {
+                    k.cp_async_commit();
+                }
+            });
+            b.k.cp_async_wait(0);
+            let kept: R32 = b.k.ld(to);
+            b.keep(kept);
+        }),
         probe("ld.global.b32 rate in L1", Kind::Rate, |b| global_loads::<1>(b, 4)),
         probe("ld.global.v4 rate in L1", Kind::Rate, |b| global_loads::<4>(b, 16)),
         probe("ld.global.b32 rate in L1, 16 bytes apart", Kind::Rate, |b| global_loads::<1>(b, 16)),
@@ -474,7 +488,45 @@ fn loops() -> Vec<Probe> {
         let [x] = b.integers::<1>();
         b.keep(x);
     };
+    let shuffles = |differ: bool| {
+        move |b: &mut Bench| {
+            if differ {
+                b.rounds_differ();
+            }
+            let [sum] = b.floats();
+            b.repeat(|k, _| {
+                for lanes in [16, 8, 4, 2, 1] {
+                    let other = k.shfl_down(sum, lanes);
+                    k.add_to(sum, sum, other);
+                }
+            });
+            b.keep_f(sum);
+        }
+    };
+    let block = |b: &mut Bench| {
+        b.rounds_differ();
+        let (at, lane, rounds) = (b.k.shared_index(b.shared, b.thread, 4), b.lane, b.rounds);
+        let [sum] = b.floats();
+        b.repeat(|k, _| {
+            let inside = k.setp_u(CmpOp::Lt, lane, rounds);
+            k.if_(inside, |k| {
+                let x: ptx::F32 = k.ld(at);
+                let x = k.mad(x, x, sum);
+                k.st(at, x);
+                let inside = k.setp_u(CmpOp::Ne, lane, rounds);
+                k.if_(inside, |k| {
+                    let x: ptx::F32 = k.ld(at.at(1024));
+                    let x = k.mad(x, x, sum);
+                    k.st(at.at(1024), x);
+                });
+            });
+        });
+        b.keep_f(sum);
+    };
     vec![
+        probe("loop: sum by shuffles", Kind::Loop, shuffles(false)),
+        probe("loop: sum by shuffles, rounds unknown", Kind::Loop, shuffles(true)),
+        probe("loop: blocks that lanes may skip", Kind::Loop, block),
         probe("loop: row maximum in shared memory", Kind::Loop, row_max),
         probe("loop: row of exponentials in shared memory", Kind::Loop, row_sum),
         probe("loop: dot product of halves, shared and L1", Kind::Loop, dot),

@@ -231,6 +231,7 @@ impl Probe {
         let subject = Subject {
             module: &kernel.module,
             launch: &kernel.launch,
+            traced: alone.launch.grid,
             traces: &report.traces,
             resources: &resources,
             footprint: self.data as u64,

@@ -1,0 +1,228 @@
+//! Forecasts every rung and many plans of the fused family, then times them on the GPU: `forecast ROWS.jsonl`. One line a
+//! kernel goes to the terminal, at the end how good the forecasts of the test plans and of the rungs were; and, from a build
+//! of `cargo xtask evidence`, one row a kernel to the file. `forecast --model MACHINE` forecasts without a GPU.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use driver::Gpu;
+use emu::model::machine::MACHINES;
+use emu::model::{self, Prediction};
+use emu::resources::{Ptxas, Resources, Source, estimate};
+use flashcore_lab::bench::{median, problem_json};
+use flashcore_lab::climb::rungs;
+use flashcore_lab::forecast::{Fit, RECORDED, trials};
+use flashcore_lab::gate::contents;
+use flashcore_lab::launchfile::Bound;
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::store::append_line;
+use flashcore_lab::study::{forecast, record};
+use kernels::{Arch, Plan};
+use problem::{DType, Problem};
+use ptx::Machine;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+/// Time between two events, µs, about, and how often it is taken.
+const SPAN: f64 = 2000.0;
+const ROUNDS: usize = 7;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["--model", machine] => model_only(machine),
+        [rows] if !rows.starts_with('-') => run(Path::new(rows)),
+        _ => {
+            eprintln!("usage: forecast ROWS.jsonl | --model MACHINE");
+            return ExitCode::from(3);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// What a kernel is to the figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Part {
+    Rung,
+    Calibration,
+    Test,
+}
+
+/// A kernel to forecast and to time.
+struct Subject {
+    part: Part,
+    name: String,
+    problem: Problem,
+    plan: Value,
+    head: Bound,
+    whole: Bound,
+}
+
+/// The rungs at 8 heads, and the trials.
+fn subjects(arch: &Arch) -> Result<Vec<Subject>, Failure> {
+    let problem = Problem::new(1, 8, 512, 64, DType::F16);
+    let mut subjects = Vec::new();
+    for rung in rungs(&problem, arch)? {
+        let plan = json!({ "family": "ladder", "rung": rung.name });
+        let (name, problem) = (rung.name, problem.clone());
+        subjects.push(Subject { part: Part::Rung, name, problem, plan, head: rung.head, whole: rung.whole });
+    }
+    for trial in trials(arch) {
+        let p = &trial.problem;
+        let mask = if p.mask == problem::Mask::Causal { " causal" } else { "" };
+        let shape = format!("B{} H{} S{} D{}{mask}", p.batch, p.heads_q, p.seq_q, p.head_dim);
+        let [head, whole] = trial.kernels(arch)?;
+        subjects.push(Subject {
+            part: if trial.calibration { Part::Calibration } else { Part::Test },
+            name: format!("{shape}, {}", trial.name),
+            plan: json!(Plan::Mma(trial.plan)),
+            problem: trial.problem,
+            head,
+            whole,
+        });
+    }
+    Ok(subjects)
+}
+
+/// Forecasts from a few recorded CTAs of one head, all kernels in parallel.
+fn forecasts(
+    subjects: &[Subject],
+    resources: &[Option<Resources>],
+    gpu: &model::Gpu,
+) -> Vec<Option<Prediction>> {
+    subjects
+        .par_iter()
+        .zip(resources)
+        .map(|(s, resources)| {
+            let traces = record(&s.head, RECORDED).ok()?;
+            forecast(&s.head, &s.whole.kernel.launch, &traces, resources.as_ref()?, gpu).ok()
+        })
+        .collect()
+}
+
+fn model_only(machine: &str) -> Result<(), Failure> {
+    let gpu = model::Gpu::named(machine).ok_or_else(|| format!("no machine is called {machine}"))?;
+    let arch = Arch::of(gpu.sm).ok_or_else(|| format!("sm_{} is not a target of the kernels", gpu.sm))?;
+    let subjects = subjects(&arch)?;
+    let ptxas = Ptxas::find().ok();
+    let resources: Vec<Option<Resources>> = subjects
+        .par_iter()
+        .map(|s| {
+            let (module, entry) = (&s.whole.kernel.module, &s.whole.kernel.entry);
+            let assembled =
+                ptxas.as_ref().map(|p| p.resources(&module.to_string(), &format!("sm_{}", gpu.sm), entry));
+            assembled.and_then(Result::ok).or_else(|| estimate(module, entry))
+        })
+        .collect();
+    for (s, p) in subjects.iter().zip(forecasts(&subjects, &resources, gpu)) {
+        let p = p.map_or_else(|| "none".to_owned(), |p| format!("{:.1} µs, {:?}", p.us, p.bound));
+        println!("{:48} {p}", s.name);
+    }
+    Ok(())
+}
+
+fn run(rows: &Path) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut gpu = Gpu::open(0)?;
+    let provenance = Provenance::of_gpu(gpu.info());
+    let (major, minor) = gpu.info().capability;
+    let arch = Arch::of(major * 10 + minor).ok_or("the device is not a target of the kernels")?;
+    let known = MACHINES.into_iter().find(|m| gpu.info().name.split(' ').any(|word| word == m.name));
+    let known = known.ok_or_else(|| format!("the model does not know {}", gpu.info().name))?;
+    let subjects = subjects(&arch)?;
+    let resources: Vec<Option<Resources>> = subjects.iter().map(|s| loaded(&mut gpu, s).ok()).collect();
+    println!("{} kernels compiled after {:.0} s", subjects.len(), start.elapsed().as_secs_f64());
+    let forecasts = forecasts(&subjects, &resources, known);
+    println!("forecast for {} after {:.0} s", known.name, start.elapsed().as_secs_f64());
+    let mut pairs: Vec<(Part, f64, f64)> = Vec::new();
+    for (s, p) in subjects.iter().zip(&forecasts) {
+        let times = match time(&mut gpu, s) {
+            Ok(times) => times,
+            Err(error) => {
+                println!("{:48} failed: {error}", s.name);
+                continue;
+            }
+        };
+        let us = median(&times);
+        let Some(p) = p else {
+            println!("{:48} {us:9.1} µs, no forecast", s.name);
+            continue;
+        };
+        println!("{:48} {us:9.1} µs, forecast {:9.1}, {:.2} of it", s.name, p.us, p.us / us);
+        pairs.push((s.part, p.us, us));
+        if provenance.commit.is_some() {
+            append_line(rows, &row(s, p, &times, &provenance).to_string())?;
+        }
+    }
+    for (what, parts) in [
+        ("test plans", &[Part::Test][..]),
+        ("rungs", &[Part::Rung]),
+        ("rungs and test plans", &[Part::Rung, Part::Test]),
+        ("calibration plans", &[Part::Calibration]),
+    ] {
+        let chosen: Vec<(f64, f64)> =
+            pairs.iter().filter(|p| parts.contains(&p.0)).map(|p| (p.1, p.2)).collect();
+        let fit = Fit::of(&chosen);
+        let error = 100.0 * fit.median_error;
+        println!("{what}: {} kernels, Spearman {:.3}, median error {error:.0} %", fit.count, fit.spearman);
+    }
+    println!("{:.0} s in all", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// What the driver's compiler made of a kernel. Local memory beyond the kernel's own arrays is spilled registers, each
+/// stored and loaded once at least.
+fn loaded(gpu: &mut Gpu, s: &Subject) -> Result<Resources, Failure> {
+    let kernel = &s.whole.kernel;
+    let own = estimate(&kernel.module, &kernel.entry).ok_or("the kernel has no body")?;
+    let arrays = own.stack - own.spill_stores;
+    let got = gpu.load(kernel)?;
+    let spilled = got.local.saturating_sub(arrays);
+    Ok(Resources {
+        registers: got.registers,
+        spill_stores: spilled,
+        spill_loads: spilled,
+        stack: got.local,
+        shared: got.shared,
+        source: Source::Ptxas("driver".to_owned()),
+    })
+}
+
+/// Mean times of a launch, µs, warm, several times over.
+fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
+    let mut buffers = Vec::new();
+    for data in contents(&s.whole, 1) {
+        let mut buffer = gpu.allocate(data.len())?;
+        gpu.upload(&mut buffer, &data)?;
+        buffers.push(buffer);
+    }
+    let kernel = &s.whole.kernel;
+    let mut handles: Vec<&mut driver::Buffer> = buffers.iter_mut().collect();
+    let once = gpu.time(kernel, &mut handles, 3)?;
+    let launches = (SPAN / once.max(1.0)).clamp(3.0, 200.0) as u32;
+    (0..ROUNDS).map(|_| Ok(gpu.time(kernel, &mut handles, launches)?)).collect()
+}
+
+/// The evidence row: all times, and the forecast made before them.
+fn row(s: &Subject, p: &Prediction, times: &[f64], provenance: &Provenance) -> Value {
+    let mut row = json!({
+        "suite": "model", "impl": "flashcore", "kernel": s.name, "part": s.part, "plan": s.plan,
+        "problem": problem_json(&s.problem), "us": median(times), "all_us": times, "timer": "events, warm",
+        "forecast_us": [p.us_low, p.us, p.us_high], "bound": p.bound,
+    });
+    if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
+        row.extend(part);
+    }
+    row
+}

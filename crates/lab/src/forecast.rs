@@ -1,0 +1,188 @@
+//! Forecasts of the fused family and how good they are: the plans that forecasts are tried on, a fixed split of them, and
+//! the figures by which a forecast is judged.
+
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::{Arch, KernelError, Plan};
+use problem::{DType, Mask, Problem};
+
+use crate::gate::bind;
+use crate::launchfile::Bound;
+
+/// CTAs recorded of one head of a problem.
+pub const RECORDED: u64 = 6;
+
+/// A plan on a problem.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What differs from the default plan.
+    pub name: &'static str,
+    /// The problem.
+    pub problem: Problem,
+    /// The plan.
+    pub plan: MmaPlan,
+    /// Whether constants of the model may be chosen by its time. All others are the test.
+    pub calibration: bool,
+}
+
+/// A gene changed in the default plan.
+type Variant = (&'static str, fn(&mut MmaPlan));
+
+const VARIANTS: [Variant; 9] = [
+    ("default", |_| {}),
+    ("64 rows, 4 warps", |plan| (plan.block_m, plan.warps) = (64, 4)),
+    ("128 rows, 8 warps", |plan| (plan.block_m, plan.warps) = (128, 8)),
+    ("32 rows, 2 warps", |plan| (plan.block_m, plan.warps) = (32, 2)),
+    ("32 keys", |plan| plan.block_n = 32),
+    ("64 keys, 3 stages", |plan| (plan.block_n, plan.stages) = (64, 3)),
+    ("1 stage", |plan| plan.stages = 1),
+    ("queries elsewhere", |plan| {
+        plan.queries = match plan.queries {
+            QueryHome::Registers => QueryHome::Shared,
+            QueryHome::Shared => QueryHome::Registers,
+        };
+    }),
+    ("16 rows, 1 warp, 32 keys", |plan| (plan.block_m, plan.warps, plan.block_n) = (16, 1, 32)),
+];
+
+/// Batch, heads, sequence, head dimension, mask.
+const PROBLEMS: [(usize, usize, usize, usize, Mask); 9] = [
+    (1, 8, 512, 64, Mask::None),
+    (1, 8, 512, 64, Mask::Causal),
+    (2, 16, 1024, 64, Mask::None),
+    (1, 16, 2048, 64, Mask::Causal),
+    (1, 8, 1024, 128, Mask::None),
+    (2, 16, 1024, 128, Mask::Causal),
+    (1, 8, 2048, 128, Mask::None),
+    (1, 8, 1024, 256, Mask::None),
+    (1, 16, 1024, 256, Mask::Causal),
+];
+
+/// The plans: every variant of the default plan that each problem allows. Each third is for calibration.
+pub fn trials(arch: &Arch) -> Vec<Trial> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for (batch, heads, seq, head_dim, mask) in PROBLEMS {
+        let problem = Problem::new(batch, heads, seq, head_dim, DType::F16).with_mask(mask);
+        let default = MmaPlan::default_for(&problem, arch);
+        let mut tried: Vec<MmaPlan> = Vec::new();
+        for (name, change) in VARIANTS {
+            let mut plan = default.clone();
+            change(&mut plan);
+            if plan.check(&problem, arch).is_ok() && !tried.contains(&plan) {
+                tried.push(plan.clone());
+                let calibration = trials.len().is_multiple_of(3);
+                trials.push(Trial { name, problem: problem.clone(), plan, calibration });
+            }
+        }
+    }
+    trials
+}
+
+impl Trial {
+    /// The kernel on one head, whose CTAs are recorded, and on the whole problem.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn kernels(&self, arch: &Arch) -> Result<[Bound; 2], KernelError> {
+        let p = &self.problem;
+        let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
+        let plan = Plan::Mma(self.plan.clone());
+        let bound = |problem: &Problem| bind(&plan, problem, arch);
+        Ok([bound(&head)?, bound(p)?])
+    }
+}
+
+/// How well forecasts fit.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Fit {
+    /// Pairs.
+    pub count: usize,
+    /// Spearman's rank correlation.
+    pub spearman: f64,
+    /// Median of |forecast / measured − 1|.
+    pub median_error: f64,
+}
+
+impl Fit {
+    /// Of pairs of a forecast and a measured time.
+    pub fn of(pairs: &[(f64, f64)]) -> Fit {
+        let (forecast, measured): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
+        let mut errors: Vec<f64> = pairs.iter().map(|(f, m)| (f / m - 1.0).abs()).collect();
+        errors.sort_by(f64::total_cmp);
+        let middle = errors.len() / 2;
+        let median_error = match errors.len() {
+            0 => 0.0,
+            n if n % 2 == 1 => errors[middle],
+            _ => (errors[middle - 1] + errors[middle]) / 2.0,
+        };
+        Fit { count: pairs.len(), spearman: correlation(&ranks(&forecast), &ranks(&measured)), median_error }
+    }
+}
+
+/// Ranks from 0; equal values share the mean of theirs.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let rank = |x: &f64| {
+        let below = values.iter().filter(|y| *y < x).count();
+        let equal = values.iter().filter(|y| *y == x).count();
+        below as f64 + (equal as f64 - 1.0) / 2.0
+    };
+    values.iter().map(rank).collect()
+}
+
+/// Pearson's correlation; 0 where one of the two does not vary.
+fn correlation(a: &[f64], b: &[f64]) -> f64 {
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len().max(1) as f64;
+    let (mean_a, mean_b) = (mean(a), mean(b));
+    let product = |x: &[f64], mx: f64, y: &[f64], my: f64| -> f64 {
+        x.iter().zip(y).map(|(x, y)| (x - mx) * (y - my)).sum()
+    };
+    let norm = (product(a, mean_a, a, mean_a) * product(b, mean_b, b, mean_b)).sqrt();
+    if norm == 0.0 { 0.0 } else { product(a, mean_a, b, mean_b) / norm }
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::model::machine::H200;
+    use emu::resources::estimate;
+
+    use super::*;
+    use crate::study::{forecast, record};
+
+    #[test]
+    fn there_are_thirty_plans_that_no_constant_has_seen() {
+        let trials = trials(&Arch::SM_90);
+        let test = trials.iter().filter(|t| !t.calibration).count();
+        assert!(test >= 30, "{test} of {}", trials.len());
+        for (i, a) in trials.iter().enumerate() {
+            assert!(
+                trials[..i].iter().all(|b| b.plan != a.plan || b.problem != a.problem),
+                "{} twice",
+                a.name
+            );
+            kernels::emit(&a.problem, &Plan::Mma(a.plan.clone()), &Arch::SM_90).unwrap();
+        }
+    }
+
+    /// Of a causal problem, few recorded CTAs of one head stand for all: the forecast hardly depends on how many.
+    #[test]
+    fn a_few_recorded_ctas_stand_for_the_grid() {
+        let trial = trials(&Arch::SM_90).into_iter().find(|t| t.problem.mask == Mask::Causal).unwrap();
+        let [head, whole] = trial.kernels(&Arch::SM_90).unwrap();
+        let resources = estimate(&head.kernel.module, &head.kernel.entry).unwrap();
+        let [few, many] = [4, 32].map(|count| {
+            let traces = record(&head, count).unwrap();
+            forecast(&head, &whole.kernel.launch, &traces, &resources, &H200).unwrap().us
+        });
+        assert!((few / many - 1.0).abs() < 0.1, "{few} {many}");
+    }
+
+    #[test]
+    fn order_and_error_are_told_apart() {
+        let fit = Fit::of(&[(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)]);
+        assert_eq!((fit.count, fit.spearman, fit.median_error), (3, 1.0, 0.5));
+        assert_eq!(Fit::of(&[(1.0, 2.0), (2.0, 1.0)]).spearman, -1.0);
+        // Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3: 4.5 / √(4.5 · 5).
+        let tied = Fit::of(&[(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (4.0, 4.0)]);
+        assert!((tied.spearman - (0.9f64).sqrt()).abs() < 1e-12, "{tied:?}");
+        assert_eq!(Fit::of(&[]).spearman, 0.0);
+    }
+}
