@@ -24,7 +24,7 @@ def host(run: Run, problem: Problem) -> list[Row]:
     """A row for each function; turns are interleaved, every other round in the opposite order."""
     sdpa, flash = inputs(problem, "bhsd", run.device), inputs(problem, "bshd", run.device)
     calls: dict[str, tuple[Call, Call]] = {
-        f"{OURS} scaled_dot_product_attention": (
+        OURS: (
             lambda: scaled_dot_product_attention(*sdpa, is_causal=problem.causal),
             nullcontext,
         ),

@@ -36,7 +36,7 @@ class Peer:
     def name(self) -> str:
         """The name in rows: with the version, where it can be had."""
         try:
-            return f"{self.key} ({self._version()})"
+            return f"{self.key} {self._version()}"
         except Exception:
             return self.key
 
@@ -90,12 +90,12 @@ def _first(result: Any) -> Any:
 
 
 def _torch_version() -> str:
-    return f"torch {torch.__version__}"
+    return str(torch.__version__)
 
 
 def _cudnn_version() -> str:
     number = torch.backends.cudnn.version()
-    return f"torch {torch.__version__}, cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def _installed(*names: str) -> Callable[[], str]:
@@ -105,7 +105,7 @@ def _installed(*names: str) -> Callable[[], str]:
 
         for name in names:
             try:
-                return f"{name} {of(name)}"
+                return of(name)
             except PackageNotFoundError:
                 continue
         raise PackageNotFoundError(names[0])
