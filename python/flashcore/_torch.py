@@ -95,7 +95,7 @@ def check_kinds(q: Any, k: Any, v: Any) -> None:
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors in the type that ``torch.autocast`` wants, as PyTorch's own function takes them."""
     check_kinds(q, k, v)
-    if not _any_autocast():
+    if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
     kind = q.device.type
     if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
