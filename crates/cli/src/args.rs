@@ -91,7 +91,7 @@ pub struct Explain {
     /// Architecture that CUDA C++ is compiled for
     #[arg(long, value_name = "NN", default_value_t = 80)]
     pub sm: u32,
-    /// Say instead which plan computes a problem, and why: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16
+    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
     #[arg(long, conflicts_with = "file")]
     pub problem: Option<String>,
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
@@ -135,7 +135,7 @@ pub struct Bench {
     /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// A problem: BATCH,HEADS,SEQ,DIM,DTYPE[,causal], as in 1,8,512,64,f16; may be given several times
+    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16; may be given several times
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
     pub problem: Vec<String>,
     /// Append rows to FILE; refused outside a clean commit; default evidence/DEVICE.jsonl

@@ -109,9 +109,6 @@ pub enum CliError {
     Contestant(#[from] lab::bench::gpu::ContestantError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
-    Driver(#[from] driver::DriverError),
-    #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Launch(#[from] lab::launchfile::LaunchError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]

@@ -19,7 +19,7 @@ use crate::error::CliError;
 use crate::{Status, unless_closed};
 
 /// Time that one of the sanitizer's tools may take.
-const SANITIZER_LIMIT: Duration = Duration::from_secs(150);
+const SANITIZER_LIMIT: Duration = Duration::from_secs(90);
 
 pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     let settings = match (args.under_sanitizer, args.quick) {

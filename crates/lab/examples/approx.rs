@@ -63,11 +63,9 @@ fn one(
     count: u32,
     folder: &Path,
 ) -> Result<Value, Box<dyn std::error::Error>> {
-    let (major, minor) = gpu.info().capability;
-    let sm = major * 10 + minor;
     let inputs = subject.inputs(count);
     let results = subject.run(gpu, target, &inputs)?;
-    let agreement = Agreement::of(subject, &inputs, &results, &subject.emulated(sm, &inputs));
+    let agreement = Agreement::of(subject, &inputs, &results, &subject.emulated(&inputs));
     println!(
         "{:28} {} of {} differ, at most {} ulp, {} NaN",
         agreement.instruction, agreement.differing, agreement.results, agreement.most_ulps, agreement.nan

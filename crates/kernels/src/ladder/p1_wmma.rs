@@ -9,18 +9,17 @@
 //!
 //! This kernel was not published with the others. The seeds give the row loop with its recomputed exponentials and scalar
 //! loads of V (named as Phase 1 names it, which reads it from global memory, while their shared arrays end in `_smem`),
-//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, and 48 registers, which the unrolled rows here
-//! exceed). Chosen to fit the memory: 32 × 64 tiles of scores; Q and a tile of keys in shared memory (4 + 8 + 8 KB and the
-//! row states); output columns in registers, 32 of them; tiles loaded half by half, since vector loads came later in that
-//! line of kernels.
-//! `load_matrix_sync` is `ldmatrix` on unpadded rows, `mma_sync` two `mma.m16n8k16`, `store_matrix_sync` pairs of f32.
+//! the fragments (16 × 16, four warps) and the resources (21 KB, no spills, 48 registers). Chosen to fit the memory: 32 × 64
+//! tiles of scores, Q and the f32 output in shared memory (8 + 4 + 8 KB and the row states), fragments of K straight from
+//! global memory; and, to fit the registers, a loop over rows that is not unrolled. Q is loaded half by half, since
+//! vector loads came later in that line of kernels.
 
 use problem::Problem;
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, Pred, R16, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, serial_max, serial_sum, store_half, weigh,
+    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
 
@@ -34,15 +33,13 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);
-        let q = k.shared_array("q_tile", 16, ROWS * ROW_BYTES);
-        let keys = k.shared_array("k_tile", 16, TILE_BYTES);
+        let q = k.shared_array("q_tile", 32, ROWS * ROW_BYTES);
         copy_halves(k, cta, cta.q, q, ROWS * DIM);
-        let fragments = Fragments::new(k, cta, q, keys, rows.scores);
+        k.bar_sync();
+        let fragments = Fragments::new(k, cta, q, rows.scores);
         cta.for_each_tile(k, |k, tile| {
-            let from = cta.keys.element(k, tile.first, ROW_BYTES);
-            copy_halves(k, cta, from, keys, KEYS * DIM);
-            k.bar_sync();
-            fragments.score(k, cta);
+            let keys = cta.keys.element(k, tile.first, ROW_BYTES);
+            fragments.score(k, cta, keys);
             k.bar_sync();
             let values = cta.values.element(k, tile.first, ROW_BYTES);
             rows.update(k, cta, tile.keys, values);
@@ -52,82 +49,63 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     })
 }
 
-/// Where a lane reads and writes its parts of the warp's fragments: 16 keys, all 32 rows.
+/// The warp's part of the scores: 16 keys, all 32 rows.
 struct Fragments {
     q: Shared,
-    keys: Shared,
+    /// The warp's first key in a tile.
+    first_key: R32,
     scores: Shared,
 }
 
 impl Fragments {
-    fn new(k: &mut Builder, cta: &Cta, q: Shared, tile: Shared, scores: Shared) -> Fragments {
-        let (warp, lane) = cta.warp_and_lane(k);
-        let chunk = |k: &mut Builder, from: Shared, row: R32, chunk: R32| {
-            let row = k.shared_index(from, row, ROW_BYTES);
-            k.shared_index(row, chunk, 16)
-        };
-        // A: lane i gives row i mod 16, columns 8 · (i / 16) (PTX ISA, "mma.m16n8k16" and "ldmatrix").
-        let (row, half): (R32, R32) = (k.and(lane, 15), k.shr_u(lane, 4));
-        let q = chunk(k, q, row, half);
-        // B: matrices 0 and 1 are the two halves of k for keys 0–7, 2 and 3 for keys 8–15.
+    fn new(k: &mut Builder, cta: &Cta, q: Shared, scores: Shared) -> Fragments {
+        let (warp, _) = cta.warp_and_lane(k);
         let first_key: R32 = k.mul(warp, FRAGMENT);
-        let (key, upper): (R32, R32) = (k.and(lane, 7), k.shr_u(lane, 4));
-        let key: R32 = k.mad(upper, 8, key);
-        let key: R32 = k.add(key, first_key);
-        let eighth: R32 = k.shr_u(lane, 3);
-        let half: R32 = k.and(eighth, 1);
-        let keys = chunk(k, tile, key, half);
-        // C: rows lane / 4 and lane / 4 + 8, columns 2 · (lane mod 4) and the next.
-        let (row, pair): (R32, R32) = (k.shr_u(lane, 2), k.and(lane, 3));
-        let column: R32 = k.mad(pair, 2, first_key);
-        let scores = k.shared_index(scores, row, KEYS * 4);
-        let scores = k.shared_index(scores, column, 4);
-        Fragments { q, keys, scores }
+        let scores = k.shared_index(scores, first_key, 4);
+        Fragments { q, first_key, scores }
     }
 
-    /// S = scale · Q Kᵀ into shared memory.
-    fn score(&self, k: &mut Builder, cta: &Cta) {
+    /// S = scale · Q Kᵀ into shared memory. Keys are rows of K and so columns of its transpose.
+    fn score(&self, k: &mut Builder, cta: &Cta, keys: Global) {
+        let keys = keys.element(k, self.first_key, ROW_BYTES);
+        let (rows, columns) = (MatrixOrder::Row, MatrixOrder::Col);
         for tile in 0..i64::from(ROWS / FRAGMENT) {
-            let c: [[F32; 4]; 2] = [(); 2].map(|()| [(); 4].map(|()| k.mov(0.0f32)));
+            let c: [F32; 8] = [(); 8].map(|()| k.mov(0.0f32));
             let q = self.q.at(tile * i64::from(FRAGMENT * ROW_BYTES));
             for step in 0..i64::from(DIM / FRAGMENT) {
-                let a = k.ldmatrix::<4>(q.at(32 * step));
-                let [b0, b1, b2, b3] = k.ldmatrix::<4>(self.keys.at(32 * step));
-                k.mma_m16n8k16(Half::F16, c[0], a, [b0, b1]);
-                k.mma_m16n8k16(Half::F16, c[1], a, [b2, b3]);
+                let a = k.wmma_load_a(rows, q.at(32 * step), DIM);
+                let b = k.wmma_load_b(columns, keys.at(32 * step), DIM);
+                k.wmma(c, (a, rows), (b, columns));
             }
+            let scaled = c.map(|c| k.mul(c, cta.scale));
             let to = self.scores.at(tile * i64::from(FRAGMENT * KEYS * 4));
-            for (right, c) in c.into_iter().enumerate() {
-                let s = c.map(|c| k.mul(c, cta.scale));
-                let to = to.at(32 * right as i64);
-                k.st_vec(to, [s[0], s[1]]);
-                k.st_vec(to.at(i64::from(8 * KEYS * 4)), [s[2], s[3]]);
-            }
+            k.wmma_store(rows, to, scaled, KEYS);
         }
     }
 }
 
-/// Rows one after another, each reduced by one thread. Maxima and sums are in shared memory; of the output, column `tid`
-/// of each row in registers.
+/// Rows one after another, each reduced by one thread. Maxima, sums and output are in shared memory; thread `tid` has column
+/// `tid` of the output.
 struct SerialRows {
     scores: Shared,
     /// `m[32]`, `l[32]`.
     state: [Shared; 2],
+    /// `O_acc[32][64]`.
+    output: Shared,
     /// The row's new maximum, from thread 0 to the others.
     largest: Shared,
     /// `tid == 0`.
     first: Pred,
     /// `tid < 64`.
     has_column: Pred,
-    /// `O_acc[32]`, the loop over rows unrolled so that it stays in registers.
-    output: Vec<F32>,
 }
 
 impl SerialRows {
     /// Nothing seen yet. The first barrier of the caller orders this for all threads.
     fn new(k: &mut Builder, cta: &Cta) -> SerialRows {
-        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
+        let scores = k.shared_array("scores", 32, ROWS * KEYS * 4);
         let state = ["maxima", "sums"].map(|name| k.shared_array(name, 4, ROWS * 4));
+        let output = k.shared_array("output", 4, ROWS * DIM * 4);
         let largest = k.shared_array("largest", 4, 4);
         let (first, has_column) = (k.setp_u(CmpOp::Eq, cta.thread, 0), k.setp_u(CmpOp::Lt, cta.thread, DIM));
         let has_row = k.setp_u(CmpOp::Lt, cta.thread, ROWS);
@@ -137,16 +115,27 @@ impl SerialRows {
                 k.st::<F32, _>(at, value);
             }
         });
-        let output = (0..ROWS).map(|_| k.mov(0.0f32)).collect();
-        SerialRows { scores, state, largest, first, has_column, output }
+        let zero: F32 = k.mov(0.0f32);
+        cta.strided(k, ROWS * DIM, |k, i| {
+            let at = output.element(k, i, 4);
+            k.st(at, zero);
+        });
+        SerialRows { scores, state, output, largest, first, has_column }
+    }
+
+    /// The thread's column of an output row.
+    fn place(&self, k: &mut Builder, cta: &Cta, row: R32) -> Shared {
+        let row = self.output.element(k, row, 4 * DIM);
+        row.element(k, cta.thread, 4)
     }
 
     /// Online softmax of a tile, row after row. Scores are ready, behind a barrier.
     fn update(&self, k: &mut Builder, cta: &Cta, keys: R32, values: Global) {
         let column = values.element(k, cta.thread, 2);
-        for (row, &output) in self.output.iter().enumerate() {
-            let scores = self.scores.at(row as i64 * i64::from(KEYS) * 4);
-            let [max, sum] = self.state.map(|array| array.at(4 * row as i64));
+        k.for_range(0, cta.rows, 1, |k, row| {
+            k.nounroll();
+            let scores = self.scores.element(k, row, 4 * KEYS);
+            let [max, sum] = self.state.map(|array| array.element(k, row, 4));
             k.if_(self.first, |k| {
                 let before = k.ld(max);
                 let largest = serial_max(k, scores, keys, before);
@@ -165,20 +154,26 @@ impl SerialRows {
             k.if_(self.first, |k| k.st(max, largest));
             k.if_(self.has_column, |k| {
                 let total = weigh(k, MATH, scores, keys, (largest, column));
-                k.mad_to(output, output, rescale, total);
+                let at = self.place(k, cta, row);
+                let before: F32 = k.ld(at);
+                let after = k.mad(before, rescale, total);
+                k.st(at, after);
             });
-        }
+        });
     }
 
     /// `O / l`, a half a store. Sums are ready, behind a barrier.
     fn store(&self, k: &mut Builder, cta: &Cta) {
         k.if_(self.has_column, |k| {
-            let to = cta.out.element(k, cta.thread, 2);
-            for (row, &output) in self.output.iter().enumerate() {
-                let sum: F32 = k.ld(self.state[1].at(4 * row as i64));
-                let result: F32 = k.div(output, sum);
-                store_half(k, to.at(i64::from(ROW_BYTES) * row as i64), result);
-            }
+            k.for_range(0, cta.rows, 1, |k, row| {
+                let from = self.place(k, cta, row);
+                let sum = self.state[1].element(k, row, 4);
+                let (x, sum): (F32, F32) = (k.ld(from), k.ld(sum));
+                let result: F32 = k.div(x, sum);
+                let to = cta.out.element(k, row, ROW_BYTES);
+                let to = to.element(k, cta.thread, 2);
+                store_half(k, to, result);
+            });
         });
     }
 }

@@ -191,6 +191,7 @@ mod tests {
         let mut row = row(problem);
         if let Plan::Mma(plan) = &mut row.plan {
             (plan.block_n, plan.stages, plan.resident_ctas) = (block_n, 1, None);
+            (plan.block_m, plan.kv_warps, plan.order) = (64, 1, tile::Order::InTurn);
         }
         row.us = us;
         row

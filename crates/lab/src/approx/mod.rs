@@ -4,7 +4,8 @@ mod compare;
 
 use emu::numerics::Lanes32;
 use emu::numerics::approx::{
-    ApproxOp, DivApprox, Function, PackedFunction, div_f32, error_bound, f32_function, packed_function,
+    ApproxOp, DivApprox, Function, PackedFunction, div_f32, error_bound, f32_function, is_exact,
+    packed_function,
 };
 use emu::numerics::float::lanes::Packed;
 use ptx::{
@@ -184,22 +185,25 @@ impl Subject {
         Ok(results.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
+    fn approx_op(self) -> ApproxOp {
+        match self {
+            Subject::F32 { function, .. } => ApproxOp::F32(function),
+            Subject::Half { function, format } => ApproxOp::Half(function, format),
+            Subject::Div { division: DivApprox::Approx, .. } => ApproxOp::DivApprox,
+            Subject::Div { division: DivApprox::Full, .. } => ApproxOp::DivFull,
+        }
+    }
+
     /// Whether the emulator claims the very bits of that architecture.
-    pub const fn is_exact(self, _sm: u32) -> bool {
-        false
+    pub fn is_exact(self, sm: u32) -> bool {
+        is_exact(self.approx_op(), sm)
     }
 
     /// Whether a result is one that PTX allows, for an architecture whose bits are not known: within the bound of the
     /// emulated one, which is the true one rounded.
     pub fn admits(self, input: u32, result: u32, emulated: u32) -> bool {
-        let (op, halves) = match self {
-            Subject::F32 { function, .. } => (ApproxOp::F32(function), None),
-            Subject::Half { function, format } => (ApproxOp::Half(function, format), Some(format)),
-            Subject::Div { division: DivApprox::Approx, .. } => (ApproxOp::DivApprox, None),
-            Subject::Div { division: DivApprox::Full, .. } => (ApproxOp::DivFull, None),
-        };
-        let bound = error_bound(op);
-        let Some(format) = halves else {
+        let bound = error_bound(self.approx_op());
+        let Subject::Half { format, .. } = self else {
             let [x, y, z] = [input, result, emulated].map(|bits| f64::from(f32::from_bits(bits)));
             let ulp = f64::from(f32::from_bits(emulated).abs().next_up() - f32::from_bits(emulated).abs());
             // Of a quotient the input is half of the story; its bound does not depend on it.
@@ -217,8 +221,8 @@ impl Subject {
         })
     }
 
-    /// What the emulator of an architecture makes of them.
-    pub fn emulated(self, _sm: u32, inputs: &[u32]) -> Vec<u32> {
+    /// What the emulator makes of them.
+    pub fn emulated(self, inputs: &[u32]) -> Vec<u32> {
         let mut results = vec![0; inputs.len()];
         results.par_chunks_mut(4096).zip(inputs.par_chunks(4096)).for_each(|(to, from)| {
             to.chunks_mut(32).zip(from.chunks(32)).for_each(|(to, from)| self.emulate_lanes(to, from));
@@ -283,7 +287,7 @@ mod tests {
             let inputs = subject.inputs(2);
             let inputs = &inputs[..inputs.len().min(4096)];
             let run = subject.run(&mut Emulator::default(), Target::sm(90), inputs).unwrap();
-            let agreement = Agreement::of(subject, inputs, &run, &subject.emulated(90, inputs));
+            let agreement = Agreement::of(subject, inputs, &run, &subject.emulated(inputs));
             assert_eq!(agreement.differing, 0, "{}: {:?}", subject.name(), agreement.first);
             assert_eq!(agreement.results, inputs.len() as u64);
         }

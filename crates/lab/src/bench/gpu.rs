@@ -282,8 +282,15 @@ impl Stage for GpuStage<'_> {
     }
 
     fn flush(&mut self) -> Result<(), DriverError> {
-        if self.resets_persisting {
-            self.stream.context().reset_persisting_l2()?;
+        let context = self.stream.context();
+        if self.resets_persisting
+            && let Err(error) = context.reset_persisting_l2()
+        {
+            // A device that cannot take back cannot have been asked to keep; a broken one is another matter.
+            if context.poisoned().is_some() {
+                return Err(error);
+            }
+            self.resets_persisting = false;
         }
         self.stream.fill(self.flush.slice(), 0x5a)
     }

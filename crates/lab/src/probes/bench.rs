@@ -18,7 +18,7 @@ pub struct Bench {
     pub k: Builder,
     /// The data buffer.
     pub data: Global,
-    /// Shared memory of [`SHARED`] bytes, in which each word holds its own address.
+    /// Shared memory of `SHARED` bytes, in which each word holds its own address.
     pub shared: Shared,
     /// 1.0, which the compiler does not know.
     pub one: F32,

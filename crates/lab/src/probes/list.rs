@@ -342,7 +342,7 @@ fn global_loads<const N: usize>(b: &mut Bench, bytes: u32) {
             k.advance_to(place, zero);
         }
         let x: [R32; N] = k.regs();
-        let from = place.at(i64::from(n % 8) * 512);
+        let from = place.at(i64::from(n) * 512);
         let memory = Memory::vector(Space::Global, Type::B32, N as u8);
         k.op(Op::Ld(memory), [operand(&x), Operand::Address(from.address())]);
         let sum = sums[n as usize % CHAINS];
@@ -410,7 +410,7 @@ fn matrix_loads<const N: usize>(b: &mut Bench) {
         if n == 0 {
             k.add_to(address, address, zero);
         }
-        let x: [R32; N] = k.ldmatrix(Shared { base: address, offset: 512 * i64::from(n % 32) });
+        let x: [R32; N] = k.ldmatrix(Shared { base: address, offset: 512 * i64::from(n) });
         let sum = sums[n as usize % CHAINS];
         x.into_iter().for_each(|x| k.xor_to(sum, sum, x));
     });

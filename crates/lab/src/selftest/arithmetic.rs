@@ -71,7 +71,7 @@ fn approximation<M: Machine>(
             return making.done();
         }
     };
-    let emulated = subject.emulated(sm, &inputs);
+    let emulated = subject.emulated(&inputs);
     let agreement = Agreement::of(subject, &inputs, &results, &emulated);
     making.check.cases = agreement.results;
     let found = format!(

@@ -28,12 +28,11 @@ use crate::provenance::Provenance;
 /// How much is tested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Element types and head dimensions of the torture set.
-    pub kinds: Vec<(DType, usize)>,
+    /// Element types and head dimensions of the torture set, each with how many variations of the default plan are tried,
+    /// the default among them.
+    pub kinds: Vec<(DType, usize, usize)>,
     /// Kinds of inputs.
     pub styles: Vec<Style>,
-    /// Variations of the default plan, the default among them, counted from the first.
-    pub variants: usize,
     /// Every how many-th problem of the torture set is taken.
     pub every: usize,
     /// Kinds of inputs on which the emulator is compared bit for bit.
@@ -51,15 +50,14 @@ impl Settings {
     pub fn thorough() -> Settings {
         Settings {
             kinds: vec![
-                (DType::F16, 64),
-                (DType::Bf16, 64),
-                (DType::F16, 128),
-                (DType::Bf16, 128),
-                (DType::F16, 80),
-                (DType::F16, 256),
+                (DType::F16, 64, usize::MAX),
+                (DType::Bf16, 64, 4),
+                (DType::F16, 128, 8),
+                (DType::Bf16, 128, 4),
+                (DType::F16, 80, 4),
+                (DType::F16, 256, 4),
             ],
             styles: Style::ALL.to_vec(),
-            variants: usize::MAX,
             every: 1,
             bit_styles: vec![Style::Normal, Style::Rising, Style::NearTies],
             repeats: 24,
@@ -71,9 +69,8 @@ impl Settings {
     /// Seconds on a GPU.
     pub fn quick() -> Settings {
         Settings {
-            kinds: vec![(DType::F16, 64), (DType::Bf16, 128)],
+            kinds: vec![(DType::F16, 64, 3), (DType::Bf16, 128, 3)],
             styles: vec![Style::Normal, Style::Rising, Style::PoisonedPadding],
-            variants: 3,
             every: 3,
             bit_styles: vec![Style::Normal],
             repeats: 20,
@@ -85,9 +82,8 @@ impl Settings {
     /// What the sanitizer's slow machine can do in its time: a problem or two of each kind.
     pub fn short() -> Settings {
         Settings {
-            kinds: vec![(DType::F16, 64), (DType::Bf16, 128)],
+            kinds: vec![(DType::F16, 64, 4), (DType::Bf16, 128, 2)],
             styles: vec![Style::Normal],
-            variants: 4,
             every: 7,
             bit_styles: Vec::new(),
             repeats: 2,

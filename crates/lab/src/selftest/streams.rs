@@ -16,9 +16,9 @@ const STREAMS: usize = 4;
 /// Every variant of the plan on a problem that leaves multiprocessors to its neighbours.
 pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
-    for &(dtype, dim) in &settings.kinds {
+    for &(dtype, dim, variants) in &settings.kinds {
         let problem = Problem::new(1, 5, 333, dim, dtype);
-        for variant in Variant::all().into_iter().take(settings.variants) {
+        for variant in Variant::all().into_iter().take(variants) {
             let Some(plan) = variant.plan(&problem, arch) else { continue };
             let mut making = Making::new("streams", format!("mma {dtype} dim {dim}, {}", variant.name));
             match bind(&plan, &problem, arch) {

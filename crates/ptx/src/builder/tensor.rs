@@ -35,8 +35,8 @@ impl Half {
 }
 
 /// A 16×16 matrix of a `wmma` of f16 with f32 sums.
-const fn tile(matrix: WmmaMatrix, order: MatrixOrder, ty: Type) -> WmmaAccess {
-    WmmaAccess { matrix, order, shape: MmaShape::M16N16K16, space: Space::Shared, ty }
+const fn tile<P: Pointer>(matrix: WmmaMatrix, order: MatrixOrder, ty: Type) -> WmmaAccess {
+    WmmaAccess { matrix, order, shape: MmaShape::M16N16K16, space: P::SPACE, ty }
 }
 
 const fn matrices(count: usize, trans: bool) -> MatrixAccess {
@@ -86,16 +86,16 @@ impl Builder {
     }
 
     /// Loads A (16×16 f16) of [`Builder::wmma`]; `stride` counts elements.
-    pub fn wmma_load_a(&mut self, order: MatrixOrder, at: Shared, stride: u32) -> [R32; 8] {
-        self.wmma_load(tile(WmmaMatrix::A, order, Type::F16), at, stride)
+    pub fn wmma_load_a<P: Pointer>(&mut self, order: MatrixOrder, at: P, stride: u32) -> [R32; 8] {
+        self.wmma_load(tile::<P>(WmmaMatrix::A, order, Type::F16), at, stride)
     }
 
     /// Loads B (16×16 f16) of [`Builder::wmma`]; `stride` counts elements.
-    pub fn wmma_load_b(&mut self, order: MatrixOrder, at: Shared, stride: u32) -> [R32; 8] {
-        self.wmma_load(tile(WmmaMatrix::B, order, Type::F16), at, stride)
+    pub fn wmma_load_b<P: Pointer>(&mut self, order: MatrixOrder, at: P, stride: u32) -> [R32; 8] {
+        self.wmma_load(tile::<P>(WmmaMatrix::B, order, Type::F16), at, stride)
     }
 
-    fn wmma_load(&mut self, access: WmmaAccess, at: Shared, stride: u32) -> [R32; 8] {
+    fn wmma_load<P: Pointer>(&mut self, access: WmmaAccess, at: P, stride: u32) -> [R32; 8] {
         let d: [R32; 8] = self.regs();
         self.op(
             Op::WmmaLoad(access),
@@ -122,8 +122,8 @@ impl Builder {
     }
 
     /// Stores the sums of [`Builder::wmma`]; `stride` counts elements.
-    pub fn wmma_store(&mut self, order: MatrixOrder, at: Shared, c: [F32; 8], stride: u32) {
-        let access = tile(WmmaMatrix::Accumulator, order, Type::F32);
+    pub fn wmma_store<P: Pointer>(&mut self, order: MatrixOrder, at: P, c: [F32; 8], stride: u32) {
+        let access = tile::<P>(WmmaMatrix::Accumulator, order, Type::F32);
         self.op(
             Op::WmmaStore(access),
             [Operand::Address(at.address()), vector(&c), Src::<R32>::from(stride).into()],

@@ -60,23 +60,30 @@ const GRID_LIMIT: u64 = 65_535;
 const OTHER_REGISTERS: u32 = 44;
 
 impl MmaPlan {
-    /// FlashAttention-2's tiles, with fewer rows where they would leave multiprocessors idle.
+    /// FlashAttention-2's tiles; where they would leave multiprocessors idle, fewer rows, with the keys divided among the
+    /// warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let (block_m, block_n, warps) = tile_shape(dim, arch);
-        let ctas = problem.seq_q.div_ceil(block_m as usize) * problem.heads_q * problem.batch;
-        let small = ctas < arch.multiprocessors as usize;
+        let small = ctas(problem, block_m) < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
+        let kv_warps = if small { kv_warps(problem, arch) } else { 1 };
+        let block_n = match kv_warps {
+            1 => block_n,
+            _ if dim <= 128 && roomy(arch) => 128,
+            _ => 64,
+        };
         let rows_per_warp = block_m / warps;
+        let in_registers = rows_per_warp == 16 && (dim <= 128 || block_n == 32);
         let mut plan = MmaPlan {
-            block_m,
+            block_m: block_m / kv_warps,
             block_n,
             warps,
-            kv_warps: 1,
+            kv_warps,
             stages: 2,
             order: Order::InTurn,
             resident_ctas: None,
-            queries: if rows_per_warp == 16 && dim <= 128 { QueryHome::Registers } else { QueryHome::Shared },
+            queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
             grid: if problem.mask == Mask::Causal { Grid::HeadsFirst } else { Grid::RowsFirst },
@@ -89,13 +96,21 @@ impl MmaPlan {
             plan.grid = Grid::RowsFirst;
         }
         // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
-        let choices: &[(u32, u32)] =
-            if plan.warps <= 4 { &[(2, 2), (2, 1), (1, 2), (1, 1)] } else { &[(1, 2), (1, 1)] };
+        // Where every multiprocessor has one CTA at most, all of the keys may be on their way at once.
+        let choices: &[(u32, u32)] = match plan.kv_warps {
+            1 if plan.warps <= 4 => &[(2, 2), (2, 1), (1, 2), (1, 1)],
+            1 => &[(1, 2), (1, 1)],
+            _ => &[(1, 4), (1, 3), (1, 2), (1, 1)],
+        };
         let fits = |&&(ctas, stages): &&(u32, u32)| {
             let wanted = MmaPlan { stages, resident_ctas: Some(ctas), ..plan.clone() };
             wanted.check_resources(problem, arch).is_ok()
         };
         plan.stages = choices.iter().find(fits).map_or(1, |choice| choice.1);
+        if plan.kv_warps > 1 && plan.stages > 1 {
+            let ahead = MmaPlan { order: Order::ScoresAhead, ..plan.clone() };
+            plan = if ahead.check_resources(problem, arch).is_ok() { ahead } else { plan };
+        }
         plan
     }
 
@@ -266,10 +281,28 @@ impl MmaPlan {
     }
 }
 
+/// CTAs of `rows` query rows each.
+fn ctas(problem: &Problem, rows: u32) -> usize {
+    problem.seq_q.div_ceil(rows as usize) * problem.heads_q * problem.batch
+}
+
+/// Warps that share rows on a small grid: as many as give every multiprocessor a CTA, of 64 rows divided by them.
+fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
+    let fits = |&&parts: &&u32| {
+        let columns = problem.head_dim_v.is_multiple_of(8 * parts as usize);
+        columns && ctas(problem, 64 / parts) <= arch.multiprocessors as usize
+    };
+    [4, 2].iter().find(fits).copied().unwrap_or(1)
+}
+
+/// Whether shared memory holds large tiles.
+const fn roomy(arch: &Arch) -> bool {
+    arch.shared_per_sm > 128 * 1024
+}
+
 /// Query rows, keys of a block and warps for a head_dim, where there are rows enough for all multiprocessors.
 fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
-    let roomy = arch.shared_per_sm > 128 * 1024;
-    match (dim, roomy) {
+    match (dim, roomy(arch)) {
         // Of these widths, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),
         (..=64, true) => (128, 128, 4),
@@ -278,7 +311,7 @@ fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
         // 64 keys are as fast and spill two registers.
         (113..=128, true) => (128, 48, 4),
         (65..=128, false) => (128, 32, 4),
-        (_, true) => (128, 64, 8),
+        (_, true) => (128, 32, 8),
         // Of some of these widths, 32 keys make ptxas save registers down to 128 and spill.
         (129..=176, false) => (64, 48, 4),
         (_, false) => (64, 32, 4),

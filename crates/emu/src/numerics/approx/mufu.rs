@@ -1,0 +1,265 @@
+//! The multifunction unit (MUFU) of an H200, bit for bit: piecewise quadratic interpolation in fixed point, as S. Oberman and
+//! M. Siu describe it in "A High-Performance Area-Efficient Multifunction Interpolator" (ARITH 2005).
+//!
+//! The leading 6 bits of a fraction (7 for the reciprocal) choose a segment, the rest is `x`. A segment's result is the sum
+//! of `C0`, `C1·x` and `C2·x²` and a constant that stands for the truncations, cut off at the result's last place.
+//! Of `x²` only the partial products of column 19 and above are summed. Widths, constant and every
+//! coefficient follow from the device's results: no other triple gives all of its segment's. The tests hold all 2²³ fractions
+//! (both binades for the roots, both sides of 1 for the logarithm) against a digest of what the device gave.
+
+use super::tables::{EX2, LG2, RCP, RSQRT, SQRT};
+
+/// `C0`, `C1`, `C2` of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment(pub(super) i32, pub(super) i32, pub(super) i32);
+
+const NAN: u32 = 0x7fff_ffff;
+const INFINITY: u32 = 0x7f80_0000;
+const SIGN: u32 = 0x8000_0000;
+const ONE: u32 = 0x3f80_0000;
+/// Bits of a fraction below those that choose one of 64 segments.
+const REST: u32 = 17;
+
+impl Segment {
+    /// `C0·2^shift + bias + C1·x + C2·x²·2^double`, where `x²` counts units of 2^19.
+    #[inline(always)]
+    fn at(self, x: u32, shift: u32, bias: i64, double: u32) -> i64 {
+        let [c0, c1, c2] = [self.0, self.1, self.2].map(i64::from);
+        (c0 << shift) + bias + c1 * i64::from(x) + ((c2 * square(x)) << double)
+    }
+}
+
+/// The square of 17 bits in units of 2^19, of the partial products that are not dropped: those of two different bits `i`
+/// and `j` stand once in column `i + j + 1`, that of a bit with itself in column `2i`.
+#[inline(always)]
+fn square(x: u32) -> i64 {
+    let x = u64::from(x);
+    let mut dropped = 0;
+    for i in 0..=9 {
+        let bit = x >> i & 1;
+        // The bits j above i of columns below 19.
+        let others = (x & ((1 << (18 - i)) - 1)) >> (i + 1) << (i + 1);
+        dropped += bit * ((1 << (2 * i)) + (others << (i + 1)));
+    }
+    ((x * x - dropped) >> 19) as i64
+}
+
+/// Exponent without its bias, and fraction.
+#[inline(always)]
+const fn parts(x: u32) -> (i32, u32) {
+    ((x >> 23 & 0xff) as i32 - 127, x & 0x7f_ffff)
+}
+
+/// A magnitude near 1 times a power of two: subnormal results are 0.
+#[inline(always)]
+const fn scaled(near_one: u32, power: i32) -> u32 {
+    match (near_one >> 23) as i32 + power {
+        ..=0 => 0,
+        255.. => INFINITY,
+        exponent => (exponent as u32) << 23 | near_one & 0x7f_ffff,
+    }
+}
+
+#[inline(always)]
+const fn is_nan(x: u32) -> bool {
+    x & !SIGN > INFINITY
+}
+
+/// `MUFU.EX2`.
+#[inline(always)]
+pub(super) fn ex2(x: u32) -> u32 {
+    let (exponent, fraction) = parts(x);
+    let negative = x & SIGN != 0;
+    if exponent >= 8 {
+        return if is_nan(x) {
+            NAN
+        } else if negative {
+            0
+        } else {
+            INFINITY
+        };
+    }
+    // 23 bits behind the point, what is below is dropped.
+    let significand = u64::from(fraction | 0x80_0000);
+    let magnitude = if exponent < -23 {
+        0
+    } else if exponent < 0 {
+        significand >> -exponent
+    } else {
+        significand << exponent
+    } as i64;
+    // The complement of a negative number leaves out its last unit, except where it has no fraction.
+    let whole = magnitude & 0x7f_ffff == 0;
+    let fixed = match (negative, whole) {
+        (false, _) => magnitude,
+        (true, true) => -magnitude,
+        (true, false) => !magnitude,
+    };
+    let f = (fixed & 0x7f_ffff) as u32;
+    let mantissa = EX2[(f >> REST) as usize].at(f & ((1 << REST) - 1), 13, 6114, 0) >> 15;
+    scaled(ONE + mantissa as u32, (fixed >> 23) as i32)
+}
+
+/// `MUFU.RCP`.
+#[inline(always)]
+pub(super) fn rcp(x: u32) -> u32 {
+    let (exponent, fraction) = parts(x);
+    let sign = x & SIGN;
+    if is_nan(x) {
+        return NAN;
+    }
+    if exponent == -127 {
+        return sign | INFINITY;
+    }
+    if exponent == 128 {
+        return sign;
+    }
+    // 128 segments; the rest is one bit shorter and stands one to the left for the square.
+    let segment = RCP[(fraction >> 16) as usize];
+    let rest = fraction & 0xffff;
+    let [c0, c1, c2] = [segment.0, segment.1, segment.2].map(i64::from);
+    let mantissa = ((c0 << 13) + 2023 + c1 * i64::from(rest) + c2 * square(rest << 1)) >> 15;
+    // In (½, 1], units of 2^-24.
+    sign | scaled(0x3f00_0000 + mantissa as u32, -exponent)
+}
+
+/// `MUFU.RSQ`.
+#[inline(always)]
+pub(super) fn rsqrt(x: u32) -> u32 {
+    let (exponent, fraction) = parts(x);
+    if is_nan(x) {
+        return NAN;
+    }
+    if exponent == -127 {
+        return x & SIGN | INFINITY;
+    }
+    if x & SIGN != 0 {
+        return NAN;
+    }
+    if exponent == 128 {
+        return 0;
+    }
+    // A power of four is exact, though its segment begins one unit lower.
+    if fraction == 0 && exponent & 1 == 0 {
+        return scaled(ONE, -(exponent >> 1));
+    }
+    let mantissa = root(&RSQRT, exponent, fraction).at(fraction & ((1 << REST) - 1), 14, 16383, 1) >> 16;
+    scaled(0x3f00_0000 + mantissa as u32, -(exponent >> 1))
+}
+
+/// `MUFU.SQRT`.
+#[inline(always)]
+pub(super) fn sqrt(x: u32) -> u32 {
+    let (exponent, fraction) = parts(x);
+    if is_nan(x) {
+        return NAN;
+    }
+    if exponent == -127 {
+        return x & SIGN;
+    }
+    if x & SIGN != 0 {
+        return NAN;
+    }
+    if exponent == 128 {
+        return x;
+    }
+    let mantissa = root(&SQRT, exponent, fraction).at(fraction & ((1 << REST) - 1), 15, 32767, 1) >> 17;
+    scaled(ONE + mantissa.clamp(0, 0x7f_ffff) as u32, exponent >> 1)
+}
+
+/// The segment of a root: 64 for even exponents, then 64 for odd ones.
+#[inline(always)]
+fn root(table: &[Segment; 128], exponent: i32, fraction: u32) -> Segment {
+    table[(exponent & 1) as usize * 64 + (fraction >> REST) as usize]
+}
+
+/// `MUFU.LG2`.
+#[inline(always)]
+pub(super) fn lg2(x: u32) -> u32 {
+    let (exponent, fraction) = parts(x);
+    if is_nan(x) {
+        return NAN;
+    }
+    if exponent == -127 {
+        return SIGN | INFINITY;
+    }
+    if x & SIGN != 0 {
+        return NAN;
+    }
+    if exponent == 128 {
+        return x;
+    }
+    if x == ONE {
+        return 0;
+    }
+    // 36 bits behind the point.
+    let of_fraction = LG2[(fraction >> REST) as usize].at(fraction & ((1 << REST) - 1), 12, 837, 1) >> 2;
+    let fixed = (i64::from(exponent) << 36) + of_fraction;
+    let magnitude = if fixed < 0 { !fixed } else { fixed } as u64;
+    // The complement of a negative number leaves out its last unit; what does not fit 24 bits is dropped.
+    if magnitude == 0 {
+        return 0;
+    }
+    let top = 63 - magnitude.leading_zeros();
+    let significand = if top > 23 { magnitude >> (top - 23) } else { magnitude << (23 - top) } as u32;
+    let sign = if fixed < 0 { SIGN } else { 0 };
+    sign | (top + 127 - 36) << 23 | significand & 0x7f_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Σ yᵢ·(i·φ + 1) mod 2⁶⁴ of consecutive results.
+    fn digest(f: fn(u32) -> u32, first: f32, count: u32) -> u64 {
+        (0..count).fold(0, |sum: u64, i| {
+            let weight = u64::from(i).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+            sum.wrapping_add(u64::from(f(first.to_bits() + i)).wrapping_mul(weight))
+        })
+    }
+
+    /// The digests are of the results of an H200 (driver 580.159.04), all of them.
+    #[test]
+    fn every_fraction_gives_the_device_s_bits() {
+        assert_eq!(digest(ex2, 1.0, 1 << 23), 0x553a_2bb8_c2e3_eefe, "ex2");
+        assert_eq!(digest(rcp, 1.0, 1 << 23), 0x43dc_d38d_8502_70de, "rcp");
+        assert_eq!(digest(rsqrt, 1.0, 1 << 24), 0x1474_1757_d44a_5b05, "rsqrt");
+        assert_eq!(digest(sqrt, 1.0, 1 << 24), 0xab6a_963a_65a5_5edf, "sqrt");
+        assert_eq!(digest(lg2, 0.5, 1 << 24), 0x5bc6_d795_ce76_d645, "lg2");
+    }
+
+    /// Results of the same device where the fraction is not all.
+    #[test]
+    fn ends_and_exponents_are_the_device_s() {
+        for (f, x, y) in [
+            (ex2 as fn(u32) -> u32, 0xbf80_0001, 0x3eff_fffe),
+            (ex2, 0xbf7f_ffff, 0x3f00_0000),
+            (ex2, 0xbf80_0000, 0x3f00_0000),
+            (ex2, 0x33be_cd85, 0x3f80_0000),
+            (ex2, 0x8080_0000, 0x3f80_0000),
+            (ex2, 0xc2fc_0000, 0x0080_0000),
+            (ex2, 0xc300_0000, 0),
+            (ex2, 0x4300_0000, INFINITY),
+            (rcp, 0x7e80_0000, 0x0080_0000),
+            (rcp, 0xff7f_ffff, SIGN),
+            (rcp, 0x0086_76ff, 0x7e73_b126),
+            (rcp, 0x807f_ffff, SIGN | INFINITY),
+            (rsqrt, 0x00bf_87c8, 0x5ed1_477a),
+            (rsqrt, 0x7f7f_ffff, 0x1f80_0000),
+            (rsqrt, SIGN, SIGN | INFINITY),
+            (sqrt, 0x00b0_ddd2, 0x2016_765a),
+            (sqrt, 0x7f7f_ffff, 0x5f7f_ffff),
+            (sqrt, SIGN, SIGN),
+            (lg2, 0x0080_0000, 0xc2fb_ffff),
+            (lg2, 0x42fc_0000, 0x40df_45e0),
+            (lg2, 0x7f7f_ffff, 0x42ff_ffff),
+            (lg2, 0x3f80_0000, 0),
+            (lg2, 0xbf80_0000, NAN),
+        ] {
+            assert_eq!(f(x), y, "{x:08x}: {:08x}", f(x));
+        }
+        for f in [ex2, rcp, rsqrt, sqrt, lg2] {
+            assert_eq!((f(0x7f80_0001), f(u32::MAX)), (NAN, NAN));
+        }
+    }
+}
