@@ -18,18 +18,7 @@ const COMMAND: &str = "flashcore";
 /// # Errors
 /// Uncommitted changes, or a build that fails.
 pub fn build(root: &Path) -> Result<(), XtaskError> {
-    let git = |args: &[&str]| -> Result<String, XtaskError> {
-        let output = Command::new("git").current_dir(root).args(args).output();
-        let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
-    if !changes.is_empty() {
-        return Err(XtaskError::Check(format!(
-            "evidence comes from a clean commit; commit or stash:\n{changes}"
-        )));
-    }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let commit = commit(root)?;
     let build = ["build", "--release", "--package", "flashcore-lab"];
     let examples = PROGRAMS.iter().flat_map(|name| ["--example", name]);
     let mut cargo = Command::new(env!("CARGO"));
@@ -46,4 +35,23 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
         println!("{} at commit {commit}", folder.join(name).display());
     }
     Ok(())
+}
+
+/// The commit of a checkout without changes that are not committed.
+///
+/// # Errors
+/// The changes.
+pub fn commit(root: &Path) -> Result<String, XtaskError> {
+    let git = |args: &[&str]| -> Result<String, XtaskError> {
+        let output = Command::new("git").current_dir(root).args(args).output();
+        let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
+    if !changes.is_empty() {
+        return Err(XtaskError::Check(format!(
+            "evidence comes from a clean commit; commit or stash:\n{changes}"
+        )));
+    }
+    git(&["rev-parse", "--short=12", "HEAD"])
 }

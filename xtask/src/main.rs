@@ -5,6 +5,7 @@ mod fuzz;
 mod tables;
 mod test;
 mod tools;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -26,6 +27,10 @@ enum Task {
     Evidence,
     /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
     Fuzz(fuzz::Fuzz),
+    /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
+    Wheel,
+    /// Lint, build, install and test the Python package (done by `test` as well)
+    Python,
     /// Fill the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
         /// Change nothing; fail where a table is not what its rows give
@@ -55,6 +60,8 @@ fn main() -> ExitCode {
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
         Task::Test => test::all(&root()),
+        Task::Wheel => wheel::release(&root()),
+        Task::Python => wheel::test(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };
     match outcome {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{XtaskError, run, tables, tools};
+use crate::{XtaskError, run, tables, tools, wheel};
 
 /// Runs every check, stopping at the first that fails.
 ///
@@ -30,6 +30,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     }
     run(cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     run(cargo().args(["test", "--workspace", "--quiet"]))?;
+    wheel::test(root)?;
     tables::make(root, true)?;
     eprintln!("xtask: all checks passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())

@@ -1,0 +1,36 @@
+"""FlashCore: fused attention that needs only the NVIDIA driver, and runs without one.
+
+>>> import numpy as np, flashcore
+>>> q = np.random.rand(1, 128, 8, 64).astype(np.float16)  # batch, sequence, heads, head_dim
+>>> out = flashcore.flash_attn_func(q, q, q, causal=True)
+>>> out.shape
+(1, 128, 8, 64)
+
+:func:`flash_attn_func` follows FlashAttention, :func:`scaled_dot_product_attention` follows PyTorch. Both take PyTorch
+tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return what they were given. Nothing is copied
+as long as the last dimension is contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
+
+:mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
+every other implementation present, and :func:`doctor` says what this machine can do.
+"""
+
+from __future__ import annotations
+
+from . import compat
+from ._doctor import doctor
+from ._errors import ArgumentError, DeviceError, DTypeError, FlashCoreError, UnsupportedError
+from ._flashcore import __version__
+from ._functional import flash_attn_func, scaled_dot_product_attention
+
+__all__ = [
+    "ArgumentError",
+    "DTypeError",
+    "DeviceError",
+    "FlashCoreError",
+    "UnsupportedError",
+    "__version__",
+    "compat",
+    "doctor",
+    "flash_attn_func",
+    "scaled_dot_product_attention",
+]

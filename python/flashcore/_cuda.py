@@ -1,0 +1,90 @@
+"""Attention of PyTorch tensors on a GPU, and the checks and allocations that CPU tensors share.
+
+Every microsecond here is a microsecond of each call: what Rust checks once for a problem is not checked here again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _flashcore
+from ._errors import ArgumentError, DTypeError, UnsupportedError
+
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+
+_enqueue = _flashcore.enqueue
+_empty_like = torch.empty_like
+# Private, and what `torch.cuda.current_device()` and `current_stream()` are made of, without their objects.
+_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Enqueues attention on the current stream of q's device."""
+    device, dtype = q.get_device(), q.dtype
+    code = _CODES.get(dtype)
+    agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
+    if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
+        check(q, k, v)
+        q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
+    if device != _current_device():  # PyTorch allocates, and captures, on the current device
+        with torch.cuda.device(device):
+            return attend(q, k, v, heads, causal, scale, want_lse)
+    shape, strides, v_shape = q.shape, q.stride(), v.shape
+    out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
+    lse = lse_like(q, heads) if want_lse else None
+    copies = _enqueue(
+        (q.data_ptr(), shape, strides),
+        (k.data_ptr(), k.shape, k.stride()),
+        (v.data_ptr(), v_shape, v.stride()),
+        (out.data_ptr(), out.stride()),
+        None if lse is None else lse.data_ptr(),
+        heads,
+        code,
+        causal,
+        scale,
+        device,
+        _current_stream(device),
+    )
+    if copies:
+        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, causal, scale, want_lse)
+    return out, lse
+
+
+def plain_rows(x: Tensor) -> Tensor:
+    """The tensor itself, or a copy of one whose last dimension is not contiguous."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def output_like(q: Tensor, dim: int) -> Tensor:
+    """Memory for the output: q's order of dimensions, dense."""
+    if q.shape[3] == dim:
+        return torch.empty_like(q)
+    if q.stride(1) >= q.stride(2):
+        return q.new_empty((*q.shape[:3], dim))
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim)).transpose(1, 2)
+
+
+def lse_like(q: Tensor, heads: int) -> Tensor:
+    """Memory for the log-sum-exp, ``[batch, heads, sequence]``, float32."""
+    return q.new_empty((q.shape[0], q.shape[heads], q.shape[3 - heads]), dtype=torch.float32)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuses layouts, element types and devices that do not fit."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.layout is not torch.strided or x.is_nested:
+            layout = "nested" if x.is_nested else str(x.layout)
+            raise UnsupportedError(f"{name} has layout {layout}; accepted: torch.strided", f"layout {layout}")
+        if x.dtype not in DTYPES:
+            raise DTypeError(f"{name} has dtype {x.dtype}; accepted: {', '.join(map(str, DTYPES))}")
+        if x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+        if x.dtype != q.dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")

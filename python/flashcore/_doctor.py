@@ -1,0 +1,47 @@
+"""What this machine has, and what that enables."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+from typing import Any
+
+from . import _flashcore
+from ._errors import FlashCoreError
+
+__all__ = ["doctor"]
+
+
+def doctor(file: Any = None) -> dict[str, str]:
+    """Prints what this machine can do, one line a subject, and returns the lines by subject.
+
+    Args:
+        file: where to print, ``sys.stdout`` if None.
+    """
+    sets, threads = _flashcore.describe_cpu()
+    lines = {
+        "flashcore": f"{_flashcore.__version__}, Python {platform.python_version()} on {platform.platform()}",
+        "cpu": f"{', '.join(sets)}; {threads} threads: attention of NumPy arrays and CPU tensors",
+        "gpu": _gpus(),
+        "numpy": _version("numpy", "arrays are taken and returned"),
+        "torch": _version("torch", "tensors are taken and returned; flashcore.compat reaches models"),
+    }
+    for subject, line in lines.items():
+        print(f"{subject:<10} {line}", file=file or sys.stdout)
+    return lines
+
+
+def _gpus() -> str:
+    try:
+        return "; ".join(_flashcore.describe_gpus()) or "none"
+    except FlashCoreError as error:
+        return f"none ({error})"
+
+
+def _version(name: str, enables: str) -> str:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        return f"none ({error})"
+    return f"{module.__version__}: {enables}"

@@ -1,0 +1,32 @@
+"""What can go wrong. Each class is also the builtin that one would catch without knowing FlashCore."""
+
+from __future__ import annotations
+
+__all__ = ["ArgumentError", "DTypeError", "DeviceError", "FlashCoreError", "UnsupportedError"]
+
+
+class FlashCoreError(Exception):
+    """Base of every error that FlashCore raises."""
+
+
+class ArgumentError(FlashCoreError, ValueError):
+    """A value that no attention could accept: shapes that do not fit, a scale that is not finite."""
+
+
+class DTypeError(FlashCoreError, TypeError):
+    """An element type other than float16, bfloat16 and float32, or types that differ."""
+
+
+class UnsupportedError(FlashCoreError, NotImplementedError):
+    """A feature, device or combination that is not there (yet). ``flashcore.compat`` falls back on it.
+
+    ``reason`` is the short form that :func:`flashcore.compat.stats` counts.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message.partition(";")[0]
+
+
+class DeviceError(FlashCoreError, RuntimeError):
+    """The GPU or its driver refused: too old a driver, no memory, no permission."""

@@ -1,0 +1,76 @@
+"""The Rust half of the package. Addresses are taken on trust: call it through :mod:`flashcore`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__: str
+
+_Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
+
+def attention_cpu(
+    q: _Described,
+    k: _Described,
+    v: _Described,
+    out: _Described,
+    lse: int | None,
+    dtype: str,
+    causal: bool,
+    scale: float | None,
+) -> None:
+    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim."""
+
+def describe_cpu() -> tuple[list[str], int]:
+    """Instruction sets of this processor, best first, and the threads that share a call."""
+
+_Four = tuple[int, int, int, int]
+_Handed = tuple[int, _Four, _Four]
+
+def enqueue(
+    q: _Handed,
+    k: _Handed,
+    v: _Handed,
+    out: tuple[int, _Four],
+    lse: int | None,
+    heads: int,
+    dtype: int,
+    causal: bool,
+    scale: float | None,
+    ordinal: int,
+    stream: int,
+) -> int:
+    """Attention on a GPU's memory: address, shape and strides in the tensor's own order, in which ``heads`` is 1 or 2.
+
+    Returns 0, or, with nothing done, a bit for each of q (1), k (2) and v (4) whose last dimension is not contiguous.
+    """
+
+def explain(shape: _Four, heads_kv: int, seq_kv: int, dtype: str, causal: bool, ordinal: int) -> dict[str, Any]:
+    """The plan that a dense problem ``(batch, heads, sequence, dim)`` gets on a device, and what it was compiled to."""
+
+def describe_gpus() -> list[str]:
+    """The GPUs that the driver sees, a line each."""
+
+_Stated = tuple[tuple[int, int, int, int, int, int], str, str]
+_Any = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+def bench_suites() -> list[tuple[str, list[_Stated]]]:
+    """The names of the suites, and the problems of each."""
+
+class Session:
+    """A device and what stands beside every figure of a run. Rows are JSON."""
+
+    def __init__(self, ordinal: int) -> None: ...
+    def device(self) -> str: ...
+    def commit(self) -> str | None: ...
+    def missing(self) -> list[str]: ...
+    def failed(self, suite: str, name: str, stated: _Stated, mode: str, why: str) -> str: ...
+    def host(self, name: str, stated: _Stated, calls: int, samples: list[float]) -> str: ...
+    def race(self, stated: _Stated) -> Race: ...
+
+class Race:
+    """One problem and those who race on it."""
+
+    def calls(self) -> int: ...
+    def ours(self, q: int, k: int, v: int) -> str: ...
+    def peer(self, name: str, warm: int, cold: int, q: _Any, k: _Any, v: _Any, out: _Any) -> None: ...
+    def run(self, suite: str, mode: str, seconds: float) -> list[str]: ...

@@ -1,0 +1,236 @@
+"""The two public functions, for every kind of tensor: they check what was asked for and hand on 4-D tensors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ._errors import ArgumentError, UnsupportedError
+
+__all__ = ["flash_attn_func", "scaled_dot_product_attention"]
+
+# `flashcore._torch` and `flashcore._numpy` once they are needed: neither NumPy nor PyTorch is imported on our account.
+_torch: Any = None
+_numpy: Any = None
+
+_NO_WINDOW = (-1, -1)
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FlashAttention's function: ``softmax(q k^T * softmax_scale) v`` without ever storing the scores.
+
+    Args:
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or float32.
+        k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
+            ``h // (heads // heads_k)``.
+        v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
+        dropout_p: only 0.
+        softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
+        causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right).
+        window_size: only ``(-1, -1)``, no window, and ``(-1, 0)``, which is ``causal``.
+        softcap: only 0.
+        alibi_slopes: only None.
+        deterministic: accepted; the result is always the same to the last bit.
+        return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum,
+            ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
+
+    Returns:
+        ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
+        is 0, its ``lse`` minus infinity.
+
+    Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
+    GPU the kernel is enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it.
+
+    Raises:
+        ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite.
+        DTypeError: (a TypeError) other element types, or types that differ.
+        UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
+        DeviceError: (a RuntimeError) the GPU or its driver refused.
+    """
+    window = window_size if window_size == _NO_WINDOW else tuple(window_size)
+    if dropout_p or softcap or alibi_slopes is not None or window not in (_NO_WINDOW, (-1, 0)):
+        raise _unsupported(
+            ("dropout_p", dropout_p, 0.0),
+            ("softcap", softcap, 0.0),
+            ("alibi_slopes", None if alibi_slopes is None else "given", None),
+            ("window_size", window, _NO_WINDOW),
+        )
+    backend = _backend_of(q)
+    if backend is None:
+        return _foreign(
+            q, k, v, flash_attn_func, softmax_scale=softmax_scale, causal=causal, window_size=window,
+            return_attn_probs=return_attn_probs,
+        )  # fmt: skip
+    backend.check_kinds(q, k, v)
+    _check_dims(q, k, v)
+    out, lse = backend.attend(q, k, v, 2, causal or window == (-1, 0), softmax_scale, return_attn_probs)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """PyTorch's function: ``softmax(query key^T * scale) value``.
+
+    Args:
+        query: ``(..., heads, L, E)``, float16, bfloat16 or float32.
+        key: ``(..., heads, S, E)``.
+        value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
+        attn_mask: only None.
+        dropout_p: only 0.
+        is_causal: query ``i`` sees key ``j`` iff ``j <= i`` (aligned to the top left, as PyTorch does).
+        scale: factor on the scores; None means ``1 / sqrt(E)``.
+        enable_gqa: key and value may have fewer heads than query, a divisor of their number.
+
+    Returns:
+        ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. Where there is no key at all the
+        result is 0.
+
+    Memory, streams and errors are as in :func:`flash_attn_func`. A causal problem with ``L > S`` runs as a square and a
+    rest, which are then joined by a copy.
+    """
+    if attn_mask is not None or dropout_p:
+        mask = None if attn_mask is None else "given"
+        raise _unsupported(("attn_mask", mask, None), ("dropout_p", dropout_p, 0.0))
+    backend = _backend_of(query)
+    if backend is None:
+        return _foreign(
+            query, key, value, scaled_dot_product_attention, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    query, key, value = backend.admit(query, key, value)
+    lead = None
+    if not _leads_agree(query.shape, key.shape, value.shape, enable_gqa):
+        lead, query, key, value = _broadcast(backend, query, key, value, enable_gqa)
+    if is_causal and query.shape[2] != key.shape[2]:
+        out = _top_left(backend, query, key, value, scale)
+    else:
+        out = backend.attend(query, key, value, 1, is_causal, scale, False)[0]
+    return out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
+
+
+def _top_left(backend: Any, query: Any, key: Any, value: Any, scale: float | None) -> Any:
+    """A causal mask aligned to the top left, of problems that are causal squares or see everything."""
+    rows, keys = query.shape[2], key.shape[2]
+    if rows < keys:  # no row sees the keys beyond the square
+        return backend.attend(query, key[:, :, :rows], value[:, :, :rows], 1, True, scale, False)[0]
+    square = backend.attend(query[:, :, :keys], key, value, 1, True, scale, False)[0]
+    rest = backend.attend(query[:, :, keys:], key, value, 1, False, scale, False)[0]
+    return backend.join(square, rest)
+
+
+def _leads_agree(q: Any, k: Any, v: Any, enable_gqa: bool) -> bool:
+    """Whether tensors of these shapes need no broadcasting."""
+    if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
+        return False
+    return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
+
+
+def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any, Any]:
+    """The leading dimensions of the result, and the three tensors with exactly two of them (strides of 0 where one
+    repeats)."""
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        least = 3 if enable_gqa else 2
+        if tensor.ndim < least:
+            raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it needs at least {least}")
+    own = 3 if enable_gqa else 2  # trailing dimensions that do not broadcast
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if enable_gqa:
+        heads = [shape[-3] for shape in shapes.values()]
+        if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
+            raise ArgumentError(
+                f"query, key and value have {heads[0]}, {heads[1]} and {heads[2]} heads; "
+                "enable_gqa=True needs as many key as value heads, and a divisor of the query heads"
+            )
+    lead = _broadcast_shapes({name: shape[:-own] for name, shape in shapes.items()})
+    four = []
+    for name, tensor in tensors.items():
+        wide = backend.expand(tensor, (*lead, *shapes[name][-own:]))
+        dims = tuple(wide.shape)
+        while len(dims) < 4:
+            dims = (*dims[:-2], 1, *dims[-2:])  # batch entries without heads
+        batch = 1
+        for extent in dims[:-3]:
+            batch *= extent
+        four.append(backend.reshape(wide, (batch, *dims[-3:])))
+    result = (*lead, shapes["query"][-3]) if enable_gqa else lead
+    return result, four[0], four[1], four[2]
+
+
+def _broadcast_shapes(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    longest = max(len(shape) for shape in shapes.values())
+    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes.values()]
+    result = []
+    for extents in zip(*padded):
+        wide = [extent for extent in extents if extent != 1]
+        if any(extent != wide[0] for extent in wide):
+            listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            hint = "; fewer key than query heads need enable_gqa=True"
+            raise ArgumentError(f"leading dimensions do not broadcast: {listed}{hint}")
+        result.append(wide[0] if wide else 1)
+    return tuple(result)
+
+
+def _check_dims(q: Any, k: Any, v: Any) -> None:
+    if q.ndim == k.ndim == v.ndim == 4:
+        return
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4:
+            dims = f"{name} has {tensor.ndim} dimensions"
+            raise ArgumentError(f"{dims}; it takes 4: batch, sequence, heads, head_dim")
+
+
+def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:
+    """Names each argument that has another value than the one accepted."""
+    wrong = [(name, value, accepted) for name, value, accepted in arguments if value != accepted]
+    told = "; ".join(f"{name} = {value} is not supported, accepted: {accepted}" for name, value, accepted in wrong)
+    return UnsupportedError(told, ", ".join(name for name, _, _ in wrong))
+
+
+def _backend_of(tensor: Any) -> Any:
+    """The module that computes on such tensors; None for those that must be converted first."""
+    if _torch is not None and isinstance(tensor, _torch.Tensor):
+        return _torch
+    if _numpy is not None and isinstance(tensor, _numpy.Array):
+        return _numpy
+    return _import_backend(tensor)
+
+
+def _import_backend(tensor: Any) -> Any:
+    global _torch, _numpy
+    if _torch is None and hasattr(tensor, "__torch_function__"):
+        from . import _torch as loaded
+
+        _torch = loaded
+        return loaded
+    if _numpy is None and "numpy" in sys.modules:
+        from . import _numpy as numpy_backend
+
+        _numpy = numpy_backend
+        return _numpy if isinstance(tensor, _numpy.Array) else None
+    return None
+
+
+def _foreign(q: Any, k: Any, v: Any, function: Any, **options: Any) -> Any:
+    from . import _interchange
+
+    return _interchange.call(function, q, k, v, options)

@@ -1,0 +1,114 @@
+"""Attention of NumPy arrays, and of other arrays on the CPU that NumPy can view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _flashcore
+from ._errors import ArgumentError, DTypeError
+
+Array = np.ndarray
+
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # bfloat16 is ml_dtypes'
+
+
+def view(array: Any) -> np.ndarray[Any, Any]:
+    """Another library's array on the CPU, over the same memory."""
+    # `__array__` first: JAX gives bfloat16 through it, which NumPy's DLPack does not know.
+    seen: np.ndarray[Any, Any] = np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(array)
+    return seen
+
+
+def expand(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """A view of ``shape``, with strides of 0 where it repeats."""
+    return np.broadcast_to(array, shape)
+
+
+def reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """A view where there can be one, else a copy."""
+    return array.reshape(shape)
+
+
+def join(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows of ``second`` below those of ``first``, ``(batch, heads, sequence, dim)``."""
+    return np.concatenate((first, second), axis=2)
+
+
+def check_kinds(q: Any, k: Any, v: Any) -> None:
+    """Refuses a mixture of NumPy arrays and others."""
+    for name, array in (("k", k), ("v", v)):
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(f"{name} is a {type(array).__name__}, q a NumPy array; they must be of one kind")
+
+
+def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """The three arrays as they are."""
+    check_kinds(q, k, v)
+    return q, k, v
+
+
+def _check(name: str, array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.name not in _DTYPES or not array.dtype.isnative:
+        hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
+        raise DTypeError(
+            f"{name} has dtype {array.dtype}; accepted: float16, bfloat16 (of ml_dtypes), float32, in "
+            f"native byte order{hint}"
+        )
+
+
+def attend(
+    q: np.ndarray[Any, Any],
+    k: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    heads: int,
+    causal: bool,
+    scale: float | None,
+    want_lse: bool,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        _check(name, array)
+    if not q.dtype == k.dtype == v.dtype:
+        raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
+    out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
+    batch, sequence = q.shape[0], q.shape[3 - heads]
+    lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
+    if out.size:
+        q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
+        lse_address = None if lse is None else lse.ctypes.data
+        _flashcore.attention_cpu(
+            _describe(q, heads),
+            _describe(k, heads),
+            _describe(v, heads),
+            _describe(out, heads),
+            lse_address,
+            _DTYPES[q.dtype.name],
+            causal,
+            scale,
+        )
+    return out, lse
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array itself, or a copy of one that Rust cannot address: last dimension strided, or elements misaligned."""
+    size = array.itemsize
+    contiguous = array.shape[-1] <= 1 or array.strides[-1] == size
+    if contiguous and array.flags.aligned and all(stride % size == 0 for stride in array.strides):
+        return array
+    return array.copy(order="C")
+
+
+def _describe(
+    array: np.ndarray[Any, Any], heads: int
+) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
+    if array.ndim != 4:
+        raise ArgumentError(f"an array of shape {array.shape} has {array.ndim} dimensions; attention takes 4")
+    batch, head, row, dim = (0, heads, 3 - heads, 3)
+    shape, strides = array.shape, [stride // array.itemsize for stride in array.strides]
+    return (
+        array.ctypes.data,
+        (shape[batch], shape[head], shape[row], shape[dim]),
+        (strides[batch], strides[head], strides[row], strides[dim]),
+    )

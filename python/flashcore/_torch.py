@@ -1,0 +1,142 @@
+"""Attention of PyTorch tensors: in place, on PyTorch's current stream, and as the operator ``flashcore::attention``.
+
+Eager calls on plain tensors go straight to Rust, which costs a few microseconds less than PyTorch's dispatcher. Under
+``torch.compile``, with fake tensors, tensor subclasses, dispatch modes and functorch transforms they go through the
+operator, which all of those understand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _cuda, _flashcore
+from ._errors import ArgumentError, UnsupportedError
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
+    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise UnsupportedError(
+            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
+            "requires_grad",
+        )
+    if _is_compiling() or not _is_plain(q, k, v):
+        out, lse = torch.ops.flashcore.attention(q, k, v, heads, causal, scale, want_lse)
+        return out, lse if want_lse else None
+    return _now(q, k, v, heads, causal, scale, want_lse)
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    kinds = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    return kinds and not _modes() and _functorch() is None and not q.is_meta
+
+
+def _now(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    if q.is_cuda:
+        return _cuda.attend(q, k, v, heads, causal, scale, want_lse)
+    _cuda.check(q, k, v)
+    if q.device.type != "cpu":
+        raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
+    q, k, v = (_cuda.plain_rows(x.resolve_neg()) for x in (q, k, v))
+    out = _cuda.output_like(q, v.shape[3])
+    lse = _cuda.lse_like(q, heads) if want_lse else None
+    if out.numel():
+        lse_address = None if lse is None else lse.data_ptr()
+        _flashcore.attention_cpu(
+            _describe(q, heads),
+            _describe(k, heads),
+            _describe(v, heads),
+            _describe(out, heads),
+            lse_address,
+            _cuda.DTYPES[q.dtype],
+            causal,
+            scale,
+        )
+    return out, lse
+
+
+def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of ``shape``, with strides of 0 where it repeats."""
+    return tensor.expand(shape)
+
+
+def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view where there can be one, else a copy."""
+    return tensor.reshape(shape)
+
+
+def join(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of ``second`` below those of ``first``, ``(batch, heads, sequence, dim)``."""
+    return torch.cat((first, second), dim=2)
+
+
+def check_kinds(q: Any, k: Any, v: Any) -> None:
+    """Refuses a mixture of PyTorch tensors and others."""
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
+        name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
+        raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
+
+
+def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in the type that ``torch.autocast`` wants, as PyTorch's own function takes them."""
+    check_kinds(q, k, v)
+    if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
+        return q, k, v
+    kind = q.device.type
+    if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = (x.to(dtype) if x.dtype in _cuda.DTYPES else x for x in (q, k, v))
+    return q, k, v
+
+
+def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
+    shape, strides, row = x.shape, x.stride(), 3 - heads
+    return (
+        x.data_ptr(),
+        (shape[0], shape[heads], shape[row], shape[3]),
+        (strides[0], strides[heads], strides[row], strides[3]),
+    )
+
+
+@torch.library.custom_op(
+    "flashcore::attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, int heads, bool causal, float? scale, bool want_lse) -> (Tensor, Tensor)",
+)
+def _operator(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor]:
+    out, lse = _now(q, k, v, heads, causal, scale, want_lse)
+    return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
+@_operator.register_fake
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor]:
+    _cuda.check(q, k, v)
+    q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)
+    out = _cuda.output_like(q, v.shape[3])
+    return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
+
+
+def _no_backward(ctx: Any, *grads: Any) -> Any:
+    raise UnsupportedError("flashcore::attention has no backward yet", "requires_grad")
+
+
+_operator.register_autograd(_no_backward)

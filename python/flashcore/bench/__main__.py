@@ -1,0 +1,149 @@
+"""``python -m flashcore.bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import _flashcore
+from .._errors import FlashCoreError
+from ._problem import ACCEPTED, OURS, Problem
+
+_EPILOG = """\
+Times are of one call, in graphs of up to 20 (warm) or one (cold, L2 flushed before). FlashCore's harness launches and
+times everybody in turn, on the same values, new ones now and then, and holds the outputs against float64: a wrong or
+impossible answer does not count. A ratio above 1 says how many times faster FlashCore was; FASTER, SLOWER or UNDECIDED
+is the verdict on it against the noise of FlashCore raced against itself. A causal problem counts half of the FLOP."""
+
+
+def arguments(suites: list[str]) -> argparse.ArgumentParser:
+    """What the command takes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flashcore.bench",
+        description="Races FlashCore against every other attention that imports, in one process.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="race",
+        choices=["race", "host"],
+        help="race kernels, or time what a call costs the host",
+    )
+    parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
+    parser.add_argument("--problem", action="append", default=[], metavar="P", help=ACCEPTED)
+    parser.add_argument("--mode", choices=["warm", "cold", "both"], default="both")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
+    parser.add_argument("--peers", help="comma-separated names, or none; all that import if not given")
+    parser.add_argument("--device", type=int, default=0, help="which GPU (default 0)")
+    parser.add_argument("--start", type=int, default=1, metavar="N", help="begin with the Nth problem (default 1)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no further problem after so long")
+    parser.add_argument("--evidence", type=Path, metavar="FILE", help="append the rows as JSON lines")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (SVG)")
+    parser.add_argument("--json", action="store_true", help="print rows instead of a table")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; 0 if everybody raced, 1 if FlashCore itself failed somewhere, 2 if nothing could start."""
+    suites = {name: [Problem(*p[0], p[1], p[2]) for p in problems] for name, problems in _flashcore.bench_suites()}
+    parser = arguments(list(suites))
+    args = parser.parse_args(argv)
+    try:
+        problems = _problems(args, suites)
+        peers = _peers(args)
+        session = _session(args)
+    except (ValueError, ImportError, OSError, FlashCoreError) as error:
+        print(f"flashcore.bench: {error}", file=sys.stderr)
+        return 2
+    rows = []
+    for row in _rows(args, session, problems, peers):
+        rows.append(row)
+        if args.json:
+            print(json.dumps(row), flush=True)
+        if args.evidence:
+            with args.evidence.open("a") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    from ._plot import plot
+    from ._table import summary, table
+
+    if not args.json:
+        print(table(rows))
+        print(*summary(rows), sep="\n")
+    if args.plot:
+        args.plot.write_text(plot(rows), encoding="utf-8")
+    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows) else 0
+
+
+def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> list[tuple[str, Problem]]:
+    """The problems asked for, each with the suite that it belongs to."""
+    problems = [(name, problem) for name in args.suite for problem in suites[name]]
+    for text in args.problem:
+        problem = Problem.parse(text)
+        problems.append((next((name for name, all_of in suites.items() if problem in all_of), "forward"), problem))
+    if not problems:
+        problems = [("mission", problem) for problem in suites["mission"]]
+    if not 1 <= args.start <= len(problems):
+        raise ValueError(f"--start {args.start} is none of the {len(problems)} problems")
+    return problems
+
+
+def _peers(args: argparse.Namespace) -> list[Any]:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"the race is held on PyTorch's tensors, and it cannot be imported ({error})") from error
+    if not torch.cuda.is_available():
+        raise ValueError("PyTorch sees no GPU; `flashcore bench` of the Rust program races on the CPU")
+    from ._peers import chosen
+
+    return chosen(args.peers)
+
+
+def _session(args: argparse.Namespace) -> Any:
+    import torch
+
+    torch.cuda.set_device(args.device)
+    session = _flashcore.Session(args.device)
+    if args.evidence:
+        if session.commit() is None:
+            raise ValueError(
+                "evidence comes from a clean commit, and this wheel was built from none; leave out --evidence"
+            )
+        args.evidence.open("a").close()  # better now than after the run
+    for missing in session.missing():
+        print(f"flashcore.bench: {missing}", file=sys.stderr)
+    return session
+
+
+def _rows(
+    args: argparse.Namespace, session: Any, problems: list[tuple[str, Problem]], peers: list[Any]
+) -> Iterator[Any]:
+    from ._host import host
+    from ._race import Run, race
+
+    modes = ["warm", "cold"] if args.mode == "both" else [args.mode]
+    began = time.monotonic()
+    for index, (suite, problem) in list(enumerate(problems))[args.start - 1 :]:
+        if args.limit is not None and time.monotonic() - began > args.limit:
+            print(f"flashcore.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            return
+
+        def say(text: str, at: str = f"{index + 1}/{len(problems)} {problem}") -> None:
+            print(f"{at}: {text}", file=sys.stderr, flush=True)
+
+        run = Run(session, peers, modes, args.seconds, args.device, say)
+        if args.what == "host":
+            yield from host(run, problem)
+        else:
+            yield from race(run, suite, problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What a call costs the host: everybody's Python function, output allocated, nothing waited for in between."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from .. import flash_attn_func, scaled_dot_product_attention
+from ._problem import OURS, Problem
+from ._race import Row, Run, inputs, reason
+
+Call = Callable[[], Any]
+
+CALLS = 50  # in a row: far fewer than what a stream queues before a launch waits
+
+
+def host(run: Run, problem: Problem) -> list[Row]:
+    """A row for each function; turns are interleaved, every other round in the opposite order."""
+    sdpa, flash = inputs(problem, "bhsd", run.device), inputs(problem, "bshd", run.device)
+    calls: dict[str, tuple[Call, Call]] = {
+        OURS: (
+            lambda: scaled_dot_product_attention(*sdpa, is_causal=problem.causal),
+            nullcontext,
+        ),
+        f"{OURS} flash_attn_func": (lambda: flash_attn_func(*flash, causal=problem.causal), nullcontext),
+    }
+    rows = []
+    with torch.no_grad():
+        for peer in run.peers:
+            run.say(f"{peer.key}: warming up (the first time it may compile)")
+            try:
+                call = partial(peer.load(problem), *(sdpa if peer.layout == "bhsd" else flash))
+                with peer.context():
+                    call()
+                torch.cuda.synchronize()
+                calls[peer.name] = (call, peer.context)
+            except Exception as error:  # a peer may fail in any way it likes
+                why = reason(error)
+                rows.append(json.loads(run.session.failed("host", peer.name, problem.stated, "warm", why)))
+        run.say("timing")
+        for name, samples in _interleaved(calls, run.seconds).items():
+            rows.append(json.loads(run.session.host(name, problem.stated, CALLS, samples)))
+    return rows
+
+
+def _interleaved(calls: dict[str, tuple[Call, Call]], seconds: float) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    start, rounds = time.perf_counter(), 0
+    while rounds < 12 or time.perf_counter() - start < seconds:
+        order = list(calls.items())
+        for name, (call, context) in order if rounds % 2 == 0 else reversed(order):
+            with context():
+                samples[name].append(_time(call))
+        rounds += 1
+    return samples
+
+
+def _time(call: Call) -> float:
+    """Microseconds of one call."""
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    spent = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return spent / CALLS * 1e6

@@ -1,0 +1,150 @@
+"""The other implementations of attention, and how each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ._problem import Problem
+
+Attention = Callable[[Any, Any, Any], Any]
+
+
+class Peer:
+    """One implementation.
+
+    ``layout`` is the order of dimensions that it takes, ``bhsd`` or ``bshd``; ``load`` imports it and returns a
+    function of q, k and v for a problem, or raises what keeps it from computing that; ``context`` is entered around
+    calls.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        layout: str,
+        load: Callable[[Problem], Attention],
+        version: Callable[[], str],
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.key, self.layout, self.load, self.context = key, layout, load, context
+        self._version = version
+
+    @property
+    def name(self) -> str:
+        """The name in rows: with the version, where it can be had."""
+        try:
+            return f"{self.key} {self._version()}"
+        except Exception:
+            return self.key
+
+
+# Scores that the unfused path stores, bytes: beyond that it only shows that memory runs out.
+_MATH_BYTES = 1 << 30
+
+
+def _sdpa(problem: Problem) -> Attention:
+    if problem.causal and problem.seq_q != problem.seq_kv:
+        raise NotImplementedError("its causal mask is aligned to the top left")
+    options: dict[str, Any] = {"is_causal": problem.causal}
+    if problem.heads_q != problem.heads_kv:
+        options["enable_gqa"] = True
+    function = torch.nn.functional.scaled_dot_product_attention
+    return lambda q, k, v: function(q, k, v, **options)
+
+
+def _math(problem: Problem) -> Attention:
+    scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv * 4
+    if scores > _MATH_BYTES:
+        raise NotImplementedError(f"it would store {scores / 2**30:.1f} GB of scores; not tried")
+    return _sdpa(problem)
+
+
+def _flash_attention_3(problem: Problem) -> Attention:
+    from fa3_fwd_interface import flash_attn_func
+
+    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
+
+
+def _flash_attention_4(problem: Problem) -> Attention:
+    from flash_attn.cute import flash_attn_func
+
+    return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
+
+
+def _xformers(problem: Problem) -> Attention:
+    import xformers.ops as ops
+
+    if problem.heads_q != problem.heads_kv:
+        raise NotImplementedError("it takes grouped heads as five dimensions; not tried")
+    square = problem.seq_q == problem.seq_kv
+    mask = ops.LowerTriangularMask if square else ops.fmha.attn_bias.LowerTriangularFromBottomRightMask
+    bias, kernel = mask() if problem.causal else None, (ops.fmha.cutlass.FwOp, None)
+    return lambda q, k, v: ops.memory_efficient_attention(q, k, v, attn_bias=bias, op=kernel)
+
+
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _torch_version() -> str:
+    return str(torch.__version__)
+
+
+def _cudnn_version() -> str:
+    number = torch.backends.cudnn.version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _installed(*names: str) -> Callable[[], str]:
+    def version() -> str:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as of
+
+        for name in names:
+            try:
+                return of(name)
+            except PackageNotFoundError:
+                continue
+        raise PackageNotFoundError(names[0])
+
+    return version
+
+
+def _backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
+    def context() -> AbstractContextManager[Any]:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        chosen: AbstractContextManager[Any] = sdpa_kernel(getattr(SDPBackend, name))
+        return chosen
+
+    return context
+
+
+PEERS = (
+    Peer("sdpa-flash", "bhsd", _sdpa, _torch_version, _backend("FLASH_ATTENTION")),
+    Peer("sdpa-cudnn", "bhsd", _sdpa, _cudnn_version, _backend("CUDNN_ATTENTION")),
+    Peer("sdpa-efficient", "bhsd", _sdpa, _torch_version, _backend("EFFICIENT_ATTENTION")),
+    Peer("sdpa-math", "bhsd", _math, _torch_version, _backend("MATH")),
+    Peer("fa3", "bshd", _flash_attention_3, _installed("flash-attn-3", "fa3-fwd", "flash_attn_3")),
+    Peer("fa4", "bshd", _flash_attention_4, _installed("flash-attn-4", "flash-attn-cute", "flash-attn")),
+    Peer("xformers", "bshd", _xformers, _installed("xformers")),
+)
+
+
+def chosen(keys: str | None) -> list[Peer]:
+    """The peers of a list of names; all if None, none for ``none``.
+
+    Raises:
+        ValueError: with what is accepted.
+    """
+    if keys is None:
+        return list(PEERS)
+    wanted = [] if keys == "none" else keys.split(",")
+    known = {peer.key: peer for peer in PEERS}
+    unknown = [key for key in wanted if key not in known]
+    if unknown:
+        raise ValueError(f'peer "{unknown[0]}" is unknown; accepted: {", ".join(known)}, none')
+    return [known[key] for key in wanted]

@@ -1,0 +1,94 @@
+"""Rows as a table for people, and what they come to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ._problem import OURS
+from ._race import Row
+
+Comparison = dict[str, Any]
+
+
+def title(row: Row) -> str:
+    """The problem in a few words."""
+    p = row["problem"]
+    heads = f"{p['heads_q']}" if p["heads_q"] == p["heads_kv"] else f"{p['heads_q']}/{p['heads_kv']}"
+    seq = f"{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"{p['seq_q']}x{p['seq_kv']}"
+    mask = " causal" if p["mask"] == "causal" else ""
+    return f"B{p['batch']} H{heads} S{seq} D{p['head_dim']} {p['dtype']}{mask}"
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each row; a ratio above 1 says how many times faster FlashCore was."""
+    head = [
+        "problem",
+        "mode",
+        "implementation",
+        "us",
+        "5-95 %",
+        "TFLOP/s",
+        "max error",
+        "flashcore is faster by",
+        "verdict",
+    ]
+    cells = [head]
+    for row in rows:
+        cells.append([title(row), row["mode"], row["impl"], *_figures(row, _against(rows, row))])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+    left = {0, 1, 2, 8}
+    lines = [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip()
+        for line in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _figures(row: Row, comparison: Comparison | None) -> list[str]:
+    if row["us_median"] is None:
+        return ["-", "-", "-", "-", "-", row["fault"] or "failed"]
+    ratio = verdict = "-"
+    if comparison:
+        ratio = f"{comparison['ratio']:.3f} [{comparison['low']:.3f}, {comparison['high']:.3f}]"
+        verdict = comparison["verdict"]
+    return [
+        f"{row['us_median']:.2f}",
+        f"{row['us_low']:.2f}-{row['us_high']:.2f}",
+        "-" if row["tflops"] is None else f"{row['tflops']:.1f}",
+        "-" if row["err_max"] is None else f"{row['err_max']:.1e}",
+        ratio,
+        verdict if row["fault"] is None else f"does not count: {row['fault']}",
+    ]
+
+
+def _first(rows: list[Row], row: Row) -> Row | None:
+    """FlashCore's row of the same race."""
+    same = (r for r in rows if r["impl"] == OURS and r["problem"] == row["problem"] and r["mode"] == row["mode"])
+    return next(same, None)
+
+
+def _against(rows: list[Row], row: Row) -> Comparison | None:
+    first = _first(rows, row)
+    if first is None or first is row or not first["ratio_vs"]:
+        return None
+    comparison: Comparison | None = first["ratio_vs"]["all"].get(row["impl"])
+    return comparison
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """For each suite and mode: FlashCore against the best peer of each problem."""
+    ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for row in rows:
+        if row["impl"] == OURS and row["ratio_vs"] and row["ratio_vs"]["comparison"]:
+            found = (row["ratio_vs"]["comparison"]["ratio"], title(row))
+            ratios.setdefault((row["suite"], row["mode"]), []).append(found)
+    lines = []
+    for (suite, mode), all_of in ratios.items():
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in all_of) / len(all_of))
+        least, where = min(all_of)
+        lines.append(
+            f"{suite}, {mode}: {mean:.3f} times as fast as the best peer (geometric mean of {len(all_of)}), "
+            f"least {least:.3f} at {where}"
+        )
+    return lines

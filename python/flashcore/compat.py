@@ -1,0 +1,147 @@
+"""Sends an existing model's attention here.
+
+>>> flashcore.compat.enable()          # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
+>>> model(x)
+>>> flashcore.compat.stats()           # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
+>>> flashcore.compat.disable()
+
+What FlashCore does not support (a mask, dropout, gradients, a device or type it lacks) runs as before, and is counted
+with its reason. Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention``
+and ``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
+(``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path that
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take in inference, which
+``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
+
+Code under ``torch.compile`` is traced through whatever is in place when it is compiled, and PyTorch compiles it anew
+when that changes. Its calls are decided once, while tracing, and are not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ._errors import FlashCoreError, UnsupportedError
+from ._functional import scaled_dot_product_attention
+
+__all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
+
+_lock = threading.Lock()
+_original: Any = None  # PyTorch's function while ours stands in its place
+_depth = 0  # how often `enable` has been called without its `disable`
+_served = 0
+_fallbacks: Counter[str] = Counter()
+
+
+def enable() -> None:
+    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``. Calls nest."""
+    global _original, _depth
+    import torch.nn.functional as functional
+
+    with _lock:
+        _depth += 1
+        if _original is None:
+            _original = functional.scaled_dot_product_attention
+            functional.scaled_dot_product_attention = _attention
+
+
+def disable() -> None:
+    """Undoes one :func:`enable`; the last one puts PyTorch's function back. Without one it does nothing."""
+    global _original, _depth
+    import torch.nn.functional as functional
+
+    with _lock:
+        _depth = max(_depth - 1, 0)
+        # Someone else may have put a function of theirs over ours meanwhile: that one stays.
+        if _depth == 0 and functional.scaled_dot_product_attention is _attention:
+            functional.scaled_dot_product_attention = _original
+            _original = None
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """:func:`enable` for the length of a ``with`` block."""
+    enable()
+    try:
+        yield
+    finally:
+        disable()
+
+
+def stats() -> dict[str, Any]:
+    """How many calls there were, how many ran on FlashCore, how many fell back, and why.
+
+    Returns:
+        ``{"calls": int, "flashcore": int, "fallback": int, "reasons": {reason: int}}`` since the process began or
+        :func:`reset_stats`. Calls in compiled code are not among them.
+    """
+    with _lock:
+        fallback = sum(_fallbacks.values())
+        return {"calls": _served + fallback, "flashcore": _served, "fallback": fallback, "reasons": dict(_fallbacks)}
+
+
+def reset_stats() -> None:
+    """Counts from 0 again."""
+    global _served
+    with _lock:
+        _served = 0
+        _fallbacks.clear()
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    import torch
+
+    global _served
+    if _depth == 0:  # someone kept this function when `disable` put PyTorch's back
+        return torch._C._nn.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    reason = _unsupported_reason(torch, query, key, value, attn_mask, dropout_p)
+    if torch.compiler.is_compiling():
+        if reason is None:
+            return scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+    elif reason is None:
+        try:
+            out = scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+        except UnsupportedError as error:
+            reason = error.reason
+        except FlashCoreError as error:  # PyTorch may accept it, or words its own complaint
+            reason = type(error).__name__
+        else:
+            with _lock:
+                _served += 1
+            return out
+    if not torch.compiler.is_compiling():
+        with _lock:
+            _fallbacks[reason] += 1
+    return _original(
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+        enable_gqa=enable_gqa,
+    )  # fmt: skip
+
+
+def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:
+    """What is known to fail before it is tried; a compiled call has no second try."""
+    if attn_mask is not None:
+        return "attn_mask"
+    if dropout_p:
+        return "dropout_p"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "requires_grad"
+    if query.is_nested or query.layout is not torch.strided:
+        return "layout"
+    if query.device.type not in ("cuda", "cpu"):
+        return f"device {query.device.type}"
+    return None

@@ -1,0 +1,201 @@
+//! Races of FlashCore against other libraries: `lab`'s law of time, for graphs that Python has captured from them.
+#![allow(unsafe_code, reason = "graphs and memory that Python hands over")]
+
+use std::sync::Arc;
+
+use driver::{DeviceSlice, GraphExec, Stream};
+use flashcore::gpu::Gpu;
+use kernels::emit;
+use lab::bench::gpu::{Contestant, Tensors, race};
+use lab::bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quantile, suites};
+use lab::launchfile::Bound;
+use lab::provenance::Provenance;
+use problem::{DType, Layout, Mask, Problem, Tensor};
+use pyo3::prelude::*;
+use serde_json::json;
+
+use crate::error::Error;
+use crate::tensor::{Described, problem_of};
+
+/// Batch, query heads, key heads, query positions, key positions, head dim; dtype; mask.
+type Stated = ((usize, usize, usize, usize, usize, usize), String, String);
+
+fn problem(((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask): &Stated) -> Result<Problem, Error> {
+    let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DType>()?);
+    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, mask: mask.parse::<Mask>()?, ..problem };
+    let problem = problem.with_layout(Layout::Bhsd);
+    problem.check()?;
+    Ok(problem)
+}
+
+fn stated(p: &Problem) -> Stated {
+    let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
+    (extents, p.dtype.name().to_owned(), p.mask.name().to_owned())
+}
+
+fn mode_named(name: &str) -> Result<Mode, Error> {
+    let known = [Mode::Warm, Mode::Cold].into_iter().find(|mode| mode.name() == name);
+    known.ok_or_else(|| Error::Argument(format!("mode = \"{name}\" is unknown; accepted: warm, cold")))
+}
+
+/// The names of the suites, and the problems of each.
+#[pyfunction]
+pub fn bench_suites() -> Vec<(&'static str, Vec<Stated>)> {
+    Suite::ALL.map(|suite| (suite.name(), suite.problems().iter().map(stated).collect())).to_vec()
+}
+
+/// A device and what stands beside every figure of a run.
+#[pyclass(frozen, module = "flashcore._flashcore")]
+pub struct Session {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    peaks: Option<Peaks>,
+    provenance: Provenance,
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    fn new(ordinal: i32) -> Result<Session, Error> {
+        let gpu = Gpu::open(ordinal)?;
+        let stream = Stream::new(gpu.context())?;
+        let (peaks, provenance) = (Peaks::of(&gpu.info().name), Provenance::of_gpu(gpu.info()));
+        Ok(Session { gpu, stream, peaks, provenance })
+    }
+
+    /// The device's name.
+    fn device(&self) -> String {
+        self.gpu.info().name.clone()
+    }
+
+    /// The clean commit that this was built from; without one no evidence is written.
+    fn commit(&self) -> Option<String> {
+        self.provenance.commit.clone()
+    }
+
+    /// What will be missing from the rows, for the user to know before the run.
+    fn missing(&self) -> Vec<String> {
+        let sensors = Sensors::of(&self.gpu.info().uuid);
+        let sensors = sensors.missing().map(|why| format!("no clocks, power or temperatures: {why}"));
+        let peaks =
+            self.peaks.is_none().then(|| "no floor: the device's peaks are not in the table".to_owned());
+        sensors.into_iter().chain(peaks).collect()
+    }
+
+    /// The row of a contestant that could not race, as JSON.
+    fn failed(
+        &self,
+        suite: &str,
+        name: &str,
+        stated: Stated,
+        mode: &str,
+        why: &str,
+    ) -> Result<String, Error> {
+        let row = Row::failed(suite, name, &problem(&stated)?, mode_named(mode)?, why, &self.provenance);
+        Ok(json!(row).to_string())
+    }
+
+    /// The row of what a call costs the host, as JSON; the samples are µs.
+    fn host(&self, name: &str, stated: Stated, calls: u32, samples: Vec<f64>) -> Result<String, Error> {
+        let mut row = Row::failed("host", name, &problem(&stated)?, Mode::Warm, "", &self.provenance);
+        row.us_median = quantile(&samples, 0.5);
+        row.us_low = quantile(&samples, 0.05);
+        row.us_high = quantile(&samples, 0.95);
+        (row.samples, row.rounds, row.calls, row.fault) = (samples.len(), samples.len(), calls, None);
+        row.all.us = samples;
+        Ok(json!(row).to_string())
+    }
+
+    /// Draws the inputs of a race, and the answers.
+    fn race(slf: Py<Session>, py: Python<'_>, stated: Stated) -> Result<Race, Error> {
+        let problem = problem(&stated)?;
+        let deck = py.detach(|| Deck::draw(&problem, 1))?;
+        Ok(Race { session: slf, problem, deck, contestants: Vec::new() })
+    }
+}
+
+/// One problem and those who race on it.
+#[pyclass(module = "flashcore._flashcore")]
+pub struct Race {
+    session: Py<Session>,
+    problem: Problem,
+    deck: Deck,
+    contestants: Vec<Contestant>,
+}
+
+#[pymethods]
+impl Race {
+    /// Calls in a graph for warm times.
+    fn calls(&self) -> u32 {
+        suites::calls(&self.problem)
+    }
+
+    /// FlashCore, with the kernel that a user gets; returns its plan as JSON. The inputs are dense.
+    fn ours(&mut self, q: u64, k: u64, v: u64) -> Result<String, Error> {
+        let session = self.session.get();
+        let prepared = session.gpu.prepare(&self.problem, false, None)?;
+        let plan = prepared.plan();
+        let kernel = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
+        let bound = Bound::of_kernel(kernel, &self.problem).map_err(refused)?;
+        let inputs = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
+        let inputs = inputs.map(|(tensor, address)| slice(&self.problem, tensor, address));
+        let told = json!(plan);
+        let text = told.to_string();
+        let calls = suites::calls(&self.problem);
+        let ours = Contestant::kernel(&session.stream, &bound, inputs, calls, None, Some(told));
+        self.contestants.push(ours.map_err(refused)?);
+        Ok(text)
+    }
+
+    /// Another library: its instantiated graphs of [`Race::calls`] calls and of one, and the tensors that they read and write.
+    #[expect(clippy::too_many_arguments, reason = "what a peer consists of")]
+    fn peer(
+        &mut self,
+        name: &str,
+        warm: u64,
+        cold: u64,
+        q: Described,
+        k: Described,
+        v: Described,
+        out: Described,
+    ) -> Result<(), Error> {
+        let own = problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.mask, self.problem.scale)?;
+        let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
+        let tensors = Tensors {
+            q: at(Tensor::Q, &q),
+            k: at(Tensor::K, &k),
+            v: at(Tensor::V, &v),
+            out: at(Tensor::Out, &out),
+        };
+        // SAFETY: instantiated by PyTorch and kept by the caller until the race is over; nobody else launches them.
+        let (warm, cold) = unsafe { (GraphExec::from_raw(warm), GraphExec::from_raw(cold)) };
+        let peer = Contestant::peer(name, own, warm, suites::calls(&self.problem), cold, tensors);
+        self.contestants.push(peer.map_err(refused)?);
+        Ok(())
+    }
+
+    /// Races everyone for about so many seconds; a row for each as JSON.
+    fn run(&self, py: Python<'_>, suite: &str, mode: &str, seconds: f64) -> Result<Vec<String>, Error> {
+        let (session, mode) = (self.session.get(), mode_named(mode)?);
+        let identities: Vec<Identity> = self.contestants.iter().map(|c| c.identity().clone()).collect();
+        let rules = Rules::new(mode, seconds, session.peaks);
+        let race = py.detach(|| race(session.gpu.context(), &self.deck, &self.contestants, &rules));
+        let race = race.map_err(|error| Error::Device(error.to_string()))?;
+        Ok(race
+            .rows(suite, &identities, &session.provenance)
+            .iter()
+            .map(|row| json!(row).to_string())
+            .collect())
+    }
+}
+
+/// Memory of a tensor of PyTorch's that has no negative strides.
+fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice {
+    let (elements, _) = problem.span(tensor).unwrap_or_default(); // checked when the problem was stated
+    // SAFETY: the package keeps the tensor, or the graph in whose memory it lies, until the race is over.
+    unsafe { DeviceSlice::from_raw(address, elements * problem.dtype.bytes()) }
+}
+
+fn refused(error: impl std::fmt::Display) -> Error {
+    Error::Unsupported(error.to_string())
+}

@@ -1,0 +1,207 @@
+//! Attention on the memory of a GPU, on the caller's stream.
+#![allow(unsafe_code, reason = "addresses and streams that Python hands over")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use driver::{DeviceInfo, DeviceSlice, Stream};
+use flashcore::gpu::{Gpu, Prepared};
+use problem::{DType, Mask, Problem, Tensor};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Error;
+use crate::tensor::{Described, problem_of};
+
+type Four<T> = (T, T, T, T);
+
+/// A tensor in its own order of dimensions: address, shape, strides in elements.
+type Handed = (u64, Four<usize>, Four<i64>);
+
+/// What a call is looked up by: nothing is computed from shapes and strides that were seen before.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    shapes: [Four<usize>; 4],
+    strides: [Four<i64>; 4],
+    heads: usize,
+    dtype: DType,
+    mask: Mask,
+    scale: Option<u32>,
+    lse: bool,
+    ordinal: i32,
+}
+
+/// What a call needs besides addresses.
+#[derive(Clone)]
+struct Known {
+    gpu: Arc<Gpu>,
+    prepared: Arc<Prepared>,
+    /// Of q, k, v and out: how far below element (0, 0, 0, 0) memory begins, and how long it is, in bytes.
+    memory: [(u64, usize); 4],
+    /// Bytes of the LSE.
+    lse: usize,
+}
+
+static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::default);
+
+/// Puts attention of 4-D tensors on a stream of device `ordinal`. Their axis `heads` is 1 or 2, the sequence is the other;
+/// `out` has q's shape but for its head dim, which is v's; `lse` is the address of `batch * heads_q * seq_q` floats.
+/// Returns at once; the first call for a problem compiles.
+///
+/// The result is 0, or nothing was done and it has a bit for each of q (1), k (2) and v (4) whose last dimension is not
+/// contiguous, so that the caller copies it.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtype, causal, scale, ordinal, stream))]
+#[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
+pub fn enqueue(
+    py: Python<'_>,
+    q: Handed,
+    k: Handed,
+    v: Handed,
+    out: (u64, Four<i64>),
+    lse: Option<u64>,
+    heads: usize,
+    dtype: u8,
+    causal: bool,
+    scale: Option<f32>,
+    ordinal: i32,
+    stream: u64,
+) -> Result<u32, Error> {
+    let key = Key {
+        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
+        strides: [q.2, k.2, v.2, out.1],
+        heads,
+        dtype: dtype_of(dtype)?,
+        mask: if causal { Mask::Causal } else { Mask::None },
+        scale: scale.map(f32::to_bits),
+        lse: lse.is_some(),
+        ordinal,
+    };
+    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    let known = match known {
+        Some(known) => known,
+        None => {
+            if key.is_empty() {
+                return Ok(0);
+            }
+            let strided = key.strided();
+            if strided != 0 {
+                return Ok(strided);
+            }
+            let known = py.detach(|| Known::new(&key))?;
+            KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, known.clone());
+            known
+        }
+    };
+    known.enqueue([q.0, k.0, v.0, out.0], lse, stream)?;
+    Ok(0)
+}
+
+/// The element type by its number here: an integer is the cheapest thing that Python can look up and hand over.
+fn dtype_of(code: u8) -> Result<DType, Error> {
+    let known = DType::ALL.get(usize::from(code)).copied();
+    known.ok_or_else(|| {
+        Error::DType(format!("dtype code {code} is unknown; accepted: f16, bf16 and f32 as 0, 1, 2"))
+    })
+}
+
+impl Key {
+    /// Whether the output has no elements.
+    fn is_empty(&self) -> bool {
+        let out = self.shapes[3];
+        [out.0, out.1, out.2, out.3].contains(&0)
+    }
+
+    /// A bit for each input whose last dimension is not contiguous.
+    fn strided(&self) -> u32 {
+        let of = |bit: usize| {
+            let (shape, strides) = (self.shapes[bit], self.strides[bit]);
+            let empty = [shape.0, shape.1, shape.2, shape.3].contains(&0);
+            u32::from(!empty && shape.3 > 1 && strides.3 != 1) << bit
+        };
+        of(0) | of(1) | of(2)
+    }
+
+    fn problem(&self) -> Result<Problem, Error> {
+        let described = |i: usize| -> Described {
+            let ((b, x, y, d), (sb, sx, sy, sd)) = (self.shapes[i], self.strides[i]);
+            if self.heads == 1 {
+                (0, [b, x, y, d], [sb, sx, sy, sd])
+            } else {
+                (0, [b, y, x, d], [sb, sy, sx, sd])
+            }
+        };
+        let all = [described(0), described(1), described(2), described(3)];
+        problem_of(all.each_ref(), self.dtype, self.mask, self.scale.map(f32::from_bits))
+    }
+}
+
+impl Known {
+    fn new(key: &Key) -> Result<Known, Error> {
+        let problem = key.problem()?;
+        let gpu = Gpu::open(key.ordinal)?;
+        let prepared = gpu.prepare(&problem, key.lse, None)?;
+        let size = problem.dtype.bytes();
+        let memory = Tensor::ALL.map(|tensor| {
+            let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
+            ((origin * size) as u64, elements * size)
+        });
+        let lse = problem.batch * problem.heads_q * problem.seq_q * size_of::<f32>();
+        Ok(Known { gpu, prepared, memory, lse })
+    }
+
+    fn enqueue(&self, addresses: [u64; 4], lse: Option<u64>, stream: u64) -> Result<(), Error> {
+        let slice = |tensor: usize| {
+            let (below, bytes) = self.memory[tensor];
+            // SAFETY: PyTorch owns the memory, and the package keeps the tensors until the call is enqueued; freeing them
+            // later is ordered on the stream by PyTorch's allocator.
+            unsafe { DeviceSlice::from_raw(addresses[tensor].wrapping_sub(below), bytes) }
+        };
+        // SAFETY: as above.
+        let lse = lse.map(|address| unsafe { DeviceSlice::from_raw(address, self.lse) });
+        // SAFETY: PyTorch's current stream on this device, which it never destroys while it is current.
+        let stream = unsafe { Stream::from_raw(self.gpu.context(), stream) };
+        Ok(self.prepared.enqueue(&stream, slice(0), slice(1), slice(2), slice(3), lse)?)
+    }
+}
+
+/// Which plan a dense problem gets on a device, and what the driver's compiler made of it.
+#[pyfunction]
+#[pyo3(signature = (shape, heads_kv, seq_kv, dtype, causal, ordinal))]
+pub fn explain<'py>(
+    py: Python<'py>,
+    shape: Four<usize>,
+    heads_kv: usize,
+    seq_kv: usize,
+    dtype: &str,
+    causal: bool,
+    ordinal: i32,
+) -> Result<Bound<'py, PyDict>, Error> {
+    let (batch, heads, rows, dim) = shape;
+    let mut problem = Problem::new(batch, heads, rows, dim, dtype.parse()?);
+    problem.mask = if causal { Mask::Causal } else { Mask::None };
+    problem.seq_kv = seq_kv;
+    let problem = problem.with_heads_kv(heads_kv, problem::Layout::Bhsd);
+    problem.check()?;
+    let gpu = Gpu::open(ordinal)?;
+    let prepared = py.detach(|| gpu.prepare(&problem, false, None))?;
+    let resources = prepared.resources();
+    let told = PyDict::new(py);
+    told.set_item("device", &gpu.info().name)?;
+    told.set_item("plan", serde_json::to_string(prepared.plan()).unwrap_or_default())?;
+    told.set_item("choice", format!("{:?}", prepared.choice()).to_lowercase())?;
+    told.set_item("registers", resources.registers)?;
+    told.set_item("local_bytes", resources.local)?;
+    let fallbacks: Vec<String> = prepared.fallbacks().iter().map(|f| f.reason.to_string()).collect();
+    told.set_item("fallbacks", fallbacks)?;
+    Ok(told)
+}
+
+/// The GPUs that the driver sees, a line each.
+#[pyfunction]
+pub fn describe_gpus() -> Result<Vec<String>, Error> {
+    let line = |d: &DeviceInfo| {
+        format!("{}: {}, sm_{}, {} SMs, CUDA driver {}", d.ordinal, d.name, d.sm(), d.sms, d.compiler())
+    };
+    Ok(driver::devices()?.iter().map(line).collect())
+}

@@ -1,0 +1,94 @@
+//! Errors as Python sees them: the classes of `flashcore._errors`, each of which is also the builtin that a Python
+//! programmer would catch.
+
+use cpu::CpuError;
+use driver::DriverError;
+use flashcore::AttentionError;
+use kernels::KernelError;
+use problem::ProblemError;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+/// Why a call was refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value that no implementation could accept (`ArgumentError`, a `ValueError`).
+    #[error("{0}")]
+    Argument(String),
+    /// An element type outside of f16, bf16 and f32 (`DTypeError`, a `TypeError`).
+    #[error("{0}")]
+    DType(String),
+    /// Something that is not there yet (`UnsupportedError`, a `NotImplementedError`).
+    #[error("{0}")]
+    Unsupported(String),
+    /// The GPU or its driver refused (`DeviceError`, a `RuntimeError`).
+    #[error("{0}")]
+    Device(String),
+    /// Python's own error.
+    #[error(transparent)]
+    Python(#[from] PyErr),
+}
+
+impl Error {
+    fn class(&self) -> &'static str {
+        match self {
+            Error::Argument(_) => "ArgumentError",
+            Error::DType(_) => "DTypeError",
+            Error::Unsupported(_) => "UnsupportedError",
+            Error::Device(_) => "DeviceError",
+            Error::Python(_) => "FlashCoreError",
+        }
+    }
+}
+
+impl From<ProblemError> for Error {
+    fn from(error: ProblemError) -> Error {
+        match error {
+            ProblemError::UnknownName { what: "dtype", .. } => Error::DType(error.to_string()),
+            error => Error::Argument(error.to_string()),
+        }
+    }
+}
+
+impl From<CpuError> for Error {
+    fn from(error: CpuError) -> Error {
+        Error::Argument(error.to_string())
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Error {
+        Error::Device(error.to_string())
+    }
+}
+
+impl From<AttentionError> for Error {
+    fn from(error: AttentionError) -> Error {
+        match error {
+            AttentionError::Problem(error) | AttentionError::Kernel(KernelError::Problem(error)) => {
+                error.into()
+            }
+            AttentionError::Driver(error) => error.into(),
+            AttentionError::Kernel(_) | AttentionError::Unsupported { .. } => {
+                Error::Unsupported(error.to_string())
+            }
+            error => Error::Argument(error.to_string()),
+        }
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> PyErr {
+        if let Error::Python(error) = error {
+            return error;
+        }
+        let (class, message) = (error.class(), error.to_string());
+        Python::attach(|py| {
+            let class = py.import("flashcore._errors").and_then(|module| module.getattr(class));
+            match class.and_then(|class| class.call1((&message,))) {
+                Ok(instance) => PyErr::from_value(instance),
+                Err(_) => PyRuntimeError::new_err(message), // the package is being torn down
+            }
+        })
+    }
+}

@@ -1,0 +1,28 @@
+//! `flashcore._flashcore`: what the Python package needs from Rust. It takes addresses, shapes and strides that the
+//! package has read from the caller's tensors, so it neither links nor imports NumPy or PyTorch.
+//!
+//! The functions here are the package's own: Python code outside of it goes through `flashcore`, which checks that an
+//! address belongs to a tensor that is alive.
+
+mod bench;
+mod device;
+mod error;
+mod host;
+mod tensor;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    host::remember_process();
+    module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
+    module.add_function(wrap_pyfunction!(device::explain, module)?)?;
+    module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
+    module.add_class::<bench::Session>()?;
+    module.add_class::<bench::Race>()?;
+    Ok(())
+}

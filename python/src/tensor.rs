@@ -1,0 +1,61 @@
+//! Tensors as the package describes them, and the problem that four of them state.
+
+use problem::{DType, Mask, Problem, Strides};
+
+use crate::error::Error;
+
+/// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence, dim.
+pub type Described = (usize, [usize; 4], [i64; 4]);
+
+/// States the problem of `q`, `k`, `v` and `out`.
+///
+/// # Errors
+/// When shapes do not fit each other, the last dimension is not contiguous, or no problem is stated.
+pub fn problem_of(
+    [q, k, v, out]: [&Described; 4],
+    dtype: DType,
+    mask: Mask,
+    scale: Option<f32>,
+) -> Result<Problem, Error> {
+    let pairs = [
+        ("k", "batch", k.1[0], "q", q.1[0]),
+        ("v", "batch", v.1[0], "q", q.1[0]),
+        ("k", "head_dim", k.1[3], "q", q.1[3]),
+        ("v", "heads", v.1[1], "k", k.1[1]),
+        ("v", "sequence length", v.1[2], "k", k.1[2]),
+        ("out", "batch", out.1[0], "q", q.1[0]),
+        ("out", "heads", out.1[1], "q", q.1[1]),
+        ("out", "sequence length", out.1[2], "q", q.1[2]),
+        ("out", "head_dim", out.1[3], "v", v.1[3]),
+    ];
+    for (tensor, what, value, other, expected) in pairs {
+        if value != expected {
+            let message =
+                format!("{tensor} has {what} = {value}, {other} has {expected}; they must be equal");
+            return Err(Error::Argument(message));
+        }
+    }
+    let problem = Problem {
+        heads_kv: k.1[1],
+        seq_kv: k.1[2],
+        head_dim_v: v.1[3],
+        mask,
+        scale,
+        q: strides("q", q)?,
+        k: strides("k", k)?,
+        v: strides("v", v)?,
+        out: strides("out", out)?,
+        ..Problem::new(q.1[0], q.1[1], q.1[2], q.1[3], dtype)
+    };
+    problem.check()?;
+    Ok(problem)
+}
+
+/// Strides of rows; the last dimension must be contiguous.
+fn strides(name: &str, &(_, shape, [batch, head, row, dim]): &Described) -> Result<Strides, Error> {
+    if dim != 1 && shape[3] > 1 && !shape.contains(&0) {
+        let message = format!("{name}'s last dimension has stride {dim}; it must be contiguous (stride 1)");
+        return Err(Error::Argument(message));
+    }
+    Ok(Strides { batch, head, row })
+}

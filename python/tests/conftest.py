@@ -1,0 +1,54 @@
+"""What the tests share: the reference, tolerances, and who is skipped where."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+
+def reference(q, k, v, causal=False, scale=None, top_left=False):
+    """Attention in float64 of ``(batch, heads, sequence, dim)`` arrays, and its log-sum-exp; written for clarity."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        rows, keys = scores.shape[-2:]
+        seen = np.tri(rows, keys, 0 if top_left else keys - rows, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
+    peak = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0.0))
+    mass = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(mass) + np.where(np.isfinite(peak), peak, -np.inf))[..., 0]
+    return weights @ v / np.where(mass == 0, 1.0, mass), lse
+
+
+# Absolute, for inputs of standard normal values: a few units of the type's rounding near 1.
+TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
+
+
+def bf16():
+    """ml_dtypes' bfloat16, or a skip."""
+    return pytest.importorskip("ml_dtypes").bfloat16
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs_cuda: needs a CUDA device that PyTorch sees")
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("needs_cuda")]
+    if marked and not _has_cuda():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,133 @@
+"""The bench: what it takes, what it prints, and, on a GPU, a short race."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from flashcore import _flashcore
+from flashcore.bench._problem import Problem
+
+torch = pytest.importorskip("torch")
+
+from flashcore.bench import __main__ as command  # noqa: E402
+from flashcore.bench import _peers, _plot, _table  # noqa: E402
+
+
+def test_problems_are_parsed():
+    assert Problem.parse("1,32/8,1x8192,128,bf16,causal") == Problem(1, 32, 8, 1, 8192, 128, "bf16", "causal")
+    assert str(Problem.parse("1,8,512,64,f16")) == "B1 H8 S512 D64 f16"
+    for text in ("1,8,512,64", "1,8,512,64,f32", "1,8,512,64,f16,window", "x,8,512,64,f16"):
+        with pytest.raises(ValueError, match="BATCH,HEADS,SEQ,DIM"):
+            Problem.parse(text)
+
+
+def test_suites_are_those_of_the_rust_program():
+    suites = dict(_flashcore.bench_suites())
+    assert list(suites) == ["mission", "small", "ampere"]
+    assert ((1, 8, 8, 512, 512, 64), "f16", "none") in suites["mission"]
+
+
+def test_peers_are_chosen_by_name():
+    assert [peer.key for peer in _peers.chosen("fa3,sdpa-math")] == ["fa3", "sdpa-math"]
+    assert _peers.chosen("none") == [] and len(_peers.chosen(None)) == 7
+    with pytest.raises(ValueError, match="accepted: sdpa-flash"):
+        _peers.chosen("triton")
+
+
+def test_peers_refuse_what_they_compute_otherwise():
+    peers = {peer.key: peer for peer in _peers.PEERS}
+    with pytest.raises(NotImplementedError, match="top left"):
+        peers["sdpa-flash"].load(Problem.parse("1,8,512x1024,64,f16,causal"))
+    with pytest.raises(NotImplementedError, match="GB of scores"):
+        peers["sdpa-math"].load(Problem.parse("1,32,16384,64,f16"))
+
+
+def row(name, us, fault=None, ratio=None):
+    comparison = {"ratio": ratio, "low": ratio, "high": ratio, "noise": 1.0, "verdict": "FASTER"} if ratio else None
+    all_of = {"sdpa-flash": comparison, "fa3": None}
+    return {
+        "suite": "mission", "impl": name, "mode": "warm", "us_median": us, "us_low": us, "us_high": us, "tflops": 1.0,
+        "err_max": 1e-4, "fault": fault,
+        "ratio_vs": {"comparison": comparison, "all": all_of} if name == "flashcore" else None,
+        "problem": {
+            "batch": 1, "heads_q": 8, "heads_kv": 8, "seq_q": 512, "seq_kv": 512, "head_dim": 64, "dtype": "f16",
+            "mask": "causal",
+        },
+    }  # fmt: skip
+
+
+ROWS = [row("flashcore", 5.0, ratio=2.0), row("sdpa-flash", 10.0), row("fa3", None, "ImportError: no module")]
+
+
+def test_table_and_summary():
+    lines = _table.table(ROWS).splitlines()
+    assert "flashcore is faster by" in lines[0]
+    assert "2.000 [2.000, 2.000]  FASTER" in lines[3] and "B1 H8 S512 D64 f16 causal" in lines[3]
+    assert lines[4].endswith("ImportError: no module")
+    assert _table.summary(ROWS) == [
+        "mission, warm: 2.000 times as fast as the best peer (geometric mean of 1), "
+        "least 2.000 at B1 H8 S512 D64 f16 causal"
+    ]
+
+
+def test_plot_shows_everyone_with_a_time():
+    drawing = ElementTree.fromstring(_plot.plot(ROWS))
+    titles = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 2 and "flashcore, B1 H8 S512 D64 f16 causal, warm: 5.00 µs" in titles
+    ElementTree.fromstring(_plot.plot([]))
+
+
+def test_arguments_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--suite", "huge"])
+    for arguments in (["--problem", "1,2,3"], ["--start", "5"]):
+        assert command.main(arguments) == 2
+    assert "none of the 4 problems" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert command.main([]) == 2
+    assert "PyTorch sees no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("text", ["1,2,128,64,f16", "1,4/2,100x300,64,bf16,causal"])
+def test_a_short_race(capsys, tmp_path, text):
+    plot = tmp_path / "race.svg"
+    status = command.main(["--problem", text, "--seconds", "0.05", "--json", "--plot", str(plot)])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 16 and {row["mode"] for row in rows} == {"warm", "cold"}
+    assert status == 0, [row["fault"] for row in rows if row["impl"] == "flashcore"]
+    ours = [row for row in rows if row["impl"] == "flashcore"]
+    assert all(row["us_median"] > 0 and row["err_max"] < 0.1 for row in ours)
+    assert all(row["us_median"] or row["fault"] for row in rows)
+    assert plot.read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.needs_cuda
+def test_a_peer_that_fails_is_a_row(monkeypatch, capsys):
+    def broken(problem):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    def wrong(problem):
+        return lambda q, k, v: q * 1.0
+
+    peers = [_peers.Peer("broken", "bhsd", broken, str), _peers.Peer("wrong", "bshd", wrong, str)]
+    monkeypatch.setattr(_peers, "PEERS", (*peers, *_peers.PEERS[:1]))
+    assert command.main(["--problem", "1,2,128,64,f16", "--seconds", "0.05", "--mode", "warm", "--json"]) == 0
+    rows = {row["impl"].split()[0]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert "no room" in rows["broken"]["fault"] and rows["wrong"]["fault"]
+    assert rows["sdpa-flash"]["fault"] is None
+
+
+@pytest.mark.needs_cuda
+def test_host_costs(capsys):
+    arguments = ["host", "--problem", "1,8,512,64,f16", "--seconds", "0.1", "--json", "--peers", "sdpa-flash"]
+    assert command.main(arguments) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["suite"] for row in rows] == ["host"] * 3 and all(row["us_median"] > 0 for row in rows)

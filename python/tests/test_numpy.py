@@ -1,0 +1,227 @@
+"""NumPy arrays against attention in float64."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+from conftest import TOLERANCE, bf16, reference
+
+import flashcore
+
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def draw(shape, dtype, seed):
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return values.astype(bf16() if dtype == "bfloat16" else dtype)
+
+
+def bhsd(x):
+    return np.asarray(x).swapaxes(1, 2)
+
+
+def close(ours, exact, dtype):
+    worst = np.max(np.abs(np.asarray(ours, np.float64) - exact), initial=0.0)
+    assert worst <= TOLERANCE[dtype], worst
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys", "heads", "heads_k", "dim"), [
+    (64, 64, 4, 4, 64), (1, 77, 8, 2, 128), (33, 20, 2, 1, 40), (20, 33, 3, 3, 8), (5, 1, 1, 1, 1),
+])  # fmt: skip
+def test_flash_attn_func(dtype, causal, rows, keys, heads, heads_k, dim):
+    q = draw((2, rows, heads, dim), dtype, 1)
+    k, v = draw((2, keys, heads_k, dim), dtype, 2), draw((2, keys, heads_k, dim), dtype, 3)
+    out, lse, probabilities = flashcore.flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    exact, exact_lse = reference(bhsd(q), bhsd(k), bhsd(v), causal)
+    assert out.shape == q.shape and out.dtype == q.dtype and probabilities is None
+    assert lse.shape == (2, heads, rows) and lse.dtype == np.float32
+    close(bhsd(out), exact, dtype)
+    np.testing.assert_allclose(lse, exact_lse, atol=2e-5)
+    again = flashcore.flash_attn_func(q, k, v, causal=causal)
+    assert again.tobytes() == out.tobytes()
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(9, 9), (9, 30), (30, 9), (7, 0)])
+def test_causal_is_aligned_as_pytorch_does(rows, keys):
+    q, k, v = (
+        draw((2, 3, rows, 16), "float32", 1),
+        draw((2, 3, keys, 16), "float32", 2),
+        draw((2, 3, keys, 8), "float32", 3),
+    )
+    exact, _ = reference(q, k, v, causal=True, top_left=True)
+    close(flashcore.scaled_dot_product_attention(q, k, v, is_causal=True), exact, "float32")
+
+
+def test_leading_dimensions_broadcast():
+    q, k, v = draw((5, 1, 3, 6, 16), "float32", 1), draw((2, 3, 7, 16), "float32", 2), draw((7, 4), "float32", 3)
+    out = flashcore.scaled_dot_product_attention(q, k, v)
+    wide = [np.broadcast_to(x, (5, 2, 3, *x.shape[-2:])).reshape(10, 3, *x.shape[-2:]) for x in (q, k, v)]
+    assert out.shape == (5, 2, 3, 6, 4)
+    close(out.reshape(10, 3, 6, 4), reference(*wide)[0], "float32")
+    out = flashcore.scaled_dot_product_attention(q[0, 0], k, v, is_causal=True)
+    assert out.shape == (2, 3, 6, 4)
+    out = flashcore.scaled_dot_product_attention(q[0, 0, 0], k[0, 0], v)
+    assert out.shape == (6, 4)
+
+
+def test_grouped_queries():
+    q, k = draw((2, 6, 9, 16), "float32", 1), draw((2, 2, 9, 16), "float32", 2)
+    out = flashcore.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    close(out, reference(q, k, k)[0], "float32")
+    with pytest.raises(ValueError, match="enable_gqa=True"):
+        flashcore.scaled_dot_product_attention(q, k, k)
+    with pytest.raises(ValueError, match="6, 4 and 4 heads"):
+        flashcore.scaled_dot_product_attention(
+            q, draw((2, 4, 9, 16), "float32", 2), draw((2, 4, 9, 16), "float32", 2), enable_gqa=True
+        )
+
+
+def test_strides_of_every_kind():
+    base = draw((2, 40, 3, 4, 32), "float16", 1)  # q, k and v packed
+    q, k, v = base[:, :, 0], base[:, ::-1, 1], base[:, ::2, 2][:, np.arange(20).repeat(2)]
+    views = {
+        "packed": (q, base[:, :, 1], base[:, :, 2]),
+        "backwards": (q[:, ::-1], k, base[:, ::-1, 2]),
+        "broadcast": (np.broadcast_to(q[:1], q.shape), np.broadcast_to(k[:, :, :1], k.shape), v),
+        "last dimension strided": (np.asfortranarray(q), np.repeat(k, 2, axis=-1)[..., ::2], v),
+    }
+    for name, (q, k, v) in views.items():
+        out = flashcore.flash_attn_func(q, k, v, causal=True)
+        exact, _ = reference(bhsd(q), bhsd(k), bhsd(v), causal=True)
+        assert np.abs(bhsd(out) - exact).max() < TOLERANCE["float16"], name
+
+
+def test_misaligned_and_odd_strides():
+    raw = np.zeros(2 * 8 * 2 * 16 * 4 + 1, np.uint8)
+    x = raw[1:].view(np.float32).reshape(2, 8, 2, 16)
+    x[:] = draw(x.shape, "float32", 1)
+    close(bhsd(flashcore.flash_attn_func(x, x, x)), reference(*[bhsd(x)] * 3)[0], "float32")
+    fields = np.zeros((2, 8, 2), np.dtype([("tag", "u1"), ("row", "f4", (16,))]))
+    fields["row"] = x
+    row = fields["row"]
+    close(bhsd(flashcore.flash_attn_func(row, row, row)), reference(*[bhsd(x)] * 3)[0], "float32")
+
+
+def test_nothing_to_do():
+    empty = np.zeros((0, 8, 2, 16), np.float16)
+    assert flashcore.flash_attn_func(empty, empty, empty).shape == (0, 8, 2, 16)
+    q, k = np.ones((1, 4, 2, 16), np.float32), np.ones((1, 0, 2, 16), np.float32)
+    out, lse, _ = flashcore.flash_attn_func(q, k, k, return_attn_probs=True)
+    assert not out.any() and np.isneginf(lse).all()
+    none = q[:, :0]
+    assert flashcore.flash_attn_func(none, q, q).shape == (1, 0, 2, 16)
+
+
+def test_inputs_may_be_read_only():
+    q = draw((1, 8, 2, 16), "float32", 1)
+    expected = flashcore.flash_attn_func(q, q, q)
+    q.flags.writeable = False
+    assert (flashcore.flash_attn_func(q, q, q) == expected).all()
+
+
+ONE = np.ones((1, 8, 2, 16), np.float32)
+
+
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"dropout_p": 0.1}, NotImplementedError, r"dropout_p = 0.1 is not supported, accepted: 0.0"),
+    ({"softcap": 30.0}, NotImplementedError, "softcap = 30.0"),
+    ({"alibi_slopes": ONE}, NotImplementedError, "alibi_slopes = given"),
+    ({"window_size": (128, 0)}, NotImplementedError, r"window_size = \(128, 0\)"),
+    ({"softmax_scale": float("nan")}, ValueError, "scale = NaN is not finite"),
+    ({"k": ONE.astype(np.float16)}, TypeError, "dtypes float32, float16 and float32"),
+    ({"q": ONE.astype(np.float64), "k": ONE, "v": ONE}, TypeError, "q has dtype float64; accepted: float16"),
+    ({"q": ONE.astype(np.uint16)}, TypeError, "ml_dtypes.bfloat16"),
+    ({"q": ONE.astype(">f4")}, TypeError, "native byte order"),
+    ({"q": ONE[0]}, ValueError, "q has 3 dimensions; it takes 4"),
+    ({"k": ONE.repeat(2, 2)[:, :, :3], "v": ONE.repeat(2, 2)[:, :, :3]}, ValueError, "heads_q = 2 is not a multiple"),
+    ({"k": np.ones((1, 8, 2, 8), np.float32)}, ValueError, "k has head_dim = 8, q has 16"),
+    ({"v": np.ones((1, 9, 2, 16), np.float32)}, ValueError, "v has sequence length = 9, k has 8"),
+    ({"k": np.ones((2, 8, 2, 16), np.float32)}, ValueError, "k has batch = 2, q has 1"),
+    ({"k": [[1.0]]}, ValueError, "k is a list"),
+    ({"q": "text"}, ValueError, "q is a str"),
+])  # fmt: skip
+def test_refusals_name_the_argument(arguments, error, words):
+    arguments = {"q": ONE, "k": ONE, "v": ONE, **arguments}
+    with pytest.raises(error, match=words) as caught:
+        flashcore.flash_attn_func(**arguments)
+    assert isinstance(caught.value, flashcore.FlashCoreError)
+
+
+def test_sdpa_refusals():
+    with pytest.raises(NotImplementedError, match="attn_mask = given is not supported, accepted: None"):
+        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
+    with pytest.raises(ValueError, match="leading dimensions do not broadcast"):
+        flashcore.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
+    with pytest.raises(ValueError, match="query has 1 dimensions"):
+        flashcore.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
+
+
+def test_a_window_that_is_causal():
+    q = draw((1, 8, 2, 16), "float32", 1)
+    causal = flashcore.flash_attn_func(q, q, q, causal=True)
+    assert (flashcore.flash_attn_func(q, q, q, window_size=(-1, 0)) == causal).all()
+
+
+class OnlyDlpack:
+    """An array of which nothing is known but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnTheMoon(OnlyDlpack):
+    def __dlpack_device__(self):
+        return (12, 0)
+
+
+def test_dlpack():
+    q = draw((1, 8, 2, 16), "float32", 1)
+    expected = flashcore.flash_attn_func(q, q, q)
+    out = flashcore.flash_attn_func(*[OnlyDlpack(q)] * 3)
+    assert isinstance(out, np.ndarray) and (out == expected).all()
+    with pytest.raises(NotImplementedError, match="q is on DLPack device type 12"):
+        flashcore.flash_attn_func(*[OnTheMoon(q)] * 3)
+
+
+def test_a_forked_child_computes():
+    """A child has the thread pool's bookkeeping but none of its threads: it must not wait for them."""
+    q = draw((1, 256, 4, 32), "float32", 1)
+    expected = flashcore.flash_attn_func(q, q, q)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.allclose(flashcore.flash_attn_func(q, q, q), expected, atol=1e-6) else 1)
+    for _ in range(200):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0
+            return
+        import time
+
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
+
+
+def test_neither_numpy_nor_torch_is_imported_for_us():
+    import subprocess
+
+    code = "import flashcore, sys; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert listed.strip() == "[]"
+
+
+def test_doctor(capsys):
+    lines = flashcore.doctor()
+    assert "threads" in lines["cpu"] and lines["cpu"] in capsys.readouterr().out

@@ -1,0 +1,361 @@
+"""PyTorch tensors, on the CPU and on a GPU, against attention in float64 and against PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import flashcore
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+TORCH_SDPA = F.scaled_dot_product_attention
+
+CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
+DEVICES = ["cpu", CUDA]
+# On the CPU one type and one dimension are enough here: tests/test_numpy.py runs through the same kernels.
+CASES = [("cpu", torch.float32, 64), ("cpu", torch.bfloat16, 64)] + [
+    pytest.param("cuda", dtype, dim, marks=pytest.mark.needs_cuda)
+    for dtype in (torch.float16, torch.bfloat16)
+    for dim in (64, 128, 256, 40)
+]
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
+
+
+def draw(*shape, dtype=torch.float32, device="cpu", seed=0):
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+
+def three(device, dtype, rows=96, keys=96, heads=4, heads_k=4, dim=64, batch=2, transposed=False):
+    """q, k and v as (batch, heads, sequence, dim); dense in that order, or in FlashAttention's."""
+
+    def make(h, s, seed):
+        if transposed:
+            return draw(batch, s, h, dim, dtype=dtype, device=device, seed=seed).transpose(1, 2)
+        return draw(batch, h, s, dim, dtype=dtype, device=device, seed=seed)
+
+    return make(heads, rows, 1), make(heads_k, keys, 2), make(heads_k, keys, 3)
+
+
+def reference(q, k, v, causal=False, scale=None, top_left=False):
+    """Attention in float64 of (batch, heads, sequence, dim) tensors, and its log-sum-exp."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        rows, keys = scores.shape[-2:]
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(0 if top_left else keys - rows)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
+
+
+def close(ours, exact, dtype):
+    worst = (ours.double() - exact).abs().max().item()
+    assert worst <= TOLERANCE[dtype], worst
+
+
+@pytest.mark.parametrize(("device", "dtype", "dim"), CASES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "heads_k"), [(512, 512, 8, 8), (77, 300, 8, 2), (130, 65, 4, 1), (1, 1000, 4, 4)]
+)
+def test_flash_attn_func(device, dtype, dim, causal, rows, keys, heads, heads_k):
+    q, k, v = three(device, dtype, rows, keys, heads, heads_k, dim, transposed=True)
+    arguments = [x.transpose(1, 2) for x in (q, k, v)]
+    out, lse, _ = flashcore.flash_attn_func(*arguments, causal=causal, return_attn_probs=True)
+    exact, exact_lse = reference(q, k, v, causal)
+    assert out.dtype == dtype and out.device == q.device and out.shape == arguments[0].shape and out.is_contiguous()
+    close(out.transpose(1, 2), exact, dtype)
+    assert lse.dtype == torch.float32 and lse.shape == (2, heads, rows)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
+    alone = flashcore.flash_attn_func(*arguments, causal=causal)
+    assert torch.equal(alone, out), "with and without the log-sum-exp, and from run to run, bits are the same"
+
+
+@pytest.mark.parametrize(("device", "dtype", "dim"), CASES)
+@pytest.mark.parametrize(("rows", "keys"), [(96, 96), (50, 200), (200, 50)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sdpa(device, dtype, dim, rows, keys, transposed):
+    q, k, v = three(device, dtype, rows, keys, 8, 2, dim, transposed=transposed)
+    for causal in (False, True):
+        out = flashcore.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
+        close(out, reference(q, k, v, causal, 0.2, top_left=True)[0], dtype)
+        if not causal or rows <= keys:
+            assert out.stride() == q.stride(), "the output is in q's order in memory"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_of_every_kind(device):
+    dtype = torch.bfloat16
+    packed = draw(2, 100, 3, 4, 64, dtype=dtype, device=device)
+    padded = draw(2, 4, 100, 72, dtype=dtype, device=device)[..., :64]
+    odd = draw(2, 4, 100, 67, dtype=dtype, device=device)[..., 1:65]  # rows at no multiple of 16 bytes
+    off = draw(2 * 4 * 100 * 64 + 1, dtype=dtype, device=device)[1:].view(2, 4, 100, 64)  # neither is the address
+    views = {
+        "packed": [packed[:, :, i].transpose(1, 2) for i in range(3)],
+        "padded rows": [padded] * 3,
+        "misaligned rows": [odd] * 3,
+        "misaligned address": [off, off, off],
+        "broadcast heads": [padded, padded[:, :1].expand(2, 4, 100, 64), padded[:1].expand(2, 4, 100, 64)],
+        "last dimension strided": [draw(2, 4, 64, 100, dtype=dtype, device=device).mT] * 3,
+        "every other row": [padded[:, :, ::2]] * 3,
+    }
+    for name, (q, k, v) in views.items():
+        out = flashcore.scaled_dot_product_attention(q, k, v, is_causal=True)
+        worst = (out.double() - reference(q, k, v, True)[0]).abs().max().item()
+        assert worst <= TOLERANCE[dtype], (name, worst)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shapes", [
+    ((6, 32), (7, 32), (7, 32)), ((3, 6, 32), (3, 7, 32), (3, 7, 32)), ((5, 1, 3, 6, 32), (2, 3, 7, 32), (7, 32)),
+    ((2, 3, 6, 32), (2, 1, 7, 32), (1, 3, 7, 32)),
+])  # fmt: skip
+def test_shapes_broadcast_as_in_pytorch(device, shapes):
+    q, k, v = (draw(*shape, dtype=torch.float16, device=device, seed=i) for i, shape in enumerate(shapes))
+    out = flashcore.scaled_dot_product_attention(q, k, v)
+    wide = TORCH_SDPA(q.double(), k.double(), v.double())
+    assert out.shape == wide.shape
+    close(out, wide, torch.float16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_compiled_without_a_break(device, causal):
+    dtype = torch.float16
+    q, k, v = three(device, dtype, transposed=True)
+
+    def layer(q, k, v):
+        out = flashcore.scaled_dot_product_attention(q * 1.0, k, v, is_causal=causal)
+        flash, lse, _ = flashcore.flash_attn_func(
+            *(x.transpose(1, 2) for x in (q, k, v)), causal=causal, return_attn_probs=True
+        )
+        return out + flash.transpose(1, 2), lse
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+    with torch.no_grad():
+        out, lse = compiled(q, k, v)
+        exact, exact_lse = layer(q, k, v)
+    torch.testing.assert_close(out, exact)
+    assert torch.equal(lse, exact_lse) and out.stride() == exact.stride()
+
+
+def test_compiled_with_shapes_that_change():
+    torch._dynamo.reset()
+    compiled = torch.compile(flashcore.scaled_dot_product_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 64, 77):
+        q, k, v = three("cpu", torch.float32, rows, rows)
+        close(compiled(q, k, v), reference(q, k, v)[0], torch.float32)
+
+
+def test_compiled_first_thing_in_a_process():
+    """Traced before any eager call, and with PyTorch imported after us."""
+    code = """
+import flashcore, torch
+q = torch.randn(1, 2, 8, 16)
+f = torch.compile(lambda q: flashcore.scaled_dot_product_attention(q, q, q), fullgraph=True, backend="aot_eager")
+print((f(q) - torch.nn.functional.scaled_dot_product_attention(q, q, q)).abs().max().item() < 1e-5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_passes_pytorchs_own_checks(device):
+    q, k, v = three(device, torch.float16, 33, 33, dim=32)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    for want_lse in (False, True):
+        flashcore.scaled_dot_product_attention(q, k, v)
+        torch.library.opcheck(torch.ops.flashcore.attention, (q, k, v, 1, True, None, want_lse), test_utils=checks)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fake_and_meta_tensors(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = three(device, torch.float16, transposed=True)
+    real = flashcore.scaled_dot_product_attention(q, k, v)
+    with FakeTensorMode() as mode:
+        fake = flashcore.scaled_dot_product_attention(*(mode.from_tensor(x) for x in (q, k, v)))
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    meta = flashcore.scaled_dot_product_attention(*(x.to("meta") for x in (q, k, v)))
+    assert meta.is_meta and meta.shape == real.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast(device):
+    q, k, v = three(device, torch.float32)
+    with torch.autocast(device, torch.bfloat16):
+        assert flashcore.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_refused(device):
+    q, k, v = three(device, torch.float16)
+    with pytest.raises(NotImplementedError, match=r"requires grad.*torch.no_grad"):
+        flashcore.scaled_dot_product_attention(q, k.requires_grad_(), v)
+    with torch.no_grad():
+        assert not flashcore.scaled_dot_product_attention(q, k, v).requires_grad
+    parameter = torch.nn.Parameter(q)
+    with torch.inference_mode():
+        flashcore.scaled_dot_product_attention(parameter, k, v)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_to_do(device):
+    q, k, v = three(device, torch.float16)
+    assert flashcore.scaled_dot_product_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 96, 64)
+    assert flashcore.scaled_dot_product_attention(q[:, :, :0], k, v).shape == (2, 4, 0, 64)
+    x = [t.transpose(1, 2) for t in (q, k[:, :, :0], v[:, :, :0])]
+    out, lse, _ = flashcore.flash_attn_func(*x, return_attn_probs=True)
+    assert not out.any() and torch.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_refusals(device):
+    q, k, v = three(device, torch.float16)
+    refuse = [
+        ((q, k.float(), v), TypeError, "k has dtype torch.float32, q has torch.float16"),
+        ((q.double(), k.double(), v.double()), TypeError, "accepted: torch.float16, torch.bfloat16, torch.float32"),
+        ((q, k[..., :32], v), ValueError, "k has head_dim = 32, q has 64"),
+        ((q, k[:, :, :5], v), ValueError, "v has sequence length = 96, k has 5"),
+        ((q, k[:, :3], v[:, :3]), ValueError, "do not broadcast"),
+        ((q, None, v), ValueError, "k is a NoneType"),
+    ]
+    for arguments, error, words in refuse:
+        with pytest.raises(error, match=words):
+            flashcore.scaled_dot_product_attention(*arguments)
+    with pytest.raises(NotImplementedError, match="layout torch.sparse_coo"):
+        flashcore.flash_attn_func(q.to_sparse(), k, v)
+    with pytest.raises(ValueError, match="scale = inf is not finite"):
+        flashcore.flash_attn_func(q, k, v, softmax_scale=float("inf"))
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self, heads=4, dim=64):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(heads * dim, heads, 512, dropout=0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.heads, self.qkv = heads, torch.nn.Linear(heads * dim, 3 * heads * dim)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.encoder(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.fixture
+def slow_path():
+    """nn.TransformerEncoderLayer without its fused C++ path, which calls no Python function."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    flashcore.compat.reset_stats()
+    yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compat_reaches_a_model(device, slow_path):
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    model, x = TwoLayers().to(device, dtype).eval(), draw(2, 50, 256, dtype=dtype, device=device)
+    with torch.no_grad():
+        expected = model(x)
+        with flashcore.compat.enabled():
+            out = model(x)
+    torch.testing.assert_close(out, expected, atol=1e-2 if device == "cuda" else 1e-4, rtol=1e-2)
+    assert flashcore.compat.stats() == {"calls": 3, "flashcore": 3, "fallback": 0, "reasons": {}}
+    assert F.scaled_dot_product_attention is TORCH_SDPA
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compat_falls_back_and_says_why(device, slow_path):
+    q, k, v = three(device, torch.float16 if device == "cuda" else torch.float32)
+    mask = torch.zeros(96, 96, device=device, dtype=q.dtype)
+    with flashcore.compat.enabled():
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), TORCH_SDPA(q, k, v, mask))
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        out = F.scaled_dot_product_attention(q.clone().requires_grad_(), k, v)
+        out.sum().backward()
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k[..., :3], v)
+    reasons = {"attn_mask": 1, "dropout_p": 1, "DTypeError": 1, "requires_grad": 1, "ArgumentError": 1}
+    assert flashcore.compat.stats() == {"calls": 5, "flashcore": 0, "fallback": 5, "reasons": reasons}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compat_under_compile(device, slow_path):
+    torch._dynamo.reset()
+    q, k, v = three(device, torch.float16)
+
+    def layer(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    with flashcore.compat.enabled(), torch.no_grad():
+        out = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(out, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
+    from flashcore import _cuda, _flashcore, _torch
+
+    def enqueue(q, k, v, out, lse, heads, code, causal, scale, device, stream):
+        assert (device, stream) == (-1, 7)
+        strided = [d > 1 and s != 1 for d, s in ((x[1][3], x[2][3]) for x in (q, k, v))]
+        if any(strided):
+            return sum(bit << i for i, bit in enumerate(strided))
+
+        def described(address, shape, strides):
+            order = (0, heads, 3 - heads, 3)
+            return address, tuple(shape[i] for i in order), tuple(strides[i] for i in order)
+
+        result = (out[0], (*q[1][:3], v[1][3]), out[1])
+        tensors = [described(*x) for x in (q, k, v, result)]
+        _flashcore.attention_cpu(*tensors, lse, ("f16", "bf16", "f32")[code], causal, scale)
+        return 0
+
+    monkeypatch.setattr(_cuda, "_enqueue", enqueue)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
+    monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
+    monkeypatch.setattr(_torch, "_now", _cuda.attend)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dim_v", [64, 32])
+def test_what_is_handed_to_the_gpu(pretended_gpu, transposed, dim_v):
+    q, k, v = three("cpu", torch.float16, 30, 50, 4, 2, transposed=transposed)
+    v = v[..., :dim_v]
+    exact, exact_lse = reference(q, k, v, causal=True)
+    bshd = [x.transpose(1, 2) for x in (q, k, v)]
+    out, lse, _ = flashcore.flash_attn_func(*bshd, causal=True, return_attn_probs=True)
+    close(out.transpose(1, 2), exact, torch.float16)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-5)
+    assert out.transpose(1, 2).is_contiguous() != transposed
+    strided = [x.mT.contiguous().mT for x in (q, k, v)]
+    out = flashcore.scaled_dot_product_attention(*strided, enable_gqa=True)
+    close(out, reference(q, k, v)[0], torch.float16)
+    negated = torch.complex(torch.zeros_like(q, dtype=torch.float32), q.float()).conj().imag
+    assert negated.is_neg()
+    out = flashcore.scaled_dot_product_attention(negated, k.float(), v.float(), enable_gqa=True)
+    close(out, reference(-q, k, v)[0], torch.float16)
+
+
+def test_compat_nests():
+    flashcore.compat.disable()
+    assert F.scaled_dot_product_attention is TORCH_SDPA
+    flashcore.compat.enable()
+    with flashcore.compat.enabled():
+        pass
+    ours = F.scaled_dot_product_attention
+    assert ours is not TORCH_SDPA
+    flashcore.compat.disable()
+    assert F.scaled_dot_product_attention is TORCH_SDPA
+    flashcore.compat.reset_stats()
+    q = draw(1, 1, 4, 8)
+    torch.testing.assert_close(ours(q, q, q), TORCH_SDPA(q, q, q))
+    assert flashcore.compat.stats()["calls"] == 0

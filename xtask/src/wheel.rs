@@ -1,0 +1,174 @@
+//! The Python wheel: built by maturin, held against what it promises, tested from the outside.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{XtaskError, evidence, run};
+
+/// What builds and checks it. NumPy and ml_dtypes are what its tests compare with.
+const BUILD: [&str; 6] =
+    ["maturin==1.16.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "ruff==0.17.5", "mypy==2.4.1"];
+/// pytest as wheels of pure Python, for a GPU machine without a network.
+const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
+
+/// The largest wheel that is accepted: the promise.
+const LARGEST: u64 = 10_000_000;
+/// The newest glibc that it may need: Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
+const NEWEST_GLIBC: (u32, u32) = (2, 34);
+
+/// Builds the wheel in release mode into `target/wheels`, with its tests and what they need beside it.
+///
+/// # Errors
+/// A build that fails, a wheel that is too large or not portable.
+pub fn release(root: &Path) -> Result<(), XtaskError> {
+    let python = environment(root)?;
+    let out = root.join("target/wheels");
+    // `python -m flashcore.bench` writes no evidence from a wheel that does not know its commit.
+    let commit = evidence::commit(root).unwrap_or_else(|error| {
+        eprintln!("xtask: this wheel writes no evidence: {error}");
+        String::new()
+    });
+    let wheel = build(root, &python, &out, &["--release", "--strip"], &commit)?;
+    run(pip(&python)
+        .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
+        .arg(&out)
+        .args(CARRIED))?;
+    let tests = out.join("tests");
+    let io = |source| XtaskError::Io { path: tests.clone(), source };
+    fs::create_dir_all(&tests).map_err(io)?;
+    for entry in fs::read_dir(root.join("python/tests")).map_err(io)?.flatten() {
+        if entry.path().extension().is_some_and(|e| e == "py") {
+            fs::copy(entry.path(), tests.join(entry.file_name())).map_err(io)?;
+        }
+    }
+    println!("{}", wheel.display());
+    Ok(())
+}
+
+/// Lints the package, builds a wheel as `cargo test` builds (quickly), installs it and runs its tests.
+///
+/// # Errors
+/// The failing command.
+pub fn test(root: &Path) -> Result<(), XtaskError> {
+    let python = environment(root)?;
+    let package = root.join("python");
+    let tool = |name: &str| {
+        let mut command = Command::new(&python);
+        command.current_dir(&package).args(["-m", name]);
+        command
+    };
+    run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
+    run(tool("ruff").args(["check", "--quiet", "."]))?;
+    run(tool("mypy").args(["--no-error-summary", "flashcore"]))?;
+    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], "")?;
+    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
+    // From another folder, so that the installed package is what is imported.
+    let mut pytest = Command::new(&python);
+    run(pytest.current_dir(root.join("target")).args(["-m", "pytest", "--quiet"]).arg(package.join("tests")))
+}
+
+/// Builds into `out`, which holds no other wheel of ours afterwards, and checks the result.
+fn build(
+    root: &Path,
+    python: &Path,
+    out: &Path,
+    options: &[&str],
+    commit: &str,
+) -> Result<PathBuf, XtaskError> {
+    let io = |source| XtaskError::Io { path: out.to_owned(), source };
+    let wheels = || -> std::io::Result<Vec<PathBuf>> {
+        let all = fs::read_dir(out)?.flatten().map(|entry| entry.path());
+        let ours = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("flashcore-"));
+        Ok(all.filter(ours).collect())
+    };
+    fs::create_dir_all(out).map_err(io)?;
+    for old in wheels().map_err(io)? {
+        fs::remove_file(old).map_err(io)?;
+    }
+    let mut maturin = Command::new(python);
+    maturin
+        .current_dir(root)
+        .env("FLASHCORE_COMMIT", commit)
+        .args(["-m", "maturin", "build", "--quiet", "--locked"]);
+    run(maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options))?;
+    let wheel = wheels().map_err(io)?.pop();
+    let wheel =
+        wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
+    let strict = options.contains(&"--release");
+    check(&wheel, strict)?;
+    Ok(wheel)
+}
+
+/// Holds a wheel's name against what it must run on, and a release against its size.
+fn check(wheel: &Path, release: bool) -> Result<(), XtaskError> {
+    let name = wheel.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let bytes =
+        fs::metadata(wheel).map_err(|source| XtaskError::Io { path: wheel.to_owned(), source })?.len();
+    // maturin reads the versions of all symbols and gives the oldest tag that fits them.
+    let glibc = manylinux(&name);
+    eprintln!("xtask: {name}, {:.1} MB", bytes as f64 / 1e6);
+    if !name.contains("-abi3-") {
+        return Err(XtaskError::Check(format!("{name} is built for one Python only; expected abi3")));
+    }
+    if cfg!(target_os = "linux") && glibc.is_none_or(|version| version > NEWEST_GLIBC) {
+        let (major, minor) = NEWEST_GLIBC;
+        return Err(XtaskError::Check(format!("{name} needs a glibc newer than {major}.{minor}")));
+    }
+    if release && bytes > LARGEST {
+        return Err(XtaskError::Check(format!("{name} has {bytes} bytes; at most {LARGEST} are accepted")));
+    }
+    Ok(())
+}
+
+/// The glibc that a wheel's name asks for: (2, 34) of `manylinux_2_34`.
+fn manylinux(name: &str) -> Option<(u32, u32)> {
+    let (_, rest) = name.split_once("manylinux_")?;
+    let mut parts = rest.split('_');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// A virtual environment under `.tools/`, with PyTorch in it if the system has that.
+fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
+    let folder = root.join(".tools/python");
+    let (python, stamp) = (folder.join("bin/python"), folder.join("versions"));
+    let wanted = BUILD.join("\n");
+    if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
+        run(Command::new("python3").args(["-m", "venv", "--system-site-packages"]).arg(&folder))?;
+        run(pip(&python).arg("install").args(BUILD))?;
+        fs::write(&stamp, &wanted).map_err(|source| XtaskError::Io { path: stamp, source })?;
+    }
+    Ok(python)
+}
+
+fn pip(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip", "--quiet", "--disable-pip-version-check"]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_wheels() {
+        assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-manylinux_2_34_x86_64.whl"), Some((2, 34)));
+        assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-linux_x86_64.whl"), None);
+    }
+
+    #[test]
+    fn a_wheel_of_one_python_or_a_new_system_is_refused() {
+        let folder = std::env::temp_dir().join(format!("flashcore-wheel-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let refused = |name: &str| {
+            let wheel = folder.join(name);
+            fs::write(&wheel, b"wheel").unwrap();
+            check(&wheel, true).is_err()
+        };
+        assert!(!refused("flashcore-0.1.0-cp39-abi3-manylinux_2_17_x86_64.whl"));
+        assert!(refused("flashcore-0.1.0-cp312-cp312-manylinux_2_17_x86_64.whl"));
+        assert_eq!(refused("flashcore-0.1.0-cp39-abi3-manylinux_2_39_x86_64.whl"), cfg!(target_os = "linux"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
