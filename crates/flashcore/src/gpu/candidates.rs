@@ -4,7 +4,7 @@ use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
 use kernels::{KernelError, Plan};
 use problem::Problem;
-use tile::CopyMode;
+use tile::{CopyMode, Order};
 
 /// Where a plan came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,7 +65,9 @@ fn safe(default: &Plan) -> Option<Plan> {
             block_m: 64,
             block_n: 16,
             warps: 4,
+            kv_warps: 1,
             stages: 1,
+            order: Order::InTurn,
             resident_ctas: None,
             queries: QueryHome::Shared,
             ..plan.clone()
