@@ -149,7 +149,12 @@ impl Function {
         expect: &Expect,
     ) -> Result<Function, DriverError> {
         let params = param_bytes(kernel)?;
-        let module = Arc::new(Module::load(context, text, kernel.module.target)?);
+        let module = if has_static_shared(&kernel.module) {
+            Module::load_whole(context, text, kernel.module.target)?
+        } else {
+            Module::load(context, text, kernel.module.target)?
+        };
+        let module = Arc::new(module);
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
         let raw = module.function(&kernel.entry)?;
@@ -359,6 +364,12 @@ impl Function {
     }
 }
 
+/// Whether the module has shared arrays of known size.
+fn has_static_shared(module: &ptx::Module) -> bool {
+    let inner = module.functions().filter_map(|f| f.body.as_ref()).flat_map(|body| &body.variables);
+    module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0)
+}
+
 /// Attributes of a launch, on the stack.
 struct Attributes {
     list: [sys::CUlaunchAttribute; 2],
@@ -413,7 +424,25 @@ fn resources(context: &Context, function: sys::CUfunction) -> Result<Resources, 
 
 #[cfg(test)]
 mod tests {
+    use ptx::Target;
+
     use super::*;
+
+    #[test]
+    fn static_shared_arrays_are_told_from_dynamic_shared_memory() {
+        let built = |array: fn(&mut ptx::Builder)| {
+            let mut k = ptx::Builder::kernel("k");
+            array(&mut k);
+            has_static_shared(&k.into_module(Target::sm(80)))
+        };
+        assert!(!built(|_| ()));
+        assert!(!built(|k| {
+            k.dynamic_shared(16);
+        }));
+        assert!(built(|k| {
+            k.shared_array("cells", 4, 8);
+        }));
+    }
 
     #[test]
     fn admission_names_what_was_found_and_what_is_accepted() {

@@ -15,8 +15,9 @@ use crate::DriverError;
 pub(crate) const MINIMUM: i32 = 12_000;
 
 /// What the crate calls.
-const NEEDED: [&str; 63] = [
+const NEEDED: [&str; 64] = [
     "cuCtxGetCurrent",
+    "cuCtxResetPersistingL2Cache",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
     "cuDeviceGet",

@@ -41,10 +41,7 @@ impl Module {
                 other => return other,
             }
         }
-        let text = CString::new(text).map_err(|_| DriverError::Compile {
-            target: name.clone(),
-            log: "the text holds a NUL byte".to_owned(),
-        })?;
+        let text = terminated(text, &name)?;
         match link(context, &text, target) {
             Ok(cubin) => {
                 cache.put(&key, &cubin);
@@ -54,6 +51,20 @@ impl Module {
             // Where the linker cannot, the loader may; if neither can, the loader's log is the one to read.
             Err(_) => Module::of_image(context, text.as_bytes_with_nul(), &name),
         }
+    }
+
+    /// Loads PTX text without the linker and our cache, as one whole program: its author's compiler would have assembled it so.
+    /// For the linker, static shared arrays are symbols without an address: ptxas then joins no loads from them beyond their
+    /// declared alignment. The driver keeps a cache of its own for what it loads this way.
+    pub(crate) fn load_whole(
+        context: &Arc<Context>,
+        text: &str,
+        target: Target,
+    ) -> Result<Module, DriverError> {
+        let _entered = context.enter()?;
+        let _relaxed = Relaxed::new()?;
+        let name = target.to_string();
+        Module::of_image(context, terminated(text, &name)?.as_bytes_with_nul(), &name)
     }
 
     /// Loads a cubin, or PTX that ends in NUL.
@@ -110,6 +121,14 @@ impl Drop for Module {
         // SAFETY: loaded by us, unloaded once; no graph or function of ours names it any more.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
+}
+
+/// The text for C.
+fn terminated(text: &str, target: &str) -> Result<CString, DriverError> {
+    CString::new(text).map_err(|_| DriverError::Compile {
+        target: target.to_owned(),
+        log: "the text holds a NUL byte".to_owned(),
+    })
 }
 
 /// The driver's linker, which hands out the cubin that the loader would keep to itself.

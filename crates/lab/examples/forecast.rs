@@ -1,12 +1,16 @@
 //! Forecasts every rung and many plans of the fused family, then times them on the GPU: `forecast ROWS.jsonl`. One line a
 //! kernel goes to the terminal, at the end how good the forecasts of the test plans and of the rungs were; and, from a build
 //! of `cargo xtask evidence`, one row a kernel to the file. `forecast --model MACHINE` forecasts without a GPU.
+//!
+//! A kernel that fails may take the GPU's context with it. So another process of this program measures; when it ends early,
+//! the next one goes on behind the kernel that ended it.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use driver::Gpu;
+use driver::{DriverError, Gpu};
 use emu::model::machine::MACHINES;
 use emu::model::{self, Prediction};
 use emu::resources::{Ptxas, Resources, Source, estimate};
@@ -35,7 +39,10 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match words[..] {
         ["--model", machine] => model_only(machine),
-        [rows] if !rows.starts_with('-') => run(Path::new(rows)),
+        ["--measure", rows, from] if from.parse::<usize>().is_ok() => {
+            measure(Path::new(rows), from.parse().unwrap_or(0))
+        }
+        [rows] if !rows.starts_with('-') => run(rows),
         _ => {
             eprintln!("usage: forecast ROWS.jsonl | --model MACHINE");
             return ExitCode::from(3);
@@ -51,7 +58,7 @@ fn main() -> ExitCode {
 }
 
 /// What a kernel is to the figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
     Rung,
@@ -132,38 +139,40 @@ fn model_only(machine: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn run(rows: &Path) -> Result<(), Failure> {
-    let start = Instant::now();
-    let mut gpu = Gpu::open(0)?;
-    let provenance = Provenance::of_gpu(gpu.info());
-    let (major, minor) = gpu.info().capability;
-    let arch = Arch::of(major * 10 + minor).ok_or("the device is not a target of the kernels")?;
-    let known = MACHINES.into_iter().find(|m| gpu.info().name.split(' ').any(|word| word == m.name));
-    let known = known.ok_or_else(|| format!("the model does not know {}", gpu.info().name))?;
-    let subjects = subjects(&arch)?;
-    let resources: Vec<Option<Resources>> = subjects.iter().map(|s| loaded(&mut gpu, s).ok()).collect();
-    println!("{} kernels compiled after {:.0} s", subjects.len(), start.elapsed().as_secs_f64());
-    let forecasts = forecasts(&subjects, &resources, known);
-    println!("forecast for {} after {:.0} s", known.name, start.elapsed().as_secs_f64());
-    let mut pairs: Vec<(Part, f64, f64)> = Vec::new();
-    for (s, p) in subjects.iter().zip(&forecasts) {
-        let times = match time(&mut gpu, s) {
-            Ok(times) => times,
-            Err(error) => {
-                println!("{:48} failed: {error}", s.name);
-                continue;
+/// One measured kernel, from the process that measures to the one that counts.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Line {
+    index: usize,
+    part: Part,
+    name: String,
+    /// Measured time, µs; why there is none.
+    us: Result<f64, String>,
+    /// Forecast, µs.
+    forecast: Option<f64>,
+}
+
+impl Line {
+    fn print(&self) {
+        match (&self.us, self.forecast) {
+            (Ok(us), Some(f)) => {
+                println!("{:48} {us:9.1} µs, forecast {f:9.1}, {:.2} of it", self.name, f / us)
             }
-        };
-        let us = median(&times);
-        let Some(p) = p else {
-            println!("{:48} {us:9.1} µs, no forecast", s.name);
-            continue;
-        };
-        println!("{:48} {us:9.1} µs, forecast {:9.1}, {:.2} of it", s.name, p.us, p.us / us);
-        pairs.push((s.part, p.us, us));
-        if provenance.commit.is_some() {
-            append_line(rows, &row(s, p, &times, &provenance).to_string())?;
+            (Ok(us), None) => println!("{:48} {us:9.1} µs, no forecast", self.name),
+            (Err(error), _) => println!("{:48} failed: {error}", self.name),
         }
+    }
+}
+
+/// Has all kernels measured, and judges the forecasts.
+fn run(rows: &str) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut pairs: Vec<(Part, f64, f64)> = Vec::new();
+    let mut next = Some(0);
+    while let Some(from) = next {
+        let lines = measured_elsewhere(rows, from)?;
+        pairs.extend(lines.iter().filter_map(|l| Some((l.part, l.forecast?, *l.us.as_ref().ok()?))));
+        // A process ended by a kernel has that kernel last.
+        next = lines.last().filter(|l| l.us.is_err()).map(|l| l.index + 1);
     }
     for (what, parts) in [
         ("test plans", &[Part::Test][..]),
@@ -178,6 +187,59 @@ fn run(rows: &Path) -> Result<(), Failure> {
         println!("{what}: {} kernels, Spearman {:.3}, median error {error:.0} %", fit.count, fit.spearman);
     }
     println!("{:.0} s in all", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Starts a process that measures from a kernel on, and prints what it says.
+fn measured_elsewhere(rows: &str, from: usize) -> Result<Vec<Line>, Failure> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["--measure", rows, &from.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = Vec::new();
+    for text in BufReader::new(child.stdout.take().ok_or("no pipe")?).lines() {
+        let line: Line = serde_json::from_str(&text?)?;
+        line.print();
+        lines.push(line);
+    }
+    let status = child.wait()?;
+    let ended_by_kernel = lines.last().is_some_and(|l: &Line| l.us.is_err());
+    if status.success() || ended_by_kernel { Ok(lines) } else { Err(format!("measuring: {status}").into()) }
+}
+
+/// Measures from a kernel on, a line of JSON each, to the end or to the first that takes the context with it.
+fn measure(rows: &Path, from: usize) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut gpu = Gpu::open(0)?;
+    let provenance = Provenance::of_gpu(gpu.info());
+    let (major, minor) = gpu.info().capability;
+    let arch = Arch::of(major * 10 + minor).ok_or("the device is not a target of the kernels")?;
+    let known = MACHINES.into_iter().find(|m| gpu.info().name.split(' ').any(|word| word == m.name));
+    let known = known.ok_or_else(|| format!("the model does not know {}", gpu.info().name))?;
+    let subjects: Vec<Subject> = subjects(&arch)?.into_iter().skip(from).collect();
+    let resources: Vec<Option<Resources>> = subjects.iter().map(|s| loaded(&mut gpu, s).ok()).collect();
+    eprintln!("{} kernels compiled after {:.0} s", subjects.len(), start.elapsed().as_secs_f64());
+    let forecasts = forecasts(&subjects, &resources, known);
+    eprintln!("forecast for {} after {:.0} s", known.name, start.elapsed().as_secs_f64());
+    for (i, ((s, p), resources)) in subjects.iter().zip(&forecasts).zip(&resources).enumerate() {
+        let times = time(&mut gpu, s);
+        let line = Line {
+            index: from + i,
+            part: s.part,
+            name: s.name.clone(),
+            us: times.as_ref().map(|t| median(t)).map_err(ToString::to_string),
+            forecast: p.as_ref().map(|p| p.us),
+        };
+        println!("{}", serde_json::to_string(&line)?);
+        let times = match times {
+            Ok(times) => times,
+            Err(error) if matches!(error.downcast_ref(), Some(DriverError::Poisoned { .. })) => break,
+            Err(_) => continue,
+        };
+        if let (Some(p), Some(resources), Some(_)) = (p, resources, &provenance.commit) {
+            append_line(rows, &row(s, p, resources, &times, &provenance).to_string())?;
+        }
+    }
     Ok(())
 }
 
@@ -215,11 +277,12 @@ fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
 }
 
 /// The evidence row: all times, and the forecast made before them.
-fn row(s: &Subject, p: &Prediction, times: &[f64], provenance: &Provenance) -> Value {
+fn row(s: &Subject, p: &Prediction, resources: &Resources, times: &[f64], provenance: &Provenance) -> Value {
     let mut row = json!({
         "suite": "model", "impl": "flashcore", "kernel": s.name, "part": s.part, "plan": s.plan,
         "problem": problem_json(&s.problem), "us": median(times), "all_us": times, "timer": "events, warm",
         "forecast_us": [p.us_low, p.us, p.us_high], "bound": p.bound,
+        "registers": resources.registers, "local_bytes": resources.stack,
     });
     if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
         row.extend(part);

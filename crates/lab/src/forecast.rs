@@ -4,6 +4,7 @@
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use problem::{DType, Mask, Problem};
+use tile::Order;
 
 use crate::gate::bind;
 use crate::launchfile::Bound;
@@ -27,11 +28,15 @@ pub struct Trial {
 /// A gene changed in the default plan.
 type Variant = (&'static str, fn(&mut MmaPlan));
 
-const VARIANTS: [Variant; 9] = [
+const VARIANTS: [Variant; 13] = [
     ("default", |_| {}),
-    ("64 rows, 4 warps", |plan| (plan.block_m, plan.warps) = (64, 4)),
-    ("128 rows, 8 warps", |plan| (plan.block_m, plan.warps) = (128, 8)),
-    ("32 rows, 2 warps", |plan| (plan.block_m, plan.warps) = (32, 2)),
+    ("64 rows, 4 warps", |plan| (plan.block_m, plan.warps, plan.kv_warps) = (64, 4, 1)),
+    ("128 rows, 8 warps", |plan| (plan.block_m, plan.warps, plan.kv_warps) = (128, 8, 1)),
+    ("32 rows, 2 warps", |plan| (plan.block_m, plan.warps, plan.kv_warps) = (32, 2, 1)),
+    ("32 rows, 4 warps, 2 of keys", |plan| (plan.block_m, plan.warps, plan.kv_warps) = (32, 4, 2)),
+    ("16 rows, 4 warps, 4 of keys", |plan| (plan.block_m, plan.warps, plan.kv_warps) = (16, 4, 4)),
+    ("scores ahead", |plan| plan.order = Order::ScoresAhead),
+    ("scores ahead, 64 keys", |plan| (plan.order, plan.block_n) = (Order::ScoresAhead, 64)),
     ("32 keys", |plan| plan.block_n = 32),
     ("64 keys, 3 stages", |plan| (plan.block_n, plan.stages) = (64, 3)),
     ("1 stage", |plan| plan.stages = 1),
@@ -41,7 +46,9 @@ const VARIANTS: [Variant; 9] = [
             QueryHome::Shared => QueryHome::Registers,
         };
     }),
-    ("16 rows, 1 warp, 32 keys", |plan| (plan.block_m, plan.warps, plan.block_n) = (16, 1, 32)),
+    ("16 rows, 1 warp, 32 keys", |plan| {
+        (plan.block_m, plan.warps, plan.kv_warps, plan.block_n) = (16, 1, 1, 32);
+    }),
 ];
 
 /// Batch, heads, sequence, head dimension, mask.

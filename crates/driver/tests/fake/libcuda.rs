@@ -205,6 +205,7 @@ fake! {
     }
     cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
     cuCtxGetCurrent(context: *mut usize) { *context = CURRENT.get(); 0 }
+    cuCtxResetPersistingL2Cache() { inside(|_| 0) }
     cuCtxSetCurrent(context: usize) { CURRENT.set(context); 0 }
     cuCtxSynchronize() { inside(|_| 0) }
     cuThreadExchangeStreamCaptureMode(mode: *mut u32) { *mode = RELAXED.replace(*mode); 0 }

@@ -46,8 +46,11 @@ pub(crate) struct Layout {
     /// Addresses in their own space; local variables are in `frames`.
     symbols: HashMap<Name, (Space, u64)>,
     pub shared: Vec<SharedVariable>,
-    /// Static and dynamic shared memory in bytes.
+    /// Static and dynamic shared memory in bytes, packed as closely as alignment allows: what a CTA takes.
     pub shared_bytes: u32,
+    /// Where its first variable begins, and where the last ends, with the gaps of [`exactly_aligned`].
+    pub shared_start: u32,
+    pub shared_extent: u32,
     pub constants: Vec<u8>,
     pub variables: Vec<VariableRegion>,
     pub frames: Vec<Frame>,
@@ -67,6 +70,7 @@ impl Layout {
             layout.place(variable, buffers)?;
         }
         layout.place_dynamic(module, dynamic_shared);
+        layout.shared_start = layout.shared.iter().map(|v| v.start).min().unwrap_or(0);
         for function in functions {
             layout.frame(function)?;
         }
@@ -84,10 +88,11 @@ impl Layout {
         let dynamic = variable.bytes() == 0;
         match variable.space {
             Space::Shared | Space::SharedCluster if !dynamic => {
-                let start = align_up(self.shared_bytes, align);
+                let start = exactly_aligned(self.shared_extent, align);
                 self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes });
                 self.symbols.insert(variable.name.clone(), (Space::Shared, SHARED_BASE + u64::from(start)));
-                self.shared_bytes = start.saturating_add(bytes);
+                self.shared_extent = start.saturating_add(bytes);
+                self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(bytes);
             }
             Space::Const => {
                 let start = self.constants.len().next_multiple_of(align as usize);
@@ -117,13 +122,14 @@ impl Layout {
         if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
             return;
         }
-        let start = align_up(self.shared_bytes, align);
+        let start = exactly_aligned(self.shared_extent, align);
         for variable in module.variables().filter(is_dynamic) {
             let address = SHARED_BASE + u64::from(start);
             self.symbols.insert(variable.name.clone(), (Space::Shared, address));
             self.shared.push(SharedVariable { name: variable.name.to_string(), start, bytes: dynamic });
         }
-        self.shared_bytes = start.saturating_add(dynamic);
+        self.shared_extent = start.saturating_add(dynamic);
+        self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(dynamic);
     }
 
     fn frame(&mut self, function: &Function) -> Result<(), EmuError> {
@@ -207,6 +213,15 @@ impl Layout {
             None => (String::new(), offset),
         }
     }
+}
+
+/// The next place in shared memory that has this alignment and no more. A kernel may rely on what its arrays declare alone:
+/// ptxas puts arrays of 16 bytes and more at multiples of 16 when it assembles a whole program, but not when its code is to be
+/// linked, which is what the driver's linker asks of it.
+fn exactly_aligned(at: u32, align: u32) -> u32 {
+    let start = align_up(at, align);
+    let more = (SHARED_BASE + u64::from(start)).is_multiple_of(2 * u64::from(align.max(1)));
+    if more { start.saturating_add(align) } else { start }
 }
 
 /// The next multiple of an alignment; the largest number, which no limit admits, where there is none.

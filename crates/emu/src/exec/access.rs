@@ -369,8 +369,9 @@ impl<'a> Env<'a> {
         lane: usize,
         address: u64,
     ) -> Option<usize> {
-        let size = self.shared.len();
-        self.checked_offset(warp, site, lane, address, (SHARED_BASE, size))
+        let start = self.context.program.layout.shared_start as usize;
+        let extent = (SHARED_BASE + start as u64, self.shared.len() - start);
+        Some(start + self.checked_offset(warp, site, lane, address, extent)?)
     }
 
     /// Offset of a good access from the start of local, constant or parameter memory.

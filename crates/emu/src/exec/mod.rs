@@ -142,7 +142,7 @@ impl<'a> Cta<'a> {
         let warps = threads.div_ceil(32);
         let present: Vec<u32> = (0..warps).map(|w| u32::MAX >> (32 - (threads - 32 * w).min(32))).collect();
         let home = (cta as u32).wrapping_mul(warps as u32);
-        let shared = program.layout.shared_bytes as usize;
+        let shared = program.layout.shared_extent as usize;
         let seed = context.options.seed ^ cta.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut env = Env {
             context,

@@ -19,6 +19,10 @@ pub(super) const KEYS: u32 = 64;
 pub(super) const ROW_BYTES: u32 = 2 * DIM;
 /// Bytes of a tile of keys or of values.
 pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
+/// Alignment of shared arrays: where ptxas puts those of 16 bytes and more in a whole program, as nvcc built the seeds. It is
+/// declared, since nothing else holds where code is linked, as the driver's linker does: vector accesses may fault there, and
+/// loads that ptxas joins elsewhere stay single.
+pub(super) const ALIGN: u32 = 16;
 
 /// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof should be.
 const MAX_SEQ: usize = 8192;

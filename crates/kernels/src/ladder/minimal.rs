@@ -15,7 +15,7 @@ use ptx::{Builder, CmpOp, F32, Kernel, Pred, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, dot_with_global, load_half, scale_in_place,
+    self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, dot_with_global, load_half, scale_in_place,
     serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
@@ -49,7 +49,7 @@ struct Row {
 impl Row {
     fn new(k: &mut Builder, cta: &Cta) -> Row {
         let [query, output, scores] = [("query", DIM), ("output", DIM), ("scores", KEYS)]
-            .map(|(name, n)| k.shared_array(name, 4, 4 * n));
+            .map(|(name, n)| k.shared_array(name, ALIGN, 4 * n));
         let has_column = k.setp_u(CmpOp::Lt, cta.thread, DIM);
         k.if_(has_column, |k| {
             let (from, to) = (cta.q.element(k, cta.thread, 2), query.element(k, cta.thread, 4));

@@ -19,7 +19,7 @@ use ptx::{Builder, CmpOp, F32, Global, Kernel, MatrixOrder, Pointer, Pred, R16, 
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
+    self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
 
@@ -104,8 +104,8 @@ impl SerialRows {
     /// Nothing seen yet. The first barrier of the caller orders this for all threads.
     fn new(k: &mut Builder, cta: &Cta) -> SerialRows {
         let scores = k.shared_array("scores", 32, ROWS * KEYS * 4);
-        let state = ["maxima", "sums"].map(|name| k.shared_array(name, 4, ROWS * 4));
-        let output = k.shared_array("output", 4, ROWS * DIM * 4);
+        let state = ["maxima", "sums"].map(|name| k.shared_array(name, ALIGN, ROWS * 4));
+        let output = k.shared_array("output", ALIGN, ROWS * DIM * 4);
         let largest = k.shared_array("largest", 4, 4);
         let (first, has_column) = (k.setp_u(CmpOp::Eq, cta.thread, 0), k.setp_u(CmpOp::Lt, cta.thread, DIM));
         let has_row = k.setp_u(CmpOp::Lt, cta.thread, ROWS);

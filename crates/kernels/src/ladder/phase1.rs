@@ -15,7 +15,7 @@ use ptx::{Builder, CmpOp, F32, Kernel, Local, Pointer, Pred, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, add_in_place, dot_with_global, load_half,
+    self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, add_in_place, dot_with_global, load_half,
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
@@ -100,7 +100,7 @@ struct Rows {
 impl Rows {
     fn new(k: &mut Builder, cta: &Cta) -> Rows {
         let [query, scores, output] =
-            ["query", "scores", "output"].map(|name| k.shared_array(name, 4, 4 * ROWS * DIM));
+            ["query", "scores", "output"].map(|name| k.shared_array(name, ALIGN, 4 * ROWS * DIM));
         k.for_range(0, cta.rows, 1, |k, row| {
             let (from, to) = (cta.q.element(k, row, ROW_BYTES), query.element(k, row, 4 * DIM));
             cta.strided(k, DIM, |k, d| {

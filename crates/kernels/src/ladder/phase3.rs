@@ -16,8 +16,8 @@ use ptx::{Builder, CmpOp, F32, Global, Kernel, Local, Pointer, Pred, R16, R32, S
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half, scale_in_place,
-    serial_max, serial_sum, store_half, weigh,
+    self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
+    scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
 use crate::Arch;
 
@@ -115,10 +115,10 @@ pub(super) struct Reduced {
 impl Rows {
     /// The queries in shared memory, outputs of zero, and a barrier.
     pub(super) fn new(k: &mut Builder, cta: &Cta, math: Math) -> Rows {
-        let query = k.shared_array("query", 2, ROWS * ROW_BYTES);
-        let [keys, values] = ["keys", "values"].map(|name| k.shared_array(name, 2, TILE_BYTES));
-        let [scores, output] = ["scores", "output"].map(|name| k.shared_array(name, 4, 4 * ROWS * KEYS));
-        let cells = ["largest", "sum"].map(|name| k.shared_array(name, 4, 4 * WARPS));
+        let query = k.shared_array("query", ALIGN, ROWS * ROW_BYTES);
+        let [keys, values] = ["keys", "values"].map(|name| k.shared_array(name, ALIGN, TILE_BYTES));
+        let [scores, output] = ["scores", "output"].map(|name| k.shared_array(name, ALIGN, 4 * ROWS * KEYS));
+        let cells = ["largest", "sum"].map(|name| k.shared_array(name, ALIGN, 4 * WARPS));
         let (warp, lane) = cta.warp_and_lane(k);
         k.for_range(warp, cta.rows, WARPS, |k, row| {
             let (from, to) = (cta.q.element(k, row, ROW_BYTES), query.element(k, row, ROW_BYTES));

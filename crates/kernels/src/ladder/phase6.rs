@@ -19,8 +19,8 @@ use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R16, R32, Shared};
 
 use super::RungPlan;
 use super::common::{
-    self, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half, scale_in_place,
-    store_half,
+    self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
+    scale_in_place, store_half,
 };
 use crate::Arch;
 
@@ -47,7 +47,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Kernel {
         }),
         Home::Shared => common::kernel(problem, arch, RungPlan::Phase6It2, ROWS, THREADS, |k, cta| {
             let tiles = Tiles::new(k);
-            let arrays = ARRAYS.map(|(name, bytes)| k.shared_array(name, 4, bytes));
+            let arrays = ARRAYS.map(|(name, bytes)| k.shared_array(name, ALIGN, bytes));
             body(k, cta, &tiles, &Accumulators(arrays));
         }),
     }
@@ -95,9 +95,9 @@ struct Tiles {
 
 impl Tiles {
     fn new(k: &mut Builder) -> Tiles {
-        let query = k.shared_array("query", 2, ROWS * ROW_BYTES);
-        let keys_then_values = k.shared_array("keys_then_values", 2, TILE_BYTES);
-        let scores = k.shared_array("scores", 4, ROWS * KEYS * 4);
+        let query = k.shared_array("query", ALIGN, ROWS * ROW_BYTES);
+        let keys_then_values = k.shared_array("keys_then_values", ALIGN, TILE_BYTES);
+        let scores = k.shared_array("scores", ALIGN, ROWS * KEYS * 4);
         Tiles { query, keys_then_values, scores }
     }
 

@@ -12,6 +12,7 @@ use problem::Problem;
 use ptx::{Builder, F32, Kernel, Pointer, R32, Shared};
 
 use super::RungPlan;
+use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
 use crate::Arch;
 
@@ -20,8 +21,8 @@ const PITCH: u32 = 72;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Kernel {
     u8_common::emit(problem, arch, RungPlan::U8Baseline, |k| Bytes {
-        queries: k.shared_array("queries", 1, ROWS * PITCH),
-        tiles: ["keys", "values"].map(|name| k.shared_array(name, 1, KEYS * PITCH)),
+        queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
+        tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),
     })
 }
 

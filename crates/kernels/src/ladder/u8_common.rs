@@ -18,6 +18,7 @@ use ptx::{
     Kernel, Launch, Local, Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value,
 };
 
+use super::common::ALIGN;
 use super::{RungPlan, common};
 use crate::Arch;
 
@@ -384,9 +385,9 @@ struct State {
 impl State {
     fn new<T: Tiles>(k: &mut Builder) -> State {
         State {
-            maxima: k.shared_array("maxima", 4, 4 * ROWS),
-            sums: k.shared_array("sums", 4, 4 * ROWS),
-            numerator: k.shared_array("numerator", 16, 4 * ROWS * T::PITCH),
+            maxima: k.shared_array("maxima", ALIGN, 4 * ROWS),
+            sums: k.shared_array("sums", ALIGN, 4 * ROWS),
+            numerator: k.shared_array("numerator", ALIGN, 4 * ROWS * T::PITCH),
             scores: k.local_array("scores", 16, 4 * KEYS),
         }
     }

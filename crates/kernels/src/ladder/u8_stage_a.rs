@@ -11,6 +11,7 @@ use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Kernel, Pointer, R32, Shared};
 
 use super::RungPlan;
+use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use crate::Arch;
 
@@ -31,7 +32,7 @@ pub(super) struct Tables([Shared; 2]);
 
 impl Tables {
     pub(super) fn new(k: &mut Builder) -> Tables {
-        Tables(["key_table", "value_table"].map(|name| k.shared_array(name, 4, 4 * 256)))
+        Tables(["key_table", "value_table"].map(|name| k.shared_array(name, ALIGN, 4 * 256)))
     }
 
     /// One code a thread.

@@ -12,6 +12,8 @@ pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound 
         block_m: 64,
         block_n: 64,
         warps: 4,
+        kv_warps: 1,
+        order: tile::Order::InTurn,
         stages,
         resident_ctas: None,
         queries,
