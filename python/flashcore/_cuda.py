@@ -36,6 +36,24 @@ def attend(
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return attend(q, k, v, heads, causal, scale, want_lse)
+    try:
+        return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
+    except RuntimeError:
+        check(q, k, v)  # a layout without strides or addresses is refused by name
+        raise
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    causal: bool,
+    scale: float | None,
+    want_lse: bool,
+    device: int,
+    code: int,
+) -> tuple[Tensor, Tensor | None]:
     shape, strides, v_shape = q.shape, q.stride(), v.shape
     out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
     lse = lse_like(q, heads) if want_lse else None

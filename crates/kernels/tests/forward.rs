@@ -20,6 +20,11 @@ fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     }
 }
 
+/// The default without what it does for small grids, to set other genes in.
+fn plain_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
+    MmaPlan { kv_warps: 1, order: Order::InTurn, ..default_plan(problem, arch) }
+}
+
 fn prove(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
     let seed = options.seed;
     common::run(&mut Emulator::new(options), problem, &Plan::Mma(plan), arch, seed).check();
@@ -43,7 +48,7 @@ fn torture_set_is_right_and_without_hazards() {
             rescale: [Rescale::Beyond(8), Rescale::Always][i / 3 % 2],
             grid: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
             lse: i % 4 != 0,
-            ..default_plan(problem, &arch)
+            ..plain_plan(problem, &arch)
         };
         // Every other plan divides the keys among warps, where the columns of O can be divided.
         if i % 2 == 1 && problem.head_dim_v % 16 == 0 && !wide {
@@ -74,7 +79,7 @@ fn every_schedule_gives_the_same_clean_result() {
     let problem =
         Problem::new(1, 1, 96, 64, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(200, Layout::Bshd);
     let small =
-        MmaPlan { block_m: 64, block_n: 32, warps: 4, lse: true, ..default_plan(&problem, &Arch::SM_80) };
+        MmaPlan { block_m: 64, block_n: 32, warps: 4, lse: true, ..plain_plan(&problem, &Arch::SM_80) };
     for stages in [1, 2, 3] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             let plan = MmaPlan { stages, ..small.clone() };
@@ -93,7 +98,7 @@ fn parts_of_the_keys_are_joined() {
         block_n,
         stages,
         lse: true,
-        ..default_plan(&Problem::mission(), &Arch::SM_80)
+        ..plain_plan(&Problem::mission(), &Arch::SM_80)
     };
     let plans =
         [small(2, 32, 4, 64, 2), small(4, 16, 4, 64, 3), small(8, 32, 8, 128, 1), small(4, 64, 8, 64, 2)];
@@ -132,7 +137,7 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
 #[test]
 fn every_synchronisation_is_needed() {
     let problem = Problem::new(1, 1, 128, 64, DType::F16);
-    let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..default_plan(&problem, &Arch::SM_80) };
+    let base = MmaPlan { block_m: 64, block_n: 32, warps: 4, ..plain_plan(&problem, &Arch::SM_80) };
     let (shared, registers) = (QueryHome::Shared, QueryHome::Registers);
     let (in_turn, ahead) = (Order::InTurn, Order::ScoresAhead);
     for (stages, queries, kv_warps, order) in [
