@@ -47,7 +47,7 @@ const PTX: &str = ".version 7.0
 {
     .reg .b32 %r<6>;
     .reg .b64 %rd<4>;
-    .shared .align 4 .b32 tile[64];
+    .shared .align 256 .b32 tile[64];
     ld.param.u64 %rd1, [data];
     cvta.to.global.u64 %rd1, %rd1;
     mov.u32 %r1, %tid.x;
