@@ -18,7 +18,7 @@ pub struct Bar<'a> {
     pub class: &'a str,
 }
 
-const NAME: f64 = 170.0;
+const NAME: f64 = 190.0;
 const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
 

@@ -74,7 +74,7 @@ impl MmaPlan {
             _ => 64,
         };
         let rows_per_warp = block_m / warps;
-        let in_registers = rows_per_warp == 16 && (dim <= 128 || block_n == 32);
+        let in_registers = rows_per_warp == 16 && dim <= 128;
         let mut plan = MmaPlan {
             block_m: block_m / kv_warps,
             block_n,
@@ -306,12 +306,14 @@ fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
         // Of these widths, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),
         (..=64, true) => (128, 128, 4),
+        // 64 keys make ptxas save registers down to 80 and spill.
+        (..=32, false) => (128, 96, 4),
         (..=64, false) => (128, 64, 4),
         (65..=112, true) => (128, 64, 4),
         // 64 keys are as fast and spill two registers.
         (113..=128, true) => (128, 48, 4),
         (65..=128, false) => (128, 32, 4),
-        (_, true) => (128, 32, 8),
+        (_, true) => (128, 64, 8),
         // Of some of these widths, 32 keys make ptxas save registers down to 128 and spill.
         (129..=176, false) => (64, 48, 4),
         (_, false) => (64, 32, 4),
