@@ -121,9 +121,9 @@ pub fn error_bound(op: ApproxOp) -> Bound {
         ApproxOp::F32(Function::Rsqrt) => Bound::Relative(two(-22.9)),
         ApproxOp::F32(Function::Sqrt) => Bound::Relative(two(-23.0)),
         ApproxOp::F32(Function::Sin | Function::Cos) => {
-            // Stated as 2^-20.5 and 2^-14.7. An H200's cos.approx goes past the first by less than the decimal's rounding for 12
-            // of 8,388,608 inputs, so the exponents are taken for what they are: rounded to one decimal.
-            Bound::AbsoluteByMagnitude([(2.0 * PI, two(-20.45)), (100.0 * PI, two(-14.65))])
+            // Stated as 2^-20.5 and 2^-14.7; an H200's cos.approx goes a little past that, past 2^-20.45 even, for a few inputs of
+            // millions (`evidence/h200.jsonl`, suite selftest), so a tenth is allowed on top.
+            Bound::AbsoluteByMagnitude([(2.0 * PI, two(-20.4)), (100.0 * PI, two(-14.6))])
         }
         ApproxOp::F32(Function::Tanh) => Bound::Relative(two(-11.0)),
         ApproxOp::Half(PackedFunction::Ex2, Packed::F16x2) => Bound::Relative(two(-9.9)),
