@@ -28,5 +28,5 @@ pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
 pub use merge::merge_bytes;
 pub use pipeline::{Block, KvPipeline, Order, Steps, Stream};
 pub use reader::{MatrixReader, OpenTile};
-pub use softmax::{Finished, OnlineSoftmax, Rescale};
+pub use softmax::{Finished, LaneMaxima, OnlineSoftmax, Rescale};
 pub use threads::Threads;

@@ -123,14 +123,14 @@ impl<'a> Forward<'a> {
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
-            mask.apply(k, &s, block);
+            mask.apply(k, &s, block.origin, block.coverage);
             s
         };
         let follow = |k: &mut Builder, s: &AccTile, block: &Block| {
-            softmax.follow(k, s, &o, block); //                  m = max(m, S·c); O, l rescaled
+            softmax.follow(k, s, &o, block.coverage); //         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = softmax.probabilities(k, s, block); //       P = exp2(S·c − m); l += Σ P
+            let p = softmax.probabilities(k, s, block.coverage); // P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         };
