@@ -224,7 +224,7 @@ pub fn fault() -> Outcome {
         entry: "wild".to_owned(),
         launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false },
         buffers: Vec::new(),
-tensor_maps: Vec::new(),
+        tensor_maps: Vec::new(),
         args: vec![Arg::Null, Arg::U32(1)],
     };
     let mut machine = driver::Gpu::open(0)?;

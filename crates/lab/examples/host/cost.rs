@@ -87,7 +87,7 @@ fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Launch)> {
         entry: "nothing".to_owned(),
         launch,
         buffers: Vec::new(),
-tensor_maps: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     Ok((Function::load(context, &kernel, &Expect::of(&launch))?, launch))

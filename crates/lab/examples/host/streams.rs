@@ -182,7 +182,7 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
         entry: "number".to_owned(),
         launch,
         buffers: Vec::new(),
-tensor_maps: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let number = Function::load(context, &kernel, &Expect::of(&launch))?;
@@ -215,7 +215,7 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
         entry: "specific".to_owned(),
         launch,
         buffers: Vec::new(),
-tensor_maps: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let (context, stream) = (gpu.context(), Stream::new(gpu.context())?);
