@@ -8,6 +8,7 @@
 mod copy;
 mod divide;
 mod epilogue;
+mod exchange;
 mod fragment;
 mod fragments_out;
 mod gemm;
@@ -31,6 +32,7 @@ pub use copy::{CopyMode, TileCopy};
 pub use divide::divide;
 pub use epilogue::{store_lse, store_rows};
 pub use fragments_out::store_fragments;
+pub use exchange::{Division, Exchange, Place};
 pub use fragment::{AccTile, Fragment, ProbTile};
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use handover::{Handover, TileRing};

@@ -135,22 +135,47 @@ impl OnlineSoftmax {
 
     /// Divides `o` by the rows' sums. A row that saw no key keeps its zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
-        let lse = (0..self.sum.len())
-            .map(|i| {
-                let sum = quad_reduce(k, self.sum[i], |k, a, b| k.add(a, b));
-                let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
-                let divisor = k.selp(1.0f32, sum, empty);
-                let inverse = k.rcp(divisor);
-                o.scale_row(k, i as u32, inverse);
-                // log2(0) = −∞ and the reference of such a row is −∞ too.
-                let log = k.lg2(sum);
-                let log = k.add(log, self.reference[i]);
-                k.mul(log, std::f32::consts::LN_2)
-            })
-            .collect();
-        Finished { lse }
+        self.gather_sums(k);
+        for (i, inverse) in (0..).zip(self.inverses(k)) {
+            o.scale_row(k, i, inverse);
+        }
+        Finished { lse: self.lse(k) }
+    }
+
+    /// Completes the sums: until now each lane has its own part of them.
+    pub fn gather_sums(&self, k: &mut Builder) {
+        for &sum in &self.sum {
+            for mask in QUAD {
+                let other = k.shfl_xor(sum, mask);
+                k.add_to(sum, sum, other);
+            }
+        }
+    }
+
+    /// What O is to be multiplied by, of complete sums: 1 for a row that saw no key.
+    pub(crate) fn inverses(&self, k: &mut Builder) -> Vec<F32> {
+        let of_row = |&sum: &F32| {
+            let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+            let divisor = k.selp(1.0f32, sum, empty);
+            k.rcp(divisor)
+        };
+        self.sum.iter().map(of_row).collect()
+    }
+
+    /// `ln Σ exp(scale · s)` of complete sums.
+    pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
+        let of_row = |(&sum, &reference): (&F32, &F32)| {
+            // log2(0) = −∞ and the reference of such a row is −∞ too.
+            let log = k.lg2(sum);
+            let log = k.add(log, reference);
+            k.mul(log, std::f32::consts::LN_2)
+        };
+        self.sum.iter().zip(&self.reference).map(of_row).collect()
     }
 }
+
+/// What the lanes of a quad differ by, which share a row.
+const QUAD: [u32; 2] = [1, 2];
 
 /// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are computed.
 #[derive(Clone, Debug)]
@@ -207,7 +232,7 @@ fn quad_reduce(
     mut value: F32,
     mut combine: impl FnMut(&mut Builder, F32, F32) -> F32,
 ) -> F32 {
-    for mask in [1, 2] {
+    for mask in QUAD {
         let other = k.shfl_xor(value, mask);
         value = combine(k, value, other);
     }
