@@ -102,7 +102,8 @@ impl TileRing {
         self.handover.wait_free(k, at);
         let full = self.handover.full(k, at);
         k.mbarrier_arrive_expect_tx(full, self.tile.bytes());
-        let to = if self.handover.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
+        let to =
+            if self.handover.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
         self.tile.load(k, to, map, [row, head, batch].map(Src::from), full);
         at.advance(k);
     }

@@ -151,8 +151,12 @@ impl Agreement {
     /// branch on the barrier's result counts as divergent, and matrix descriptors leave the uniform registers.
     pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {
         let all: Pred = k.reg();
-        let barrier = [Operand::Reg(all.reg()), Operand::Reg(self.0.reg()), Src::<R32>::from(WARPGROUP_THREADS).into()];
-        k.op(Op::Bar { kind: BarKind::RedAnd, aligned: true }, barrier.into_iter().chain([Operand::Reg(holds.reg())]));
+        let barrier =
+            [Operand::Reg(all.reg()), Operand::Reg(self.0.reg()), Src::<R32>::from(WARPGROUP_THREADS).into()];
+        k.op(
+            Op::Bar { kind: BarKind::RedAnd, aligned: true },
+            barrier.into_iter().chain([Operand::Reg(holds.reg())]),
+        );
         k.vote_all(all)
     }
 }

@@ -1,6 +1,8 @@
 //! How the tiles of query rows reach the CTAs of a persistent kernel, and in which order.
 
-use ptx::{Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, R32, Scope, SpecialReg, Src, Type};
+use ptx::{
+    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, R32, Scope, SpecialReg, Src, Type,
+};
 use ptx::{Shared, Value};
 
 use crate::{Consumer, Handover, Ring};

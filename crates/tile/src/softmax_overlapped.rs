@@ -42,7 +42,14 @@ impl Due {
 impl LaneMaxima {
     /// Of one tile of scores, columns in order and the rows side by side, in so many chains a row.
     fn in_chains(k: &mut Builder, s: &AccTile, chains: u32) -> LaneMaxima {
-        LaneMaxima(fold_rows(k, s, chains, |_, _, score| score, |k, a, b| k.max_to(a, a, b), |k, a, b| k.max(a, b)))
+        LaneMaxima(fold_rows(
+            k,
+            s,
+            chains,
+            |_, _, score| score,
+            |k, a, b| k.max_to(a, a, b),
+            |k, a, b| k.max(a, b),
+        ))
     }
 }
 
@@ -133,8 +140,5 @@ fn fold_rows(
             }
         }
     }
-    folded
-        .into_iter()
-        .map(|row| row.into_iter().reduce(|a, b| join(k, a, b)).expect("a chain"))
-        .collect()
+    folded.into_iter().map(|row| row.into_iter().reduce(|a, b| join(k, a, b)).expect("a chain")).collect()
 }

@@ -7,7 +7,10 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
 
-use crate::{AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
+use crate::{
+    AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix,
+    TileRing, WARPGROUP_ROWS,
+};
 
 /// Keys or values as they come by: where a consumer stands in their ring.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,12 @@
 //! The generator.
 
-use problem::{DType, Mask, Problem, Tensor};
-use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Target, TensorMapPtr};
+use problem::{DType, Mask, Problem};
+use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Target, TensorMapPtr};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover, Mailbox, MaskRule,
-    Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange, Scheduler, SharedMatrix, SwizzledTile,
-    TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments, store_lse,
+    AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
+    Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
+    WorkTile, store_fragments, store_lse,
 };
 
 use super::launch::LOADED;
@@ -99,16 +100,19 @@ impl<'a> Forward<'a> {
         let params = Params::declare(k, plan);
         let [q, key, value] = plan.tiles(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
-        let mut place = shared;
-        let mut take = |bytes: u32| std::mem::replace(&mut place, place.at(i64::from(bytes)));
-        let [q_at, key_at, value_at] =
-            [q.bytes(), plan.stages * key.bytes(), plan.stages * value.bytes()].map(&mut take);
-        let mut ring = |tile, first: Shared, stages| {
-            let handover = Handover::new(take(Handover::bytes(stages)), stages);
-            TileRing { handover, tile, first }
+        let mut taken = 0;
+        let mut take = |bytes: u32| {
+            let at = shared.at(i64::from(taken));
+            taken += bytes;
+            at
         };
-        let (queries, keys, values) =
-            (ring(q, q_at, 1), ring(key, key_at, plan.stages), ring(value, value_at, plan.stages));
+        // Tiles first: what follows them need not be aligned as they are.
+        let [queries, keys, values] = [(q, 1), (key, plan.stages), (value, plan.stages)]
+            .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
+            .map(|(tile, stages, first)| {
+                let handover = Handover::new(take(Handover::bytes(stages)), stages);
+                TileRing { handover, tile, first }
+            });
         let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter));
         Forward {
             plan,

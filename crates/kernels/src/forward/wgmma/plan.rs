@@ -231,7 +231,8 @@ impl WgmmaPlan {
                 ("head stride", heads, strides.head),
                 ("row stride", rows, strides.row),
             ] {
-                if extent > 1 && (value % 8 != 0 || (tensor != Tensor::Out && !(0..1 << 39).contains(&value))) {
+                if extent > 1 && (value % 8 != 0 || (tensor != Tensor::Out && !(0..1 << 39).contains(&value)))
+                {
                     return Err(PlanError::TensorMap { tensor: tensor.name(), what, value });
                 }
             }
