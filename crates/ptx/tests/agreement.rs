@@ -229,9 +229,8 @@ fn products_of_warpgroups() {
 
 /// As [`agree`], for versions in which nothing may be taken at all.
 fn agree_some(version: &str, forms: &[String]) {
-    let known = format!("mov.b32 r0, r1;");
-    let unknown = "mov.b32 r0, d1;".to_owned();
-    let forms: Vec<String> = forms.iter().cloned().chain([known, unknown]).collect();
+    let known_and_not = ["mov.b32 r0, r1;", "mov.b32 r0, d1;"].map(String::from);
+    let forms: Vec<String> = forms.iter().cloned().chain(known_and_not).collect();
     agree(version, &forms);
 }
 

@@ -64,7 +64,7 @@ pub(super) fn check(inst: &Instruction) -> Result<(), Fault> {
 
 /// `imm-scale-a, imm-scale-b` and, where they are taken, `imm-trans-a, imm-trans-b`.
 fn factors(wgmma: &Wgmma, scales: [Option<i64>; 2], majors: [Option<i64>; 2]) -> Result<(), Fault> {
-    for scale in scales.into_iter().flatten().filter(|scale| !matches!(scale, -1 | 1)) {
+    if let Some(scale) = scales.into_iter().flatten().find(|scale| !matches!(scale, -1 | 1)) {
         return fault(Rule::Constant, format!("a scale of wgmma: {scale} is neither 1 nor -1"));
     }
     let majors = if wgmma.has_transpose() { majors } else { [None, None] };
