@@ -70,7 +70,7 @@ impl SharedMatrix {
     /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
-        let advance = k.mul_wide_u(part, rows * SwizzledTile::ROW_BYTES >> 4);
+        let advance = k.mul_wide_u(part, (rows * SwizzledTile::ROW_BYTES) >> 4);
         SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
     }
 
