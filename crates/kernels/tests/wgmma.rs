@@ -224,6 +224,9 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
     inner.into_iter().map(|(top, end)| code[top..=end].to_vec()).collect()
 }
 
+/// A problem, its plan, and the most instructions of its loops.
+type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
+
 /// What the machine runs for a block of keys: products straight from descriptors that stay in uniform registers, and in the
 /// softmax not much more than an FFMA, an EX2, a sum and half a conversion for each score.
 #[test]
@@ -232,7 +235,7 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [(Problem, fn(&Problem) -> WgmmaPlan, &[usize]); 6] = [
+    let cases: [Case; 6] = [
         (problem(128, 8192, Mask::None), default_plan, &[797]),
         (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
         (problem(128, 2048, Mask::None), classic, &[451]),
