@@ -182,6 +182,8 @@ pub struct Counters {
     pub warps: u32,
     /// CTA barriers that a warp passed, summed over warps.
     pub barriers: u64,
+    /// Arrivals of warps at the barrier of their cluster.
+    pub cluster_barriers: u64,
     /// Warp instructions issued with at most one active lane.
     pub single_lane_issues: u64,
     /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one barrier of all its warps and
@@ -202,6 +204,7 @@ impl Counters {
         self.shared_bytes = other.shared_bytes;
         self.warps = other.warps;
         self.barriers += other.barriers;
+        self.cluster_barriers += other.cluster_barriers;
         self.single_lane_issues += other.single_lane_issues;
         self.lone_warp_issues += other.lone_warp_issues;
         self.critical_issues += other.critical_issues;

@@ -112,6 +112,8 @@ fn passes_on(op: &Op) -> bool {
             | Op::Cvt(_)
             | Op::CvtPack { .. }
             | Op::Cvta { .. }
+            | Op::Mapa { .. }
+            | Op::Getctarank { .. }
     )
 }
 
@@ -122,6 +124,7 @@ pub(super) fn watch(program: &mut Program) {
         .iter()
         .map(|(slot, _)| *slot)
         .chain(program.specials.iter().map(|(slot, _)| *slot))
+        .chain(program.shared_addresses.iter().map(|(slot, _)| *slot))
         .chain([program.frame_pointer])
         .collect();
     let passed: HashSet<Slot> = program.calls.iter().flat_map(super::Call::passed_slots).collect();

@@ -159,6 +159,8 @@ pub(crate) struct Program {
     pub sizes: [usize; 3],
     pub constants: Vec<(Slot, u64)>,
     pub specials: Vec<(Slot, SpecialReg)>,
+    /// Addresses in shared memory, but for the rank of the CTA in its cluster.
+    pub shared_addresses: Vec<(Slot, u64)>,
     /// Frame pointer into local memory.
     pub frame_pointer: Slot,
     pub layout: Layout,
@@ -171,6 +173,8 @@ pub(crate) struct Program {
     pub watches: Vec<Watch>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
+    /// There are accesses by the asynchronous proxy, or mbarriers.
+    pub asynchronous: bool,
 }
 
 /// Decodes the kernel's entry and what it calls.
@@ -197,6 +201,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         registers: Vec::new(),
         constants: HashMap::new(),
         specials: HashMap::new(),
+        shared_addresses: HashMap::new(),
         frame_pointer: Slot { class: Class::W64, index: 0 },
         labels: Vec::new(),
         code: Vec::new(),
@@ -206,6 +211,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments: Vec::new(),
         granules: [16, 16],
         communicates: false,
+        asynchronous: false,
     };
     decoder.assign_registers(&reached)?;
     for (index, function) in functions.iter().enumerate() {
@@ -216,6 +222,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         next,
         constants,
         specials,
+        shared_addresses,
         frame_pointer,
         code,
         pool,
@@ -224,6 +231,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments,
         granules,
         communicates,
+        asynchronous,
         ..
     } = decoder;
     let mut program = Program {
@@ -237,6 +245,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         sizes: next.map(|n| n as usize),
         constants: constants.into_iter().map(|((_, value), slot)| (slot, value)).collect(),
         specials: specials.into_iter().map(|(special, slot)| (slot, special)).collect(),
+        shared_addresses: shared_addresses.into_iter().map(|((_, address), slot)| (slot, address)).collect(),
         frame_pointer,
         layout,
         params: Vec::new(),
@@ -244,6 +253,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         suspects: Vec::new(),
         watches: Vec::new(),
         communicates,
+        asynchronous,
     };
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
@@ -288,6 +298,7 @@ struct Decoder<'m> {
     registers: Vec<Vec<Slot>>,
     constants: HashMap<(Class, u64), Slot>,
     specials: HashMap<SpecialReg, Slot>,
+    shared_addresses: HashMap<(Class, u64), Slot>,
     frame_pointer: Slot,
     /// Instruction index of each label of the current function.
     labels: Vec<u32>,
@@ -298,6 +309,7 @@ struct Decoder<'m> {
     fragments: Vec<Fragment>,
     granules: [u32; 2],
     communicates: bool,
+    asynchronous: bool,
 }
 
 impl Decoder<'_> {
@@ -345,6 +357,16 @@ impl Decoder<'_> {
         }
         let slot = self.new_slot(class)?;
         self.constants.insert((class, value), slot);
+        Ok(slot)
+    }
+
+    /// An address in the shared memory of the CTA that runs.
+    fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
+        let slot = match self.shared_addresses.get(&(class, address)) {
+            Some(slot) => return Ok(*slot),
+            None => self.new_slot(class)?,
+        };
+        self.shared_addresses.insert((class, address), slot);
         Ok(slot)
     }
 

@@ -130,7 +130,9 @@ impl Decoder<'_> {
             | Op::Exit
             | Op::Trap
             | Op::Brkpt => Ok(()),
-            Op::Mapa { .. } | Op::Getctarank { .. } | Op::BarrierCluster(_) => self.unsupported("clusters"),
+            Op::Mapa { ty, .. } => self.lanewise(out, o, ty, &[ty, U32]),
+            Op::Getctarank { ty, .. } => self.lanewise(out, o, U32, &[ty]),
+            Op::BarrierCluster(_) => Ok(()),
             Op::FenceProxy(_) => self.unsupported("proxy fences"),
             Op::Setmaxnreg(_) => self.unsupported("setmaxnreg"),
             Op::Griddepcontrol(_) => self.unsupported("griddepcontrol"),
@@ -225,19 +227,20 @@ impl Decoder<'_> {
             Operand::Imm(imm) => self.constant(class, immediate(*imm, ty)),
             Operand::Special(special) => self.special(*special, class),
             Operand::Symbol(name, offset) => {
-                let Some((_, address)) = self.layout.symbol(name) else {
+                let Some((space, address)) = self.layout.symbol(name) else {
                     return self.unsupported(format!("the address of `{name}` as an operand here"));
                 };
-                self.constant(class, address.wrapping_add_signed(*offset))
+                let address = address.wrapping_add_signed(*offset);
+                match space {
+                    Space::Shared => self.shared_address(class, address),
+                    _ => self.constant(class, address),
+                }
             }
             _ => self.malformed("an operand is not one that the instruction takes"),
         }
     }
 
     fn special(&mut self, special: SpecialReg, class: Class) -> Result<Slot> {
-        if special.name().contains("cluster") {
-            return self.unsupported(special.name());
-        }
         // Thread and CTA indices may be read at 16 bits (PTX ISA 1.x code); at 64 only what is that wide.
         if Class::of(special.ty()) != class {
             return self.malformed(format!("{} is read at another width", special.name()));
@@ -295,6 +298,11 @@ impl Decoder<'_> {
                     return Ok((zero, (at as i64).wrapping_add(*offset), Space::Param));
                 }
                 match self.layout.symbol(name) {
+                    Some((Space::Shared, address)) => Ok((
+                        self.shared_address(Class::W64, 0)?,
+                        (address as i64).wrapping_add(*offset),
+                        Space::Shared,
+                    )),
                     Some((at, address)) => Ok((zero, (address as i64).wrapping_add(*offset), at)),
                     None => self.malformed(format!("`{name}` is not declared")),
                 }

@@ -1,4 +1,4 @@
-//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them, counted in warps.
+//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them in each CTA, counted in warps.
 
 use std::rc::Rc;
 
@@ -37,6 +37,7 @@ pub(crate) struct Barrier {
 #[derive(Clone, Debug)]
 pub(crate) struct Wake {
     pub warp: usize,
+    /// Counted over the cluster.
     pub barrier: u8,
     release: Rc<(Clock, Sequential)>,
     tally: Tally,
@@ -69,18 +70,20 @@ impl Env<'_> {
             });
             return Flow::Next;
         }
-        self.check_count(inst, warp.index, lane, id, count);
+        let at = 16 * self.rank(warp) + id as usize;
+        self.check_count(inst, warp.index, lane, at, count);
         if let Some(recorder) = &mut self.recorder {
-            let threads = count.unwrap_or(32 * self.live.len() as u32) as u16;
+            let threads = count.unwrap_or(32 * self.actors.warps as u32) as u16;
             recorder.barrier(warp.index, inst.number, lanes, id as u8, kind, threads);
             parts[1..].iter().for_each(|p| recorder.issue(warp.index, p.inst.number, p.lanes));
         }
         self.counters.barriers += 1;
-        self.arrive(warp, parts, kind, id as usize, count);
-        if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(id as u8)) }
+        self.arrive(warp, parts, kind, at, count);
+        if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(at as u8)) }
     }
 
-    fn check_count(&mut self, inst: &Inst, warp: usize, lane: usize, id: u32, count: Option<u32>) {
+    fn check_count(&mut self, inst: &Inst, warp: usize, lane: usize, at: usize, count: Option<u32>) {
+        let id = at % 16;
         if let Some(n) = count
             && (n % 32 != 0 || n == 0)
         {
@@ -88,7 +91,7 @@ impl Env<'_> {
                 format!("barrier {id} counts {n} threads: the count must be a multiple of 32")
             });
         }
-        let barrier = &self.barriers[id as usize];
+        let barrier = &self.barriers[at];
         if !barrier.arrived.is_empty() && barrier.expected != count {
             let (first, line) = (barrier.expected, barrier.line);
             let thread = self.thread(warp, lane);
@@ -131,9 +134,11 @@ impl Env<'_> {
     /// Lets the waiting warps go when all have arrived.
     fn complete(&mut self, id: usize) {
         let barrier = &self.barriers[id];
+        let rank = id / 16;
         let full = match barrier.expected {
             Some(count) => 32 * barrier.arrived.len() as u32 >= count,
-            None => (0..self.live.len()).all(|w| self.live[w] == 0 || barrier.arrived.contains(&w)),
+            None => (rank * self.actors.warps..(rank + 1) * self.actors.warps)
+                .all(|w| self.live[w] == 0 || barrier.arrived.contains(&w)),
         };
         if barrier.arrived.is_empty() || !full {
             return;
@@ -213,10 +218,11 @@ impl Env<'_> {
                 waiters.push((line, thread));
                 let barrier = &self.barriers[usize::from(id)];
                 let arrived = 32 * barrier.arrived.len();
-                let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
+                let expected = barrier.expected.unwrap_or(32 * self.actors.warps as u32);
                 lines.push(format!(
-                    "warp {} waits at line {line} for barrier {id}, where {arrived} of {expected} threads have arrived",
-                    warp.index
+                    "warp {} waits at line {line} for barrier {}, where {arrived} of {expected} threads have arrived",
+                    warp.index,
+                    id % 16
                 ));
             }
         }

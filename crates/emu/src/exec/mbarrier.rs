@@ -103,7 +103,7 @@ impl Env<'_> {
     }
 
     fn init(&mut self, address: u64, count: u32) {
-        let clock = Clock::new(self.live.len());
+        let clock = Clock::new(self.actors.total());
         let object =
             Object { expected: count, pending: count, phase: 0, arriving: clock.clone(), completed: clock };
         self.mbarriers.objects.insert(address, object);
@@ -140,12 +140,12 @@ impl Env<'_> {
     }
 
     fn complete_phase(&mut self, warp: &Warp, address: u64) {
-        let warps = self.live.len();
+        let actors = self.actors.total();
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
         if object.pending == 0 {
             object.phase += 1;
             object.pending = object.expected;
-            let arrived = std::mem::replace(&mut object.arriving, Clock::new(warps));
+            let arrived = std::mem::replace(&mut object.arriving, Clock::new(actors));
             object.completed.join(warp.view.home(), &arrived);
         }
     }
