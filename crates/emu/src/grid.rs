@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ptx::{Access, Arg, Function, Kernel};
+use ptx::{Access, Arg, Function, Kernel, TensorMapSpec};
 use rayon::prelude::*;
 
 use crate::EmuError;
@@ -66,7 +66,7 @@ impl Budget {
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len())?;
-    program.params = parameters(kernel, entry);
+    (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
     let rules = TensorRules::of_sm(sm).unwrap_or(TensorRules::Ampere);
@@ -86,6 +86,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
             warps: (kernel.launch.block.count() as usize).div_ceil(32),
             asynchronous: program.asynchronous,
         },
+        maps: &kernel.tensor_maps,
     };
     check_agents(&context)?;
     let mut total = Total::default();
@@ -229,6 +230,7 @@ fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k
             return Err(EmuError::NoSuchBuffer { index, buffer: *buffer, buffers: kernel.buffers.len() });
         }
     }
+    check_maps(kernel)?;
     if kernel.buffers.len() != buffers.len() {
         return Err(EmuError::BufferCount { expected: kernel.buffers.len(), given: buffers.len() });
     }
@@ -271,6 +273,30 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
             launch.block.to_string(),
             &format!("no more threads than .maxntid {max:?}"),
         );
+    }
+    Ok(())
+}
+
+/// Tensor maps that arguments name, and that a machine would accept.
+fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
+    for arg in &kernel.args {
+        if let Arg::TensorMap { index } = *arg
+            && index >= kernel.tensor_maps.len()
+        {
+            let accepted = format!("one of the {} of the launch contract", kernel.tensor_maps.len());
+            return Err(EmuError::Launch { what: "a tensor map", given: index.to_string(), accepted });
+        }
+    }
+    for (index, map) in kernel.tensor_maps.iter().enumerate() {
+        map.check_in(&kernel.buffers).map_err(|error| EmuError::TensorMap { index, error })?;
+        let row = map.box_extents[0] * map.element.bytes();
+        if map.swizzle.span().is_some_and(|span| span != row) {
+            return Err(EmuError::Launch {
+                what: "the row of a swizzled box",
+                given: format!("{row} bytes"),
+                accepted: format!("{:?} bytes: shorter rows are not implemented", map.swizzle.span()),
+            });
+        }
     }
     Ok(())
 }
@@ -330,13 +356,18 @@ fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     Ok(())
 }
 
-fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
-    let mut bytes = Vec::new();
+/// The bytes of all parameters, and where among them tensor maps lie.
+fn parameters(kernel: &Kernel, entry: &Function) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
+    let (mut bytes, mut maps) = (Vec::new(), Vec::new());
     for (param, arg) in entry.params.iter().zip(&kernel.args) {
         bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
         match *arg {
             Arg::Buffer { index, offset } => {
                 bytes.extend(GlobalMemory::base(index).wrapping_add(offset).to_le_bytes());
+            }
+            Arg::TensorMap { index } => {
+                maps.push(bytes.len()..bytes.len() + TensorMapSpec::BYTES as usize);
+                bytes.extend(crate::exec::map_image(index));
             }
             Arg::Null => bytes.extend([0; 8]),
             Arg::U32(v) => bytes.extend(v.to_le_bytes()),
@@ -346,7 +377,7 @@ fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
             Arg::F32(v) => bytes.extend(v.to_le_bytes()),
         }
     }
-    bytes
+    (bytes, maps)
 }
 
 fn words(bytes: &[u8]) -> Vec<AtomicU32> {

@@ -1,6 +1,7 @@
 //! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
 //! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
 
+mod bulk;
 mod defined;
 mod flow;
 mod jumps;
@@ -17,6 +18,7 @@ use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, Special
 
 pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
+pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
@@ -93,8 +95,12 @@ pub(crate) struct Inst {
     pub reconverge: u32,
     /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
     pub list: (u32, u16),
-    /// Start of the source address of cp.async.
+    /// Start of the source address of cp.async, the side in global memory or the tensor map of a bulk copy.
     pub source: (Slot, i64),
+    /// Address of the mbarrier that an asynchronous copy completes on.
+    pub signal: (Slot, i64),
+    /// Index in [`Program::touches`], when it reads or writes registers that a wgmma works on.
+    pub touches: Option<u32>,
     /// Index in [`Program::watches`], when it reads or writes a register that may be undefined.
     pub watched: Option<u32>,
 }
@@ -166,11 +172,15 @@ pub(crate) struct Program {
     pub layout: Layout,
     /// Bytes of parameters of the entry.
     pub params: Vec<u8>,
+    /// Where tensor maps lie among them.
+    pub maps: Vec<std::ops::Range<usize>>,
     /// Narrowest access to shared and to global memory.
     pub granules: [u32; 2],
     /// Registers that may be undefined where they are read.
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
+    /// Registers of wgmma that an instruction of another kind reads or writes.
+    pub touches: Vec<Vec<u16>>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
     /// There are accesses by the asynchronous proxy, or mbarriers.
@@ -249,9 +259,11 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         frame_pointer,
         layout,
         params: Vec::new(),
+        maps: Vec::new(),
         granules,
         suspects: Vec::new(),
         watches: Vec::new(),
+        touches: Vec::new(),
         communicates,
         asynchronous,
     };
@@ -259,6 +271,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
     defined::watch(&mut program);
+    defined::touch(&mut program);
     Ok(program)
 }
 
@@ -485,6 +498,8 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
+            signal: (Slot::NONE, 0),
+            touches: None,
             watched: None,
         }
     }

@@ -132,10 +132,21 @@ impl Decoder<'_> {
             | Op::Brkpt => Ok(()),
             Op::Mapa { ty, .. } => self.lanewise(out, o, ty, &[ty, U32]),
             Op::Getctarank { ty, .. } => self.lanewise(out, o, U32, &[ty]),
-            Op::BarrierCluster(_) => Ok(()),
-            Op::FenceProxy(_) => self.unsupported("proxy fences"),
-            Op::Setmaxnreg(_) => self.unsupported("setmaxnreg"),
-            Op::Griddepcontrol(_) => self.unsupported("griddepcontrol"),
+            Op::BarrierCluster(_) | Op::FenceProxy(_) | Op::Griddepcontrol(_) => Ok(()),
+            Op::FenceTensormap(..) => self.unsupported("tensor maps that a kernel changes"),
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            | Op::CpAsyncBulkCommitGroup
+            | Op::CpAsyncBulkWaitGroup { .. }
+            | Op::StAsync(_)
+            | Op::RedAsync(_) => self.bulk(out, o),
+            Op::Wgmma(w) => self.warpgroup_matrix(out, o, &w),
+            Op::WgmmaFence | Op::WgmmaCommitGroup => Ok(()),
+            Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => self.sources(out, o, 0, &[U32]),
         }
     }
 
@@ -227,6 +238,10 @@ impl Decoder<'_> {
             Operand::Imm(imm) => self.constant(class, immediate(*imm, ty)),
             Operand::Special(special) => self.special(*special, class),
             Operand::Symbol(name, offset) => {
+                let entry = &self.functions[self.current].name;
+                if let Some(at) = self.layout.entry_param(entry, name) {
+                    return self.constant(class, at.wrapping_add_signed(*offset));
+                }
                 let Some((space, address)) = self.layout.symbol(name) else {
                     return self.unsupported(format!("the address of `{name}` as an operand here"));
                 };
@@ -397,7 +412,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn elements_typed(&mut self, out: &mut Inst, operand: &Operand, ty: Type) -> Result<()> {
+    pub(super) fn elements_typed(&mut self, out: &mut Inst, operand: &Operand, ty: Type) -> Result<()> {
         let single = std::slice::from_ref(operand);
         let parts = if let Operand::Vector(parts) = operand { parts } else { single };
         let slots: Result<Vec<Slot>> = parts

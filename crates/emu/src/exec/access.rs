@@ -188,6 +188,11 @@ impl<'a> Env<'a> {
             space => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
                 let program = self.context.program;
+                if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
+                    self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
+                        "reads a tensor map: what it holds is not defined".into()
+                    });
+                }
                 let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
                 Some(load_bytes(memory, offset, size))
             }
@@ -260,7 +265,7 @@ impl<'a> Env<'a> {
         region.load(offset, bytes)
     }
 
-    fn report_foreign(
+    pub(super) fn report_foreign(
         &mut self,
         inst: &Inst,
         warp: usize,
@@ -544,7 +549,7 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
 
 /// Element `element` of what each lane stores, from a register that may be wider.
 #[inline(always)]
-fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
+pub(super) fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
     match ty.bits() {
         64 => {
             let value = registers.get_any(slot);

@@ -168,6 +168,12 @@ impl Env<'_> {
             });
     }
 
+    /// Threads that have arrived at a barrier, and that it waits for.
+    pub(super) fn attendance(&self, barrier: u8) -> (usize, u32) {
+        let barrier = &self.barriers[usize::from(barrier)];
+        (32 * barrier.arrived.len(), barrier.expected.unwrap_or(32 * self.actors.warps as u32))
+    }
+
     /// A waiting split goes on behind its barrier.
     pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
         let ((clock, carried), tally) = (&*wake.release, wake.tally);
@@ -191,46 +197,6 @@ impl Env<'_> {
             }
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
-    }
-
-    /// Nobody can go on, or only in circles: says who waits for what.
-    pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
-        let mut lines = Vec::new();
-        let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
-        for warp in warps {
-            for split in &warp.splits {
-                let line = self.line(split.pc);
-                let thread = self.thread(warp.index, split.mask.trailing_zeros() as usize);
-                let id = match split.state {
-                    State::Barrier(id) => id,
-                    State::Run => {
-                        // It gave up its turn right behind the read.
-                        let line = self.line(split.pc.saturating_sub(1));
-                        waiters.push((line, thread));
-                        let lanes = split.mask;
-                        let what = "reads the same again and again, and nothing is left to change it";
-                        lines
-                            .push(format!("warp {} (lanes {lanes:#010x}) at line {line} {what}", warp.index));
-                        continue;
-                    }
-                    State::Parked | State::Lanes(_) => continue,
-                };
-                waiters.push((line, thread));
-                let barrier = &self.barriers[usize::from(id)];
-                let arrived = 32 * barrier.arrived.len();
-                let expected = barrier.expected.unwrap_or(32 * self.actors.warps as u32);
-                lines.push(format!(
-                    "warp {} waits at line {line} for barrier {}, where {arrived} of {expected} threads have arrived",
-                    warp.index,
-                    id % 16
-                ));
-            }
-        }
-        let line = waiters.first().map_or(0, |(line, _)| *line);
-        let other = waiters.iter().find(|(other, _)| *other != line);
-        let threads = waiters.first().into_iter().chain(other).map(|(_, thread)| *thread).collect();
-        let other_line = other.map(|(line, _)| *line);
-        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, lines.join("; ")));
     }
 }
 

@@ -94,9 +94,16 @@ impl Visits {
 impl Env<'_> {
     /// A warp accesses the shared memory of the CTA of another rank.
     pub(super) fn visit(&mut self, warp: &Warp, inst: &Inst, lane: usize, rank: usize, address: u64) {
+        // What an asynchronous store writes is ordered by its mbarrier, not by the thread that sent it.
+        let sent = matches!(
+            inst.op,
+            Op::StAsync(_) | Op::RedAsync(_) | Op::CpAsyncBulk(_) | Op::CpAsyncBulkTensor(_)
+        );
         let last = &mut self.visits.last[rank][warp.index];
         let others = if last.0 == warp.view.now() { last.1 } else { 0 };
-        *last = (warp.view.now(), others | 1 << lane, inst.pc);
+        if !sent {
+            *last = (warp.view.now(), others | 1 << lane, inst.pc);
+        }
         let warps = rank * self.actors.warps..(rank + 1) * self.actors.warps;
         if self.live[warps].iter().all(|lanes| *lanes == 0) {
             self.report(HazardKind::Race, inst, warp.index, lane, Some((Space::Shared, address)), || {
@@ -107,14 +114,17 @@ impl Env<'_> {
 
     /// Lanes exit. When they are the last of their CTA, all that others did in its shared memory must have happened before.
     pub(super) fn leave_cluster(&mut self, warp: &mut Warp, lanes: u32) {
-        if self.actors.ctas == 1 {
-            return;
-        }
         let (rank, home) = (self.rank(warp), warp.view.home());
-        let clock = warp.view.release(lanes);
-        self.visits.exits[rank].join(home, &clock);
+        if self.actors.ctas > 1 {
+            let clock = warp.view.release(lanes);
+            self.visits.exits[rank].join(home, &clock);
+        }
         let warps = rank * self.actors.warps..(rank + 1) * self.actors.warps;
         if self.live[warps].iter().any(|lanes| *lanes != 0) || !self.context.options.checks.races {
+            return;
+        }
+        self.check_flights_to(rank);
+        if self.actors.ctas == 1 {
             return;
         }
         for other in 0..self.actors.threads() {

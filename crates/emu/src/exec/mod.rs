@@ -4,10 +4,15 @@ mod access;
 mod alu;
 mod atomic;
 mod barrier;
+mod bulk;
+mod bulk_store;
 mod cluster;
 mod collective;
+mod conflict;
 mod control;
 mod copy;
+mod deadlock;
+mod descriptor;
 mod fence;
 mod matrix;
 mod mbarrier;
@@ -15,14 +20,16 @@ mod moves;
 mod registers;
 mod run;
 mod scalar;
+mod tensor_map;
 mod undefined;
 mod warp;
+mod wgmma;
 mod wmma;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ptx::{Launch, Space};
+use ptx::{Launch, Space, TensorMapSpec};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -31,19 +38,23 @@ use crate::counters::{Counter, Counters};
 use crate::decode::{Inst, Program};
 use crate::memory::{GlobalMemory, RANK_SHIFT, SHARED_BASE};
 use crate::numerics::tensor::TensorRules;
-use crate::order::{Actor, Actors, Agent, Clock, Conflict, DenseShadow, PagedShadow, Strength, Touch};
+use crate::order::{Actors, Agent, Clock, DenseShadow, PagedShadow, Strength};
 use crate::report::{Findings, HazardKind, Options, Place, Schedule, ThreadId};
 use crate::trace::{CtaTrace, Recorder};
 use crate::{EmuError, exec::warp::State};
 
 use barrier::{Barrier, Wake};
+use bulk::Flight;
 use cluster::{ClusterRendezvous, Visits};
 use mbarrier::Mbarriers;
 use warp::Warp;
 
 pub(crate) use atomic::atomic_supported;
+pub(crate) use bulk::reduce_supported;
 pub(crate) use matrix::mma_supported;
 pub(crate) use scalar::evaluate;
+pub(crate) use tensor_map::map_image;
+pub(crate) use wgmma::wgmma_supported;
 pub(crate) use wmma::wmma_supported;
 
 /// What is the same for all CTAs of a launch.
@@ -56,6 +67,8 @@ pub(crate) struct Context<'a> {
     /// Clusters run one by one and cannot see each other.
     pub apart: bool,
     pub actors: Actors,
+    /// Tensor maps of the launch.
+    pub maps: &'a [TensorMapSpec],
 }
 
 /// Order of accesses to global memory: one for each cluster when they run apart, else one for the grid.
@@ -127,6 +140,12 @@ pub(crate) struct Env<'a> {
     rendezvous: ClusterRendezvous,
     visits: Visits,
     mbarriers: Mbarriers,
+    /// Copies on their way to shared memory, in the order of their issue, and by mbarrier who sent the last of them.
+    flights: Vec<Flight>,
+    senders: HashMap<usize, (usize, usize)>,
+    /// Groups of wgmma that each warp has committed, and that each warpgroup has waited for.
+    wgmma_committed: Vec<u32>,
+    wgmma_waited: Vec<u32>,
     counters: Counters,
     findings: Findings,
     recorder: Option<Recorder>,
@@ -170,6 +189,10 @@ impl<'a> Cluster<'a> {
             rendezvous: ClusterRendezvous::default(),
             visits: Visits::new(actors),
             mbarriers: Mbarriers::default(),
+            flights: Vec::new(),
+            senders: HashMap::new(),
+            wgmma_committed: vec![0; actors.threads()],
+            wgmma_waited: vec![0; actors.threads()],
             counters: Counters {
                 instructions: vec![Counter::default(); program.code.len()],
                 shared_bytes: program.layout.shared_bytes,
@@ -318,6 +341,7 @@ impl<'a> Cluster<'a> {
         for warp in &mut self.warps {
             self.env.land_all(warp);
         }
+        self.env.land_flights();
         for rank in 0..self.env.ctas.len() {
             let cta = self.warps_of(rank);
             self.end_interval(cta);
@@ -334,18 +358,6 @@ impl Env<'_> {
     fn thread(&self, warp: usize, lane: usize) -> ThreadId {
         let Actors { warps, .. } = self.actors;
         ThreadId { cta: self.ctas[warp / warps], warp: (warp % warps) as u32, lane: lane as u32 }
-    }
-
-    /// The thread that stands for an agent.
-    fn thread_of(&self, agent: Agent, lane: u32) -> ThreadId {
-        let cluster = u64::from(agent) / self.actors.total() as u64;
-        let warp = match self.actors.name(agent) {
-            Actor::Warp(warp) | Actor::Wgmma(warp) | Actor::Bulk(warp) => warp,
-            Actor::Mbarrier(_) => 0,
-        };
-        let Actors { warps, .. } = self.actors;
-        let cta = self.context.cta(cluster, (warp / warps) as u64);
-        ThreadId { cta, warp: (warp % warps) as u32, lane }
     }
 
     fn line(&self, pc: u32) -> u32 {
@@ -381,49 +393,6 @@ impl Env<'_> {
         let mut findings = std::mem::take(&mut self.findings);
         findings.report(kind, inst.line, None, || {
             (vec![thread], place.map(|(space, address)| self.place(space, address)), message())
-        });
-        self.findings = findings;
-    }
-
-    /// An access that an earlier one is not ordered with.
-    fn report_conflict(
-        &mut self,
-        inst: &Inst,
-        warp: usize,
-        lane: usize,
-        writes: bool,
-        conflict: &Conflict,
-        place: (Space, u64),
-    ) {
-        let copied = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
-        let kind = if copied && (conflict.in_flight || conflict.wrote && !writes) {
-            HazardKind::AsyncNotWaited
-        } else {
-            HazardKind::Race
-        };
-        let threads = vec![self.thread(warp, lane), self.thread_of(conflict.agent, conflict.lane)];
-        let other_line = Some(self.line(conflict.pc));
-        let verb = if writes { "writes" } else { "reads" };
-        let mut findings = std::mem::take(&mut self.findings);
-        findings.report(kind, inst.line, other_line, || {
-            let message = match (copied, conflict.in_flight, conflict.wrote) {
-                (true, true, true) => {
-                    format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
-                }
-                (true, true, false) => {
-                    format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
-                }
-                (true, false, true) if !writes => {
-                    "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
-                        .into()
-                }
-                (true, false, false) => {
-                    format!("{verb} what an asynchronous copy reads, and nothing orders the two")
-                }
-                (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
-                (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
-            };
-            (threads, Some(self.place(place.0, place.1)), message)
         });
         self.findings = findings;
     }

@@ -1,6 +1,6 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::{FenceSem, Op};
+use ptx::{FenceSem, Op, ProxyFence};
 
 use super::Env;
 use super::control::parts;
@@ -89,6 +89,9 @@ impl Env<'_> {
                 let rest = split_off(warp, &mut split, mask);
                 warp.splits.push(rest);
             }
+            if let Some(registers) = inst.touches {
+                self.touch_registers(warp, inst, &program.touches[registers as usize], mask);
+            }
             let pc = split.pc as usize;
             let flow = self.execute(warp, &mut split, inst, mask);
             if !matches!(flow, Flow::Wait(_) | Flow::Again(_) | Flow::Retry) {
@@ -166,8 +169,24 @@ impl Env<'_> {
             Op::CpAsyncCommitGroup => warp.copies.commit(mask),
             Op::CpAsyncWaitGroup => self.wait_group(warp, inst, mask),
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_) => self.bulk(warp, inst, mask),
+            Op::StAsync(_) | Op::RedAsync(_) => self.store_async(warp, inst, mask),
+            Op::CpAsyncBulkCommitGroup => warp.bulk.commit(mask),
+            Op::CpAsyncBulkWaitGroup { read } => self.bulk_wait(warp, inst, read, mask),
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
+                return self.warpgroup(warp, split, inst, mask);
+            }
+            Op::FenceProxy(kind) => {
+                if kind != ProxyFence::Alias && self.context.program.asynchronous {
+                    warp.view.fence_proxy(mask, warp.live);
+                }
+            }
+            Op::FenceMbarrierInit => self.fence_initialisations(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
-            Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
+            Op::Mbarrier(m) => return self.mbarrier(warp, split, inst, m, mask),
             Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
             Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {
@@ -175,7 +194,15 @@ impl Env<'_> {
                 warp.registers.set32(inst.d[0], mask, &active);
             }
             Op::Nanosleep => return Flow::Yield,
-            Op::Prefetch(..) | Op::Discard(_) | Op::Pmevent | Op::Brkpt | Op::FenceMbarrierInit => {}
+            Op::Prefetch(..)
+            | Op::Discard(_)
+            | Op::Pmevent
+            | Op::Brkpt
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            // Registers are the assembler's business, and launches run one after the other.
+            | Op::Setmaxnreg(_)
+            | Op::Griddepcontrol(_) => {}
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
             Op::Mov(ty) => self.mov(warp, inst, ty, mask),
             Op::Cvta { space, to_space, .. } => self.cvta(warp, inst, space, to_space, mask),

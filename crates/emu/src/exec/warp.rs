@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::bulk_store::BulkQueue;
 use super::cluster::Attendance;
 use super::copy::CopyQueue;
 use super::registers::Registers;
 use super::undefined::Undefined;
+use super::wgmma::WgmmaQueue;
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
 use crate::order::{Actors, Clock, Strength, WarpView};
@@ -128,6 +130,8 @@ pub(crate) struct Warp {
     pub view: WarpView,
     pub local: LocalMemory,
     pub copies: CopyQueue,
+    pub bulk: BulkQueue,
+    pub wgmma: WgmmaQueue,
     pub undefined: Undefined,
     pub released: Vec<FenceState>,
     pub seen: Vec<FenceState>,
@@ -163,6 +167,8 @@ impl Warp {
             view: WarpView::new(home, index, actors, present),
             local,
             copies: CopyQueue::default(),
+            bulk: BulkQueue::default(),
+            wgmma: WgmmaQueue::default(),
             undefined: Undefined::new(program),
             released: Vec::new(),
             seen: Vec::new(),
