@@ -126,8 +126,9 @@ impl Mailbox {
     fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, index: R32) {
         self.handover.wait_full(k, at);
         let slot = self.slot(k, at);
-        let sent = k.ld(slot);
-        let sent = k.uniform(sent);
+        // The lane that reads the slot is the one that frees it.
+        k.guarded(speaks, |k| k.ld_to(index, slot));
+        let sent = k.uniform(index);
         k.mov_to(index, sent);
         self.handover.release(k, at, speaks);
         at.advance(k);
