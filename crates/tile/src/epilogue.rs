@@ -91,6 +91,77 @@ fn chunk_places(
         .collect()
 }
 
+/// How accumulators go to global memory without a detour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowStore {
+    /// Two columns at a time, as lanes hold them.
+    Pairs,
+    /// Eight columns at a time, after the lanes of a quad have exchanged theirs. Takes four 8-column tiles together.
+    Chunks,
+}
+
+impl RowStore {
+    /// Elements of a store, which rows must be aligned to.
+    pub const fn elements(self) -> u32 {
+        match self {
+            RowStore::Pairs => 2,
+            RowStore::Chunks => 8,
+        }
+    }
+}
+
+/// Rounds a warp's 16 rows of accumulators and stores them from registers. `to` points at the first row and column, rows lie
+/// `row_bytes` apart, and there are `limit` of them.
+pub fn store_fragments(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    store: RowStore,
+    (to, limit): (Global, R32),
+    row_bytes: i64,
+) {
+    let row = k.zext(threads.quad);
+    let first = Global { base: k.mad(row, row_bytes, to.base), offset: to.offset };
+    let first = k.index(first, threads.column, store.elements());
+    let left: R32 = k.sub(limit, threads.quad);
+    for half_row in 0..2 {
+        let (a, b) = (2 * half_row as usize, 2 * half_row as usize + 1);
+        let pairs: Vec<R32> =
+            (0..o.n_tiles()).map(|n| k.pack(half, o.tile(0, n)[a], o.tile(0, n)[b])).collect();
+        let to = if half_row == 0 { first } else { k.advance(first, 8 * row_bytes) };
+        let exists = k.setp_s(CmpOp::Gt, left, 8 * half_row);
+        match store {
+            RowStore::Pairs => k.guarded(exists, |k| {
+                (0..).zip(&pairs).for_each(|(n, &pair)| k.st(to.at(16 * n), pair));
+            }),
+            RowStore::Chunks => {
+                for (n, tiles) in (0..).zip(pairs.chunks_exact(4)) {
+                    let chunk = transpose_quad(k, threads, [tiles[0], tiles[1], tiles[2], tiles[3]]);
+                    k.guarded(exists, |k| k.st_vec(to.at(64 * n), chunk));
+                }
+            }
+        }
+    }
+}
+
+/// Transposes the 4×4 words that the lanes of a quad hold: lane `i` gets word `i` of every lane.
+fn transpose_quad(k: &mut Builder, threads: &Threads, mut words: [R32; 4]) -> [R32; 4] {
+    for bit in [1, 2] {
+        let odd = k.and(threads.lane, bit as u32);
+        let odd = k.setp_u(CmpOp::Ne, odd, 0);
+        for low in (0..4).filter(|word| word & bit == 0) {
+            let high = low | bit;
+            let sent: R32 = k.selp(words[low], words[high], odd);
+            let got = k.shfl_xor(sent, bit as u32);
+            let kept = [k.selp(got, words[low], odd), k.selp(words[high], got, odd)];
+            [words[low], words[high]] = kept;
+        }
+    }
+    words
+}
+
 /// Stores one f32 a row (the LSE): the first lane of each quad has it, of one of the warps that share the rows. `to` points
 /// at the warp's first row.
 pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, limit: R32) {

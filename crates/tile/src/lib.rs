@@ -24,7 +24,7 @@ mod wgmma;
 
 pub use copy::{CopyMode, TileCopy};
 pub use divide::divide;
-pub use epilogue::{store_lse, store_rows};
+pub use epilogue::{RowStore, store_fragments, store_lse, store_rows};
 pub use exchange::{Division, Exchange, Place};
 pub use fragment::{AccTile, Fragment, ProbTile};
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};

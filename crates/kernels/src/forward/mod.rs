@@ -1,3 +1,5 @@
 //! Forward attention.
 
+pub(crate) mod contract;
 pub mod mma;
+pub mod small;
