@@ -2,7 +2,7 @@
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
-use kernels::{KernelError, Plan};
+use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
 use tile::{CopyMode, Order};
 
@@ -94,7 +94,7 @@ pub(super) fn needs_alignment(plan: &Plan) -> bool {
 }
 
 /// The same plan for tensors at any address; `None` where the family has none.
-pub(super) fn unaligned(plan: &Plan) -> Option<Plan> {
+pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
     match plan {
         Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan.clone() })),
         Plan::Ladder { .. } => None,
@@ -122,7 +122,7 @@ mod tests {
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
-                        let unaligned = unaligned(&candidate.plan).unwrap();
+                        let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
                         let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();
