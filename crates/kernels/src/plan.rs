@@ -3,6 +3,7 @@ use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::mma::MmaPlan;
+use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
@@ -13,6 +14,8 @@ use crate::{Arch, KernelError, PlanError};
 pub enum Plan {
     /// Forward attention on `mma.sync`, for every GPU since sm_80.
     Mma(MmaPlan),
+    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
+    Wgmma(WgmmaPlan),
     /// A kernel of the seeds' story.
     Ladder {
         /// Which one.
@@ -36,6 +39,7 @@ impl Plan {
     pub const fn family(&self) -> &'static str {
         match self {
             Plan::Mma(_) => "mma",
+            Plan::Wgmma(_) => "wgmma",
             Plan::Ladder { .. } => "ladder",
         }
     }
@@ -47,6 +51,7 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
+            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
@@ -62,6 +67,7 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     plan.check(problem, arch)?;
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
+        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

@@ -1,6 +1,7 @@
 //! Which plans are tried, in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
@@ -72,7 +73,7 @@ fn safe(default: &Plan) -> Option<Plan> {
             queries: QueryHome::Shared,
             ..plan.clone()
         })),
-        Plan::Ladder { .. } => None,
+        Plan::Wgmma(_) | Plan::Ladder { .. } => None,
     }
 }
 
@@ -80,6 +81,7 @@ fn safe(default: &Plan) -> Option<Plan> {
 fn with_lse(plan: &Plan, lse: bool) -> Plan {
     match plan {
         Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
+        Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, ..plan.clone() }),
         Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
     }
 }
@@ -88,6 +90,8 @@ fn with_lse(plan: &Plan, lse: bool) -> Plan {
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
+        // Tensor maps begin at such multiples.
+        Plan::Wgmma(_) => true,
         // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
         Plan::Ladder { .. } => true,
     }
@@ -97,7 +101,7 @@ pub(super) fn needs_alignment(plan: &Plan) -> bool {
 pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
     match plan {
         Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan.clone() })),
-        Plan::Ladder { .. } => None,
+        Plan::Wgmma(_) | Plan::Ladder { .. } => None,
     }
 }
 

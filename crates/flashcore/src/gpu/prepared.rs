@@ -263,7 +263,8 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             let share = Arch::REGISTERS_PER_SM / (plan.threads() * plan.resident_ctas.unwrap_or(1)).max(1);
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
-        Plan::Ladder { .. } => expect,
+        // Registers move between the warpgroups at run time.
+        Plan::Wgmma(_) | Plan::Ladder { .. } => expect,
     }
 }
 

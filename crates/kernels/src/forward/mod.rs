@@ -1,3 +1,4 @@
 //! Forward attention.
 
 pub mod mma;
+pub mod wgmma;

@@ -29,7 +29,7 @@ impl MmaPlan {
             module: k.into_module(arch.target()),
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, self.lse),
             tensor_maps: Vec::new(),
             args: args(problem, self.lse),
         }
@@ -125,14 +125,14 @@ impl<'a> Forward<'a> {
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
-            mask.apply(k, &s, block);
+            mask.apply(k, &s, block.origin, block.coverage);
             s
         };
         let follow = |k: &mut Builder, s: &AccTile, block: &Block| {
-            softmax.follow(k, s, &o, block); //                  m = max(m, S·c); O, l rescaled
+            softmax.follow(k, s, &o, block.coverage); //         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = softmax.probabilities(k, s, block); //       P = exp2(S·c − m); l += Σ P
+            let p = softmax.probabilities(k, s, block.coverage); // P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         };
@@ -295,7 +295,7 @@ impl<'a> Forward<'a> {
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
-        used(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+        stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
     fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
@@ -330,11 +330,11 @@ fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
 }
 
 /// A stride in bytes; 0 where it is never stepped over.
-fn used(extent: usize, stride: i64) -> i64 {
+pub(in crate::forward) fn stepped(extent: usize, stride: i64) -> i64 {
     if extent > 1 { stride.wrapping_mul(2) } else { 0 }
 }
 
-fn buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
+pub(in crate::forward) fn tensor_buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
     let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
     let mut buffers: Vec<BufferSpec> = Tensor::ALL
         .into_iter()
@@ -367,7 +367,7 @@ fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
     for tensor in Tensor::ALL {
         let ([batches, heads, ..], Strides { batch, head, .. }) =
             (problem.extents(tensor), problem.strides(tensor));
-        args.extend([Arg::I64(used(batches, batch)), Arg::I64(used(heads, head))]);
+        args.extend([Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]);
     }
     let scale = f64::from(problem.softmax_scale()).abs();
     let factor = if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 };

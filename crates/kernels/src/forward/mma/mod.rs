@@ -12,4 +12,5 @@
 mod emit;
 mod plan;
 
+pub(super) use emit::{stepped, tensor_buffers};
 pub use plan::{Grid, MmaPlan, QueryHome};
