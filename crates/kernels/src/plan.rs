@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
+use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
@@ -16,6 +17,8 @@ pub enum Plan {
     Mma(MmaPlan),
     /// Forward attention on `wgmma` for small grids, latency first, for Hopper.
     Small(SmallPlan),
+    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
+    Wgmma(WgmmaPlan),
     /// A kernel of the seeds' story.
     Ladder {
         /// Which one.
@@ -40,6 +43,7 @@ impl Plan {
         match self {
             Plan::Mma(_) => "mma",
             Plan::Small(_) => "small",
+            Plan::Wgmma(_) => "wgmma",
             Plan::Ladder { .. } => "ladder",
         }
     }
@@ -52,6 +56,7 @@ impl Plan {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
             Plan::Small(plan) => plan.check(problem, arch),
+            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
@@ -68,6 +73,7 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Small(plan) => Ok(plan.emit(problem)),
+        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

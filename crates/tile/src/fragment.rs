@@ -97,6 +97,23 @@ impl AccTile {
     }
 }
 
+impl AccTile {
+    /// Zeros, in the registers that are there.
+    pub fn clear(&self, k: &mut Builder) {
+        for &element in self.tiles.iter().flatten() {
+            k.mov_to(element, 0.0);
+        }
+    }
+
+    /// As [`AccTile::round`], into registers that exist.
+    pub fn round_to(&self, k: &mut Builder, half: Half, p: &ProbTile) {
+        let rounded = self.round(k, half);
+        for (to, from) in p.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
+            k.mov_to(*to, *from);
+        }
+    }
+}
+
 /// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities.
 #[derive(Clone, Debug)]
 pub struct ProbTile {
@@ -105,6 +122,12 @@ pub struct ProbTile {
 }
 
 impl ProbTile {
+    /// Registers that hold nothing yet.
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> ProbTile {
+        let k_tiles = columns / 16;
+        ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
+    }
+
     /// Tiles of 16 columns.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles

@@ -184,7 +184,7 @@ const QUAD: [u32; 2] = [1, 2];
 
 /// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are computed.
 #[derive(Clone, Debug)]
-pub struct LaneMaxima(Vec<F32>);
+pub struct LaneMaxima(pub(crate) Vec<F32>);
 
 impl LaneMaxima {
     /// Of one tile of scores.
@@ -201,7 +201,7 @@ impl LaneMaxima {
 
 /// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
 /// seen, −∞ can only come from the inputs, and NaN is the right answer.
-fn finite(k: &mut Builder, reference: F32, coverage: Coverage) -> F32 {
+pub(crate) fn finite(k: &mut Builder, reference: F32, coverage: Coverage) -> F32 {
     if coverage == Coverage::Full { reference } else { shift_against(k, reference) }
 }
 

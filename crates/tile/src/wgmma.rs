@@ -73,6 +73,20 @@ impl SharedMatrix {
         SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
     }
 
+    /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
+    #[must_use]
+    pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
+        let advance = k.mul_wide_u(part, (rows * SwizzledTile::ROW_BYTES) >> 4);
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+    }
+
+    /// The same of the tile of a ring's stage: tiles side by side.
+    #[must_use]
+    pub fn stage(self, k: &mut Builder, stage: R32) -> SharedMatrix {
+        let advance = k.mul_wide_u(stage, self.tile.bytes() >> 4);
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+    }
+
     /// Another tile of the same kind, `bytes` further on: a stage of a ring.
     #[must_use]
     pub fn advance(self, k: &mut Builder, bytes: R32) -> SharedMatrix {

@@ -1,8 +1,10 @@
 //! Which plans are tried, in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::SmallPlan;
+use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
-use kernels::{KernelError, Plan};
+use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
 use tile::{CopyMode, Order};
 
@@ -72,7 +74,7 @@ fn safe(default: &Plan) -> Option<Plan> {
             queries: QueryHome::Shared,
             ..plan.clone()
         })),
-        Plan::Ladder { .. } => None,
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => None,
     }
 }
 
@@ -80,6 +82,8 @@ fn safe(default: &Plan) -> Option<Plan> {
 fn with_lse(plan: &Plan, lse: bool) -> Plan {
     match plan {
         Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
+        Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, ..plan.clone() }),
+        Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
         Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
     }
 }
@@ -88,16 +92,18 @@ fn with_lse(plan: &Plan, lse: bool) -> Plan {
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
+        // Tensor maps begin at such multiples.
+        Plan::Wgmma(_) | Plan::Small(_) => true,
         // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
         Plan::Ladder { .. } => true,
     }
 }
 
 /// The same plan for tensors at any address; `None` where the family has none.
-pub(super) fn unaligned(plan: &Plan) -> Option<Plan> {
+pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
     match plan {
         Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan.clone() })),
-        Plan::Ladder { .. } => None,
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => None,
     }
 }
 
@@ -122,7 +128,7 @@ mod tests {
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
-                        let unaligned = unaligned(&candidate.plan).unwrap();
+                        let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
                         let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();

@@ -15,12 +15,12 @@ pub(crate) fn half(problem: &Problem) -> Half {
 }
 
 /// A stride in bytes; 0 where it is never stepped over.
-pub(crate) fn used(extent: usize, stride: i64) -> i64 {
+pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
     if extent > 1 { stride.wrapping_mul(2) } else { 0 }
 }
 
 /// `q`, `k`, `v`, `out` and, where it is returned, `lse`, each of the size that the problem's strides span.
-pub(crate) fn buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
+pub(crate) fn tensor_buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
     let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
     let mut buffers: Vec<BufferSpec> = Tensor::ALL
         .into_iter()
@@ -56,7 +56,7 @@ pub(crate) fn pointer(problem: &Problem, tensor: Tensor) -> Arg {
 pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
-    [Arg::I64(used(batches, batch)), Arg::I64(used(heads, head))]
+    [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
 }
 
 /// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared.

@@ -3,3 +3,4 @@
 pub(crate) mod contract;
 pub mod mma;
 pub mod small;
+pub mod wgmma;

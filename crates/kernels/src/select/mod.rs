@@ -200,7 +200,7 @@ mod tests {
     fn block_n(choice: &Choice) -> u32 {
         match &choice.plan {
             Plan::Mma(plan) => plan.block_n,
-            Plan::Ladder { .. } => 0,
+            _ => 0,
         }
     }
 

@@ -10,7 +10,7 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
-use crate::forward::contract::{buffers, factor, half, head_strides, pointer, used};
+use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -27,7 +27,7 @@ impl MmaPlan {
             module: k.into_module(arch.target()),
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, self.lse),
             tensor_maps: Vec::new(),
             args: args(problem, self.lse),
         }
@@ -293,7 +293,7 @@ impl<'a> Forward<'a> {
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
-        used(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+        stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
     fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {

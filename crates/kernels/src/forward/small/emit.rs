@@ -13,7 +13,7 @@ use tile::{
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, Scores, SmallPlan};
-use crate::forward::contract::{buffers, factor, half, head_strides, pointer, tensor_rows, used};
+use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers, tensor_rows};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -30,7 +30,7 @@ impl SmallPlan {
             module: k.into_module(Target::sm_a(90)),
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, self.lse),
             tensor_maps: tensors
                 .iter()
                 .zip(tiles)
@@ -215,40 +215,33 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The warp's first row and its first column of the output.
+    /// The warpgroup's first column of the head's output.
     fn output(&self, k: &mut Builder) -> Global {
-        let row_bytes = used(self.problem.seq_q, self.problem.out.row);
         let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
-        let first = self.first_row(k);
-        let [batch, head, row] = [self.batch, self.head, first].map(|n| k.zext(n));
+        let [batch, head] = [self.batch, self.head].map(|n| k.zext(n));
         let [batch_bytes, head_bytes] = self.params.out_strides;
         let of_batch = k.mad(batch, batch_bytes, self.params.out.base);
         let of_head = k.mad(head, head_bytes, of_batch);
-        let of_row = k.mad(row, row_bytes, of_head);
         match self.threads.part {
-            None => Global::from(of_row),
-            Some(part) => Global::from(k.mad_wide_u(part, 2 * columns, of_row)),
+            None => Global::from(of_head),
+            Some(part) => Global::from(k.mad_wide_u(part, 2 * columns, of_head)),
         }
     }
 
     fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile, to: Global) {
-        let first = self.first_row(k);
-        let limit = k.sub(self.rows.seq_q, first);
-        let row_bytes = used(self.problem.seq_q, self.problem.out.row);
-        store_fragments(k, &self.threads, self.half, o, self.plan.store, (to, limit), row_bytes);
+        let first = k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first);
+        let rows = (to, first, self.rows.seq_q);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
+            let limit = k.sub(self.rows.seq_q, first);
             let heads = k.mad(self.batch, self.problem.heads_q as u32, self.head);
             let [heads, seq_q, first] = [heads, self.rows.seq_q, first].map(|n| k.zext(n));
             let row = k.mad(heads, seq_q, first);
             let to = Global::from(k.mad(row, 4, start.base));
             store_lse(k, &self.threads, &lse, to, limit);
         }
-    }
-
-    /// The warp's first row.
-    fn first_row(&self, k: &mut Builder) -> R32 {
-        k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first)
     }
 }
 
