@@ -41,7 +41,8 @@ fn run(rows: &Path, machine: &str, suite: &str) -> Result<(), Failure> {
     let arch = Arch::of(gpu.sm).ok_or_else(|| format!("sm_{} is not a target of the kernels", gpu.sm))?;
     let known = Suite::named(suite).ok_or_else(|| format!("no suite is called {suite}"))?;
     let here = Provenance::of_cpu(Path::new("."), 1);
-    let provenance = Provenance { device: gpu.name.into(), driver: "none: predicted".into(), ..here };
+    let driver = "none: predicted".into();
+    let provenance = Provenance { device: gpu.name.into(), driver, clocks_mhz: gpu.clock_mhz, ..here };
     for p in known.problems() {
         let mut row = predicted(&p, known, gpu, &arch)?;
         let (shape, mask) =
