@@ -249,6 +249,13 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     if launch.cluster.count() != 1 {
         return wrong("the cluster", launch.cluster.to_string(), "one CTA");
     }
+    if !kernel.tensor_maps.is_empty() {
+        return wrong(
+            "the tensor maps",
+            kernel.tensor_maps.len().to_string(),
+            "none: they are not implemented",
+        );
+    }
     let block = [block.0, block.1, block.2];
     if let Some(required) = entry.bounds.required_threads
         && required.map(|n| n.max(1)) != block
@@ -293,6 +300,8 @@ fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
             Arg::Buffer { index, offset } => {
                 bytes.extend(GlobalMemory::base(index).wrapping_add(offset).to_le_bytes());
             }
+            // Refused by `check_launch`.
+            Arg::TensorMap { .. } => bytes.extend([0; 128]),
             Arg::Null => bytes.extend([0; 8]),
             Arg::U32(v) => bytes.extend(v.to_le_bytes()),
             Arg::I32(v) => bytes.extend(v.to_le_bytes()),

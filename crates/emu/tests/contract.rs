@@ -18,8 +18,10 @@ fn kernel(body: &str) -> Kernel {
             cluster: Dim3(1, 1, 1),
             block: Dim3(64, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: vec![BufferSpec { name: "out".into(), bytes: 4096, access: Access::ReadWrite }],
+        tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],
     }
 }

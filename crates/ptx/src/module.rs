@@ -36,6 +36,11 @@ impl Target {
     pub const fn sm(sm: u32) -> Target {
         Target { sm, suffix: TargetSuffix::None }
     }
+
+    /// `sm_NNa`: with the features of this architecture alone.
+    pub const fn sm_a(sm: u32) -> Target {
+        Target { sm, suffix: TargetSuffix::ArchSpecific }
+    }
 }
 
 /// A PTX module. Addresses are always 64 bits; debugging sections are not kept.

@@ -3,8 +3,9 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    AtomicOp, BarKind, Base, BinaryOp, CarryOp, CreatePolicy, Instruction, MatchMode, MatrixAccess, Mbarrier,
-    Op, Operand, Reg, Space, TernaryOp, Type, UnaryOp, VoteMode,
+    AtomicOp, BarKind, Base, BinaryOp, BulkCopy, BulkReduce, BulkTensor, BulkTensorReduce, CarryOp,
+    CreatePolicy, FenceSem, Instruction, MatchMode, MatrixAccess, Mbarrier, MbarrierOp, Op, Operand, Reg,
+    Space, TernaryOp, Type, UnaryOp, VoteMode, Wgmma, WgmmaSource,
 };
 
 /// Whether an operand is read or written. Results come first in every instruction.
@@ -14,6 +15,8 @@ pub enum Flow {
     Read,
     /// A result.
     Write,
+    /// A result that is also a source: the sums of `wgmma`.
+    ReadWrite,
 }
 
 /// What may stand at a position.
@@ -183,6 +186,15 @@ impl Op {
             }
             Op::CpAsyncWaitGroup => smallvec![read(SlotKind::Constant)],
             Op::CpAsyncMbarrierArrive { space, .. } => smallvec![read(SlotKind::Address(space))],
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. } => self.bulk(),
+            Op::CpAsyncBulkWaitGroup { .. } | Op::WgmmaWaitGroup => smallvec![read(SlotKind::Constant)],
+            Op::StAsync(st) => asynchronous(st.space, st.ty, st.vector),
+            Op::RedAsync(red) => asynchronous(red.space, red.ty, 1),
             Op::Ldmatrix(m) => {
                 smallvec![write(SlotKind::Vector(Type::B32, m.registers())), read(SlotKind::Address(m.space))]
             }
@@ -202,6 +214,7 @@ impl Op {
                 read(SlotKind::Vector(element(m.ty), m.registers())),
                 optional(value(Type::U32))
             ],
+            Op::Wgmma(wgmma) => warpgroup_product(&wgmma),
             Op::Shfl(_) => smallvec![
                 write(SlotKind::Pair(Type::B32)),
                 read(value(Type::B32)),
@@ -226,6 +239,9 @@ impl Op {
             Op::Bar { kind, .. } => barrier(kind),
             Op::BarWarpSync => smallvec![read(MASK)],
             Op::Mbarrier(op) => mbarrier(op),
+            Op::FenceTensormap(FenceSem::Acquire, _) => {
+                smallvec![read(SlotKind::Address(Space::Generic)), read(SlotKind::Constant)]
+            }
             Op::Bra { .. } => smallvec![read(SlotKind::Label)],
             Op::BrxIdx { .. } => smallvec![read(value(Type::U32)), read(SlotKind::Labels)],
             Op::Call { .. } => {
@@ -240,6 +256,10 @@ impl Op {
             | Op::Fence(..)
             | Op::FenceProxy(_)
             | Op::FenceMbarrierInit
+            | Op::FenceTensormap(..)
+            | Op::CpAsyncBulkCommitGroup
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
             | Op::Ret { .. }
             | Op::Exit
             | Op::Trap
@@ -250,6 +270,50 @@ impl Op {
 
     fn has_combine(&self) -> bool {
         matches!(self, Op::Setp { combine: Some(_), .. } | Op::Set { combine: Some(_), .. })
+    }
+
+    fn bulk(&self) -> Signature {
+        let address = |space| read(SlotKind::Address(space));
+        let size = read(value(Type::U32));
+        let box_of = |dims: u8| -> [Slot; 2] {
+            [address(Space::Generic), read(SlotKind::Vector(Type::S32, dims.into()))]
+        };
+        let mut s = Signature::new();
+        let (mut multicast, mut hint) = (false, false);
+        match *self {
+            Op::CpAsyncBulk(BulkCopy { route, .. }) | Op::CpReduceAsyncBulk(BulkReduce { route, .. }) => {
+                s.extend([address(route.destination()), address(route.source()), size]);
+                if route.has_mbarrier() {
+                    s.push(address(route.destination()));
+                }
+            }
+            Op::CpAsyncBulkTensor(BulkTensor { route, dims, .. }) if route.has_mbarrier() => {
+                s.push(address(route.destination()));
+                s.extend(box_of(dims));
+                s.push(address(route.destination()));
+            }
+            Op::CpAsyncBulkTensor(BulkTensor { dims, .. })
+            | Op::CpReduceAsyncBulkTensor(BulkTensorReduce { dims, .. }) => {
+                s.extend(box_of(dims));
+                s.push(address(Space::Shared));
+            }
+            Op::CpAsyncBulkPrefetch { .. } => s.extend([address(Space::Global), size]),
+            Op::CpAsyncBulkPrefetchTensor { dims, .. } => s.extend(box_of(dims)),
+            _ => {}
+        }
+        match *self {
+            Op::CpAsyncBulk(copy) => (multicast, hint) = (copy.multicast, copy.cache_hint),
+            Op::CpAsyncBulkTensor(copy) => (multicast, hint) = (copy.multicast, copy.cache_hint),
+            Op::CpReduceAsyncBulk(reduce) => hint = reduce.cache_hint,
+            Op::CpReduceAsyncBulkTensor(reduce) => hint = reduce.cache_hint,
+            Op::CpAsyncBulkPrefetch { cache_hint } | Op::CpAsyncBulkPrefetchTensor { cache_hint, .. } => {
+                hint = cache_hint;
+            }
+            _ => {}
+        }
+        s.extend(multicast.then(|| read(value(Type::B16))));
+        s.extend(hint.then(|| read(POLICY)));
+        s
     }
 
     fn memory(&self) -> Signature {
@@ -402,20 +466,53 @@ fn barrier(kind: BarKind) -> Signature {
     }
 }
 
-fn mbarrier(op: Mbarrier) -> Signature {
+fn mbarrier(mbarrier: Mbarrier) -> Signature {
+    use MbarrierOp as M;
     let (state, count, pred) = (value(Type::B64), value(Type::U32), value(Type::Pred));
-    let bar = SlotKind::Address(Space::Shared);
-    match op {
-        Mbarrier::Init => smallvec![read(bar), read(count)],
-        Mbarrier::Inval => smallvec![read(bar)],
-        Mbarrier::Arrive | Mbarrier::ArriveDrop => smallvec![write(state), read(bar), optional(count)],
-        Mbarrier::ArriveNoComplete => smallvec![write(state), read(bar), read(count)],
-        Mbarrier::TestWait => smallvec![write(pred), read(bar), read(state)],
-        Mbarrier::TestWaitParity => smallvec![write(pred), read(bar), read(count)],
-        Mbarrier::TryWait => smallvec![write(pred), read(bar), read(state), optional(count)],
-        Mbarrier::TryWaitParity => smallvec![write(pred), read(bar), read(count), optional(count)],
-        Mbarrier::PendingCount => smallvec![write(value(Type::U32)), read(state)],
+    let bar = SlotKind::Address(mbarrier.space);
+    match mbarrier.op {
+        M::Init | M::ExpectTx | M::CompleteTx => smallvec![read(bar), read(count)],
+        M::Inval => smallvec![read(bar)],
+        M::Arrive | M::ArriveDrop => smallvec![write(state), read(bar), optional(count)],
+        M::ArriveNoComplete | M::ArriveDropNoComplete | M::ArriveExpectTx | M::ArriveDropExpectTx => {
+            smallvec![write(state), read(bar), read(count)]
+        }
+        M::TestWait => smallvec![write(pred), read(bar), read(state)],
+        M::TestWaitParity => smallvec![write(pred), read(bar), read(count)],
+        M::TryWait => smallvec![write(pred), read(bar), read(state), optional(count)],
+        M::TryWaitParity => smallvec![write(pred), read(bar), read(count), optional(count)],
+        M::PendingCount => smallvec![write(value(Type::U32)), read(state)],
     }
+}
+
+/// `[dst], value, [mbar]`, all in the shared memory of one CTA of the cluster.
+fn asynchronous(space: Space, ty: Type, vector: u8) -> Signature {
+    smallvec![
+        read(SlotKind::Address(space)),
+        read(atomic_operand(ty, vector)),
+        read(SlotKind::Address(space))
+    ]
+}
+
+/// `{d…}, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-a, imm-trans-b`, as far as the types have them.
+fn warpgroup_product(wgmma: &Wgmma) -> Signature {
+    let sums = if wgmma.d.bits() == 16 { Type::B32 } else { wgmma.d };
+    let from_shared = wgmma.a_source == WgmmaSource::Shared;
+    let a = match wgmma.a_source {
+        WgmmaSource::Registers => SlotKind::Vector(Type::B32, Wgmma::A_REGISTERS),
+        WgmmaSource::Shared => value(Type::B64),
+    };
+    let d = SlotKind::Vector(sums, wgmma.d_registers());
+    let mut s: Signature = smallvec![
+        Slot { flow: Flow::ReadWrite, kind: d, optional: false },
+        read(a),
+        read(value(Type::B64)),
+        read(value(Type::Pred))
+    ];
+    let scales = if wgmma.has_scales() { 2 } else { 0 };
+    let transposes = if wgmma.has_transpose() { 1 + usize::from(from_shared) } else { 0 };
+    s.extend(std::iter::repeat_n(read(SlotKind::Constant), scales + transposes));
+    s
 }
 
 impl Instruction {
@@ -438,7 +535,7 @@ impl Instruction {
         for (i, operand) in self.operands.iter().enumerate() {
             // A missing optional operand in the middle (`bar.red`) shifts only reads among reads.
             let here = signature.get(i).map_or(Flow::Read, |slot| slot.flow);
-            if here == flow {
+            if here == flow || here == Flow::ReadWrite {
                 registers(operand, f);
             } else if flow == Flow::Read
                 && let Operand::Address(address) = operand

@@ -131,7 +131,21 @@ impl Decoder<'_> {
             | Op::Trap
             | Op::Brkpt => Ok(()),
             Op::Mapa { .. } | Op::Getctarank { .. } | Op::BarrierCluster(_) => self.unsupported("clusters"),
-            Op::FenceProxy(_) => self.unsupported("proxy fences"),
+            Op::FenceProxy(_) | Op::FenceTensormap(..) => self.unsupported("proxy fences"),
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            | Op::CpAsyncBulkCommitGroup
+            | Op::CpAsyncBulkWaitGroup { .. }
+            | Op::StAsync(_)
+            | Op::RedAsync(_)
+            | Op::Wgmma(_)
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
+            | Op::WgmmaWaitGroup => self.unsupported(out.op.to_string()),
             Op::Setmaxnreg(_) => self.unsupported("setmaxnreg"),
             Op::Griddepcontrol(_) => self.unsupported("griddepcontrol"),
         }

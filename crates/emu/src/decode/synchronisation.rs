@@ -1,6 +1,6 @@
 //! Operands of asynchronous copies, mbarriers and barriers.
 
-use ptx::{CacheOp, Imm, Mbarrier, Op, Operand, Space, Type};
+use ptx::{CacheOp, Imm, MbarrierOp, MemSem, Op, Operand, Scope, Space, Type};
 
 use super::operands::{Operands, Result};
 use super::{Decoder, Inst};
@@ -32,28 +32,38 @@ impl Decoder<'_> {
                 }
             }
             Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
-            Op::Mbarrier(op) => match op {
-                Mbarrier::Init => {
+            Op::Mbarrier(m)
+                if m.space == Space::SharedCluster || m.scope != Scope::Cta || m.sem == MemSem::Relaxed =>
+            {
+                self.unsupported(out.op.to_string())
+            }
+            Op::Mbarrier(m) => match m.op {
+                MbarrierOp::Init => {
                     self.address(out, o.get(0)?, Space::Shared)?;
                     self.sources(out, o, 1, &[U32])
                 }
-                Mbarrier::Inval => self.address(out, o.get(0)?, Space::Shared),
-                Mbarrier::Arrive | Mbarrier::ArriveDrop | Mbarrier::ArriveNoComplete => {
+                MbarrierOp::Inval => self.address(out, o.get(0)?, Space::Shared),
+                MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveNoComplete => {
                     out.d[0] = self.destination(o.get(0)?, B64)?;
                     self.address(out, o.get(1)?, Space::Shared)?;
                     if o.list.len() > 2 { self.sources(out, o, 2, &[U32]) } else { Ok(()) }
                 }
-                Mbarrier::TestWait | Mbarrier::TryWait => {
+                MbarrierOp::TestWait | MbarrierOp::TryWait => {
                     out.d[0] = self.destination(o.get(0)?, Pred)?;
                     self.address(out, o.get(1)?, Space::Shared)?;
                     self.sources(out, o, 2, &[B64])
                 }
-                Mbarrier::TestWaitParity | Mbarrier::TryWaitParity => {
+                MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity => {
                     out.d[0] = self.destination(o.get(0)?, Pred)?;
                     self.address(out, o.get(1)?, Space::Shared)?;
                     self.sources(out, o, 2, &[U32])
                 }
-                Mbarrier::PendingCount => self.lanewise(out, o, U32, &[B64]),
+                MbarrierOp::ExpectTx
+                | MbarrierOp::CompleteTx
+                | MbarrierOp::ArriveExpectTx
+                | MbarrierOp::ArriveDropNoComplete
+                | MbarrierOp::ArriveDropExpectTx => self.unsupported(out.op.to_string()),
+                MbarrierOp::PendingCount => self.lanewise(out, o, U32, &[B64]),
             },
             _ => Ok(()),
         }

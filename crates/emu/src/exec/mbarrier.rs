@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use ptx::{Mbarrier, Space};
+use ptx::{MbarrierOp, Space};
 
 use super::Env;
 use super::access::{Site, addresses};
@@ -57,10 +57,10 @@ impl Env<'_> {
         warp: &mut Warp,
         split: &mut Split,
         inst: &Inst,
-        op: Mbarrier,
+        op: MbarrierOp,
         mask: u32,
     ) -> Flow {
-        if op == Mbarrier::PendingCount {
+        if op == MbarrierOp::PendingCount {
             let counts = warp.registers.get64(inst.s[0]).map(|state| state as u32);
             warp.registers.set32(inst.d[0], mask, &counts);
             return Flow::Next;
@@ -68,7 +68,10 @@ impl Env<'_> {
         let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         let wait = matches!(
             op,
-            Mbarrier::TestWait | Mbarrier::TryWait | Mbarrier::TestWaitParity | Mbarrier::TryWaitParity
+            MbarrierOp::TestWait
+                | MbarrierOp::TryWait
+                | MbarrierOp::TestWaitParity
+                | MbarrierOp::TryWaitParity
         );
         if wait {
             return self.test_wait(warp, split, inst, op, mask, &places);
@@ -78,18 +81,18 @@ impl Env<'_> {
         });
         let mut states = [0u64; 32];
         // An arrival releases what the thread did before.
-        let clock = (!matches!(op, Mbarrier::Init | Mbarrier::Inval)).then(|| warp.view.release(mask));
+        let clock = (!matches!(op, MbarrierOp::Init | MbarrierOp::Inval)).then(|| warp.view.release(mask));
         for_lanes(mask, |lane| {
             if self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_none() {
                 return;
             }
             match op {
-                Mbarrier::Init => self.init(places[lane], counts[lane]),
-                Mbarrier::Inval => {
+                MbarrierOp::Init => self.init(places[lane], counts[lane]),
+                MbarrierOp::Inval => {
                     self.mbarriers.objects.remove(&places[lane]);
                 }
                 _ => {
-                    let dropped = u32::from(op == Mbarrier::ArriveDrop);
+                    let dropped = u32::from(op == MbarrierOp::ArriveDrop);
                     if let Some(clock) = &clock {
                         let arrival = Arrival { count: counts[lane], dropped, clock };
                         states[lane] = self.arrive_at(warp, inst, lane, places[lane], &arrival);
@@ -155,11 +158,11 @@ impl Env<'_> {
         warp: &mut Warp,
         split: &mut Split,
         inst: &Inst,
-        op: Mbarrier,
+        op: MbarrierOp,
         mask: u32,
         places: &[u64; 32],
     ) -> Flow {
-        let parity = matches!(op, Mbarrier::TestWaitParity | Mbarrier::TryWaitParity);
+        let parity = matches!(op, MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity);
         let mut done = 0;
         for_lanes(mask, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
@@ -190,7 +193,7 @@ impl Env<'_> {
             return Flow::Next;
         }
         match self.poll(warp, split, u64::from(inst.pc)) {
-            _ if matches!(op, Mbarrier::TryWait | Mbarrier::TryWaitParity) => Flow::Yield,
+            _ if matches!(op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
     }

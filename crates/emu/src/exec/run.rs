@@ -157,7 +157,7 @@ impl Env<'_> {
             Op::CpAsyncWaitGroup => self.wait_group(warp, inst, mask),
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
-            Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
+            Op::Mbarrier(m) => return self.mbarrier(warp, split, inst, m.op, mask),
             Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
             Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {

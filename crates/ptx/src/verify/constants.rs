@@ -1,6 +1,6 @@
 //! Ranges of immediates.
 
-use crate::{CacheOp, Imm, Instruction, Mbarrier, Op, Operand};
+use crate::{CacheOp, Imm, Instruction, Mbarrier, MbarrierOp, Op, Operand};
 
 use super::{Fault, Rule, fault};
 
@@ -45,8 +45,10 @@ pub(super) fn check(inst: &Instruction) -> Result<(), Fault> {
         Op::Vote(_) | Op::Match(..) | Op::Redux { .. } => mask(at(2)),
         Op::Elect => mask(at(1)),
         Op::BarWarpSync => mask(at(0)),
-        Op::Mbarrier(Mbarrier::Init) => range("the arrivals of an mbarrier", at(1), 1, (1 << 20) - 1),
-        Op::Mbarrier(Mbarrier::TestWaitParity | Mbarrier::TryWaitParity) => {
+        Op::Mbarrier(Mbarrier { op: MbarrierOp::Init, .. }) => {
+            range("the arrivals of an mbarrier", at(1), 1, (1 << 20) - 1)
+        }
+        Op::Mbarrier(Mbarrier { op: MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity, .. }) => {
             range("the parity of a phase", at(2), 0, 1)
         }
         _ => Ok(()),

@@ -133,7 +133,7 @@ impl Checker<'_> {
             (Operand::Special(register), Flow::Read) => special(ty, *register),
             (Operand::Symbol(name, _), Flow::Read) => self.symbol(ty, name),
             (Operand::Vector(_), _) => fault(Rule::Vector, "one value belongs here, not a vector"),
-            (_, Flow::Write) => fault(Rule::Operand, "a register belongs here"),
+            (_, Flow::Write | Flow::ReadWrite) => fault(Rule::Operand, "a register belongs here"),
             _ => fault(Rule::Operand, "a register or an immediate belongs here"),
         }
     }
