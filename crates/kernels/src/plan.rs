@@ -3,6 +3,7 @@ use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::mma::MmaPlan;
+use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
@@ -16,6 +17,8 @@ pub enum Plan {
     Mma(MmaPlan),
     /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
     Wgmma(WgmmaPlan),
+    /// Forward attention for small grids on `wgmma` and TMA, latency first, for sm_90a alone.
+    Small(SmallPlan),
     /// A kernel of the seeds' story.
     Ladder {
         /// Which one.
@@ -29,17 +32,19 @@ pub enum Plan {
 pub enum Family {
     Mma,
     Wgmma,
+    Small,
 }
 
 impl Family {
     /// Every one; those that need the least of a GPU come first.
-    pub const ALL: [Family; 2] = [Family::Mma, Family::Wgmma];
+    pub const ALL: [Family; 3] = [Family::Mma, Family::Wgmma, Family::Small];
 
     /// As plans write it.
     pub const fn name(self) -> &'static str {
         match self {
             Family::Mma => "mma",
             Family::Wgmma => "wgmma",
+            Family::Small => "small",
         }
     }
 
@@ -64,6 +69,7 @@ impl Family {
         match self {
             Family::Mma => Plan::Mma(MmaPlan::default_for(problem, arch)),
             Family::Wgmma => Plan::Wgmma(WgmmaPlan::default_for(problem, arch)),
+            Family::Small => Plan::Small(SmallPlan::default_for(problem, arch)),
         }
     }
 
@@ -74,6 +80,8 @@ impl Family {
         match (self, plan) {
             // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
             (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
+            // Two CTAs for each multiprocessor run at once; more wait, and then another family is faster.
+            (Family::Small, Plan::Small(plan)) => row_tiles(plan.rows()) * u64::from(plan.cluster) <= 2 * sms,
             _ => true,
         }
     }
@@ -102,6 +110,7 @@ impl Plan {
         match self {
             Plan::Mma(_) => Family::Mma.name(),
             Plan::Wgmma(_) => Family::Wgmma.name(),
+            Plan::Small(_) => Family::Small.name(),
             Plan::Ladder { .. } => "ladder",
         }
     }
@@ -112,6 +121,7 @@ impl Plan {
         match self {
             Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
             Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, ..plan.clone() }),
+            Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
             Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
         }
     }
@@ -124,6 +134,7 @@ impl Plan {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
             Plan::Wgmma(plan) => plan.check(problem, arch),
+            Plan::Small(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
@@ -141,6 +152,7 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
+        Plan::Small(plan) => Ok(plan.emit(problem)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

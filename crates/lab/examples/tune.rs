@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use driver::{Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream};
+use driver::{
+    Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
+};
 use flashcore_lab::bench::median;
 use flashcore_lab::gate::contents;
 use flashcore_lab::launchfile::Bound;
@@ -165,7 +167,8 @@ impl Bench {
                             continue;
                         };
                         if let Some(function) = self.function(&kernel) {
-                            let candidate = Candidate { plan, call: Call::of(&kernel), function, us: f64::INFINITY };
+                            let candidate =
+                                Candidate { plan, call: Call::of(&kernel), function, us: f64::INFINITY };
                             done.lock().unwrap_or_else(|e| e.into_inner()).push(candidate);
                         }
                     }

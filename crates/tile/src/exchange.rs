@@ -6,9 +6,9 @@
 //! side, and nothing is transposed. An owner's warp waits on one mbarrier for all that is addressed to it, which also says that no
 //! other CTA still writes to its shared memory: no barrier of the cluster is needed at the end.
 
-use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Guard, Pointer, R32, Shared, SpecialReg};
 
-use crate::{AccTile, Mbarriers, OnlineSoftmax, WARPGROUP_THREADS};
+use crate::{AccTile, Mbarriers, OnlineSoftmax, Threads, WARPGROUP_THREADS, divide};
 
 /// Bytes of four registers of a warpgroup's threads.
 const VECTOR_BYTES: u32 = 16 * WARPGROUP_THREADS;
@@ -66,6 +66,51 @@ pub struct Place {
     pub cta: R32,
 }
 
+impl Place {
+    /// Reads the thread's place in a cluster of `division.ctas` CTAs along x.
+    pub fn new(k: &mut Builder, division: Division) -> Place {
+        let warp = k.warp_index_uniform();
+        let index = k.special(SpecialReg::TidX);
+        let thread = k.and(index, WARPGROUP_THREADS - 1);
+        let warpgroup = k.shr_u(warp, 2);
+        let (row_warpgroup, kv_warpgroup) = match (division.row_warpgroups, division.kv_warpgroups) {
+            (1, 1) => (k.mov(0), k.mov(0)),
+            (1, _) => (k.mov(0), warpgroup),
+            (_, 1) => (warpgroup, k.mov(0)),
+            (rows, _) => {
+                let part = divide(k, warpgroup, rows);
+                let before = k.mul(part, rows);
+                (k.sub(warpgroup, before), part)
+            }
+        };
+        let cta = if division.ctas > 1 { k.special(SpecialReg::ClusterCtarank) } else { k.mov(0) };
+        Place { warp, thread, row_warpgroup, kv_warpgroup, cta }
+    }
+
+    /// Which part of the keys the warpgroup has.
+    pub fn part(self, k: &mut Builder, division: Division) -> R32 {
+        k.mad(self.cta, division.kv_warpgroups, self.kv_warpgroup)
+    }
+
+    /// The thread as one of warps of 16 rows each, of which those of all parts share the same.
+    pub fn threads(self, k: &mut Builder, division: Division) -> Threads {
+        let lane = k.and(self.thread, 31);
+        let in_quad = k.and(lane, 3);
+        let in_warpgroup = k.and(self.warp, 3);
+        Threads {
+            count: division.warpgroups() * WARPGROUP_THREADS,
+            index: k.special(SpecialReg::TidX),
+            lane,
+            warp: self.warp,
+            quad: k.shr_u(lane, 2),
+            column: k.shl(in_quad, 1),
+            row_warp: k.mad(self.row_warpgroup, 4, in_warpgroup),
+            kv_warps: division.parts(),
+            part: (division.parts() > 1).then(|| self.part(k, division)),
+        }
+    }
+}
+
 /// The exchange of one warpgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
@@ -100,11 +145,6 @@ impl Exchange {
         k.mbarrier_arrive_expect_tx(barrier, bytes);
     }
 
-    /// Which part of the keys the warpgroup has, and so which share of the columns is its own.
-    pub fn part(&self, k: &mut Builder) -> R32 {
-        k.mad(self.place.cta, self.division.kv_warpgroups, self.place.kv_warpgroup)
-    }
-
     /// Sends a share of columns to the other CTA of two that divide the keys between one warpgroup each.
     pub fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, share: &AccTile) {
         let peer = k.xor(self.place.cta, 1);
@@ -118,7 +158,7 @@ impl Exchange {
         let Division { ctas, kv_warpgroups, row_warpgroups } = self.division;
         let n_tiles = o.n_tiles() / self.division.parts();
         let own = AccTile::unset(k, 16, 8 * n_tiles);
-        let part = self.part(k);
+        let part = self.place.part(k, self.division);
         for cta in 0..ctas {
             let shares = (0..kv_warpgroups).map(|warpgroup| {
                 let owner = cta * kv_warpgroups + warpgroup;

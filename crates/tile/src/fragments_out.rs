@@ -8,6 +8,26 @@ use crate::{AccTile, Threads};
 /// Tiles of 8 columns that a quad stores at once, a chunk a lane.
 const TILES: u32 = 4;
 
+/// How wide the stores of accumulators are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowStore {
+    /// Two columns at a time, as lanes hold them.
+    Pairs,
+    /// Eight columns at a time where a quad has as many for each lane, after its lanes have exchanged theirs.
+    Chunks,
+}
+
+impl RowStore {
+    /// Elements of a store, which rows must be aligned to.
+    pub const fn elements(self) -> u32 {
+        match self {
+            RowStore::Pairs => 2,
+            RowStore::Chunks => 8,
+        }
+    }
+}
+
 /// Rounds the rows of each warp's accumulator of 16 rows and stores them. The warp's rows begin at `first` of the tensor's rows
 /// from `tensor` on, `row_bytes` apart; those at or beyond `limit` are not stored.
 pub fn store_fragments(
@@ -17,7 +37,12 @@ pub fn store_fragments(
     o: &AccTile,
     (tensor, first, limit): (Global, R32, R32),
     row_bytes: i64,
+    store: RowStore,
 ) {
+    let whole_tiles = match store {
+        RowStore::Pairs => 0,
+        RowStore::Chunks => o.n_tiles() / TILES * TILES,
+    };
     let odd = bit(k, threads, 2);
     let upper = bit(k, threads, 4);
     let row = k.add(first, threads.quad);
@@ -35,13 +60,12 @@ pub fn store_fragments(
                 k.pack(half, tile[2 * i], tile[2 * i + 1])
             })
             .collect();
-        let whole = words.chunks_exact(TILES as usize);
-        let rest = whole.remainder();
-        for (group, words) in (0..).zip(whole) {
+        let (whole, rest) = words.split_at(whole_tiles as usize);
+        for (group, words) in (0..).zip(whole.chunks_exact(TILES as usize)) {
             let words = transpose(k, [words[0], words[1], words[2], words[3]], odd, upper);
             k.guarded(exists, |k| k.st_vec(chunk.at(tensor.offset + i64::from(64 * group)), words));
         }
-        for (n, &word) in (o.n_tiles() / TILES * TILES..).zip(rest) {
+        for (n, &word) in (whole_tiles..).zip(rest) {
             k.guarded(exists, |k| k.st(pair.at(tensor.offset + i64::from(16 * n)), word));
         }
     }

@@ -136,10 +136,15 @@ impl OnlineSoftmax {
     /// Divides `o` by the rows' sums. A row that saw no key keeps its zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
         self.gather_sums(k);
+        self.normalize(k, o);
+        Finished { lse: self.lse(k) }
+    }
+
+    /// Divides `o` by complete sums.
+    pub fn normalize(&self, k: &mut Builder, o: &AccTile) {
         for (i, inverse) in (0..).zip(self.inverses(k)) {
             o.scale_row(k, i, inverse);
         }
-        Finished { lse: self.lse(k) }
     }
 
     /// Completes the sums: until now each lane has its own part of them.

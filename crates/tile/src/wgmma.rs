@@ -59,6 +59,12 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + row * SwizzledTile::ROW_BYTES, ..self }
     }
 
+    /// The tile of that number, of tiles side by side.
+    #[must_use]
+    pub const fn tile(self, number: u32) -> SharedMatrix {
+        SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
+    }
+
     /// The part of `width` columns of that number, known at run time. Its columns lie in one panel, or begin one.
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
@@ -70,7 +76,7 @@ impl SharedMatrix {
     /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
-        let advance = k.mul_wide_u(part, rows * SwizzledTile::ROW_BYTES >> 4);
+        let advance = k.mul_wide_u(part, (rows * SwizzledTile::ROW_BYTES) >> 4);
         SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
     }
 

@@ -1,6 +1,7 @@
 //! Which plans are tried, in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::SmallPlan;
 use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
@@ -87,7 +88,7 @@ pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
         // Tensor maps begin at such multiples.
-        Plan::Wgmma(_) => true,
+        Plan::Wgmma(_) | Plan::Small(_) => true,
         // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
         Plan::Ladder { .. } => true,
     }
@@ -99,7 +100,7 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<P
     let copy = CopyMode::Elements;
     match plan {
         Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy, ..plan.clone() })),
-        Plan::Wgmma(WgmmaPlan { lse, .. }) => {
+        Plan::Wgmma(WgmmaPlan { lse, .. }) | Plan::Small(SmallPlan { lse, .. }) => {
             Some(Plan::Mma(MmaPlan { copy, lse: *lse, ..MmaPlan::default_for(problem, arch) }))
         }
         Plan::Ladder { .. } => None,

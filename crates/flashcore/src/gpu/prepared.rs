@@ -264,7 +264,7 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
         // Registers move between the warpgroups at run time.
-        Plan::Wgmma(_) | Plan::Ladder { .. } => expect,
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => expect,
     }
 }
 

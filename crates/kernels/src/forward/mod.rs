@@ -1,4 +1,6 @@
 //! Forward attention.
 
+pub(crate) mod contract;
 pub mod mma;
+pub mod small;
 pub mod wgmma;

@@ -36,10 +36,14 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The problems of a word: a suite's, or one.
+/// The problems of a word: a suite's (`@small`), or one.
 pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
-    match Suite::named(word) {
-        Some(suite) => Ok(suite.problems()),
+    match word.strip_prefix('@') {
+        Some(name) => {
+            let accepted = || Suite::ALL.map(|suite| format!("@{}", suite.name())).join(", ");
+            let suite = Suite::named(name).ok_or_else(|| format!("{word}: accepted: {}", accepted()))?;
+            Ok(suite.problems())
+        }
         None => Ok(vec![suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?]),
     }
 }

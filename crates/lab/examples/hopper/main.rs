@@ -6,7 +6,7 @@
 //!
 //! A PLAN is the name of a family (its default for each problem), a JSON object of genes that differ from that default
 //! (`{"family":"wgmma","block_n":144}`), or a file that holds one; it counts for the problems after it. A PROBLEM is one in words
-//! (`1,8,512,64,f16,causal`) or a suite (`mission`, `small`, `forward`). Each case runs in a process that is ended when it takes
+//! (`1,8,512,64,f16,causal`) or a suite (`@mission`, `@small`, `@forward`). Each case runs in a process that is ended when it takes
 //! longer than the limit: a kernel that waits for ever costs that, and no more. Details go to the rows.
 
 mod case;

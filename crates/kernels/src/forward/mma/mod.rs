@@ -12,5 +12,4 @@
 mod emit;
 mod plan;
 
-pub(super) use emit::{stepped, tensor_buffers};
 pub use plan::{Grid, MmaPlan, QueryHome};

@@ -4,7 +4,7 @@ use problem::{DType, Mask, Problem};
 use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
-    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange, RowStore,
     Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
     WorkTile, store_fragments, store_lse,
 };
@@ -12,7 +12,7 @@ use tile::{
 use super::launch::LOADED;
 use super::plan::{Softmax, WgmmaPlan};
 use crate::Arch;
-use crate::forward::mma::stepped;
+use crate::forward::contract::stepped;
 
 const ENTRY: &str = "flash_forward_wgmma";
 
@@ -276,7 +276,15 @@ impl<'a> Forward<'a> {
         let to = k.mad(batch, p.out_batch_bytes, p.out.base);
         let to = Global::from(k.mad(head, p.out_head_bytes, to));
         let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        store_fragments(k, &consumer.threads, self.half, o, (to, first, p.seq_q), row_bytes);
+        store_fragments(
+            k,
+            &consumer.threads,
+            self.half,
+            o,
+            (to, first, p.seq_q),
+            row_bytes,
+            RowStore::Chunks,
+        );
         if let Some(start) = p.lse {
             let row = k.mul_wide_u(tile.batch_head, p.seq_q);
             let wide = k.zext(first);

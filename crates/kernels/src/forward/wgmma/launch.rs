@@ -6,7 +6,7 @@ use tile::{COUNTER_BYTES, Handout, SwizzledTile, TensorRows};
 
 use super::plan::WgmmaPlan;
 use crate::Arch;
-use crate::forward::mma::{stepped, tensor_buffers};
+use crate::forward::contract::{stepped, tensor_buffers};
 
 /// The tensors that come by tensor map.
 pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
