@@ -374,7 +374,7 @@ impl Decoder<'_> {
     }
 
     /// An address in the shared memory of the CTA that runs.
-    fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
+    pub(super) fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
         let slot = match self.shared_addresses.get(&(class, address)) {
             Some(slot) => return Ok(*slot),
             None => self.new_slot(class)?,
