@@ -1,6 +1,6 @@
 //! Operands of asynchronous copies, mbarriers and barriers.
 
-use ptx::{CacheOp, Imm, MbarrierOp, MemSem, Op, Operand, Scope, Space, Type};
+use ptx::{CacheOp, Imm, Mbarrier, MbarrierOp, Op, Operand, Space, Type};
 
 use super::operands::{Operands, Result};
 use super::{Decoder, Inst};
@@ -32,39 +32,22 @@ impl Decoder<'_> {
                 }
             }
             Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
-            Op::Mbarrier(m)
-                if m.space == Space::SharedCluster || m.scope != Scope::Cta || m.sem == MemSem::Relaxed =>
-            {
-                self.unsupported(out.op.to_string())
+            Op::Mbarrier(Mbarrier { op: MbarrierOp::PendingCount, .. }) => self.lanewise(out, o, U32, &[B64]),
+            Op::Mbarrier(m) => {
+                self.asynchronous = true;
+                let result = usize::from(m.op.arrives() || m.op.waits());
+                if result == 1 {
+                    out.d[0] = self.destination(o.get(0)?, if m.op.waits() { Pred } else { B64 })?;
+                }
+                self.address(out, o.get(result)?, m.space)?;
+                let by_state = m.op.waits() && !m.op.by_parity();
+                // The time that a wait may take is no matter.
+                if o.list.len() > result + 1 {
+                    self.sources(out, o, result + 1, &[if by_state { B64 } else { U32 }])
+                } else {
+                    Ok(())
+                }
             }
-            Op::Mbarrier(m) => match m.op {
-                MbarrierOp::Init => {
-                    self.address(out, o.get(0)?, Space::Shared)?;
-                    self.sources(out, o, 1, &[U32])
-                }
-                MbarrierOp::Inval => self.address(out, o.get(0)?, Space::Shared),
-                MbarrierOp::Arrive | MbarrierOp::ArriveDrop | MbarrierOp::ArriveNoComplete => {
-                    out.d[0] = self.destination(o.get(0)?, B64)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    if o.list.len() > 2 { self.sources(out, o, 2, &[U32]) } else { Ok(()) }
-                }
-                MbarrierOp::TestWait | MbarrierOp::TryWait => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[B64])
-                }
-                MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[U32])
-                }
-                MbarrierOp::ExpectTx
-                | MbarrierOp::CompleteTx
-                | MbarrierOp::ArriveExpectTx
-                | MbarrierOp::ArriveDropNoComplete
-                | MbarrierOp::ArriveDropExpectTx => self.unsupported(out.op.to_string()),
-                MbarrierOp::PendingCount => self.lanewise(out, o, U32, &[B64]),
-            },
             _ => Ok(()),
         }
     }
