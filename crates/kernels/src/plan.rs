@@ -17,7 +17,7 @@ pub enum Plan {
     Mma(MmaPlan),
     /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
     Wgmma(WgmmaPlan),
-    /// Forward attention for small grids on `wgmma` and TMA, latency first, for sm_90a alone.
+    /// Forward attention for small grids, latency first, on `wgmma` and TMA, for sm_90a alone.
     Small(SmallPlan),
     /// A kernel of the seeds' story.
     Ladder {
@@ -25,6 +25,9 @@ pub enum Plan {
         rung: RungPlan,
     },
 }
+
+/// Up to so many CTAs a multiprocessor a grid is small (measured on an H200).
+const SMALL_CTAS_PER_SM: u64 = 4;
 
 /// The families of forward attention, of which a plan can be made for a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,8 +83,10 @@ impl Family {
         match (self, plan) {
             // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
             (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
-            // Two CTAs for each multiprocessor run at once; more wait, and then another family is faster.
-            (Family::Small, Plan::Small(plan)) => row_tiles(plan.rows()) * u64::from(plan.cluster) <= 2 * sms,
+            // Every CTA at once, or nearly so: a wave costs the whole chain of loads and products.
+            (Family::Small, Plan::Small(plan)) => {
+                row_tiles(plan.rows()) * u64::from(plan.cluster) <= SMALL_CTAS_PER_SM * sms
+            }
             _ => true,
         }
     }
@@ -133,8 +138,8 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
-            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Small(plan) => plan.check(problem, arch),
+            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
@@ -151,8 +156,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     plan.check(problem, arch)?;
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
-        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Small(plan) => Ok(plan.emit(problem)),
+        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

@@ -41,9 +41,10 @@ impl WgmmaPlan {
 
     /// Shared memory of a CTA, in bytes: the rings' tiles, then their barriers.
     pub fn shared_bytes(&self, problem: &Problem) -> u32 {
-        let [q, key, value] = self.tiles(problem);
-        let tiles = q.bytes() + self.stages * (key.bytes() + value.bytes());
-        let barriers = Handover::bytes(1) + 2 * Handover::bytes(self.stages);
+        let [q, key, value] = self.tile_shapes(problem);
+        let query_stages = self.tiles.query_stages();
+        let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
+        let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
         let mailbox = match self.handout {
             Handout::Static => 0,
             Handout::Dynamic => Mailbox::SHARED_BYTES,
@@ -98,7 +99,7 @@ impl Params {
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan) -> Forward<'a> {
         let params = Params::declare(k, plan);
-        let [q, key, value] = plan.tiles(problem);
+        let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let mut taken = 0;
         let mut take = |bytes: u32| {
@@ -107,12 +108,13 @@ impl<'a> Forward<'a> {
             at
         };
         // Tiles first: what follows them need not be aligned as they are.
-        let [queries, keys, values] = [(q, 1), (key, plan.stages), (value, plan.stages)]
-            .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
-            .map(|(tile, stages, first)| {
-                let handover = Handover::new(take(Handover::bytes(stages)), stages);
-                TileRing { handover, tile, first }
-            });
+        let [queries, keys, values] =
+            [(q, plan.tiles.query_stages()), (key, plan.stages), (value, plan.stages)]
+                .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
+                .map(|(tile, stages, first)| {
+                    let handover = Handover::new(take(Handover::bytes(stages)), stages);
+                    TileRing { handover, tile, first }
+                });
         let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter));
         Forward {
             plan,
@@ -173,24 +175,27 @@ impl<'a> Forward<'a> {
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
         let visits = self.visits(k, consumer);
         let products = Products::new(self.half);
-        self.schedule.compute_each(k, consumer, |k, tile| {
+        let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
+            products.wgmma_qk(k, q, key, s); //                               S = Q Kᵀ
+        };
+        let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
+            products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
+        };
+        let turn = self.schedule.consumer(k, consumer);
+        visits.open(k, &scores);
+        turn.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
-            let end = self.end(k, &rows);
-            let masked = self.masked(k, &rows, consumer);
+            let blocks = (self.end(k, &rows), self.masked(k, &rows, consumer));
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
-            let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
-            let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
-                products.wgmma_qk(k, q, key, s); //                           S = Q Kᵀ
-            };
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
-            let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
-                products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
-            };
-            visits.for_each_block(k, (end, masked), &softmax, &BlockSteps { scores, hide, accumulate });
-            let finished = softmax.finish(k, &visits.o);
+            let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
+            let steps = BlockSteps { scores, hide, accumulate };
+            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| turn.advance(k));
+            let finished = softmax.finish(k, &visits.o); //                   O / l
             self.store(k, consumer, tile, &rows, &visits.o, &finished.lse);
+            more
         });
     }
 
@@ -200,6 +205,7 @@ impl<'a> Forward<'a> {
         Visits {
             half: self.half,
             block_n: plan.block_n,
+            tiles: plan.tiles,
             queries: TileStream::own_rows(k, self.queries, consumer),
             keys: TileStream::over_columns(k, self.keys, consumer),
             values: TileStream::over_rows(k, self.values, consumer),

@@ -33,7 +33,7 @@ impl WgmmaPlan {
     }
 
     pub(super) fn tensor_maps(&self, problem: &Problem) -> Vec<TensorMapSpec> {
-        let tiles = self.tiles(problem);
+        let tiles = self.tile_shapes(problem);
         LOADED.into_iter().zip(tiles).map(|(tensor, tile)| tile.map(&rows(problem, tensor))).collect()
     }
 

@@ -1,6 +1,6 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Chains, Handout, SwizzledTile, TileOrder, Turns};
+use tile::{Chains, Handout, SwizzledTile, TileOrder, Tiles, Turns};
 
 use crate::{Arch, PlanError};
 
@@ -34,6 +34,8 @@ pub struct WgmmaPlan {
     pub block_n: u32,
     /// Blocks of keys, and of values, in shared memory.
     pub stages: u32,
+    /// How successive tiles of query rows follow.
+    pub tiles: Tiles,
     /// Whether warpgroups take turns at the tensor cores.
     pub turns: Turns,
     /// How rows keep to their maximum.
@@ -65,6 +67,7 @@ impl WgmmaPlan {
             consumers: 2,
             block_n: 128,
             stages: 2,
+            tiles: Tiles::InTurn,
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
@@ -119,7 +122,7 @@ impl WgmmaPlan {
     }
 
     /// Tiles of Q, K and V in shared memory.
-    pub(super) fn tiles(&self, problem: &Problem) -> [SwizzledTile; 3] {
+    pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
         [
             SwizzledTile::new(self.block_m(), dim),
