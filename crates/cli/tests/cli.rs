@@ -106,6 +106,36 @@ fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
     assert!(matches!(output.status.code(), Some(1 | 2)), "{}", text(&output.stdout));
 }
 
+/// 120,000 bytes of shared memory are more than sm_89 has and fewer than sm_80 has.
+#[test]
+fn ptx_is_emulated_on_the_architecture_asked_for() {
+    let folder = Folder::new("architecture");
+    let launch = folder.write("launch.toml", &LAUNCH.replace("[64]", "[64]\ndynamic_shared = 120000"));
+    let kernel = PTX.replace("BARRIER", "bar.sync 0;");
+    let older = folder.write("older.ptx", &kernel);
+    let newer =
+        folder.write("newer.ptx", &kernel.replace("sm_80", "sm_90a").replace(".version 7.0", ".version 8.0"));
+    let check = |ptx: &str, sm: &[&str]| {
+        let arguments: Vec<&str> =
+            ["check", ptx, "--launch", &launch, "--quick"].iter().chain(sm).copied().collect();
+        let output = folder.run(&arguments);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    for sm in [&[] as &[&str], &["--sm", "80"], &["--sm", "90a"]] {
+        let (code, said) = check(&older, sm);
+        assert_eq!(code, Some(0), "{sm:?}: {said}");
+    }
+    assert!(check(&older, &["--sm", "89"]).1.contains("accepted: at most 101376 bytes on sm_89"));
+    let (code, said) = check(&newer, &["--sm", "89"]);
+    assert_eq!(code, Some(3));
+    let refused = said.contains("--sm = 89 is not possible; accepted: 90: ");
+    assert!(refused && said.contains("newer.ptx was written for sm_90a"), "{said}");
+    let (code, said) = check(&older, &["--sm", "75"]);
+    assert!(code == Some(3) && said.contains("--sm = 75 is not possible; accepted: 80 or later"), "{said}");
+    let (code, said) = check(&older, &["--sm", "hopper"]);
+    assert!(code == Some(3) && said.contains("`hopper` is no target"), "{said}");
+}
+
 #[test]
 fn bad_usage_is_named_and_exits_with_3() {
     let folder = Folder::new("usage");

@@ -330,6 +330,9 @@ impl Function {
                 })?;
                 Value::Pointer(slice.address().wrapping_add(offset))
             }
+            Arg::TensorMap { .. } => {
+                return Err(self.refuse("tensor maps are given to `launch_values`".to_owned()));
+            }
             Arg::Null => Value::Pointer(0),
             Arg::U32(v) => Value::Bits32(v),
             Arg::I32(v) => Value::Bits32(v as u32),
@@ -469,7 +472,7 @@ mod tests {
     fn attributes_are_only_those_asked_for() {
         use ptx::Dim3;
         let one = Dim3(1, 1, 1);
-        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0 };
+        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false };
         assert_eq!(attributes(&launch, Order::AfterPrevious).count, 0);
         let both = attributes(&Launch { cluster: Dim3(2, 1, 1), ..launch }, Order::Overlapping);
         assert_eq!(both.count, 2);

@@ -40,4 +40,4 @@ pub use pinned::{Pinned, Transfer};
 pub use plain::{Plain, bytes_of, bytes_of_mut};
 pub use pool::{Pool, PoolBuffer};
 pub use stream::Stream;
-pub use tensor_map::{Element, Swizzle, TensorMap, TensorMapSpec};
+pub use tensor_map::TensorMap;

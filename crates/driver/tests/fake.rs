@@ -12,12 +12,15 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use driver::{
-    Buffer, CacheStats, Context, DeviceSlice, DriverError, Element, Event, Expect, Function, Gpu, Graph, Key,
-    Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec, Value, bytes_of,
+    Buffer, CacheStats, Context, DeviceSlice, DriverError, Event, Expect, Function, Gpu, Graph, Key, Order,
+    Pinned, Pool, Stream, TensorMap, Value, bytes_of,
 };
 use flashcore_driver as driver;
 use harness::{Folder, SCENARIO, passes, run};
-use ptx::{Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Machine, Target};
+use ptx::{
+    Access, Arg, BufferSpec, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Machine, Swizzle, Target,
+    TensorMapSpec,
+};
 
 /// A kernel that stores a word; the fake does so for one named `store`, and breaks its context for `fail`.
 fn kernel(entry: &str) -> Kernel {
@@ -28,8 +31,15 @@ fn kernel(entry: &str) -> Kernel {
     Kernel {
         module: k.into_module(Target::sm(80)),
         entry: entry.to_owned(),
-        launch: Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 },
+        launch: Launch {
+            grid: one,
+            cluster: one,
+            block: Dim3(32, 1, 1),
+            dynamic_shared: 0,
+            overlapping: false,
+        },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
+        tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
     }
 }
@@ -265,14 +275,16 @@ fn contract() {
     stream.download(buffer.slice(), &mut word).unwrap();
     assert_eq!(u32::from_le_bytes(word), 5);
     let spec = TensorMapSpec {
+        buffer: 0,
+        offset: 0,
         element: Element::F16,
-        memory: buffer.slice(),
         extents: vec![64, 8],
         strides: vec![128],
         box_extents: vec![64, 8],
         swizzle: Swizzle::Bytes128,
+        l2_promotion: L2Promotion::default(),
     };
-    TensorMap::encode(&spec).unwrap();
+    TensorMap::encode(&spec, buffer.slice()).unwrap();
 }
 
 fn graphs() {

@@ -45,9 +45,15 @@ fn word(kind: &str, text: &str) -> u32 {
 fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let entry = module.entries().next().expect("an entry").name.to_string();
-    let launch =
-        Launch { grid: Dim3(1, 1, 1), cluster: Dim3(1, 1, 1), block: Dim3(32, 1, 1), dynamic_shared: 0 };
-    let kernel = Kernel { module, entry, launch, buffers: Vec::new(), args: Vec::new() };
+    let launch = Launch {
+        grid: Dim3(1, 1, 1),
+        cluster: Dim3(1, 1, 1),
+        block: Dim3(32, 1, 1),
+        dynamic_shared: 0,
+        overlapping: false,
+    };
+    let kernel =
+        Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers: Vec::new(), args: Vec::new() };
     let mut case = Case {
         kernel,
         contents: Vec::new(),

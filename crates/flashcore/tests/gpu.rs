@@ -69,6 +69,7 @@ fn emulate(path: &Path) {
         access: Access::ReadWrite,
     };
     let kernel = Kernel {
+        tensor_maps: Vec::new(),
         args: args.collect(),
         buffers: allocations.iter().map(spec).collect(),
         launch: Launch {
@@ -76,6 +77,7 @@ fn emulate(path: &Path) {
             cluster: Dim3(1, 1, 1),
             block: Dim3(shape[3], shape[4], shape[5]),
             dynamic_shared: shape[6],
+            overlapping: false,
         },
         module,
         entry,

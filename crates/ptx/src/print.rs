@@ -302,8 +302,20 @@ impl Instruction {
 
     fn operands(&self, f: &mut Formatter<'_>, body: &Body) -> fmt::Result {
         let skip_empty = matches!(self.op, Op::Call { .. });
+        let map = self.op.tensor_map_operand();
         let mut separator = " ";
-        for operand in &self.operands {
+        for (i, operand) in self.operands.iter().enumerate() {
+            if let (true, Operand::Address(address)) =
+                (map == Some(i) && i + 1 < self.operands.len(), operand)
+            {
+                write!(f, "{separator}[{}", Place { address, body })?;
+                separator = ", ";
+                continue;
+            }
+            if map.is_some_and(|map| map + 1 == i) && matches!(self.operands[i - 1], Operand::Address(_)) {
+                write!(f, "{separator}{}]", Shown { operand, body })?;
+                continue;
+            }
             if skip_empty && matches!(operand, Operand::List(parts) if parts.is_empty()) {
                 continue;
             }

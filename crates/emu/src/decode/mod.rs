@@ -1,6 +1,7 @@
 //! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
 //! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
 
+mod bulk;
 mod defined;
 mod flow;
 mod jumps;
@@ -19,6 +20,7 @@ use ptx::{
 
 pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
+pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
@@ -95,8 +97,12 @@ pub(crate) struct Inst {
     pub reconverge: u32,
     /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
     pub list: (u32, u16),
-    /// Start of the source address of cp.async.
+    /// Start of the source address of cp.async, the side in global memory or the tensor map of a bulk copy.
     pub source: (Slot, i64),
+    /// Address of the mbarrier that an asynchronous copy completes on.
+    pub signal: (Slot, i64),
+    /// Index in [`Program::touches`], when it reads or writes registers that a wgmma works on.
+    pub touches: Option<u32>,
     /// Index in [`Program::watches`], when it reads or writes a register that may be undefined.
     pub watched: Option<u32>,
 }
@@ -161,18 +167,26 @@ pub(crate) struct Program {
     pub sizes: [usize; 3],
     pub constants: Vec<(Slot, u64)>,
     pub specials: Vec<(Slot, SpecialReg)>,
+    /// Addresses in shared memory, but for the rank of the CTA in its cluster.
+    pub shared_addresses: Vec<(Slot, u64)>,
     /// Frame pointer into local memory.
     pub frame_pointer: Slot,
     pub layout: Layout,
     /// Bytes of parameters of the entry.
     pub params: Vec<u8>,
+    /// Where tensor maps lie among them.
+    pub maps: Vec<std::ops::Range<usize>>,
     /// Narrowest access to shared and to global memory.
     pub granules: [u32; 2],
     /// Registers that may be undefined where they are read.
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
+    /// Registers of wgmma that an instruction of another kind reads or writes.
+    pub touches: Vec<Vec<u16>>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
+    /// There are accesses by the asynchronous proxy, or mbarriers.
+    pub asynchronous: bool,
 }
 
 /// Decodes the kernel's entry and what it calls.
@@ -199,6 +213,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         registers: Vec::new(),
         constants: HashMap::new(),
         specials: HashMap::new(),
+        shared_addresses: HashMap::new(),
         frame_pointer: Slot { class: Class::W64, index: 0 },
         labels: Vec::new(),
         code: Vec::new(),
@@ -208,6 +223,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments: Vec::new(),
         granules: [16, 16],
         communicates: false,
+        asynchronous: false,
     };
     decoder.assign_registers(&reached)?;
     for (index, function) in functions.iter().enumerate() {
@@ -218,6 +234,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         next,
         constants,
         specials,
+        shared_addresses,
         frame_pointer,
         code,
         pool,
@@ -226,6 +243,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments,
         granules,
         communicates,
+        asynchronous,
         ..
     } = decoder;
     let mut program = Program {
@@ -239,18 +257,23 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         sizes: next.map(|n| n as usize),
         constants: constants.into_iter().map(|((_, value), slot)| (slot, value)).collect(),
         specials: specials.into_iter().map(|(special, slot)| (slot, special)).collect(),
+        shared_addresses: shared_addresses.into_iter().map(|((_, address), slot)| (slot, address)).collect(),
         frame_pointer,
         layout,
         params: Vec::new(),
+        maps: Vec::new(),
         granules,
         suspects: Vec::new(),
         watches: Vec::new(),
+        touches: Vec::new(),
         communicates,
+        asynchronous,
     };
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
     defined::watch(&mut program);
+    defined::touch(&mut program);
     Ok(program)
 }
 
@@ -290,6 +313,7 @@ struct Decoder<'m> {
     registers: Vec<Vec<Slot>>,
     constants: HashMap<(Class, u64), Slot>,
     specials: HashMap<SpecialReg, Slot>,
+    shared_addresses: HashMap<(Class, u64), Slot>,
     frame_pointer: Slot,
     /// Instruction index of each label of the current function.
     labels: Vec<u32>,
@@ -300,6 +324,7 @@ struct Decoder<'m> {
     fragments: Vec<Fragment>,
     granules: [u32; 2],
     communicates: bool,
+    asynchronous: bool,
 }
 
 /// Which of a body's registers are parameters or named by its instructions.
@@ -368,6 +393,16 @@ impl Decoder<'_> {
         }
         let slot = self.new_slot(class)?;
         self.constants.insert((class, value), slot);
+        Ok(slot)
+    }
+
+    /// An address in the shared memory of the CTA that runs.
+    pub(super) fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
+        let slot = match self.shared_addresses.get(&(class, address)) {
+            Some(slot) => return Ok(*slot),
+            None => self.new_slot(class)?,
+        };
+        self.shared_addresses.insert((class, address), slot);
         Ok(slot)
     }
 
@@ -486,6 +521,8 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
+            signal: (Slot::NONE, 0),
+            touches: None,
             watched: None,
         }
     }

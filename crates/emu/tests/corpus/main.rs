@@ -109,7 +109,9 @@ impl Case {
                 cluster: Dim3(1, 1, 1),
                 block: self.block,
                 dynamic_shared: self.shared,
+                overlapping: false,
             },
+            tensor_maps: Vec::new(),
             args: pointers.chain(self.scalars.iter().copied()).collect(),
             buffers,
         }

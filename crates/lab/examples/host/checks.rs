@@ -222,8 +222,9 @@ pub fn fault() -> Outcome {
     let wild = Kernel {
         module: k.into_module(gpu.info().target()),
         entry: "wild".to_owned(),
-        launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0 },
+        launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false },
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: vec![Arg::Null, Arg::U32(1)],
     };
     let mut machine = driver::Gpu::open(0)?;

@@ -80,12 +80,14 @@ pub fn calls() -> Outcome {
 /// A kernel that does nothing.
 fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Launch)> {
     let one = Dim3(1, 1, 1);
-    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let launch =
+        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
         module: Builder::kernel("nothing").into_module(context.info().target()),
         entry: "nothing".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     Ok((Function::load(context, &kernel, &Expect::of(&launch))?, launch))

@@ -1,13 +1,12 @@
 //! Streams, graphs, copies, pools and threads.
 
-use driver::{
-    Element, Event, Expect, Function, Graph, Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec,
-    Value,
-};
+use driver::{Event, Expect, Function, Graph, Order, Pinned, Pool, Stream, TensorMap, Value};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
 use problem::{DType, Mask, Problem};
-use ptx::{Arg, Builder, Dim3, Kernel, Launch, Target, TargetSuffix};
+use ptx::{
+    Arg, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, Target, TargetSuffix, TensorMapSpec,
+};
 
 use crate::tensors::Tensors;
 use crate::{Outcome, ensure, tell};
@@ -176,12 +175,14 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
         cluster: Dim3(4, 1, 1),
         block: Dim3(32, 1, 1),
         dynamic_shared: 64 << 10,
+        overlapping: false,
     };
     let kernel = Kernel {
         module: k.into_module(gpu.info().target()),
         entry: "number".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let number = Function::load(context, &kernel, &Expect::of(&launch))?;
@@ -207,12 +208,14 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
         return Ok(format!("sm_{} has none", target.sm));
     }
     let one = Dim3(1, 1, 1);
-    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let launch =
+        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
         module: Builder::kernel("specific").into_module(target),
         entry: "specific".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let (context, stream) = (gpu.context(), Stream::new(gpu.context())?);
@@ -228,23 +231,19 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
 
 fn tensor_map(gpu: &Gpu) -> Outcome<String> {
     let buffer = driver::Buffer::new(gpu.context(), 8 * 512 * 128)?;
-    let map = TensorMap::encode(&TensorMapSpec {
+    let spec = TensorMapSpec {
+        buffer: 0,
+        offset: 0,
         element: Element::F16,
-        memory: buffer.slice(),
         extents: vec![64, 512, 8],
         strides: vec![128, 512 * 128],
         box_extents: vec![64, 128, 1],
         swizzle: Swizzle::Bytes128,
-    })?;
+        l2_promotion: L2Promotion::default(),
+    };
+    let smaller = TensorMapSpec { box_extents: vec![64, 64, 1], ..spec.clone() };
     ensure(
-        map != TensorMap::encode(&TensorMapSpec {
-            element: Element::F16,
-            memory: buffer.slice(),
-            extents: vec![64, 512, 8],
-            strides: vec![128, 512 * 128],
-            box_extents: vec![64, 64, 1],
-            swizzle: Swizzle::Bytes128,
-        })?,
+        TensorMap::encode(&spec, buffer.slice())? != TensorMap::encode(&smaller, buffer.slice())?,
         || "two boxes, one map".to_owned(),
     )?;
     Ok(String::new())

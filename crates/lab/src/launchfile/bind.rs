@@ -73,6 +73,7 @@ impl LaunchSpec {
             cluster: self.cluster,
             block: self.block_for(entry)?,
             dynamic_shared: self.dynamic_shared,
+            overlapping: false,
         };
         let (mut buffers, mut roles, mut args) = (Vec::new(), Vec::new(), Vec::new());
         for (index, arg) in self.args.iter().enumerate() {
@@ -99,7 +100,7 @@ impl LaunchSpec {
         }
         let entry = entry.name.to_string();
         Ok(Bound {
-            kernel: Kernel { module, entry, launch, buffers, args },
+            kernel: Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers, args },
             roles,
             problem: self.problem.clone(),
         })

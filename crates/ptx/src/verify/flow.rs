@@ -34,6 +34,12 @@ pub(super) fn check(function: &Function, body: &Body, report: &mut Report) {
     for (block, start) in blocks.iter().zip(starts) {
         let Some(mut defined) = start else { continue };
         for inst in instructions(body, block) {
+            // What `wgmma` adds to is not read where scale-d is false, which the emulator knows.
+            if let Op::Wgmma(_) = inst.op {
+                inst.registers_written(|reg| {
+                    defined.insert(reg.0 as usize);
+                });
+            }
             inst.registers_read(|reg| undefined(reg, &defined, &mut reported, body, inst, report));
             inst.registers_written(|reg| {
                 defined.insert(reg.0 as usize);

@@ -30,6 +30,7 @@ impl MmaPlan {
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
             buffers: buffers(problem, self.lse),
+            tensor_maps: Vec::new(),
             args: args(problem, self.lse),
         }
     }
@@ -45,6 +46,7 @@ impl MmaPlan {
             cluster: Dim3(1, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
+            overlapping: false,
         }
     }
 }
