@@ -158,7 +158,7 @@ pub struct Bench {
     /// Its mask: none or causal
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: a suite of problems: mission, small or ampere; may be given several times; default: mission
+    /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest

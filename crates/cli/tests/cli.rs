@@ -168,7 +168,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["bench", "--device", "tpu"], "--device = tpu is not possible; accepted: cpu, cuda, cuda:N, auto"),
         (
             &["bench", "--device", "cuda", "--suite", "all"],
-            "--suite = all is not possible; accepted: mission, small, ampere",
+            "--suite = all is not possible; accepted: mission, small, forward, ampere",
         ),
         (
             &["bench", "--device", "cuda", "--mode", "hot"],

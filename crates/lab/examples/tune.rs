@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream};
+use driver::{Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream};
 use flashcore_lab::bench::median;
 use flashcore_lab::gate::contents;
 use flashcore_lab::launchfile::Bound;
@@ -147,7 +147,7 @@ struct Bench {
 
 struct Candidate {
     plan: MmaPlan,
-    kernel: Kernel,
+    call: Call,
     function: Function,
     us: f64,
 }
@@ -165,7 +165,7 @@ impl Bench {
                             continue;
                         };
                         if let Some(function) = self.function(&kernel) {
-                            let candidate = Candidate { plan, kernel, function, us: f64::INFINITY };
+                            let candidate = Candidate { plan, call: Call::of(&kernel), function, us: f64::INFINITY };
                             done.lock().unwrap_or_else(|e| e.into_inner()).push(candidate);
                         }
                     }
@@ -201,7 +201,7 @@ impl Bench {
     /// A graph of `calls` launches.
     fn graph(&self, c: &Candidate, slices: &[DeviceSlice], calls: u32) -> Result<GraphExec, DriverError> {
         Graph::capture(&self.stream, |stream| {
-            (0..calls).try_for_each(|_| c.function.launch(stream, &c.kernel.launch, &c.kernel.args, slices))
+            (0..calls).try_for_each(|_| c.function.launch(stream, &c.call, slices))
         })
     }
 
@@ -273,7 +273,7 @@ fn tune(bench: &Bench, problem: &Problem, folder: &Path, provenance: &Provenance
     }
     let slices: Vec<DeviceSlice> = buffers.iter().map(Buffer::slice).collect();
     let reference = bench.function(&base).ok_or("the default plan spills")?;
-    reference.launch(&bench.stream, &base.launch, &base.args, &slices)?;
+    reference.launch(&bench.stream, &Call::of(&base), &slices)?;
     bench.stream.synchronize()?;
     let right = bench.samples(slices[3], problem.dtype)?;
 
