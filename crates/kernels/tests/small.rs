@@ -6,7 +6,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem, Strides};
-use tile::RowStore;
+use tile::{Rescale, RowStore};
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
@@ -24,6 +24,8 @@ fn plain() -> SmallPlan {
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 128,
+        stages: 1,
+        rescale: Rescale::Always,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -57,19 +59,25 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
         SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
         SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
-        SmallPlan { lse: false, store: RowStore::Chunks, ..plain },
+        SmallPlan { lse: false, store: RowStore::Chunks, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain },
     ]
 }
 
 #[test]
 fn every_gene_is_right_without_hazards() {
     for (i, plan) in genes().iter().enumerate() {
-        let keys = plan.cluster_keys() as usize;
+        // Where blocks stream by, so many that every stage is filled again.
+        let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
+        let keys = blocks * plan.cluster_keys() as usize;
         let dtype = [DType::F16, DType::Bf16][i % 2];
         let whole = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(keys, Layout::Bhsd);
         let ragged = Problem::new(1, 2, 100, 64, dtype)
             .with_mask(Mask::ALL[i % 2])
-            .with_seq_kv(keys - 37, Layout::Bshd);
+            .with_seq_kv(keys - 27, Layout::Bshd);
         for (problem, schedule) in [whole, ragged].iter().zip(SCHEDULES.into_iter().cycle().skip(i)) {
             prove(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
         }
@@ -101,6 +109,7 @@ fn every_schedule_gives_the_same_clean_result() {
     for plan in [
         SmallPlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..plain() },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
     ] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             prove(&problem, &plan, Options { seed, schedule, ..Options::default() });
@@ -111,7 +120,8 @@ fn every_schedule_gives_the_same_clean_result() {
 /// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same.
 #[test]
 fn shapes_and_strides() {
-    let plan = SmallPlan { cluster: 2, block_n: 64, ..plain() };
+    let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
+    let streamed = SmallPlan { stages: 2, block_n: 16, ..at_once.clone() };
     let grouped =
         Problem::new(2, 4, 65, 64, DType::F16).with_seq_kv(128, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
     let more_rows =
@@ -131,6 +141,8 @@ fn shapes_and_strides() {
     for (seed, problem) in
         [grouped, more_rows, one, padded, broadcast, backwards, narrow_values].iter().enumerate()
     {
-        prove(problem, &plan, Options { seed: seed as u64, ..Options::default() });
+        for plan in [&at_once, &streamed] {
+            prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
+        }
     }
 }
