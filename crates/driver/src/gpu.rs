@@ -4,7 +4,7 @@ use std::sync::Arc;
 use ptx::{Kernel, Machine, Target};
 
 use crate::{
-    Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
+    Buffer, Call, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
 };
 
 /// A GPU as a machine that runs kernels, one after the other, on the default stream: the second implementation of
@@ -61,8 +61,9 @@ impl Gpu {
         launches: u32,
     ) -> Result<f64, DriverError> {
         let (function, slices) = self.prepare(kernel, buffers)?;
+        let call = Call::of(kernel);
         let (start, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
-        let enqueue = || function.launch(&self.stream, &kernel.launch, &kernel.args, &slices);
+        let enqueue = || function.launch(&self.stream, &call, &slices);
         enqueue()?;
         start.record(&self.stream)?;
         for _ in 0..launches {
@@ -111,7 +112,7 @@ impl Machine for Gpu {
 
     fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), DriverError> {
         let (function, slices) = self.prepare(kernel, buffers)?;
-        function.launch(&self.stream, &kernel.launch, &kernel.args, &slices)?;
+        function.launch(&self.stream, &Call::of(kernel), &slices)?;
         self.stream.synchronize()
     }
 

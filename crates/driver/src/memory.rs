@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use crate::context::Relaxed;
-use crate::{Context, DriverError};
+use crate::{Context, DriverError, Stream};
 
 /// A piece of device memory, as plain data: where it begins and how long it is. It lends nothing: who uses it after the
 /// memory was freed gets an error of the device or another tensor's bytes, as with any device pointer, but never touches
@@ -76,6 +76,21 @@ impl Buffer {
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
         context.check("cuMemAlloc", result).map_err(|error| asked_for(error, "device memory", bytes))?;
         Ok(Buffer { context: context.clone(), slice: DeviceSlice::new(address, bytes) })
+    }
+
+    /// `bytes` of zeros, there when it returns. It may be called while a stream is captured, which takes no notice: the zeros come
+    /// on a stream of their own.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfMemory`].
+    pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Buffer, DriverError> {
+        let buffer = Buffer::new(context, bytes)?;
+        let _entered = context.enter()?;
+        let _relaxed = Relaxed::new()?;
+        let stream = Stream::new(context)?;
+        stream.fill(buffer.slice, 0)?;
+        stream.synchronize()?;
+        Ok(buffer)
     }
 
     /// Size in bytes.

@@ -9,6 +9,17 @@ use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus as Capture};
 use crate::module::Module;
 use crate::{Context, DeviceSlice, DriverError, Event};
 
+/// A line of work that the device does in order: what is put on one stream, or on one stream while it is captured into one
+/// graph. Two launches of the same queue never run at once, whichever stream the graph is launched on, unless the launch allows
+/// it; launches of different queues may. No other queue of this process ever equals it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Queue {
+    /// The driver's number of the stream.
+    stream: u64,
+    /// The driver's number of the capture under way on it.
+    capture: Option<u64>,
+}
+
 /// A stream: our own, the context's default one, or the caller's. A clone is the same stream.
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Inner>);
@@ -113,6 +124,32 @@ impl Stream {
         let result = unsafe { sys::cuStreamIsCapturing(self.0.raw, &mut status) };
         context.check("cuStreamIsCapturing", result)?;
         Ok(status != Capture::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// The queue that a launch on the stream joins now.
+    ///
+    /// # Errors
+    /// As [`Stream::is_capturing`].
+    pub fn queue(&self) -> Result<Queue, DriverError> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        let (mut stream, mut capture, mut status) = (0, 0, Capture::CU_STREAM_CAPTURE_STATUS_NONE);
+        // SAFETY: the stream is alive; the pointer is to a live number.
+        context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.0.raw, &mut stream) })?;
+        // SAFETY: the stream is alive; the first two pointers are to live values, and the others may be null.
+        let result = unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                self.0.raw,
+                &mut status,
+                &mut capture,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        context.check("cuStreamGetCaptureInfo", result)?;
+        let capturing = status != Capture::CU_STREAM_CAPTURE_STATUS_NONE;
+        Ok(Queue { stream, capture: capturing.then_some(capture) })
     }
 
     /// What is put on the stream from now on waits for the event.

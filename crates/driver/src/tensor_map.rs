@@ -1,11 +1,75 @@
-//! Tensor maps: what the bulk tensor copies of sm_90 and later know of a tensor.
+//! Tensor maps: what the bulk tensor copies of sm_90 and later know of a tensor. A kernel says what it needs
+//! ([`TensorMapSpec`]); only the addresses come from us.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 use ptx::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 use crate::library::{check, ready};
 use crate::{DeviceSlice, DriverError};
+
+/// An encoded tensor map: 128 bytes that only the hardware reads, passed to a kernel by value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(128))]
+pub struct TensorMap(pub(crate) [u8; 128]);
+
+impl TensorMap {
+    /// Size in bytes of the parameter that takes it.
+    pub const BYTES: u32 = TensorMapSpec::BYTES;
+
+    /// Encodes a map of the buffer that the specification names. The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver
+    /// API, "Tensor Map Object Management"): [`TensorMapSpec::check`] knows those of the shape, and here are those of the memory.
+    ///
+    /// # Errors
+    /// [`DriverError::TensorMap`] names the field, its value and what is accepted.
+    pub fn encode(spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<TensorMap, DriverError> {
+        spec.check().map_err(DriverError::TensorMap)?;
+        let address = place(spec, buffer)?;
+        ready()?;
+        let ones = [1u32; 5];
+        let mut map = TensorMap([0; 128]);
+        // SAFETY: the map is 128 bytes at a multiple of 128; each array has the rank's entries (strides one fewer: `check` has
+        // compared them) and outlives the call; the address is only encoded.
+        let result = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                std::ptr::from_mut(&mut map).cast(),
+                element(spec.element),
+                spec.extents.len() as u32,
+                address as usize as *mut _,
+                spec.extents.as_ptr(),
+                spec.strides.as_ptr(),
+                spec.box_extents.as_ptr(),
+                ones.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle(spec.swizzle),
+                promotion(spec.l2_promotion),
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check("cuTensorMapEncodeTiled", result)?;
+        Ok(map)
+    }
+}
+
+/// Address of the element (0, 0, …), after the map was held against the memory.
+fn place(spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<u64, DriverError> {
+    let address = buffer.address().wrapping_add(spec.offset);
+    let fits = buffer.address() != 0 && address.is_multiple_of(16);
+    accept("address", format!("{address:#x}"), fits, "multiples of 16 that are not 0")?;
+    let (reach, have) = (u128::from(spec.offset) + spec.reach(), buffer.bytes() as u128);
+    accept("memory in bytes", have, reach <= have, &format!("at least {reach}, which the extents reach"))?;
+    Ok(address)
+}
+
+fn accept(field: &'static str, value: impl ToString, fits: bool, accepted: &str) -> Result<(), DriverError> {
+    if fits {
+        return Ok(());
+    }
+    let (value, accepted) = (value.to_string(), accepted.to_owned());
+    Err(DriverError::TensorMap(TensorMapError { field, value, accepted }))
+}
 
 const fn element(element: Element) -> sys::CUtensorMapDataType {
     use sys::CUtensorMapDataType as Type;
@@ -43,100 +107,63 @@ const fn promotion(promotion: L2Promotion) -> sys::CUtensorMapL2promotion {
     }
 }
 
-/// An encoded tensor map: 128 bytes that only the hardware reads, passed to a kernel by value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C, align(128))]
-pub struct TensorMap(pub(crate) [u8; 128]);
+/// The maps of a kernel's launches. What was encoded last is kept, so that the same tensors again cost nothing, and tensors
+/// elsewhere a fraction of a microsecond for each map.
+#[derive(Debug)]
+pub(crate) struct TensorMaps {
+    specs: Vec<TensorMapSpec>,
+    last: Mutex<Option<Encoded>>,
+}
 
-impl TensorMap {
-    /// Size in bytes of the parameter that takes it.
-    pub const BYTES: u32 = TensorMapSpec::BYTES;
+/// Maps and what they were encoded from.
+#[derive(Debug)]
+struct Encoded {
+    /// For each map, its buffer.
+    from: Vec<DeviceSlice>,
+    maps: Arc<[TensorMap]>,
+}
 
-    /// Encodes the map of a tensor in `memory`, which is the buffer that the specification names. The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, "Tensor Map Object Management").
-    ///
-    /// # Errors
-    /// [`DriverError::TensorMap`] names the field, its value and what is accepted.
-    pub fn encode(spec: &TensorMapSpec, memory: DeviceSlice) -> Result<TensorMap, DriverError> {
-        let address = validate(spec, memory)?;
-        ready()?;
-        let rank = spec.extents.len();
-        let ones = [1u32; 5];
-        let mut map = TensorMap([0; 128]);
-        // SAFETY: the map is 128 bytes at a multiple of 128; each array has the rank's entries (strides one fewer) and
-        // outlives the call; the address is only encoded.
-        let result = unsafe {
-            sys::cuTensorMapEncodeTiled(
-                std::ptr::from_mut(&mut map).cast(),
-                element(spec.element),
-                rank as u32,
-                address as usize as *mut _,
-                spec.extents.as_ptr(),
-                spec.strides.as_ptr(),
-                spec.box_extents.as_ptr(),
-                ones.as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle(spec.swizzle),
-                promotion(spec.l2_promotion),
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-        };
-        check("cuTensorMapEncodeTiled", result)?;
-        Ok(map)
+impl TensorMaps {
+    pub(crate) fn new(specs: Vec<TensorMapSpec>) -> TensorMaps {
+        TensorMaps { specs, last: Mutex::new(None) }
     }
-}
 
-/// The address of the tensor's first element.
-fn validate(spec: &TensorMapSpec, memory: DeviceSlice) -> Result<u64, DriverError> {
-    spec.check().map_err(DriverError::TensorMap)?;
-    let bytes = u128::from(spec.offset) + spec.reach();
-    let have = memory.bytes() as u128;
-    accept("memory in bytes", have, bytes <= have, &format!("at least {bytes}, which the extents reach"))?;
-    let address = memory.address() + spec.offset;
-    accept("address", address, address.is_multiple_of(16) && address != 0, "multiples of 16 that are not 0")?;
-    Ok(address)
-}
-
-fn accept(field: &'static str, value: impl ToString, fits: bool, accepted: &str) -> Result<(), DriverError> {
-    if fits {
-        return Ok(());
+    pub(crate) fn is_empty(&self) -> bool {
+        self.specs.is_empty()
     }
-    let (value, accepted) = (value.to_string(), accepted.to_owned());
-    Err(DriverError::TensorMap(TensorMapError { field, value, accepted }))
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Whether the driver takes the maps, wherever the buffers may lie (at multiples of 16 bytes).
+    pub(crate) fn check(&self) -> Result<(), DriverError> {
+        // Encoding touches no memory: any address will do.
+        let anywhere = DeviceSlice::new(1 << 32, usize::MAX);
+        self.specs.iter().try_for_each(|spec| TensorMap::encode(spec, anywhere).map(drop))
+    }
 
-    #[test]
-    fn refusals_name_the_field() {
-        let spec = TensorMapSpec {
-            buffer: 0,
-            offset: 64,
-            element: Element::F16,
-            extents: vec![64, 512],
-            strides: vec![128],
-            box_extents: vec![64, 128],
-            swizzle: Swizzle::Bytes128,
-            l2_promotion: L2Promotion::default(),
-        };
-        assert_eq!(validate(&spec, DeviceSlice::new(4096, 64 + 512 * 128)), Ok(4160));
-        let cases = [
-            (spec.clone(), DeviceSlice::new(4104, 1 << 20), "address = 4168"),
-            (
-                spec.clone(),
-                DeviceSlice::new(4096, 512 * 128),
-                "memory in bytes = 65536; accepted: at least 65600",
-            ),
-            (
-                TensorMapSpec { strides: vec![24], ..spec },
-                DeviceSlice::new(4096, 1 << 20),
-                "stride in bytes = 24",
-            ),
-        ];
-        for (spec, memory, expected) in cases {
-            let error = validate(&spec, memory).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
+    /// The maps for these buffers; `missing` gives the error for a buffer that is not there.
+    pub(crate) fn for_slices(
+        &self,
+        slices: &[DeviceSlice],
+        missing: impl Fn(usize) -> DriverError,
+    ) -> Result<Arc<[TensorMap]>, DriverError> {
+        if self.specs.is_empty() {
+            return Ok(Arc::default());
         }
+        let slice = |spec: &TensorMapSpec| slices.get(spec.buffer).copied();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = last.as_ref()
+            && self.specs.iter().zip(&known.from).all(|(spec, from)| slice(spec) == Some(*from))
+        {
+            return Ok(known.maps.clone());
+        }
+        let mut from = Vec::with_capacity(self.specs.len());
+        let mut maps = Vec::with_capacity(self.specs.len());
+        for spec in &self.specs {
+            let slice = slice(spec).ok_or_else(|| missing(spec.buffer))?;
+            maps.push(TensorMap::encode(spec, slice)?);
+            from.push(slice);
+        }
+        let maps: Arc<[TensorMap]> = maps.into();
+        *last = Some(Encoded { from, maps: maps.clone() });
+        Ok(maps)
     }
 }

@@ -2,10 +2,10 @@
 //! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
 //! errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
-//! parameters (8 bytes each), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
+//! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -38,9 +38,13 @@ struct State {
     functions: BTreeMap<usize, (usize, String)>,
     /// Streams under capture, and what went into each.
     capturing: BTreeMap<usize, Vec<Work>>,
+    /// Captures begun.
+    captures: u64,
     graphs: BTreeMap<usize, Vec<Work>>,
     launches: u64,
     linked: u64,
+    /// Tensor maps encoded.
+    maps: u64,
     cubin: Vec<u8>,
     poison: Result,
 }
@@ -50,8 +54,8 @@ struct State {
 struct Work {
     module: usize,
     entry: String,
-    /// Grid, block and shared memory.
-    shape: [u32; 7],
+    /// Grid, block, shared memory and cluster.
+    shape: [u32; 10],
     params: Vec<u64>,
 }
 
@@ -108,7 +112,7 @@ impl State {
             "fail" => self.poison = ILLEGAL_ADDRESS,
             // The second parameter, a word, goes where the first points.
             "store" => match self.range(work.params[0], 4) {
-                Some(to) => to.copy_from_slice(&(work.params[1] as u32).to_le_bytes()),
+                Some(to) => to.copy_from_slice(&(*work.params.last().unwrap() as u32).to_le_bytes()),
                 None => self.poison = ILLEGAL_ADDRESS,
             },
             _ => {
@@ -200,7 +204,7 @@ fake! {
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
         // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
-        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => 9, 76 => 0, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
+        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }
     cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
@@ -223,8 +227,16 @@ fake! {
     cuStreamIsCapturing(stream: usize, status: *mut u32) {
         inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
     }
+    cuStreamGetId(stream: usize, id: *mut u64) { inside(|s| { *id = stream as u64; s.stream(stream) }) }
+    cuStreamGetCaptureInfo_v2(stream: usize, status: *mut u32, id: *mut u64, _graph: *mut c_void, _nodes: *mut c_void, _count: *mut usize) {
+        inside(|s| {
+            *status = s.capturing.contains_key(&stream).into();
+            if *status == 1 { *id = s.captures; }
+            s.stream(stream)
+        })
+    }
     cuStreamBeginCapture_v2(stream: usize, _mode: u32) {
-        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.capturing.insert(stream, Vec::new()); s.stream(stream) })
+        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.captures += 1; s.capturing.insert(stream, Vec::new()); s.stream(stream) })
     }
     cuStreamEndCapture(stream: usize, graph: *mut usize) {
         inside(|s| {
@@ -379,7 +391,7 @@ fake! {
     }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
-        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        *value = match which { 0 => variable("FAKE_THREADS", 256) as i32, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
         inside(|_| 0)
     }
     cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }
@@ -393,8 +405,17 @@ fake! {
             let stream = (*config).stream;
             // One `.param` for each parameter stands before the body.
             let head = s.modules[&module].split('{').next().unwrap_or("");
-            let params = (0..head.matches(".param").count()).map(|i| **params.add(i)).collect();
-            let work = Work { module, entry: name, shape: (*config).shape, params };
+            let words = |param: &str| if param.contains("[128]") { 16 } else { 1 };
+            let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
+            let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();
+            let params = sizes.iter().enumerate().flat_map(of).collect();
+            let mut shape = [1; 10];
+            shape[..7].copy_from_slice(&(*config).shape);
+            for attribute in std::slice::from_raw_parts((*config).attributes, (*config).count as usize) {
+                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                if attribute[0] == 4 { shape[7..].copy_from_slice(&attribute[2..5]); }
+            }
+            let work = Work { module, entry: name, shape, params };
             match s.capturing.get_mut(&stream) {
                 Some(captured) => captured.push(work),
                 None => s.run(&work),
@@ -406,9 +427,25 @@ fake! {
 
 #[cfg(not(lacking))]
 fake! {
-    cuTensorMapEncodeTiled(map: *mut [u8; 128], _kind: u32, rank: u32) {
-        (*map)[0] = rank as u8; 0
+    cuTensorMapEncodeTiled(map: *mut [u64; 16], element: u32, rank: u32, address: u64, extents: *const u64, strides: *const u64, boxes: *const u32, _steps: *const u32, _interleave: u32, swizzle: u32) {
+        // Ours, in place of the hardware's secret one: address; rank, element and swizzle; extents; strides; box.
+        (*map) = [0; 16];
+        (*map)[0] = address;
+        (*map)[1] = u64::from(rank) | u64::from(element) << 8 | u64::from(swizzle) << 16;
+        for i in 0..rank as usize {
+            (*map)[2 + i] = *extents.add(i);
+            if i > 0 { (*map)[6 + i] = *strides.add(i - 1); }
+            (*map)[11 + i] = u64::from(*boxes.add(i));
+        }
+        with(|s| { s.maps += 1; 0 })
     }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_maps() -> u64 {
+    let mut maps = 0;
+    with(|s| { maps = s.maps; 0 });
+    maps
 }
 
 #[repr(C)]
@@ -416,4 +453,7 @@ pub struct Config {
     /// Grid, block and shared memory.
     shape: [u32; 7],
     stream: usize,
+    /// `CUlaunchAttribute`: the identity, and from byte 8 on the value.
+    attributes: *const [u32; 18],
+    count: u32,
 }

@@ -1,6 +1,6 @@
 //! Streams, graphs, copies, pools and threads.
 
-use driver::{Event, Expect, Function, Graph, Order, Pinned, Pool, Stream, TensorMap, Value};
+use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap, Value};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
 use problem::{DType, Mask, Problem};
@@ -188,15 +188,16 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
     let number = Function::load(context, &kernel, &Expect::of(&launch))?;
     let stream = Stream::new(context)?;
     let buffer = driver::Buffer::new(context, 256)?;
-    for order in [Order::AfterPrevious, Order::Overlapping] {
+    for overlapping in [false, true] {
+        let launch = Launch { overlapping, ..launch };
         stream.fill(buffer.slice(), 0xff)?;
         let values = [Value::Pointer(buffer.slice().address())];
-        number.launch_values(&stream, &launch, order, &values)?;
-        number.launch_values(&stream, &launch, order, &values)?;
+        number.launch_values(&stream, &launch, &values)?;
+        number.launch_values(&stream, &launch, &values)?;
         let mut bytes = [0; 256];
         stream.download(buffer.slice(), &mut bytes)?;
         let expected: Vec<u8> = (0..64u32).flat_map(u32::to_le_bytes).collect();
-        ensure(bytes.as_slice() == expected, || format!("{order:?}: wrong numbers"))?;
+        ensure(bytes.as_slice() == expected, || format!("overlapping {overlapping}: wrong numbers"))?;
     }
     Ok(format!("{} CTAs resident", number.resident_ctas(&launch)?))
 }
@@ -221,7 +222,7 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
     let (context, stream) = (gpu.context(), Stream::new(gpu.context())?);
     let before = context.cache().stats();
     for _ in 0..2 {
-        Function::load(context, &kernel, &Expect::of(&launch))?.launch(&stream, &launch, &[], &[])?;
+        Function::load(context, &kernel, &Expect::of(&launch))?.launch(&stream, &Call::of(&kernel), &[])?;
     }
     stream.synchronize()?;
     let after = context.cache().stats();

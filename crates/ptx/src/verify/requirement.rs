@@ -112,7 +112,15 @@ impl LaunchBounds {
 impl Instruction {
     /// What the instruction needs, special registers among its operands included.
     pub fn requirement(&self) -> Requirement {
-        self.operands.iter().fold(self.op.requirement(), |all, operand| match operand {
+        // A count on an arrival that may complete the phase came later than the arrival (PTX ISA, "mbarrier.arrive").
+        let counted = match self.op {
+            Op::Mbarrier(m) => {
+                matches!(m.op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop) && self.operands.len() > 2
+            }
+            _ => false,
+        };
+        let own = self.op.requirement().and(when(counted, need(78, 90)));
+        self.operands.iter().fold(own, |all, operand| match operand {
             Operand::Special(register) => all.and(special(*register)),
             _ => all,
         })
