@@ -87,8 +87,21 @@ fn every_gene_is_right_without_hazards() {
 /// The plan of the mission problem, on a head of it, and those of its neighbours.
 #[test]
 fn defaults_are_right() {
-    let cases =
-        [(128, 64), (256, 64), (512, 64), (512, 128), (1024, 64), (300, 96), (200, 192), (90, 72), (70, 40)];
+    let cases = [
+        (128, 64),
+        (256, 64),
+        (512, 64),
+        (512, 128),
+        (1024, 64),
+        (300, 96),
+        (200, 192),
+        (90, 72),
+        (700, 128),
+        (600, 72),
+        (1100, 64),
+        (400, 256),
+        (70, 40),
+    ];
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];

@@ -91,7 +91,13 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
+        let stage = match self.supply {
+            _ if self.at.stages() == 1 => return self.first,
+            None => self.at.stage,
+            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
+            Some(_) => k.uniform(self.at.stage),
+        };
+        self.first.stage(k, stage)
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
