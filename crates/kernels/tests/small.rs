@@ -130,7 +130,7 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same.
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
 #[test]
 fn shapes_and_strides() {
     let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
@@ -151,9 +151,13 @@ fn shapes_and_strides() {
     let mut narrow_values = Problem::new(1, 1, 70, 72, DType::Bf16).with_seq_kv(70, Layout::Bhsd);
     narrow_values.head_dim_v = 32;
     let narrow_values = narrow_values.with_layout(Layout::Bhsd);
-    for (seed, problem) in
-        [grouped, more_rows, one, padded, broadcast, backwards, narrow_values].iter().enumerate()
-    {
+    let mut problems = vec![grouped, more_rows, one, padded, broadcast, backwards, narrow_values];
+    for scale in [0.0, -0.3, 4.0] {
+        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
+        scaled.scale = Some(scale);
+        problems.push(scaled);
+    }
+    for (seed, problem) in problems.iter().enumerate() {
         for plan in [&at_once, &streamed] {
             prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
         }

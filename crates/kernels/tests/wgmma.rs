@@ -6,7 +6,7 @@ use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
-use tile::{Chains, Handout, TileOrder, Turns};
+use tile::{Chains, Handout, TileOrder, Tiles, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -24,6 +24,10 @@ fn classic(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan { softmax: Softmax::Classic, ..default_plan(problem) }
 }
 
+fn overlapped(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { tiles: Tiles::Overlapped, ..default_plan(problem) }
+}
+
 fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
@@ -36,7 +40,14 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { block_n: 96, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
         WgmmaPlan { turns: Turns::PingPong, ..base.clone() },
+        WgmmaPlan {
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..base.clone()
+        },
         WgmmaPlan { softmax: Softmax::Classic, ..base.clone() },
         WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..base.clone() },
         WgmmaPlan { softmax: Softmax::Lazy { slack: 4 }, ..base.clone() },
@@ -213,6 +224,9 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
     inner.into_iter().map(|(top, end)| code[top..=end].to_vec()).collect()
 }
 
+/// A problem, its plan, and the most instructions of its loops.
+type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
+
 /// What the machine runs for a block of keys: products straight from descriptors that stay in uniform registers, and in the
 /// softmax not much more than an FFMA, an EX2, a sum and half a conversion for each score.
 #[test]
@@ -221,12 +235,13 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [(Problem, fn(&Problem) -> WgmmaPlan, &[usize]); 5] = [
+    let cases: [Case; 6] = [
         (problem(128, 8192, Mask::None), default_plan, &[797]),
         (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
         (problem(128, 2048, Mask::None), classic, &[451]),
         (problem(64, 8192, Mask::None), default_plan, &[416]),
         (problem(64, 8192, Mask::Causal), default_plan, &[555, 658]),
+        (problem(64, 512, Mask::None), overlapped, &[416]),
     ];
     for (problem, plan, limits) in cases {
         let plan = plan(&problem);

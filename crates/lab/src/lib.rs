@@ -3,6 +3,7 @@
 
 pub mod approx;
 pub mod bench;
+pub mod child;
 pub mod climb;
 pub mod diagnose;
 pub mod differential;
@@ -10,6 +11,7 @@ pub mod files;
 pub mod forecast;
 pub mod fuzz;
 pub mod gate;
+pub mod genes;
 pub mod launchfile;
 pub mod panics;
 pub mod probes;

@@ -1,7 +1,8 @@
 //! How the tiles of query rows reach the CTAs of a persistent kernel, and in which order.
 
 use ptx::{
-    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, R32, Scope, SpecialReg, Src, Type,
+    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, SpecialReg,
+    Src, Type,
 };
 use ptx::{Shared, Value};
 
@@ -113,9 +114,28 @@ impl Mailbox {
     fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
         k.shared_index(self.slots, at.stage, 4)
     }
+
+    fn send(&self, k: &mut Builder, at: &Ring, index: R32) {
+        self.handover.wait_free(k, at);
+        let slot = self.slot(k, at);
+        k.st(slot, index);
+        self.handover.publish(k, at);
+        at.advance(k);
+    }
+
+    fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, index: R32) {
+        self.handover.wait_full(k, at);
+        let slot = self.slot(k, at);
+        // The lane that reads the slot is the one that frees it.
+        k.guarded(speaks, |k| k.ld_to(index, slot));
+        let sent = k.uniform(index);
+        k.mov_to(index, sent);
+        self.handover.release(k, at, speaks);
+        at.advance(k);
+    }
 }
 
-/// Hands tiles out to both roles.
+/// Hands tiles out to both roles. A launch has no more CTAs than tiles, so each CTA has a first one.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler {
     /// What there is to do.
@@ -129,62 +149,68 @@ impl Scheduler {
     pub fn feed_each(&self, k: &mut Builder, feed: impl FnOnce(&mut Builder, &WorkTile)) {
         let (index, ctas) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::NctaidX));
         let sent = self.mailbox.map(|mailbox| mailbox.handover.filler(k));
-        k.while_(
-            |k| k.setp_u(CmpOp::Lt, index, self.grid.tiles),
-            |k| {
-                // Early, so that the tile's loads hide the atomic's latency.
-                let next = match &self.mailbox {
-                    None => k.add(index, ctas),
-                    Some(mailbox) => {
-                        let taken = k.atom(AtomicOp::Add, mailbox.counter, 1);
-                        k.add(taken, ctas)
-                    }
-                };
-                let tile = self.grid.tile(k, index);
-                feed(k, &tile);
-                if let (Some(mailbox), Some(sent)) = (&self.mailbox, &sent) {
-                    mailbox.handover.wait_free(k, sent);
-                    let slot = mailbox.slot(k, sent);
-                    k.st(slot, next);
-                    mailbox.handover.publish(k, sent);
-                    sent.advance(k);
+        k.do_while(|k| {
+            // The number is taken early, so that the tile's loads hide the atomic's latency, and is sent before it is used.
+            let next = match &self.mailbox {
+                None => k.add(index, ctas),
+                Some(mailbox) => {
+                    let taken = k.atom(AtomicOp::Add, mailbox.counter, 1);
+                    k.add(taken, ctas)
                 }
-                k.mov_to(index, next);
-            },
-        );
+            };
+            let tile = self.grid.tile(k, index);
+            feed(k, &tile);
+            if let (Some(mailbox), Some(sent)) = (&self.mailbox, &sent) {
+                mailbox.send(k, sent, next);
+            }
+            k.mov_to(index, next);
+            k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+        });
         if let Some(mailbox) = &self.mailbox {
             reset(k, mailbox.counter, ctas);
         }
     }
 
-    /// Runs `compute` for each tile of the CTA, in all threads of the consumers.
-    pub fn compute_each(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        compute: impl FnOnce(&mut Builder, &WorkTile),
-    ) {
-        let (index, ctas) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::NctaidX));
-        let received = self.mailbox.map(|mailbox| mailbox.handover.reader(k));
-        k.while_(
-            |k| k.setp_u(CmpOp::Lt, index, self.grid.tiles),
-            |k| {
-                let tile = self.grid.tile(k, index);
-                compute(k, &tile);
-                match (&self.mailbox, &received) {
-                    (Some(mailbox), Some(received)) => {
-                        mailbox.handover.wait_full(k, received);
-                        let slot = mailbox.slot(k, received);
-                        let next = k.ld(slot);
-                        let next = k.uniform(next);
-                        k.mov_to(index, next);
-                        mailbox.handover.release(k, received, consumer.speaks);
-                        received.advance(k);
-                    }
-                    _ => k.add_to(index, index, ctas),
-                }
-            },
-        );
+    /// Where a consumer stands: at the CTA's first tile.
+    pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
+        Turn {
+            scheduler: self,
+            index: k.special(SpecialReg::CtaidX),
+            received: self.mailbox.map(|mailbox| mailbox.handover.reader(k)),
+            speaks: consumer.speaks,
+        }
+    }
+}
+
+/// Where a consumer stands in the CTA's tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    scheduler: &'a Scheduler,
+    index: R32,
+    received: Option<Ring>,
+    speaks: Pred,
+}
+
+impl Turn<'_> {
+    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. It must call [`Turn::advance`] once, and return what
+    /// that returned.
+    pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
+        k.do_while(|k| {
+            let tile = self.scheduler.grid.tile(k, self.index);
+            compute(k, &tile)
+        });
+    }
+
+    /// Goes on to the next tile. Whether there is one.
+    pub fn advance(&self, k: &mut Builder) -> Pred {
+        match (&self.scheduler.mailbox, &self.received) {
+            (Some(mailbox), Some(received)) => mailbox.receive(k, received, self.speaks, self.index),
+            _ => {
+                let ctas = k.special(SpecialReg::NctaidX);
+                k.add_to(self.index, self.index, ctas);
+            }
+        }
+        k.setp_u(CmpOp::Lt, self.index, self.scheduler.grid.tiles)
     }
 }
 

@@ -5,7 +5,7 @@
 //! waits for the scores alone. An `rs` product holds up its warps until its A registers are read, some 200 cycles before it ends; so
 //! what is left to overlap inside a warpgroup is the head of the exponentials, and the rest must come from another warpgroup.
 
-use ptx::{Builder, CmpOp, F32, Half, Pred, R32, TensorMapPtr};
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src, TensorMapPtr};
 
 use crate::{
     AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix,
@@ -45,7 +45,7 @@ impl Supply {
         k.if_(more, |k| {
             free(k);
             let [head, batch] = self.head;
-            ring.fill(k, at, self.map, [self.next, head, batch]);
+            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
         });
         k.sub_to(self.next, self.next, self.step);
     }
@@ -110,6 +110,27 @@ impl TileStream {
     }
 }
 
+/// How successive tiles of query rows follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tiles {
+    /// One after the other: the first scores of a tile and the last products are alone on the tensor cores.
+    InTurn,
+    /// The first scores of a tile are issued together with the last products of the tile before it. Queries have two places, so that the
+    /// next ones are there.
+    Overlapped,
+}
+
+impl Tiles {
+    /// Places of queries in shared memory.
+    pub const fn query_stages(self) -> u32 {
+        match self {
+            Tiles::InTurn => 1,
+            Tiles::Overlapped => 2,
+        }
+    }
+}
+
 /// Which blocks need a mask.
 #[derive(Clone, Copy, Debug)]
 pub enum Masked {
@@ -147,6 +168,8 @@ pub struct Visits {
     pub half: Half,
     /// Keys of a block.
     pub block_n: u32,
+    /// How successive tiles of query rows follow.
+    pub tiles: Tiles,
     /// Queries: the warpgroup's own rows.
     pub queries: TileStream,
     /// Keys.
@@ -168,27 +191,39 @@ pub struct Visits {
 }
 
 impl Visits {
-    /// Visits the blocks below `end`, of which there is at least one.
+    /// Issues the scores of the first block of the CTA's first tile, where tiles overlap. The steps of a block begin with scores
+    /// that are complete.
+    pub fn open<S>(&self, k: &mut Builder, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        if self.tiles == Tiles::Overlapped {
+            self.first_scores(k, scores);
+        }
+    }
+
+    /// Visits the blocks below `end` of a tile, of which there is at least one. `advance` goes on to the next tile and says whether
+    /// there is one; gives what it says.
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
         (end, masked): (R32, Masked),
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
-    ) where
+        advance: impl FnOnce(&mut Builder) -> Pred,
+    ) -> Pred
+    where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
+        self.o.clear(k);
+        if self.tiles == Tiles::InTurn {
+            self.first_scores(k, &steps.scores);
+        }
         let block = k.sub(end, 1);
         let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
-        self.o.clear(k);
-        self.queries.wait(k);
-        self.keys.wait(k);
-        self.issue(k, |k| self.scores(k, steps));
-        k.wgmma_wait(0);
-        self.keys.release(k);
-        self.mask(k, block, coverage, steps);
+        self.hide(k, block, coverage, steps);
         // O is zero: it owes nothing.
         softmax.move_references(k, &self.s, self.chains, coverage);
         let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
@@ -213,11 +248,68 @@ impl Visits {
             });
         });
         self.queries.release(k);
+        let more = advance(k);
+        self.last_products(k, more, steps);
+        more
+    }
 
+    /// The scores of a tile's first block, alone.
+    fn first_scores<S>(&self, k: &mut Builder, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        self.queries.wait(k);
+        self.keys.wait(k);
+        self.issue(k, |k| self.scores(k, scores));
+        k.wgmma_wait(0);
+        self.keys.release(k);
+    }
+
+    /// What a tile's last block adds to O, where tiles overlap beside the first scores of the next.
+    fn last_products<S, M, A>(&self, k: &mut Builder, more: Pred, steps: &BlockSteps<S, M, A>)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        let alone = |k: &mut Builder| {
+            self.values.wait(k);
+            self.issue(k, |k| self.accumulate(k, steps));
+            k.wgmma_wait(0);
+            self.values.release(k);
+        };
+        match self.tiles {
+            Tiles::InTurn => alone(k),
+            // Each path waits for what it issued: where they join, no product is in flight.
+            Tiles::Overlapped => k.if_else(
+                more,
+                |k| {
+                    self.queries.wait(k);
+                    self.issue_both(k, steps);
+                    k.wgmma_wait(0);
+                    self.keys.release(k);
+                    self.values.release(k);
+                },
+                alone,
+            ),
+        }
+    }
+
+    /// Issues the scores of a block and what the block before it adds to O.
+    fn issue_both<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.keys.wait(k);
+        if let Some(circle) = &self.circle {
+            circle.take(k);
+        }
+        self.issue(k, |k| self.scores(k, &steps.scores));
         self.values.wait(k);
         self.issue(k, |k| self.accumulate(k, steps));
-        k.wgmma_wait(0);
-        self.values.release(k);
+        if let Some(circle) = &self.circle {
+            circle.pass(k);
+        }
     }
 
     /// One block: its scores beside what the block before it adds to O, and its softmax.
@@ -233,22 +325,13 @@ impl Visits {
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
-        self.keys.wait(k);
-        if let Some(circle) = &self.circle {
-            circle.take(k);
-        }
-        self.issue(k, |k| self.scores(k, steps));
-        self.values.wait(k);
-        self.issue(k, |k| self.accumulate(k, steps));
-        if let Some(circle) = &self.circle {
-            circle.pass(k);
-        }
+        self.issue_both(k, steps);
         k.wgmma_wait(1); // S is complete, O perhaps not.
         match (&self.guess, coverage) {
             (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
             _ => {
                 self.keys.release(k);
-                self.mask(k, block, coverage, steps);
+                self.hide(k, block, coverage, steps);
                 self.follow(k, coverage, softmax);
             }
         }
@@ -284,7 +367,7 @@ impl Visits {
         let good = all_below(k, &sums, guess.limit);
         let good = guess.agreement.all(k, good);
         k.if_(!good, |k| {
-            self.issue(k, |k| self.scores(k, steps));
+            self.issue(k, |k| self.scores(k, &steps.scores));
             k.wgmma_wait(0);
             softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
             let exact = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
@@ -297,7 +380,7 @@ impl Visits {
         softmax.add_sums(k, &sums);
     }
 
-    fn mask<S, M, A>(&self, k: &mut Builder, block: R32, coverage: Coverage, steps: &BlockSteps<S, M, A>)
+    fn hide<S, M, A>(&self, k: &mut Builder, block: R32, coverage: Coverage, steps: &BlockSteps<S, M, A>)
     where
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
     {
@@ -314,13 +397,13 @@ impl Visits {
         k.wgmma_commit();
     }
 
-    fn scores<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    fn scores<S>(&self, k: &mut Builder, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
         let key = self.keys.matrix(k);
         let q = self.queries.matrix(k);
-        (steps.scores)(k, q, key, &self.s);
+        scores(k, q, key, &self.s);
     }
 
     fn accumulate<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)

@@ -2,10 +2,10 @@
 //! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
 //! errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
 //! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -54,8 +54,8 @@ struct State {
 struct Work {
     module: usize,
     entry: String,
-    /// Grid, block and shared memory.
-    shape: [u32; 7],
+    /// Grid, block, shared memory and cluster.
+    shape: [u32; 10],
     params: Vec<u64>,
 }
 
@@ -204,7 +204,7 @@ fake! {
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
         // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
-        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => 9, 76 => 0, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
+        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }
     cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
@@ -391,7 +391,7 @@ fake! {
     }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
-        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        *value = match which { 0 => variable("FAKE_THREADS", 256) as i32, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
         inside(|_| 0)
     }
     cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }
@@ -409,7 +409,13 @@ fake! {
             let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
             let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();
             let params = sizes.iter().enumerate().flat_map(of).collect();
-            let work = Work { module, entry: name, shape: (*config).shape, params };
+            let mut shape = [1; 10];
+            shape[..7].copy_from_slice(&(*config).shape);
+            for attribute in std::slice::from_raw_parts((*config).attributes, (*config).count as usize) {
+                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                if attribute[0] == 4 { shape[7..].copy_from_slice(&attribute[2..5]); }
+            }
+            let work = Work { module, entry: name, shape, params };
             match s.capturing.get_mut(&stream) {
                 Some(captured) => captured.push(work),
                 None => s.run(&work),
@@ -447,4 +453,7 @@ pub struct Config {
     /// Grid, block and shared memory.
     shape: [u32; 7],
     stream: usize,
+    /// `CUlaunchAttribute`: the identity, and from byte 8 on the value.
+    attributes: *const [u32; 18],
+    count: u32,
 }

@@ -311,15 +311,6 @@ impl SmallPlan {
             let accepted = format!("up to {most} with this plan, and more with stages > 1");
             accept("seq_kv", keys, keys <= most, &accepted)?;
         }
-        let scale = problem.softmax_scale();
-        if scale <= 0.0 {
-            return Err(PlanError::Problem {
-                family: FAMILY,
-                what: "scale".to_owned(),
-                value: scale.to_string(),
-                accepted: "above 0".to_owned(),
-            });
-        }
         check_tensor_maps(problem, FAMILY)
     }
 

@@ -2,10 +2,10 @@
 //! order of issue is that of FlashAttention-3's Algorithm 2.
 
 use problem::Tensor;
-use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, BlockSteps, Bound, Chains, Consumer, Coverage, Handover, MaskRule, Masked, Masker,
-    OnlineSoftmax, ProbTile, Products, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Visits,
+    OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Tiles, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -30,7 +30,7 @@ impl Forward<'_> {
         let visits = self.visits(k, end);
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
-        let products = Products::new(self.half);
+        let products = self.products();
         let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
             products.wgmma_qk(k, q, key, s); //                           S = Q Kᵀ
         };
@@ -40,7 +40,8 @@ impl Forward<'_> {
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
-        visits.for_each_block(k, (end, masked), &softmax, &BlockSteps { scores, hide, accumulate });
+        let steps = BlockSteps { scores, hide, accumulate };
+        visits.for_each_block(k, (end, masked), &softmax, &steps, |k| k.setp_u(CmpOp::Eq, end, 0));
         (softmax, visits.o)
     }
 
@@ -72,6 +73,7 @@ impl Forward<'_> {
         Visits {
             half: self.half,
             block_n: plan.cluster_keys(),
+            tiles: Tiles::InTurn,
             queries: TileStream::own_rows(k, queries, &consumer),
             keys,
             values,
@@ -124,7 +126,7 @@ impl Forward<'_> {
         k.if_(first_part, |k| {
             let at = ring.handover.reader(k);
             let [head, batch] = source.head(k, self.problem, Tensor::Q);
-            ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch]);
+            ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch].map(Src::from));
         });
     }
 

@@ -1,0 +1,109 @@
+//! The persistent family of sm_90a on the emulator: every hazard check on, results within the rounding of P and O.
+
+#[path = "common/cases.rs"]
+mod cases;
+mod common;
+
+use emu::{Emulator, Options};
+use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan};
+use problem::{DType, Layout, Mask, Problem};
+use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+
+/// A device of two multiprocessors, so that a CTA gets several tiles.
+const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
+
+fn base() -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 1,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        turns: Turns::Free,
+        softmax: Softmax::Lazy { slack: 8 },
+        chains: Chains { max: 2, sum: 1 },
+        handout: Handout::Static,
+        order: TileOrder::InOrder,
+        lse: true,
+    }
+}
+
+fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
+    let seed = options.seed;
+    common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
+}
+
+const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Mask) -> Problem {
+    Problem::new(1, heads, seq_q, dim, DType::Bf16).with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+}
+
+/// Each gene's values, on problems of several tiles, blocks and heads with ragged ends.
+#[test]
+fn every_gene_computes_the_same() {
+    let two = WgmmaPlan { consumers: 2, ..base() };
+    let plans = [
+        base(),
+        WgmmaPlan { consumers: 3, ..base() },
+        WgmmaPlan { block_n: 48, stages: 1, ..base() },
+        WgmmaPlan { block_n: 16, stages: 3, ..base() },
+        WgmmaPlan { turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..base() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..base() },
+        WgmmaPlan {
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..two.clone()
+        },
+        WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
+        WgmmaPlan { softmax: Softmax::Classic, chains: Chains { max: 4, sum: 2 }, ..base() },
+        WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 15 }, ..two.clone() },
+        WgmmaPlan {
+            softmax: Softmax::Optimistic { slack: 0, limit: 1 },
+            tiles: Tiles::Overlapped,
+            ..two.clone()
+        },
+        WgmmaPlan { handout: Handout::Dynamic, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        for (j, mask) in Mask::ALL.into_iter().enumerate() {
+            let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
+            prove(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+        }
+    }
+}
+
+/// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and refused.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    let (mut proven, mut refused) = (0, 0);
+    for (i, problem) in cases::torture().iter().enumerate() {
+        let plan = WgmmaPlan {
+            consumers: [1, 2][i % 2],
+            block_n: [32, 48, 64, 16][i % 4],
+            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
+            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
+            handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
+            order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            lse: i % 4 != 0,
+            ..base()
+        };
+        match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
+            Ok(()) => {
+                proven += 1;
+                prove(problem, plan, Options { seed: i as u64, ..Options::default() });
+            }
+            Err(reason) => {
+                refused += 1;
+                let known = ["seq_kv = 0", "stride = "].iter().any(|part| reason.to_string().contains(part));
+                assert!(known, "{problem:?}: {reason}");
+            }
+        }
+    }
+    // Without keys (2), backwards, one row for all, rows of 67 elements.
+    assert_eq!((proven > 60, refused), (true, 5));
+}
