@@ -40,8 +40,10 @@ impl Forward<'_> {
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
+        // The CTA has one tile.
+        let no_other = |k: &mut Builder| k.setp_u(CmpOp::Ne, end, end);
         let steps = BlockSteps { scores, hide, accumulate };
-        visits.for_each_block(k, (end, masked), &softmax, &steps, |k| k.setp_u(CmpOp::Eq, end, 0));
+        visits.for_each_block(k, (end, masked), &softmax, &steps, no_other);
         (softmax, visits.o)
     }
 
