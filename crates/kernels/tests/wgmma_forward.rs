@@ -4,10 +4,11 @@
 mod cases;
 mod common;
 
-use emu::{Emulator, Options};
+use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
-use flashcore_kernels::{Arch, Plan};
+use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, Op, Statement};
 use tile::{Chains, Handout, TileOrder, Tiles, Turns};
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
@@ -106,4 +107,86 @@ fn torture_set_is_right_and_without_hazards() {
     }
     // Without keys (2), backwards, one row for all, rows of 67 elements.
     assert_eq!((proven > 60, refused), (true, 5));
+}
+
+/// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.
+#[test]
+fn bad_guesses_are_made_good() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
+            let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
+            problem.scale = Some(scale);
+            let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..base() };
+            prove(&problem, plan.clone(), Options::default());
+            prove(&problem.with_mask(Mask::Causal), plan, Options::default());
+        }
+    }
+}
+
+#[test]
+fn every_schedule_gives_the_same_clean_result() {
+    let problem = rectangle(2, 150, 200, 64, Mask::Causal);
+    for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+        for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
+            for seed in 0..3 {
+                let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
+                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ..base() };
+                prove(&problem, plan, Options { seed, schedule, ..Options::default() });
+            }
+        }
+    }
+}
+
+/// Positions of the instructions that order memory or products.
+fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if let Statement::Inst(inst) = statement
+                && matches!(
+                    inst.op,
+                    Op::Bar { .. }
+                        | Op::Mbarrier(_)
+                        | Op::FenceMbarrierInit
+                        | Op::WgmmaFence
+                        | Op::WgmmaCommitGroup
+                        | Op::WgmmaWaitGroup
+                )
+            {
+                found.push((i, j, inst.op));
+            }
+        }
+    }
+    found
+}
+
+/// No barrier, fence or wait is there for nothing: without any one of them the kernel is refused. (Turns order nothing but
+/// time.)
+#[test]
+fn every_synchronisation_is_needed() {
+    let one = Arch { multiprocessors: 1, ..SMALL };
+    let problem = rectangle(4, 70, 100, 64, Mask::Causal);
+    for (tiles, softmax) in [
+        (Tiles::InTurn, Softmax::Lazy { slack: 8 }),
+        (Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
+    ] {
+        let plan = WgmmaPlan { consumers: 2, tiles, softmax, handout: Handout::Dynamic, ..base() };
+        let kernel = emit(&problem, &Plan::Wgmma(plan), &one).unwrap();
+        for (item, at, op) in synchronisations(&kernel) {
+            let mut mutant = kernel.clone();
+            if let Item::Function(function) = &mut mutant.module.items[item]
+                && let Some(body) = &mut function.body
+            {
+                // Of a wait, the branch back to it: it asks once.
+                let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+                body.statements.remove(if wait { at + 1 } else { at });
+            }
+            let caught = (0..3).any(|seed| {
+                let options = Options { seed, ..Options::default() };
+                common::run_kernel(&mut Emulator::new(options), &problem, &mutant, seed).is_err()
+            });
+            assert!(caught, "{tiles:?}, {softmax:?}: without statement {at}, {op:?}");
+        }
+    }
 }

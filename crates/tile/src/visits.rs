@@ -275,21 +275,24 @@ impl Visits {
             self.values.wait(k);
             self.issue(k, |k| self.accumulate(k, steps));
             k.wgmma_wait(0);
-            self.values.release(k);
         };
         match self.tiles {
-            Tiles::InTurn => alone(k),
+            Tiles::InTurn => {
+                alone(k);
+                self.values.release(k);
+            }
             // Each path waits for what it issued: where they join, no product is in flight.
             Tiles::Overlapped => k.if_else(
                 more,
                 |k| {
                     self.queries.wait(k);
                     self.issue_both(k, steps);
-                    k.wgmma_wait(0);
+                    k.wgmma_wait(1);
                     self.keys.release(k);
+                    k.wgmma_wait(0);
                     self.values.release(k);
                 },
-                alone,
+                alone, // The CTA's last tile: no one waits for the place of its values.
             ),
         }
     }
@@ -306,7 +309,9 @@ impl Visits {
         }
         self.issue(k, |k| self.scores(k, &steps.scores));
         self.values.wait(k);
-        self.issue(k, |k| self.accumulate(k, steps));
+        // P and O have not been touched since the scores' fence.
+        self.accumulate(k, steps);
+        k.wgmma_commit();
         if let Some(circle) = &self.circle {
             circle.pass(k);
         }
