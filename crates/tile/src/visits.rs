@@ -309,7 +309,11 @@ impl Visits {
         }
         self.issue(k, |k| self.scores(k, &steps.scores));
         self.values.wait(k);
-        // P and O have not been touched since the scores' fence.
+        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
+        // in the block of the products, or serialises them (C7519).
+        if self.values.supply.is_some() {
+            k.wgmma_fence();
+        }
         self.accumulate(k, steps);
         k.wgmma_commit();
         if let Some(circle) = &self.circle {

@@ -82,8 +82,8 @@ pub struct SmallPlan {
 
 /// Largest extent in y and z of a grid.
 const GRID_LIMIT: u64 = 65_535;
-/// Registers beside the accumulators: what ptxas uses for everything else (measured on its figures).
-const OTHER_REGISTERS: u32 = 57;
+/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
+const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
 /// Where everything lies in a CTA's shared memory, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +158,7 @@ impl SmallPlan {
     fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
         let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
         let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
-        let blocks = [(128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
+        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
         let wanted =
             blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
         wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
@@ -277,7 +277,8 @@ impl SmallPlan {
     /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let p = if self.streams() { self.block_n / 4 } else { 0 };
-        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
+        let others = OTHER_REGISTERS[usize::from(self.streams())];
+        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + others
     }
 
     /// Whether the plan fits the problem and the architecture.
