@@ -28,7 +28,7 @@ pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 pub use machine::Machine;
 pub use module::{
     Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,
-    ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
+    ParamSpace, Register, Statement, Target, TargetSuffix, UnknownTarget, Variable, Version,
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};

@@ -14,7 +14,9 @@ mod wmma;
 
 use std::collections::HashMap;
 
-use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
+use ptx::{
+    Body, Function, Kernel, Name, Op, Operand, Param, ParamSpace, Reg, Space, SpecialReg, Statement, Type,
+};
 
 pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
@@ -325,18 +327,39 @@ struct Decoder<'m> {
     asynchronous: bool,
 }
 
+/// Which of a body's registers are parameters or named by its instructions.
+fn mentioned(function: &Function, body: &Body) -> Vec<bool> {
+    let mut mentioned = vec![false; body.registers.len()];
+    mentioned.iter_mut().take(function.register_params()).for_each(|parameter| *parameter = true);
+    let mut mark = |register: Reg| {
+        if let Some(slot) = mentioned.get_mut(register.0 as usize) {
+            *slot = true;
+        }
+    };
+    for statement in &body.statements {
+        if let Statement::Inst(instruction) = statement {
+            instruction.registers_read(&mut mark);
+            instruction.registers_written(&mut mark);
+        }
+    }
+    mentioned
+}
+
 impl Decoder<'_> {
     fn assign_registers(&mut self, reached: &[bool]) -> Result<(), EmuError> {
         self.frame_pointer = self.new_slot(Class::W64)?;
         for (index, function) in self.functions.iter().enumerate() {
             let before = self.next.map(|n| n as u16);
             let mut slots = Vec::new();
-            for register in function.body.iter().filter(|_| reached[index]).flat_map(|b| &b.registers) {
-                slots.push(if register.ty == Type::B128 {
-                    Slot::NONE
-                } else {
-                    self.new_slot(Class::of(register.ty))?
-                });
+            for body in function.body.iter().filter(|_| reached[index]) {
+                // Compilers declare more than they use, and a recursion keeps a copy of each.
+                for (register, mentioned) in body.registers.iter().zip(mentioned(function, body)) {
+                    slots.push(if register.ty == Type::B128 || !mentioned {
+                        Slot::NONE
+                    } else {
+                        self.new_slot(Class::of(register.ty))?
+                    });
+                }
             }
             let count = |class: usize| (before[class], self.next[class] as u16 - before[class]);
             self.infos.push(FunctionInfo {

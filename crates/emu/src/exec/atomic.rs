@@ -35,6 +35,8 @@ impl<'a> Env<'a> {
             space => (space, address),
         });
         self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
+        // Each lane is ordered by itself, which takes about as long as an instruction of a warp.
+        self.toll += u64::from(mask.count_ones());
         // Atomics are relaxed and of gpu scope where nothing is written.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         let mut old = [0u64; 32];

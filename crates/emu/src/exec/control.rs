@@ -106,6 +106,8 @@ impl Env<'_> {
         let active = caller as usize == call.callee
             || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
         let saved = active.then(|| Box::new(save(warp, callee)));
+        // To keep a register of 32 lanes and to bring it back takes about as long as an instruction.
+        self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
         let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
         for (transfer, value) in call.arguments.iter().zip(given) {
             match *transfer {

@@ -172,7 +172,7 @@ impl Env<'_> {
     }
 }
 
-/// What a clock costs to copy and join, in warp instructions; nothing where warps synchronise as a whole.
+/// What a clock costs to copy and join, in warp instructions.
 fn toll(clock: &Clock) -> u64 {
-    clock.parts() as u64 / 16
+    1 + clock.parts() as u64 / 16
 }

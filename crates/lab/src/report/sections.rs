@@ -32,7 +32,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td.n { (proof.error.map_or("–".into(), |e| e.brief())) }
                     td.n { (rung.predicted_us().map_or("–".into(), short)) }
                     @if climb.card.is_some() { td.n { (measured(rung)) } }
-                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
                     td { (rung.study.prediction().map_or("–".into(), |p| format!("{:?}", p.bound).to_lowercase())) }
                     td { (rung.study.findings.first().map_or("–", |f| f.name)) }
@@ -52,7 +52,7 @@ pub(super) fn times(climb: &Climb) -> Markup {
             name: &rung.rung.name,
             value: rung.us(),
             range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
-            quoted: rung.rung.quoted_us,
+            quoted: rung.rung.quoted_us(),
             mark: "quoted",
             class: rung.study.proof.verdict.name(),
         })
@@ -157,12 +157,13 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.rung.forecast_us?)));
     html! {
         (outcomes(climb))
+        @if let Some(record) = climb.record() { p { (record.summary()) } }
         div.scroll { table {
             thead { tr { th { "rung" } th.n { "forecast by the seeds, µs" } th.n { "their outcome, quoted" } th.n { "predicted here" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
                     td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
-                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n { (rung.predicted_us().map_or("–".into(), short)) }
                 }
             } }

@@ -84,20 +84,13 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece. The cluster's keys begin at `origin`.
-    pub(super) fn maxima(
-        &self,
-        k: &mut Builder,
-        mask: &Masker,
-        origin: R32,
-        coverage: Coverage,
-        step: u32,
-    ) -> LaneMaxima {
+    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
+    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, coverage: Coverage, step: u32) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
         for piece in self.plan.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
-            let origin = k.add(origin, piece * self.plan.qk_keys());
+            let origin: R32 = k.mov(piece * self.plan.qk_keys());
             mask.apply(k, &s, origin, coverage);
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {

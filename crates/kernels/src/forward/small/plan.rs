@@ -1,6 +1,8 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Division, Mbarriers, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
+use tile::{
+    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS,
+};
 
 use crate::forward::contract::check_tensor_maps;
 use crate::{Arch, PlanError};
@@ -50,6 +52,10 @@ pub struct SmallPlan {
     pub kv_warpgroups: u32,
     /// Keys that a warpgroup holds scores of at once.
     pub block_n: u32,
+    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once; with more, blocks stream by.
+    pub stages: u32,
+    /// When accumulators are rescaled while blocks stream by.
+    pub rescale: Rescale,
     /// Copies that bring a block's keys.
     pub key_copies: u32,
     /// Products that compute a block's scores.
@@ -99,6 +105,8 @@ impl SmallPlan {
             cluster: 2,
             kv_warpgroups: 1,
             block_n: 256,
+            stages: 1,
+            rescale: Rescale::Always,
             key_copies: 1,
             qk_pieces: 1,
             softmax_steps: 1,
@@ -138,6 +146,10 @@ impl SmallPlan {
         if plan.check_merge(problem).is_err() {
             plan.merge = Merge::Shares;
         }
+        // Columns of an odd number of chunks cannot be shared: one warpgroup takes all keys.
+        if plan.check_merge(problem).is_err() {
+            (plan.cluster, plan.kv_warpgroups, plan.block_n) = (1, 1, 256);
+        }
         if plan.check_store(problem).is_err() {
             plan.store = RowStore::Pairs;
         }
@@ -175,6 +187,11 @@ impl SmallPlan {
         self.block_n / self.softmax_steps / self.pv_pieces
     }
 
+    /// The pieces of P that a step of the softmax makes.
+    pub(super) fn pv_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
+        step * self.pv_pieces..(step + 1) * self.pv_pieces
+    }
+
     pub(super) const fn division(&self) -> Division {
         Division {
             ctas: self.cluster,
@@ -183,9 +200,10 @@ impl SmallPlan {
         }
     }
 
-    /// A warpgroup's queries.
+    /// What one copy brings of the queries: a warpgroup's, or where blocks stream by, the CTA's.
     pub(super) const fn query_tile(&self, problem: &Problem) -> SwizzledTile {
-        SwizzledTile::new(WARPGROUP_ROWS, problem.head_dim as u32)
+        let rows = if self.streams() { self.rows() } else { WARPGROUP_ROWS };
+        SwizzledTile::new(rows, problem.head_dim as u32)
     }
 
     /// What one copy brings of a block's keys.
@@ -200,16 +218,27 @@ impl SmallPlan {
 
     pub(super) fn shared_map(&self, problem: &Problem) -> SharedMap {
         let division = self.division();
-        let keys = self.row_warpgroups * self.query_tile(problem).bytes();
-        let values = keys + self.kv_warpgroups * self.key_copies * self.key_tile(problem).bytes();
-        let messages = values + self.kv_warpgroups * self.value_tile(problem).bytes();
+        let queries = self.query_tile(problem);
+        let keys = self.rows() / queries.rows * queries.bytes();
+        let blocks = self.kv_warpgroups * self.stages;
+        let values = keys + blocks * self.key_copies * self.key_tile(problem).bytes();
+        let messages = values + blocks * self.value_tile(problem).bytes();
         let barriers = messages + division.message_room(problem.head_dim_v as u32);
         let count = self.load_barriers() + division.barriers();
         SharedMap { queries: 0, keys, values, messages, barriers, bytes: barriers + count * Mbarriers::BYTES }
     }
 
+    /// Whether blocks stream by.
+    pub const fn streams(&self) -> bool {
+        self.stages > 1
+    }
+
     /// Mbarriers of queries, keys and values.
     pub(super) const fn load_barriers(&self) -> u32 {
+        if self.streams() {
+            let rings = Handover::bytes(1) + 2 * self.kv_warpgroups * Handover::bytes(self.stages);
+            return rings / Mbarriers::BYTES;
+        }
         self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1)
     }
 
@@ -218,9 +247,10 @@ impl SmallPlan {
         self.shared_map(problem).bytes.into()
     }
 
-    /// Registers of a thread, about: accumulators of S and O.
+    /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
     pub fn registers(&self, problem: &Problem) -> u32 {
-        self.block_n / 2 + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
+        let p = if self.streams() { self.block_n / 4 } else { 0 };
+        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -249,13 +279,11 @@ impl SmallPlan {
         for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
             accept(what, length as u64, (1..=1 << 30).contains(&length), "1 to 2^30")?;
         }
-        let most = u64::from(self.cluster_keys());
-        accept(
-            "seq_kv",
-            problem.seq_kv as u64,
-            problem.seq_kv as u64 <= most,
-            &format!("up to {most} with this plan"),
-        )?;
+        if !self.streams() {
+            let (keys, most) = (problem.seq_kv as u64, u64::from(self.cluster_keys()));
+            let accepted = format!("up to {most} with this plan, and more with stages > 1");
+            accept("seq_kv", keys, keys <= most, &accepted)?;
+        }
         let scale = problem.softmax_scale();
         if scale <= 0.0 {
             return Err(PlanError::Problem {
@@ -295,6 +323,22 @@ impl SmallPlan {
             step,
             "divisors of block_n / (16 · softmax_steps)",
         )?;
+        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        if self.streams() {
+            for (what, pieces) in [
+                ("key_copies", self.key_copies),
+                ("qk_pieces", self.qk_pieces),
+                ("softmax_steps", self.softmax_steps),
+                ("pv_pieces", self.pv_pieces),
+            ] {
+                accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
+            }
+        }
+        if let Rescale::Beyond(threshold) = self.rescale {
+            // 2^15 is the last power of two in f16.
+            let fits = threshold <= 15 && self.streams();
+            accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+        }
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
     }
@@ -307,6 +351,7 @@ impl SmallPlan {
         if self.merge == Merge::PeerFirst {
             let pair = self.cluster == 2 && self.kv_warpgroups == 1;
             accept("cluster · kv_warpgroups", parts.into(), pair, "a cluster of 2 with merge = peer_first")?;
+            accept("stages", self.stages.into(), !self.streams(), "1 with merge = peer_first")?;
             let panel = SwizzledTile::PANEL;
             let halves = columns <= panel || (columns / 2).is_multiple_of(panel);
             let accepted = "up to 64 and multiples of 128 with merge = peer_first, for each half to begin a panel or lie in one";
@@ -366,9 +411,14 @@ impl SmallPlan {
         Ok(())
     }
 
+    /// Whether the keys are whole blocks of the cluster.
+    pub(super) fn divides(&self, problem: &Problem) -> bool {
+        problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
+    }
+
     /// Whether the last block may hold keys that are not there, or that a row does not see.
     pub(super) fn masks(&self, problem: &Problem) -> bool {
-        problem.mask != Mask::None || problem.seq_kv != self.cluster_keys() as usize
+        problem.mask != Mask::None || !self.divides(problem)
     }
 }
 
