@@ -237,7 +237,10 @@ fn device_memory() {
 
     // Strides that no memory has are refused before anything is loaded.
     let far = Strides { batch: 0, head: i64::MAX, row: 16 };
-    refuse(gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop), "k has more than 2^63 elements");
+    refuse(
+        gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop),
+        "k has more than 2^63 elements",
+    );
 
     // Without batches or rows there is nothing to launch, without keys there are zeros.
     let none = driver::DeviceSlice::EMPTY;
