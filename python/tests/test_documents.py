@@ -21,7 +21,7 @@ def examples():
         yield from (pytest.param(block, id=f"{path}-{i}") for i, block in enumerate(blocks))
 
 
-@pytest.mark.parametrize("code", examples())
+@pytest.mark.parametrize("code", list(examples()))
 def test_examples_run(code, capsys):
     if "import torch" in code and importlib.util.find_spec("torch") is None:
         pytest.skip("no torch")
