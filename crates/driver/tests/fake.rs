@@ -81,6 +81,17 @@ fn scenario() {
         Ok("no_device") => {
             assert_eq!(Context::open(0).unwrap_err(), DriverError::NoDevice { ordinal: 0, count: 0 });
         }
+        Ok("forbidden") => {
+            let error = Context::open(0).unwrap_err();
+            assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(
+                text.contains("is not permitted") && text.contains("ask for access to the device"),
+                "{text}"
+            );
+            assert_eq!(driver::devices().unwrap_err(), error);
+        }
+        Ok("other_device") => other_device(),
         Ok("ordinals") => ordinals(),
         Ok("work") => work(),
         Ok("memory") => memory(),
@@ -114,6 +125,29 @@ fn ordinals() {
     assert_eq!(info.uuid, "GPU-abababab-abab-abab-abab-abababababab");
     assert_eq!(info.shared_per_cta, 227 << 10);
     assert_eq!(driver::devices().unwrap(), std::slice::from_ref(info));
+}
+
+/// Streams of one device and things of another: refused, and neither device is the worse for it.
+fn other_device() {
+    let [first, second] = [0, 1].map(|ordinal| Context::open(ordinal).unwrap());
+    let (near, far) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
+    let k = kernel("store");
+    let store = load(&first, &k).unwrap();
+    let mut buffer = Buffer::new(&first, 4).unwrap();
+    let refused = |outcome: Result<(), DriverError>, found, expected| {
+        let error = outcome.unwrap_err();
+        let fits = matches!(error, DriverError::OtherDevice { found: f, expected: e, .. } if (f, e) == (found, expected));
+        assert!(fits, "{error:?}");
+    };
+    refused(store.launch(&far, &k.launch, &k.args, &[buffer.slice()]), 1, 0);
+    refused(Event::new(&second).unwrap().record(&near), 0, 1);
+    refused(Pool::new(&second, 0).unwrap().allocate(&near, 4).map(drop), 0, 1);
+    assert_eq!(counts().1, 0);
+    store.launch(&near, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    let mut word = [0; 4];
+    buffer.download(&mut word).unwrap();
+    assert_eq!((word, first.poisoned(), second.poisoned()), ([7, 0, 0, 0], None, None));
+    buffer.upload(&word).unwrap();
 }
 
 /// A little of everything, then nothing is left behind.
@@ -503,6 +537,13 @@ fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
     passes("too_old", &[("FAKE_VERSION", "11080")]);
     passes("no_device", &[("FAKE_INIT", "100")]);
     run("lacking", true, Path::new("/nonexistent"), &[]);
+}
+
+#[test]
+fn a_device_that_is_not_ours_to_use_is_an_error_with_a_name() {
+    // CUDA_ERROR_NOT_PERMITTED.
+    passes("forbidden", &[("FAKE_INIT", "800")]);
+    passes("other_device", &[("FAKE_DEVICES", "2")]);
 }
 
 #[test]
