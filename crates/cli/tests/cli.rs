@@ -231,6 +231,35 @@ fn cuda_sources_go_through_nvrtc() {
     }
 }
 
+/// `cuda_fp16.h` and `mma.h` come with the tools; where they are not, the message names the header and what to do.
+#[test]
+fn cuda_headers_are_found_beside_nvrtc() {
+    let folder = Folder::new("headers");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let source = "#include <cuda_fp16.h>\n#include <mma.h>\n\
+        extern \"C\" __global__ void twice(unsigned* x) {\n\
+        __half h = __float2half(float(threadIdx.x));\n\
+        nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> sum;\n\
+        nvcuda::wmma::fill_fragment(sum, 1.0f);\n\
+        x[threadIdx.x] = unsigned(__half2float(__hadd(h, h)) * sum.x[0]);\n}";
+    let cuda = folder.write("halves.cu", source);
+    let command = |include: Option<&std::path::Path>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(["check", &cuda, "--launch", &launch]).current_dir(&folder.0);
+        include.into_iter().for_each(|path| {
+            command.env("FLASHCORE_CUDA_INCLUDE", path);
+        });
+        command.output().unwrap()
+    };
+    let found = command(None);
+    let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
+    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    let without = command(Some(&folder.0));
+    let error = text(&without.stderr);
+    assert_eq!(without.status.code(), Some(3));
+    assert!(no_tools || error.contains("<cuda_fp16.h>") && error.contains("cargo xtask tools"), "{error}");
+}
+
 /// Without PATH, home, tools or Python everything that needs none of them works, and what does need them says so.
 #[test]
 fn a_bare_machine_is_enough() {

@@ -85,6 +85,7 @@ fn scenario() {
         Ok("work") => work(),
         Ok("memory") => memory(),
         Ok("poison") => poison(),
+        Ok("hang") => hang(),
         Ok("first") => cached(CacheStats { misses: 1, stored: 1, ..CacheStats::default() }, 1),
         Ok("second") => cached(CacheStats { hits: 1, ..CacheStats::default() }, 0),
         Ok("damaged") => cached(CacheStats { damaged: 1, stored: 1, ..CacheStats::default() }, 1),
@@ -203,6 +204,22 @@ fn poison() {
     assert_eq!(Buffer::new(&context, 4).unwrap_err(), error);
     assert_eq!(Stream::new(&context).unwrap_err(), error);
     assert_eq!(load(&Context::open(0).unwrap(), &kernel("store")).unwrap_err(), error);
+}
+
+/// A kernel that waits for ever costs the limit; then nothing waits for it any more, destructors least of all.
+fn hang() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let limit = std::time::Duration::from_millis(10);
+    stream.synchronize_within(limit).unwrap();
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let k = kernel("hang");
+    load(&context, &k).unwrap().launch(&stream, &Call::of(&k), &[buffer.slice()]).unwrap();
+    let error = stream.synchronize_within(limit).unwrap_err();
+    assert!(error.to_string().contains("unusable since a kernel did not end within 0.01 s"), "{error}");
+    assert_eq!(context.poisoned(), Some(&error));
+    assert_eq!(stream.synchronize().unwrap_err(), error);
+    drop(buffer);
 }
 
 fn cached(expected: CacheStats, compiled: u64) {
@@ -506,6 +523,11 @@ fn memory_runs_out_and_nothing_breaks() {
 #[test]
 fn a_kernel_that_fails_poisons_its_context_and_says_so() {
     passes("poison", &[]);
+}
+
+#[test]
+fn a_kernel_that_never_ends_is_given_up() {
+    passes("hang", &[]);
 }
 
 #[test]

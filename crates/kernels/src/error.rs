@@ -47,10 +47,4 @@ pub enum PlanError {
         "{tensor}: {what} = {value} elements is not a multiple of 8, as 16-byte copies need; take copy = elements"
     )]
     Misaligned { tensor: &'static str, what: &'static str, value: i64 },
-    /// A stride that a tensor map cannot have.
-    #[error(
-        "{tensor}: {what} = {value} elements; accepted where tiles come by tensor map: multiples of 8, of inputs not \
-         negative and below 2^39"
-    )]
-    TensorMap { tensor: &'static str, what: &'static str, value: i64 },
 }

@@ -138,8 +138,8 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
-            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Small(plan) => plan.check(problem, arch),
+            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
@@ -156,8 +156,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     plan.check(problem, arch)?;
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
-        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Small(plan) => Ok(plan.emit(problem)),
+        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

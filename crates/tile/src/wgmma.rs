@@ -137,13 +137,20 @@ pub struct Group(u32);
 #[derive(Clone, Debug)]
 pub struct Products {
     half: Half,
+    negates: bool,
     committed: u32,
 }
 
 impl Products {
     /// Of matrices of this type.
     pub const fn new(half: Half) -> Products {
-        Products { half, committed: 0 }
+        Products { half, negates: false, committed: 0 }
+    }
+
+    /// The same, with S = −Q Kᵀ, so that a softmax with a negative scale can take its factor as positive.
+    #[must_use]
+    pub const fn negating_scores(self) -> Products {
+        Products { negates: true, ..self }
     }
 
     /// Orders what the warps did to registers before the products that follow (`wgmma.fence`): needed before the first, and
@@ -169,7 +176,11 @@ impl Products {
         let registers = s.registers();
         for step in 0..q.column_steps() {
             let (a, b) = (q.step(k, step), key.step(k, step));
-            k.wgmma_ss(self.half, &registers, a, b, step > 0);
+            if self.negates {
+                k.wgmma_ss_negated(self.half, &registers, a, b, step > 0);
+            } else {
+                k.wgmma_ss(self.half, &registers, a, b, step > 0);
+            }
         }
     }
 

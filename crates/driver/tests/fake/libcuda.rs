@@ -5,7 +5,7 @@
 //! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
 //! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_SM`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context, kernels named `hang` never end.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -21,6 +21,7 @@ const INVALID_IMAGE: Result = 200;
 const INVALID_PTX: Result = 218;
 const INVALID_HANDLE: Result = 400;
 const NOT_FOUND: Result = 500;
+const NOT_READY: Result = 600;
 const ILLEGAL_ADDRESS: Result = 700;
 const CAPTURE_UNSUPPORTED: Result = 900;
 
@@ -47,6 +48,8 @@ struct State {
     maps: u64,
     cubin: Vec<u8>,
     poison: Result,
+    /// A kernel named `hang` was launched.
+    hangs: bool,
 }
 
 /// A launch.
@@ -110,6 +113,7 @@ impl State {
         self.launches += 1;
         match work.entry.as_str() {
             "fail" => self.poison = ILLEGAL_ADDRESS,
+            "hang" => self.hangs = true,
             // The second parameter, a word, goes where the first points.
             "store" => match self.range(work.params[0], 4) {
                 Some(to) => to.copy_from_slice(&(*work.params.last().unwrap() as u32).to_le_bytes()),
@@ -220,7 +224,7 @@ fake! {
     cuStreamSynchronize(stream: usize) {
         inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) })
     }
-    cuStreamQuery(stream: usize) { inside(|s| s.stream(stream)) }
+    cuStreamQuery(stream: usize) { inside(|s| if s.hangs { NOT_READY } else { s.stream(stream) }) }
     cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
         inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
     }
@@ -277,7 +281,7 @@ fake! {
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         inside(|s| match s.allocate(bytes) { Ok(a) => { *address = a; 0 } Err(e) => e })
     }
-    cuMemFree_v2(address: u64) { inside(|s| if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
+    cuMemFree_v2(address: u64) { inside(|s| if s.hangs { panic!("waits for ever") } else if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
     cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: u32) {
         inside(|s| {
             let mut memory = vec![0xcd; bytes];
@@ -391,7 +395,7 @@ fake! {
     }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
-        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        *value = match which { 0 => variable("FAKE_THREADS", 256) as i32, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
         inside(|_| 0)
     }
     cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }

@@ -107,7 +107,10 @@ pub fn run_kernel<M: Machine>(
     }
     let out = contents[3].chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
     let named = |name| kernel.buffers.iter().position(|spec| spec.name == name).map(|i| &contents[i]);
-    assert!(named("counter").is_none_or(|data| data.iter().all(|&byte| byte == 0)), "the counter is left in use");
+    assert!(
+        named("counter").is_none_or(|data| data.iter().all(|&byte| byte == 0)),
+        "the counter is left in use"
+    );
     let lse = named("lse").map_or_else(Vec::new, |data| {
         data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     });

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use flashcore_lab::bench::{Suite, suites};
+use flashcore_lab::genes::with_genes;
 use kernels::{Arch, Family, Plan};
 use problem::{Layout, Problem};
 use serde_json::{Value, json};
@@ -57,14 +58,7 @@ impl Case {
     pub fn plan(&self, arch: &Arch) -> Result<Plan, Error> {
         let family = self.genes["family"].as_str().and_then(Family::named).ok_or("no family")?;
         // A default that does not fit may with other genes.
-        let mut plan = json!(family.proposal(&self.problem, arch));
-        for (gene, value) in self.genes.as_object().into_iter().flatten() {
-            if plan.get(gene).is_none() {
-                return Err(format!("gene {gene} is not one of {}", json!(plan)).into());
-            }
-            plan[gene] = value.clone();
-        }
-        let plan: Plan = serde_json::from_value(plan)?;
+        let plan = with_genes(&family.proposal(&self.problem, arch), &self.genes)?;
         plan.check(&self.problem, arch)?;
         Ok(plan)
     }

@@ -32,7 +32,21 @@ impl Builder {
     ) {
         let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
         let majors = [a_major.operand(), b_major.operand()];
-        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], majors);
+        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
+    }
+
+    /// As [`Builder::wgmma_ss`] with `−a`.
+    pub fn wgmma_ss_negated(
+        &mut self,
+        half: Half,
+        sums: &[F32],
+        (a, a_major): (R64, Major),
+        (b, b_major): (R64, Major),
+        accumulate: impl Into<Src<Pred>>,
+    ) {
+        let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
+        let majors = [a_major.operand(), b_major.operand()];
+        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
     }
 
     /// `sums (+)= a · b` with m64nNk16, A from registers (the fragment of `mma.m16n8k16`, rows of warp w from 16·w) and B from
@@ -46,7 +60,7 @@ impl Builder {
         accumulate: impl Into<Src<Pred>>,
     ) {
         let sources = [vector(&a), Operand::Reg(b.reg()), accumulate.into().into()];
-        self.wgmma(half, WgmmaSource::Registers, sums, sources, [b_major.operand()]);
+        self.wgmma(half, WgmmaSource::Registers, sums, sources, 1, [b_major.operand()]);
     }
 
     fn wgmma<const MAJORS: usize>(
@@ -55,11 +69,12 @@ impl Builder {
         source: WgmmaSource,
         sums: &[F32],
         sources: [Operand; 3],
+        scale_a: i32,
         majors: [Operand; MAJORS],
     ) {
         let op = Op::Wgmma(Wgmma::new(2 * sums.len() as u16, Type::F32, half.ty(), source));
-        let one: Operand = Src::<R32>::from(1u32).into();
-        let operands = std::iter::once(vector(sums)).chain(sources).chain([one.clone(), one]).chain(majors);
+        let scales = [scale_a, 1].map(|scale| Src::<R32>::from(scale).into());
+        let operands = std::iter::once(vector(sums)).chain(sources).chain(scales).chain(majors);
         self.op(op, operands);
     }
 

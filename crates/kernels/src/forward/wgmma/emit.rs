@@ -1,10 +1,10 @@
 //! The generator.
 
-use problem::{DType, Mask, Problem};
-use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Target, TensorMapPtr};
+use problem::{Mask, Problem, Tensor};
+use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
-    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange, RowStore,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
     Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
     WorkTile, store_fragments, store_lse,
 };
@@ -12,7 +12,7 @@ use tile::{
 use super::launch::LOADED;
 use super::plan::{Softmax, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::stepped;
+use crate::forward::contract::{half, stepped};
 
 const ENTRY: &str = "flash_forward_wgmma";
 
@@ -119,7 +119,7 @@ impl<'a> Forward<'a> {
         Forward {
             plan,
             problem,
-            half: if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 },
+            half: half(problem),
             rule: if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All },
             queries,
             keys,
@@ -150,31 +150,45 @@ impl<'a> Forward<'a> {
             let rows = self.rows(k, tile);
             let end = self.end(k, &rows);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32);
-            let request = |k: &mut Builder, ring: &TileRing, at, map, block: R32| {
-                let first = k.mul(block, self.plan.block_n);
-                ring.request(k, at, map, [first, key_head, tile.batch]);
-            };
+            let [q_part, key_part, value_part] = LOADED.map(|tensor| {
+                let head = if tensor == Tensor::Q { tile.head } else { key_head };
+                self.distinct(tensor, [head, tile.batch])
+            });
+            let request =
+                |k: &mut Builder, ring: &TileRing, at, map, block: R32, [head, batch]: [Src<R32>; 2]| {
+                    let first = k.mul(block, self.plan.block_n);
+                    ring.request(k, at, map, [first.into(), head, batch]);
+                };
             let block = k.sub(end, 1);
             // Before Q, whose place is free later.
-            request(k, &self.keys, &key_at, key_map, block);
-            self.queries.request(k, &q_at, q_map, [rows.first, tile.head, tile.batch]);
+            request(k, &self.keys, &key_at, key_map, block, key_part.clone());
+            let [head, batch] = q_part;
+            self.queries.request(k, &q_at, q_map, [rows.first.into(), head, batch]);
             k.while_(
                 |k| k.setp_u(ptx::CmpOp::Ne, block, 0),
                 |k| {
                     let next = k.sub(block, 1);
-                    request(k, &self.keys, &key_at, key_map, next);
-                    request(k, &self.values, &value_at, value_map, block);
+                    request(k, &self.keys, &key_at, key_map, next, key_part.clone());
+                    request(k, &self.values, &value_at, value_map, block, value_part.clone());
                     k.mov_to(block, next);
                 },
             );
-            request(k, &self.values, &value_at, value_map, block);
+            request(k, &self.values, &value_at, value_map, block, value_part.clone());
         });
+    }
+
+    /// Where a tensor map has a head and a batch entry: those that are all the same are one.
+    fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
+        let strides = self.problem.strides(tensor);
+        [(head, strides.head), (batch, strides.batch)]
+            .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
     }
 
     /// What a consumer warpgroup does: 64 rows of each tile.
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
         let visits = self.visits(k, consumer);
         let products = Products::new(self.half);
+        let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
         let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
             products.wgmma_qk(k, q, key, s); //                               S = Q Kᵀ
         };
@@ -289,7 +303,7 @@ impl<'a> Forward<'a> {
             o,
             (to, first, p.seq_q),
             row_bytes,
-            RowStore::Chunks,
+            self.plan.row_store(self.problem),
         );
         if let Some(start) = p.lse {
             let row = k.mul_wide_u(tile.batch_head, p.seq_q);

@@ -1,12 +1,12 @@
 //! The launch contract of the family.
 
-use problem::{DType, Problem, Strides, Tensor};
-use ptx::{Access, Arg, BufferSpec, Dim3, Element, Launch, TensorMapSpec};
-use tile::{COUNTER_BYTES, Handout, SwizzledTile, TensorRows};
+use problem::{Problem, Tensor};
+use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
+use tile::{COUNTER_BYTES, Handout};
 
 use super::plan::WgmmaPlan;
 use crate::Arch;
-use crate::forward::contract::{stepped, tensor_buffers};
+use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows, unsigned_factor};
 
 /// The tensors that come by tensor map.
 pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
@@ -34,14 +34,13 @@ impl WgmmaPlan {
 
     pub(super) fn tensor_maps(&self, problem: &Problem) -> Vec<TensorMapSpec> {
         let tiles = self.tile_shapes(problem);
-        LOADED.into_iter().zip(tiles).map(|(tensor, tile)| tile.map(&rows(problem, tensor))).collect()
+        LOADED.into_iter().zip(tiles).map(|(tensor, tile)| tile.map(&tensor_rows(problem, tensor))).collect()
     }
 
     /// One value per parameter, in the order in which the generator declares them.
     pub(super) fn args(&self, problem: &Problem) -> Vec<Arg> {
         let mut args: Vec<Arg> = (0..LOADED.len()).map(|index| Arg::TensorMap { index }).collect();
-        let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin);
-        args.push(Arg::Buffer { index: Tensor::Out as usize, offset: 2 * origin as u64 });
+        args.push(pointer(problem, Tensor::Out));
         let mut next = Tensor::Out as usize + 1;
         for wanted in [self.lse, self.handout == Handout::Dynamic] {
             if wanted {
@@ -49,8 +48,7 @@ impl WgmmaPlan {
                 next += 1;
             }
         }
-        let ([batches, heads, ..], Strides { batch, head, .. }) = (problem.extents(Tensor::Out), problem.out);
-        args.extend([Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]);
+        args.extend(head_strides(problem, Tensor::Out));
         let numbers = [
             problem.seq_q as u64,
             problem.seq_kv as u64,
@@ -60,28 +58,7 @@ impl WgmmaPlan {
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));
-        args.push(Arg::F32(factor(problem)));
+        args.push(Arg::F32(unsigned_factor(problem)));
         args
-    }
-}
-
-/// `|scale| · log2 e`. Where the scale is zero, a factor so small that no score is told from another, while masked ones stay −∞.
-fn factor(problem: &Problem) -> f32 {
-    let scale = f64::from(problem.softmax_scale()).abs();
-    ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
-}
-
-/// A tensor as its tensor map sees it.
-fn rows(problem: &Problem, tensor: Tensor) -> TensorRows {
-    let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
-    let row_bytes = 2 * columns.next_multiple_of(SwizzledTile::PANEL as usize) as u64;
-    // What is never stepped over has a stride that is always legal.
-    let bytes = |extent, stride| if extent > 1 { stepped(extent, stride) as u64 } else { row_bytes };
-    TensorRows {
-        buffer: tensor as usize,
-        offset: 0,
-        element: if problem.dtype == DType::Bf16 { Element::Bf16 } else { Element::F16 },
-        extents: [batch, heads, rows, columns].map(|n| n as u64),
-        strides: [bytes(batch, strides.batch), bytes(heads, strides.head), bytes(rows, strides.row)],
     }
 }

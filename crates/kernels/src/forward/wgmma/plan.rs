@@ -1,8 +1,11 @@
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Chains, Handout, SwizzledTile, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, RowStore, SwizzledTile, TileOrder, Tiles, Turns};
 
+use crate::forward::contract::check_tensor_maps;
 use crate::{Arch, PlanError};
+
+const FAMILY: &str = "wgmma";
 
 /// How rows keep to their maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -172,7 +175,7 @@ impl WgmmaPlan {
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
         if problem.dtype == DType::F32 {
-            let (family, accepted) = ("wgmma", "f16, bf16");
+            let (family, accepted) = (FAMILY, "f16, bf16");
             return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
         }
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
@@ -183,7 +186,18 @@ impl WgmmaPlan {
         for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
             accept(what, n as u64, length(n), "1 to 2^30: a tensor map has no empty dimension")?;
         }
-        self.check_alignment(problem)
+        check_tensor_maps(problem, FAMILY)?;
+        let (_, origin) = problem.span(Tensor::Out).unwrap_or_default();
+        if !aligned(problem, RowStore::Pairs) {
+            let Strides { batch, head, row } = problem.out;
+            return Err(PlanError::Problem {
+                family: FAMILY,
+                what: "out strides".to_owned(),
+                value: format!("batch {batch}, head {head}, row {row}, origin {origin}"),
+                accepted: "multiples of 2".to_owned(),
+            });
+        }
+        Ok(())
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -224,24 +238,19 @@ impl WgmmaPlan {
         Ok(())
     }
 
-    /// Tensor maps need strides and origins that are multiples of 16 bytes, and no stride may be negative; rows are stored in
-    /// chunks of 16 bytes.
-    fn check_alignment(&self, problem: &Problem) -> Result<(), PlanError> {
-        for tensor in Tensor::ALL {
-            let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
-            for (what, extent, value) in [
-                ("batch stride", batch, strides.batch),
-                ("head stride", heads, strides.head),
-                ("row stride", rows, strides.row),
-            ] {
-                if extent > 1 && (value % 8 != 0 || (tensor != Tensor::Out && !(0..1 << 39).contains(&value)))
-                {
-                    return Err(PlanError::TensorMap { tensor: tensor.name(), what, value });
-                }
-            }
-        }
-        Ok(())
+    /// The output's strides decide how wide its stores may be.
+    pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
+        if aligned(problem, RowStore::Chunks) { RowStore::Chunks } else { RowStore::Pairs }
     }
+}
+
+/// Whether all rows of the output begin at a multiple of a store.
+fn aligned(problem: &Problem, store: RowStore) -> bool {
+    let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
+    let steps = [(batch, strides.batch), (heads, strides.head), (rows, strides.row)];
+    let width = i64::from(store.elements());
+    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
+    origin % width == 0 && steps.iter().all(|&(extent, stride)| extent == 1 || stride % width == 0)
 }
 
 fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
