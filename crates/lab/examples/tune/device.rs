@@ -63,7 +63,13 @@ impl Device {
         let info = context.info();
         let arch = Arch::of(info.sm()).ok_or("this GPU is not a target of the kernels")?;
         let arch = Arch { multiprocessors: info.sms, ..arch };
-        Ok(Device { stream: Stream::new(&context)?, context, arch, compiled: Mutex::default(), compilers: Vec::new() })
+        Ok(Device {
+            stream: Stream::new(&context)?,
+            context,
+            arch,
+            compiled: Mutex::default(),
+            compilers: Vec::new(),
+        })
     }
 
     /// Starts the processes that compile.
