@@ -2,7 +2,7 @@
 
 mod tools;
 
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
@@ -146,6 +146,18 @@ fn plans_survive_serde() {
         assert!(json.starts_with(r#"{"family":"wgmma""#), "{json}");
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
     }
+}
+
+#[test]
+fn packing_heads_changes_the_kernel_and_needs_even_groups() {
+    let problem = problem(128, 40, Mask::Causal).with_heads_kv(2, Layout::Bshd);
+    let plan = default_plan(&problem);
+    assert_eq!(plan.packing, Packing::Packed, "40 rows of 8 heads fill tiles better together");
+    let apart = WgmmaPlan { packing: Packing::Apart, ..plan.clone() };
+    assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &apart).module);
+    let uneven = Problem::new(1, 12, 40, 128, DType::Bf16).with_heads_kv(1, Layout::Bshd);
+    let reason = Plan::Wgmma(WgmmaPlan { consumers: 2, ..plan }).check(&uneven, &ARCH).expect_err("12 heads");
+    assert!(reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of the tile's rows"));
 }
 
 /// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.

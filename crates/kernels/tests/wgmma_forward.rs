@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -17,6 +17,7 @@ const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 fn base() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,
+        packing: Packing::Apart,
         block_n: 32,
         stages: 2,
         tiles: Tiles::InTurn,
@@ -107,6 +108,28 @@ fn torture_set_is_right_and_without_hazards() {
     }
     // Without keys (2), backwards, one row for all, rows of 67 elements.
     assert_eq!((proven > 60, refused), (true, 5));
+}
+
+/// Groups of heads that divide a tile's rows evenly or not at the ends, masked position by position.
+#[test]
+fn packed_heads_are_apart_again_in_the_output() {
+    for (i, (heads_kv, seq_q, consumers)) in
+        [(2, 50, 2), (1, 33, 1), (4, 7, 1), (1, 1, 1)].into_iter().enumerate()
+    {
+        for (mask, dim, layout) in [
+            (Mask::None, 64, Layout::Bshd),
+            (Mask::Causal, 128, Layout::Bhsd),
+            (Mask::Causal, 72, Layout::Bshd),
+        ] {
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_mask(mask);
+            problem.seq_kv = 90;
+            let problem = problem.with_heads_kv(heads_kv, layout);
+            let packing = Packing::Packed;
+            let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
+            let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..base() };
+            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
 }
 
 /// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.

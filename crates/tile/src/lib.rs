@@ -33,7 +33,7 @@ pub use divide::divide;
 pub use epilogue::{store_lse, store_rows};
 pub use exchange::{Division, Exchange, Place};
 pub use fragment::{AccTile, Fragment, ProbTile};
-pub use fragments_out::{RowStore, store_fragments};
+pub use fragments_out::{RowStore, store_fragments, store_fragments_at, store_lse_at};
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use handover::{Handover, TileRing};
 pub use layout::TileLayout;

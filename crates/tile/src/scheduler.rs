@@ -52,12 +52,10 @@ pub struct TileGrid {
 pub struct WorkTile {
     /// Which of the head's tiles.
     pub row_block: R32,
-    /// The query head.
+    /// The query head, or the group of packed heads.
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// `batch · heads + head`.
-    pub batch_head: R32,
 }
 
 impl TileGrid {
@@ -78,7 +76,7 @@ impl TileGrid {
             }
         };
         let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, batch_head }
+        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch }
     }
 }
 

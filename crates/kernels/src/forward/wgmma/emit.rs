@@ -6,7 +6,7 @@ use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
     Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
     Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
-    WorkTile, store_fragments, store_lse,
+    WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
@@ -149,7 +149,8 @@ impl<'a> Forward<'a> {
         self.schedule.feed_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let end = self.end(k, &rows);
-            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32);
+            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
+            let position = rows.position(k, rows.first);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
                 let head = if tensor == Tensor::Q { tile.head } else { key_head };
                 self.distinct(tensor, [head, tile.batch])
@@ -163,7 +164,7 @@ impl<'a> Forward<'a> {
             // Before Q, whose place is free later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone());
             let [head, batch] = q_part;
-            self.queries.request(k, &q_at, q_map, [rows.first.into(), head, batch]);
+            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
             k.while_(
                 |k| k.setp_u(ptx::CmpOp::Ne, block, 0),
                 |k| {
@@ -248,7 +249,13 @@ impl<'a> Forward<'a> {
     fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
         let rows = self.plan.block_m();
         let first = k.mul(tile.row_block, rows);
-        RowRange { first, rows, seq_q: self.params.seq_q, seq_kv: self.params.seq_kv }
+        RowRange {
+            first,
+            rows,
+            seq_q: self.params.seq_q,
+            seq_kv: self.params.seq_kv,
+            heads: self.plan.packed_heads(self.problem),
+        }
     }
 
     /// Whether blocks end where the keys do.
@@ -290,28 +297,42 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         lse: &[F32],
     ) {
-        let p = &self.params;
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        let [batch, head] = [tile.batch, tile.head].map(|n| k.zext(n));
-        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
-        let to = Global::from(k.mad(head, p.out_head_bytes, to));
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        store_fragments(
-            k,
-            &consumer.threads,
-            self.half,
-            o,
-            (to, first, p.seq_q),
-            row_bytes,
-            self.plan.row_store(self.problem),
-        );
-        if let Some(start) = p.lse {
-            let row = k.mul_wide_u(tile.batch_head, p.seq_q);
-            let wide = k.zext(first);
-            let row = k.add(row, wide);
-            let to = Global::from(k.mad(row, 4, start.base));
-            let limit = k.sub(p.seq_q, first);
-            store_lse(k, &consumer.threads, lse, to, limit);
-        }
+        let limit = k.mul(self.params.seq_q, rows.heads);
+        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
+        let store = self.plan.row_store(self.problem);
+        store_fragments_at(k, &consumer.threads, self.half, o, (first, limit), place, store);
+        let Some(start) = self.params.lse else { return };
+        let to = |k: &mut Builder, row: R32| {
+            let [head, position] = head_and_position(k, tile, rows, row);
+            let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
+            let index = k.mul_wide_u(before, self.params.seq_q);
+            let position = k.zext(position);
+            let index = k.add(index, position);
+            Global { base: k.mad(index, 4, start.base), offset: start.offset }
+        };
+        store_lse_at(k, &consumer.threads, lse, (first, limit), to);
     }
+
+    /// Where a row of O begins.
+    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
+        let p = &self.params;
+        let [head, position] = head_and_position(k, tile, rows, row);
+        let [batch, head, position] = [tile.batch, head, position].map(|n| k.zext(n));
+        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
+        let to = k.mad(head, p.out_head_bytes, to);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        Global { base: k.mad(position, row_bytes, to), offset: p.out.offset }
+    }
+}
+
+/// The query head of a tile's row, and its position in the sequence.
+fn head_and_position(k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> [R32; 2] {
+    if rows.heads == 1 {
+        return [tile.head, row];
+    }
+    let position = rows.position(k, row);
+    let before = k.mul(position, rows.heads);
+    let in_group = k.sub(row, before);
+    [k.mad(tile.head, rows.heads, in_group), position]
 }

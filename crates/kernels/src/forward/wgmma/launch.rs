@@ -54,7 +54,7 @@ impl WgmmaPlan {
             problem.seq_kv as u64,
             self.tile_count(problem),
             self.row_blocks(problem),
-            problem.heads_q as u64,
+            self.tile_heads(problem),
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));
