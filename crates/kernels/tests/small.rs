@@ -87,8 +87,21 @@ fn every_gene_is_right_without_hazards() {
 /// The plan of the mission problem, on a head of it, and those of its neighbours.
 #[test]
 fn defaults_are_right() {
-    let cases =
-        [(128, 64), (256, 64), (512, 64), (512, 128), (1024, 64), (300, 96), (200, 192), (90, 72), (70, 40)];
+    let cases = [
+        (128, 64),
+        (256, 64),
+        (512, 64),
+        (512, 128),
+        (1024, 64),
+        (300, 96),
+        (200, 192),
+        (90, 72),
+        (700, 128),
+        (600, 72),
+        (1100, 64),
+        (400, 256),
+        (70, 40),
+    ];
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
@@ -117,7 +130,7 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same.
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
 #[test]
 fn shapes_and_strides() {
     let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
@@ -138,9 +151,13 @@ fn shapes_and_strides() {
     let mut narrow_values = Problem::new(1, 1, 70, 72, DType::Bf16).with_seq_kv(70, Layout::Bhsd);
     narrow_values.head_dim_v = 32;
     let narrow_values = narrow_values.with_layout(Layout::Bhsd);
-    for (seed, problem) in
-        [grouped, more_rows, one, padded, broadcast, backwards, narrow_values].iter().enumerate()
-    {
+    let mut problems = vec![grouped, more_rows, one, padded, broadcast, backwards, narrow_values];
+    for scale in [0.0, -0.3, 4.0] {
+        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
+        scaled.scale = Some(scale);
+        problems.push(scaled);
+    }
+    for (seed, problem) in problems.iter().enumerate() {
         for plan in [&at_once, &streamed] {
             prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
         }

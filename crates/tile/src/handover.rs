@@ -104,7 +104,7 @@ impl TileRing {
         at.advance(k);
     }
 
-    /// Requests the tile at a row of a head of a batch entry into a stage that is free. For one thread.
+    /// The same into a stage that is free, without going on.
     pub fn fill(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         let full = self.handover.full(k, at);
         k.mbarrier_arrive_expect_tx(full, self.tile.bytes());

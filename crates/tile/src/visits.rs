@@ -44,8 +44,8 @@ impl Supply {
         let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.requests);
         k.if_(more, |k| {
             free(k);
-            let [head, batch] = self.head.map(Src::from);
-            ring.fill(k, at, self.map, [self.next.into(), head, batch]);
+            let [head, batch] = self.head;
+            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
         });
         k.sub_to(self.next, self.next, self.step);
     }
@@ -91,7 +91,13 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
+        let stage = match self.supply {
+            _ if self.at.stages() == 1 => return self.first,
+            None => self.at.stage,
+            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
+            Some(_) => k.uniform(self.at.stage),
+        };
+        self.first.stage(k, stage)
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
@@ -303,7 +309,11 @@ impl Visits {
         }
         self.issue(k, |k| self.scores(k, &steps.scores));
         self.values.wait(k);
-        // P and O have not been touched since the scores' fence.
+        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
+        // in the block of the products, or serialises them (C7519).
+        if self.values.supply.is_some() {
+            k.wgmma_fence();
+        }
         self.accumulate(k, steps);
         k.wgmma_commit();
         if let Some(circle) = &self.circle {

@@ -1,7 +1,7 @@
 //! A warpgroup's block of keys: its scores and what it adds to O, in pieces that overlap.
 
 use problem::Problem;
-use ptx::{Builder, F32, Half, R32};
+use ptx::{Builder, F32, R32};
 use tile::{
     AccTile, Accumulate, Coverage, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix,
 };
@@ -34,7 +34,7 @@ impl<'a> Block<'a> {
         k: &mut Builder,
         plan: &'a SmallPlan,
         problem: &Problem,
-        half: Half,
+        products: Products,
         place: &Place,
         loads: &'a Loads<'a>,
     ) -> Block<'a> {
@@ -58,7 +58,7 @@ impl<'a> Block<'a> {
         Block {
             plan,
             loads,
-            products: Products::new(half),
+            products,
             queries,
             keys,
             scores: AccTile::unset(k, WARP_ROWS, plan.block_n),

@@ -6,14 +6,16 @@ use ptx::{
     TensorMapPtr,
 };
 use tile::{
-    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, RowRange, SwizzledTile,
-    Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
+    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange,
+    SwizzledTile, Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
 };
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, Scores, SmallPlan};
-use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers, tensor_rows};
+use crate::forward::contract::{
+    half, head_strides, pointer, stepped, tensor_buffers, tensor_rows, unsigned_factor,
+};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -62,7 +64,7 @@ struct Params {
     out_strides: [R64; 2],
     seq_q: R32,
     seq_kv: R32,
-    /// `scale · log2 e`.
+    /// `|scale| · log2 e`.
     factor: F32,
 }
 
@@ -147,7 +149,7 @@ impl<'a> Forward<'a> {
         let source = self.source(k);
         let loads = Loads::new(k, plan, self.problem, self.place, self.threads.lane, self.shared);
         loads.request(k, &source, self.exchange.as_ref());
-        let mut block = Block::new(k, plan, self.problem, self.half, &self.place, &loads);
+        let mut block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k);
 
@@ -181,6 +183,11 @@ impl<'a> Forward<'a> {
             }
             Merge::PeerFirst => self.join_with_peer(k, softmax, &block),
         }
+    }
+
+    pub(super) fn products(&self) -> Products {
+        let products = Products::new(self.half);
+        if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products }
     }
 
     pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
@@ -290,6 +297,10 @@ fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
     args.push(pointer(problem, Tensor::Out));
     args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
     args.extend(head_strides(problem, Tensor::Out));
-    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor(problem))]);
+    args.extend([
+        Arg::U32(problem.seq_q as u32),
+        Arg::U32(problem.seq_kv as u32),
+        Arg::F32(unsigned_factor(problem)),
+    ]);
     args
 }

@@ -82,8 +82,8 @@ pub struct SmallPlan {
 
 /// Largest extent in y and z of a grid.
 const GRID_LIMIT: u64 = 65_535;
-/// Registers beside the accumulators: what ptxas uses for everything else (measured on its figures).
-const OTHER_REGISTERS: u32 = 57;
+/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
+const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
 /// Where everything lies in a CTA's shared memory, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -97,63 +97,90 @@ pub(super) struct SharedMap {
 }
 
 impl SmallPlan {
-    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices.
-    pub fn default_for(problem: &Problem, _arch: &Arch) -> SmallPlan {
-        let wide = problem.head_dim.max(problem.head_dim_v) > 64;
-        let base = SmallPlan {
-            row_warpgroups: 1,
-            cluster: 2,
-            kv_warpgroups: 1,
-            block_n: 256,
-            stages: 1,
-            rescale: Rescale::Always,
-            key_copies: 1,
-            qk_pieces: 1,
-            softmax_steps: 1,
-            pv_pieces: 2,
-            requests: Requests::ValuesLate,
-            scores: Scores::AllAtOnce,
-            merge: Merge::PeerFirst,
-            store: RowStore::Pairs,
-            overlapping: false,
-            resident_ctas: 1,
-            lse: false,
-        };
-        let mut plan = match (problem.seq_kv, wide) {
+    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices, blocks that stream by
+    /// beyond. Of plans that do not fit, the last resort.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
+        let mut choices = SmallPlan::at_once(problem);
+        choices.extend(SmallPlan::streamed(problem, arch));
+        let last = choices.last().cloned();
+        let fitting = choices
+            .into_iter()
+            .map(|plan| plan.fitted(problem))
+            .find(|plan| plan.check(problem, arch).is_ok());
+        fitting.or(last).unwrap_or(SmallPlan::BASE)
+    }
+
+    const BASE: SmallPlan = SmallPlan {
+        row_warpgroups: 1,
+        cluster: 2,
+        kv_warpgroups: 1,
+        block_n: 256,
+        stages: 1,
+        rescale: Rescale::Always,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 2,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::PeerFirst,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: false,
+    };
+
+    /// Plans without a loop that hold all keys, the best first.
+    fn at_once(problem: &Problem) -> Vec<SmallPlan> {
+        let base = SmallPlan::BASE;
+        let pair = match (problem.seq_kv, problem.head_dim.max(problem.head_dim_v)) {
             (..=128, _) => SmallPlan { block_n: 64, ..base },
             (..=256, _) => SmallPlan { block_n: 128, ..base },
-            (..=512, false) => SmallPlan {
+            (..=512, ..=64) => SmallPlan {
                 key_copies: 4,
                 qk_pieces: 4,
                 softmax_steps: 2,
                 pv_pieces: 4,
                 requests: Requests::FirstKeysOnly,
-                store: RowStore::Chunks,
                 ..base
             },
-            (..=512, true) => {
+            (..=512, _) => {
                 SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 4, scores: Scores::StepByStep, ..base }
             }
-            _ => SmallPlan {
-                kv_warpgroups: 2,
-                key_copies: 2,
-                qk_pieces: 2,
-                softmax_steps: 2,
-                merge: Merge::Shares,
-                ..base
-            },
+            _ => SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base },
         };
-        if plan.check_merge(problem).is_err() {
-            plan.merge = Merge::Shares;
+        // Columns that cannot be shared leave all keys to one warpgroup.
+        let block_n = problem.seq_kv.next_multiple_of(16).min(256) as u32;
+        vec![pair, SmallPlan { cluster: 1, block_n, pv_pieces: 1, ..base }]
+    }
+
+    /// Plans by whose warpgroups blocks stream, those with more keys a block first.
+    fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
+        let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
+        let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
+        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
+        let wanted =
+            blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
+        wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
+            cluster,
+            block_n,
+            resident_ctas,
+            stages: 2,
+            rescale: Rescale::Beyond(8),
+            pv_pieces: 1,
+            ..SmallPlan::BASE
+        })
+    }
+
+    /// The plan with the joins and stores that it and the problem allow.
+    fn fitted(mut self, problem: &Problem) -> SmallPlan {
+        if self.check_merge(problem).is_err() {
+            self.merge = Merge::Shares;
         }
-        // Columns of an odd number of chunks cannot be shared: one warpgroup takes all keys.
-        if plan.check_merge(problem).is_err() {
-            (plan.cluster, plan.kv_warpgroups, plan.block_n) = (1, 1, 256);
+        if self.check_store(problem).is_err() {
+            self.store = RowStore::Pairs;
         }
-        if plan.check_store(problem).is_err() {
-            plan.store = RowStore::Pairs;
-        }
-        plan
+        self
     }
 
     /// Threads of a CTA.
@@ -250,7 +277,8 @@ impl SmallPlan {
     /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let p = if self.streams() { self.block_n / 4 } else { 0 };
-        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
+        let others = OTHER_REGISTERS[usize::from(self.streams())];
+        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + others
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -283,15 +311,6 @@ impl SmallPlan {
             let (keys, most) = (problem.seq_kv as u64, u64::from(self.cluster_keys()));
             let accepted = format!("up to {most} with this plan, and more with stages > 1");
             accept("seq_kv", keys, keys <= most, &accepted)?;
-        }
-        let scale = problem.softmax_scale();
-        if scale <= 0.0 {
-            return Err(PlanError::Problem {
-                family: FAMILY,
-                what: "scale".to_owned(),
-                value: scale.to_string(),
-                accepted: "above 0".to_owned(),
-            });
         }
         check_tensor_maps(problem, FAMILY)
     }
@@ -365,8 +384,7 @@ impl SmallPlan {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
         if self.store == RowStore::Chunks {
-            let fits = share.is_multiple_of(32);
-            accept("head_dim_v / parts", share.into(), fits, "multiples of 32 with store = chunks")?;
+            accept("head_dim_v / parts", share.into(), share >= 32, "32 and more with store = chunks")?;
         }
         let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
         let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);

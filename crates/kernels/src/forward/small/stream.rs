@@ -2,11 +2,10 @@
 //! order of issue is that of FlashAttention-3's Algorithm 2.
 
 use problem::Tensor;
-use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, BlockSteps, Bound, Chains, Consumer, Coverage, Handover, MaskRule, Masked, Masker,
-    OnlineSoftmax, ProbTile, Products, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Tiles,
-    Visits,
+    OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Tiles, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -31,7 +30,7 @@ impl Forward<'_> {
         let visits = self.visits(k, end);
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
-        let products = Products::new(self.half);
+        let products = self.products();
         let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
             products.wgmma_qk(k, q, key, s); //                           S = Q Kᵀ
         };
@@ -129,12 +128,7 @@ impl Forward<'_> {
         k.if_(first_part, |k| {
             let at = ring.handover.reader(k);
             let [head, batch] = source.head(k, self.problem, Tensor::Q);
-            ring.fill(
-                k,
-                &at,
-                source.maps[Tensor::Q as usize],
-                [self.rows.first.into(), head.into(), batch.into()],
-            );
+            ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch].map(Src::from));
         });
     }
 
