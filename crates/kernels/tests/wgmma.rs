@@ -157,7 +157,9 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &apart).module);
     let uneven = Problem::new(1, 12, 40, 128, DType::Bf16).with_heads_kv(1, Layout::Bshd);
     let reason = Plan::Wgmma(WgmmaPlan { consumers: 2, ..plan }).check(&uneven, &ARCH).expect_err("12 heads");
-    assert!(reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of the tile's rows"));
+    assert!(
+        reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of the tile's rows")
+    );
 }
 
 /// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
