@@ -2,7 +2,7 @@
 
 mod tools;
 
-use flashcore_kernels::forward::wgmma::{Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
@@ -55,6 +55,7 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { chains: Chains { max: 4, ..base.chains }, ..base.clone() },
         WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
         WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
+        WgmmaPlan { ends: Ends::Common, ..base.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },
         WgmmaPlan { lse: true, ..base.clone() },
     ]

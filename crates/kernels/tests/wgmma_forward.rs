@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -24,6 +24,7 @@ fn base() -> WgmmaPlan {
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
+        ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
         lse: true,
@@ -68,6 +69,25 @@ fn every_gene_computes_the_same() {
             ..two.clone()
         },
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
+        WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
+        WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..base()
+        },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            block_n: 16,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            softmax: OPTIMISTIC,
+            ..base()
+        },
         WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
         WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
     ];
@@ -91,6 +111,7 @@ fn torture_set_is_right_and_without_hazards() {
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
             handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            ends: [Ends::Own, Ends::Common][i / 4 % 2],
             lse: i % 4 != 0,
             ..base()
         };
@@ -153,7 +174,8 @@ fn every_schedule_gives_the_same_clean_result() {
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
             for seed in 0..3 {
                 let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
-                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ..base() };
+                let ends = Ends::Own;
+                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ends, ..base() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }

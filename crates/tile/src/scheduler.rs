@@ -194,9 +194,14 @@ impl Turn<'_> {
     /// that returned.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
-            let tile = self.scheduler.grid.tile(k, self.index);
+            let tile = self.tile(k);
             compute(k, &tile)
         });
+    }
+
+    /// The tile.
+    pub fn tile(&self, k: &mut Builder) -> WorkTile {
+        self.scheduler.grid.tile(k, self.index)
     }
 
     /// Goes on to the next tile. Whether there is one.

@@ -29,22 +29,35 @@ pub enum Softmax {
 }
 
 /// What the rows of a tile are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
     /// Rows of one query head.
+    #[default]
     Apart,
     /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are fuller, and keys are read
     /// once for the group.
     Packed,
 }
 
-/// Genes of the family.
+/// Where the blocks of keys end that a warpgroup visits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ends {
+    /// Where those of the tile do.
+    #[default]
+    Common,
+    /// Where those do that its own rows see: it lets the others pass.
+    Own,
+}
+
+/// Genes of the family. Those with a default came later; a plan without them means it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
     /// Warpgroups that compute, of 64 query rows each.
     pub consumers: u32,
     /// What the rows of a tile are.
+    #[serde(default)]
     pub packing: Packing,
     /// Keys of a block.
     pub block_n: u32,
@@ -58,6 +71,9 @@ pub struct WgmmaPlan {
     pub softmax: Softmax,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
+    /// Where the blocks end that a warpgroup visits.
+    #[serde(default)]
+    pub ends: Ends,
     /// How tiles reach the CTAs.
     pub handout: Handout,
     /// In which order.
@@ -88,6 +104,7 @@ impl WgmmaPlan {
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
+            ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
             lse: false,
