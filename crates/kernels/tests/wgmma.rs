@@ -38,6 +38,7 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { consumers: 1, ..base.clone() },
         WgmmaPlan { consumers: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { block_n: 96, ..base.clone() },
+        WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
@@ -115,6 +116,9 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     };
     assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
+    assert!(of(&|p| p.resident = 5).starts_with("resident CTAs = 5; accepted: 1 to 4"));
+    assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
+    assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));

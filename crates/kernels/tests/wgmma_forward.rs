@@ -17,6 +17,7 @@ const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 fn base() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,
+        resident: 1,
         packing: Packing::Apart,
         block_n: 32,
         stages: 2,
@@ -70,6 +71,7 @@ fn every_gene_computes_the_same() {
         },
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
         WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
+        WgmmaPlan { resident: 2, ..base() },
         WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
         WgmmaPlan {
             ends: Ends::Own,

@@ -22,7 +22,7 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without a bound, setmaxnreg is ignored.
-        k.min_ctas_per_sm(1);
+        k.min_ctas_per_sm(self.resident);
         Forward::new(&mut k, problem, self).body(&mut k);
         Kernel {
             module: k.into_module(Target::sm_a(arch.sm)),

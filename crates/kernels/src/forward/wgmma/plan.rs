@@ -56,6 +56,9 @@ pub enum Ends {
 pub struct WgmmaPlan {
     /// Warpgroups that compute, of 64 query rows each.
     pub consumers: u32,
+    /// CTAs of a multiprocessor: what one has to wait for, the others hide.
+    #[serde(default = "one")]
+    pub resident: u32,
     /// What the rows of a tile are.
     #[serde(default)]
     pub packing: Packing,
@@ -84,6 +87,8 @@ pub struct WgmmaPlan {
 
 /// Bytes of keys and values whose heads are taken together: about half of L2, so that they stay there (H100: 50 MB).
 const SECTION_BYTES: usize = 32 << 20;
+/// Registers of a thread that feeds, the fewest that there can be.
+const FEEDING_REGISTERS: u32 = 24;
 /// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
 /// hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
@@ -97,6 +102,7 @@ impl WgmmaPlan {
         let lazy = Softmax::Lazy { slack: 8 };
         let base = WgmmaPlan {
             consumers: 2,
+            resident: 1,
             packing: Packing::Apart,
             block_n: 128,
             stages: 2,
@@ -149,12 +155,17 @@ impl WgmmaPlan {
         64 * self.consumers
     }
 
-    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split).
+    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split, where one CTA is resident).
     pub const fn register_split(&self) -> (u32, u32) {
-        match self.consumers {
-            1 => (56, 256),
-            2 => (24, 240),
-            _ => (32, 160),
+        match (self.consumers, self.resident) {
+            (1, 1) => (56, 256),
+            (2, 1) => (24, 240),
+            (3, 1) => (32, 160),
+            _ => {
+                let at_launch = Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8;
+                let left = at_launch * (self.consumers + 1) - FEEDING_REGISTERS;
+                (FEEDING_REGISTERS, left / self.consumers / 8 * 8)
+            }
         }
     }
 
@@ -259,6 +270,7 @@ impl WgmmaPlan {
             accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
         };
         within("consumers", self.consumers, 1, 3)?;
+        within("resident CTAs", self.resident, 1, 4)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
         let heads = self.packed_heads(problem);
@@ -288,6 +300,11 @@ impl WgmmaPlan {
         if bytes > u64::from(arch.shared_per_cta) {
             return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
         }
+        let resident = u64::from(self.resident) * (bytes + u64::from(Arch::SHARED_RESERVED));
+        if self.resident > 1 && resident > u64::from(arch.shared_per_sm) {
+            let limit = arch.shared_per_sm / self.resident - Arch::SHARED_RESERVED;
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
+        }
         let registers = self.registers(problem);
         let limit = self.register_split().1.min(Arch::REGISTERS_PER_THREAD);
         if registers > limit {
@@ -300,6 +317,10 @@ impl WgmmaPlan {
     pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
         if aligned(problem, RowStore::Chunks) { RowStore::Chunks } else { RowStore::Pairs }
     }
+}
+
+const fn one() -> u32 {
+    1
 }
 
 /// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
