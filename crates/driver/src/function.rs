@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
-use ptx::{Arg, Kernel, Launch, Op, Statement, TargetSuffix};
+use ptx::{Arg, Kernel, Launch, Op, Statement};
 
 use crate::context::Relaxed;
 use crate::library::has_func_load;
@@ -357,16 +357,10 @@ impl Function {
     }
 }
 
-/// Whether the device runs code of the module's target: `sm_90a` means this one architecture, `sm_100f` its family (PTX ISA,
-/// ".target").
+/// Whether the device runs code of the module's target.
 fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
     let (target, sm) = (kernel.module.target, context.info().sm());
-    let runs = match target.suffix {
-        TargetSuffix::None => sm >= target.sm,
-        TargetSuffix::ArchSpecific => sm == target.sm,
-        TargetSuffix::Family => sm >= target.sm && sm / 10 == target.sm / 10,
-    };
-    if runs {
+    if target.runs_on(sm) {
         return Ok(());
     }
     Err(DriverError::Contract {

@@ -29,6 +29,7 @@ fn scenario() {
         Ok("full") => full(),
         Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
         Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
+        Ok("forbidden") => without("cuInit is not permitted: CUDA_ERROR_NOT_PERMITTED"),
         Ok("stub") => without("cuDriverGetVersion failed: CUDA_ERROR_STUB_LIBRARY"),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
@@ -178,6 +179,19 @@ fn slices() {
         assert_eq!((&row[..16], &row[16..]), (dense, &[seven; 8][..]));
     }
 
+    // Rows from the last to the first, and one row for all keys.
+    let back = Strides { batch: 0, head: 20 * 16, row: -16 };
+    let same = Strides { batch: 0, head: 0, row: 0 };
+    let (q, one) = (ramp(2 * 20 * 16, 3), ramp(16, 7));
+    let keys = TensorView::dense(&k, [1, 2, 30, 16], Layout::Bhsd).unwrap();
+    let queries = TensorView::strided(&q, [1, 2, 20, 16], back).unwrap();
+    for values in [keys, TensorView::strided(&one, [1, 2, 30, 16], same).unwrap()] {
+        let call = attention(queries, keys, values);
+        let (gpu, cpu) =
+            (call.device(Device::Cuda(0)).run().unwrap(), call.device(Device::Cpu).run().unwrap());
+        close(&gpu.data, &cpu.data.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>());
+    }
+
     let data = vec![0.5f32; 8 * 16];
     let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
     assert!(attention(view, view, view).run().unwrap().data.iter().all(|x| (x - 0.5).abs() < 1e-6));
@@ -257,8 +271,17 @@ fn device_memory() {
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
     refuse(gpu.prepare(&unordered, true, None).map(drop), "heads_kv is 0");
 
-    // Without rows there is nothing to launch, without keys there are zeros.
+    // Strides that no memory has are refused before anything is loaded.
+    let far = Strides { batch: 0, head: i64::MAX, row: 16 };
+    refuse(
+        gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop),
+        "k has more than 2^63 elements",
+    );
+
+    // Without batches or rows there is nothing to launch, without keys there are zeros.
     let none = driver::DeviceSlice::EMPTY;
+    let empty = gpu.prepare(&Problem { batch: 0, ..problem.clone() }, false, None).unwrap();
+    empty.enqueue(&stream, none, none, none, none, None).unwrap();
     let empty = gpu.prepare(&Problem { seq_q: 0, ..problem.clone() }, false, None).unwrap();
     empty.enqueue(&stream, none, none, none, none, None).unwrap();
     let keyless = problem.with_seq_kv(0, Layout::Bhsd);
@@ -404,6 +427,7 @@ fn a_full_device_leaves_it_to_the_cpu() {
 fn without_a_usable_gpu_the_cpu_computes() {
     passes("old", &[("FAKE_VERSION", "11080")]);
     passes("no_device", &[("FAKE_INIT", "100")]);
+    passes("forbidden", &[("FAKE_INIT", "800")]);
     // The toolkit's library of that name, which is there for linkers only.
     passes("stub", &[("FAKE_STUB", "34")]);
 }

@@ -161,32 +161,51 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     found
 }
 
-/// No barrier, fence or wait is there for nothing: without any one of them the kernel is refused. (Turns order nothing but
+/// No barrier, fence or wait is there for nothing: without any one of them a kernel is refused. (Turns order nothing but
 /// time.)
 #[test]
 fn every_synchronisation_is_needed() {
     let one = Arch { multiprocessors: 1, ..SMALL };
-    let problem = rectangle(4, 70, 100, 64, Mask::Causal);
+    // A tile of one block waits where one of several need not.
+    let problems = [100, 20].map(|keys| rectangle(4, 70, keys, 64, Mask::Causal));
     for (tiles, softmax) in [
         (Tiles::InTurn, Softmax::Lazy { slack: 8 }),
         (Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
     ] {
-        let plan = WgmmaPlan { consumers: 2, tiles, softmax, handout: Handout::Dynamic, ..base() };
-        let kernel = emit(&problem, &Plan::Wgmma(plan), &one).unwrap();
-        for (item, at, op) in synchronisations(&kernel) {
-            let mut mutant = kernel.clone();
-            if let Item::Function(function) = &mut mutant.module.items[item]
-                && let Some(body) = &mut function.body
-            {
-                // Of a wait, the branch back to it: it asks once.
-                let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-                body.statements.remove(if wait { at + 1 } else { at });
-            }
-            let caught = (0..3).any(|seed| {
-                let options = Options { seed, ..Options::default() };
-                common::run_kernel(&mut Emulator::new(options), &problem, &mutant, seed).is_err()
+        // What waits for other things makes a wait redundant with some numbers of stages, and not with others.
+        let kernels = [2, 1, 3].map(|stages| {
+            let plan =
+                WgmmaPlan { consumers: 2, stages, tiles, softmax, handout: Handout::Dynamic, ..base() };
+            problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &one).unwrap())
+        });
+        let places = kernels.each_ref().map(|of_stages| synchronisations(&of_stages[0]));
+        for i in 0..places[0].len() {
+            let caught = kernels.iter().zip(&places).any(|(kernels, places)| {
+                problems
+                    .iter()
+                    .zip(kernels)
+                    .any(|(problem, kernel)| refused(problem, &without(kernel, places[i])))
             });
-            assert!(caught, "{tiles:?}, {softmax:?}: without statement {at}, {op:?}");
+            assert!(caught, "{tiles:?}, {softmax:?}: without {:?}", places[0][i]);
         }
     }
+}
+
+fn refused(problem: &Problem, kernel: &Kernel) -> bool {
+    (0..3).any(|seed| {
+        let options = Options { seed, ..Options::default() };
+        common::run_kernel(&mut Emulator::new(options), problem, kernel, seed).is_err()
+    })
+}
+
+fn without(kernel: &Kernel, (item, at, op): (usize, usize, Op)) -> Kernel {
+    let mut mutant = kernel.clone();
+    if let Item::Function(function) = &mut mutant.module.items[item]
+        && let Some(body) = &mut function.body
+    {
+        // With a wait goes the branch back to it.
+        let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+        body.statements.drain(at..at + 1 + usize::from(wait));
+    }
+    mutant
 }

@@ -17,6 +17,7 @@ pub mod panics;
 pub mod probes;
 pub mod provenance;
 pub mod report;
+pub mod search;
 pub mod selftest;
 pub mod store;
 pub mod study;

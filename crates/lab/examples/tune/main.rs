@@ -12,7 +12,6 @@
 //! the last line says with which `--from` to go on.
 
 mod device;
-mod search;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -23,11 +22,11 @@ use device::{Candidate, Device, Tensors};
 use flashcore_lab::bench::{Suite, median, suites};
 use flashcore_lab::child::{Ended, follow};
 use flashcore_lab::provenance::Provenance;
+use flashcore_lab::search::{KEPT, groups, vary};
 use flashcore_lab::store::append_line;
 use kernels::select::{self, Kind, Shape, TunedRow, TunedTable};
 use kernels::{Family, Plan};
 use problem::Problem;
-use search::{KEPT, groups, vary};
 use serde_json::json;
 
 type Error = Box<dyn std::error::Error>;

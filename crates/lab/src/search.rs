@@ -1,10 +1,11 @@
-//! Which plans are tried: groups of genes, the coarse ones first. In each group every combination is tried on the fastest plans so
-//! far; what was good stays.
+//! Which plans a search for the fastest tries: groups of genes, the coarse ones first. In each group every combination is tried on
+//! the fastest plans so far; what was good stays.
 
-use flashcore_lab::genes::{product, values, with_genes};
 use kernels::{Arch, Family, Plan};
 use problem::{Mask, Problem};
 use serde_json::{Value, json};
+
+use crate::genes::{product, values, with_genes};
 
 /// Plans that each group begins with.
 pub const KEPT: usize = 3;
