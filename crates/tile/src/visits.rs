@@ -36,6 +36,9 @@ pub struct Supply {
     pub head: [R32; 2],
     /// The one thread that requests.
     pub requests: Pred,
+    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
+    /// stage is free.
+    pub readers: u32,
 }
 
 impl Supply {
@@ -102,9 +105,17 @@ impl TileStream {
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
     pub fn release(&self, k: &mut Builder) {
-        self.ring.handover.release(k, &self.at, self.speaks);
+        let handover = &self.ring.handover;
+        let alone = self.supply.is_some_and(|supply| supply.readers == 1);
+        if !alone {
+            handover.release(k, &self.at, self.speaks);
+        }
         if let Some(supply) = &self.supply {
-            supply.fill(k, &self.ring, &self.at, |k| self.ring.handover.wait_free(k, &self.at));
+            supply.fill(k, &self.ring, &self.at, |k| {
+                if !alone {
+                    handover.wait_free(k, &self.at);
+                }
+            });
         }
         self.at.advance(k);
     }
@@ -207,12 +218,47 @@ impl Visits {
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
-        (end, masked): (R32, Masked),
+        blocks: (R32, Masked),
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
         advance: impl FnOnce(&mut Builder) -> Pred,
     ) -> Pred
     where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.queries.release(k);
+        let more = advance(k);
+        self.last_products(k, more, steps);
+        more
+    }
+
+    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last values.
+    pub fn for_each_block_once<S, M, A>(
+        &self,
+        k: &mut Builder,
+        blocks: (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.products_alone(k, steps);
+    }
+
+    /// All of a tile but what its last block adds to O.
+    fn up_to_last_products<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (end, masked): (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
@@ -247,10 +293,6 @@ impl Visits {
                 k.setp_s(CmpOp::Ne, block, 0)
             });
         });
-        self.queries.release(k);
-        let more = advance(k);
-        self.last_products(k, more, steps);
-        more
     }
 
     /// The scores of a tile's first block, alone.
@@ -271,14 +313,9 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
-        let alone = |k: &mut Builder| {
-            self.values.wait(k);
-            self.issue(k, |k| self.accumulate(k, steps));
-            k.wgmma_wait(0);
-        };
         match self.tiles {
             Tiles::InTurn => {
-                alone(k);
+                self.products_alone(k, steps);
                 self.values.release(k);
             }
             // Each path waits for what it issued: where they join, no product is in flight.
@@ -292,9 +329,20 @@ impl Visits {
                     k.wgmma_wait(0);
                     self.values.release(k);
                 },
-                alone, // The CTA's last tile: no one waits for the place of its values.
+                // The CTA's last tile: no one waits for the place of its values.
+                |k| self.products_alone(k, steps),
             ),
         }
+    }
+
+    /// What a block adds to O, with nothing else in flight.
+    fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.values.wait(k);
+        self.issue(k, |k| self.accumulate(k, steps));
+        k.wgmma_wait(0);
     }
 
     /// Issues the scores of a block and what the block before it adds to O.

@@ -287,8 +287,8 @@ impl SmallPlan {
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
-        self.check_problem(problem)?;
         self.check_genes()?;
+        self.check_problem(problem)?;
         self.check_merge(problem)?;
         self.check_store(problem)?;
         self.check_grid(problem)?;

@@ -40,10 +40,8 @@ impl Forward<'_> {
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
-        // The CTA has one tile.
-        let no_other = |k: &mut Builder| k.setp_u(CmpOp::Ne, end, end);
         let steps = BlockSteps { scores, hide, accumulate };
-        visits.for_each_block(k, (end, masked), &softmax, &steps, no_other);
+        visits.for_each_block_once(k, (end, masked), &softmax, &steps);
         (softmax, visits.o)
     }
 
@@ -98,9 +96,12 @@ impl Forward<'_> {
     /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
-        k.if_(first_part, |k| queries.handover.init(k, WARPS * self.plan.division().warpgroups()));
+        k.if_(first_part, |k| queries.handover.init_full(k));
         for ring in [keys, values] {
-            ring.handover.init(k, WARPS * self.plan.row_warpgroups);
+            match self.plan.row_warpgroups {
+                1 => ring.handover.init_full(k),
+                readers => ring.handover.init(k, WARPS * readers),
+            }
         }
         k.fence_mbarrier_init();
         if self.plan.overlapping {
@@ -119,6 +120,7 @@ impl Forward<'_> {
             step,
             head: source.head(k, self.problem, tensor),
             requests,
+            readers: self.plan.row_warpgroups,
         }
     }
 
