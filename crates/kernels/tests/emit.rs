@@ -180,7 +180,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 #[test]
 fn plans_survive_serde() {
     let problem = Problem::mission().with_seq_kv(100, Layout::Bhsd);
-    let plan = Plan::default_for(&problem, &Arch::SM_89).unwrap();
+    let plan = Plan::Mma(default_plan(&problem, &Arch::SM_89));
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
 }

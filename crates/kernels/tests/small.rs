@@ -5,11 +5,11 @@ mod common;
 mod tools;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::small::{Merge, Requests, Scores, SmallPlan};
+use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
 use ptx::{Arg, Item, Kernel, Op, Statement};
-use tile::{Rescale, RowStore};
+use tile::{Rescale, RowStore, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -30,6 +30,9 @@ fn plain() -> SmallPlan {
         block_n: 128,
         stages: 1,
         rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -67,7 +70,19 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { stages: 2, block_n: 64, ..plain.clone() },
         SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain },
+        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, guess: Some(12), ..plain.clone() },
+        SmallPlan {
+            stages: 3,
+            block_n: 16,
+            guess: Some(1),
+            kv_warpgroups: 2,
+            row_warpgroups: 2,
+            ..plain.clone()
+        },
+        SmallPlan { order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
     ]
 }
 

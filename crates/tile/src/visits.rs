@@ -20,7 +20,18 @@ pub struct TileStream {
     /// The tile of stage 0.
     first: SharedMatrix,
     speaks: Pred,
-    supply: Option<Supply>,
+    refill: Refill,
+}
+
+/// Who fills the place of a tile that has been read.
+#[derive(Clone, Copy, Debug)]
+enum Refill {
+    /// A warp that feeds all readers.
+    Feeder,
+    /// One of the readers.
+    Reader(Supply),
+    /// No one: every tile has a place of its own.
+    Never,
 }
 
 /// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
@@ -58,7 +69,13 @@ impl TileStream {
     /// Tiles whose columns the product sums over: keys.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+        TileStream {
+            ring,
+            at: ring.handover.reader(k),
+            first,
+            speaks: consumer.speaks,
+            refill: Refill::Feeder,
+        }
     }
 
     /// Tiles of which each warpgroup takes its own 64 rows: queries.
@@ -70,18 +87,30 @@ impl TileStream {
     /// Tiles whose rows the product sums over: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+        TileStream {
+            ring,
+            at: ring.handover.reader(k),
+            first,
+            speaks: consumer.speaks,
+            refill: Refill::Feeder,
+        }
     }
 
     /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
-        TileStream { supply: Some(supply), ..self }
+        TileStream { refill: Refill::Reader(supply), ..self }
     }
 
-    /// Requests the tile of a stage that nothing was in yet.
+    /// The same where all tiles have been requested and each has a place of its own.
+    #[must_use]
+    pub fn resident(self) -> TileStream {
+        TileStream { refill: Refill::Never, ..self }
+    }
+
+    /// Requests the tile of a stage that nothing was in yet, of a stream that one of its readers supplies.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
-        if let Some(supply) = &self.supply {
+        if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
             supply.fill(k, &self.ring, &at, |_| {});
         }
@@ -94,11 +123,11 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        let stage = match self.supply {
+        let stage = match self.refill {
             _ if self.at.stages() == 1 => return self.first,
-            None => self.at.stage,
+            Refill::Feeder | Refill::Never => self.at.stage,
             // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
-            Some(_) => k.uniform(self.at.stage),
+            Refill::Reader(_) => k.uniform(self.at.stage),
         };
         self.first.stage(k, stage)
     }
@@ -106,16 +135,14 @@ impl TileStream {
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
     pub fn release(&self, k: &mut Builder) {
         let handover = &self.ring.handover;
-        let alone = self.supply.is_some_and(|supply| supply.readers == 1);
-        if !alone {
-            handover.release(k, &self.at, self.speaks);
-        }
-        if let Some(supply) = &self.supply {
-            supply.fill(k, &self.ring, &self.at, |k| {
-                if !alone {
-                    handover.wait_free(k, &self.at);
-                }
-            });
+        match &self.refill {
+            Refill::Feeder => handover.release(k, &self.at, self.speaks),
+            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
+            Refill::Reader(supply) => {
+                handover.release(k, &self.at, self.speaks);
+                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
+            }
+            Refill::Never => {}
         }
         self.at.advance(k);
     }
@@ -313,9 +340,10 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
+        let alone = |k: &mut Builder| self.products_alone(k, steps);
         match self.tiles {
             Tiles::InTurn => {
-                self.products_alone(k, steps);
+                alone(k);
                 self.values.release(k);
             }
             // Each path waits for what it issued: where they join, no product is in flight.
@@ -329,20 +357,9 @@ impl Visits {
                     k.wgmma_wait(0);
                     self.values.release(k);
                 },
-                // The CTA's last tile: no one waits for the place of its values.
-                |k| self.products_alone(k, steps),
+                alone, // The CTA's last tile: no one waits for the place of its values.
             ),
         }
-    }
-
-    /// What a block adds to O, with nothing else in flight.
-    fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
-    where
-        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
-    {
-        self.values.wait(k);
-        self.issue(k, |k| self.accumulate(k, steps));
-        k.wgmma_wait(0);
     }
 
     /// Issues the scores of a block and what the block before it adds to O.
@@ -359,7 +376,7 @@ impl Visits {
         self.values.wait(k);
         // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
         // in the block of the products, or serialises them (C7519).
-        if self.values.supply.is_some() {
+        if matches!(self.values.refill, Refill::Reader(_)) {
             k.wgmma_fence();
         }
         self.accumulate(k, steps);
@@ -452,6 +469,16 @@ impl Visits {
         k.wgmma_fence();
         products(k);
         k.wgmma_commit();
+    }
+
+    /// What a block adds to O, with nothing else in flight.
+    fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.values.wait(k);
+        self.issue(k, |k| self.accumulate(k, steps));
+        k.wgmma_wait(0);
     }
 
     fn scores<S>(&self, k: &mut Builder, scores: &S)

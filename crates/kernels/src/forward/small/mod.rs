@@ -14,4 +14,4 @@ mod loads;
 mod plan;
 mod stream;
 
-pub use plan::{Merge, Requests, Scores, SmallPlan};
+pub use plan::{Merge, Requests, RowOrder, Scores, SmallPlan};

@@ -1,7 +1,7 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
-    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS,
+    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS,
 };
 
 use crate::forward::contract::check_tensor_maps;
@@ -41,6 +41,20 @@ pub enum Merge {
     PeerFirst,
 }
 
+/// The order in which the grid's CTAs take tiles of query rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowOrder {
+    /// Head by head; of a causal head the last rows, which see most, come first.
+    #[default]
+    ByHead,
+    /// All heads' last rows first: what is left for the end is short.
+    LongestFirst,
+    /// The same up to the middle, and from there on all heads' first rows first. Of two CTAs that share a multiprocessor, the second comes
+    /// half a grid after the first: a long one and a short one.
+    Folded,
+}
+
 /// Genes of the family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SmallPlan {
@@ -56,6 +70,16 @@ pub struct SmallPlan {
     pub stages: u32,
     /// When accumulators are rescaled while blocks stream by.
     pub rescale: Rescale,
+    /// Powers of two that a lane's sum of a block's exponentials must stay below for its rows' references to have been good enough: no maximum
+    /// is taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once more.
+    #[serde(default)]
+    pub guess: Option<u8>,
+    /// Whether warpgroups of rows take turns at the tensor cores while blocks stream by.
+    #[serde(default)]
+    pub turns: Turns,
+    /// In which order rows are taken.
+    #[serde(default)]
+    pub order: RowOrder,
     /// Copies that bring a block's keys.
     pub key_copies: u32,
     /// Products that compute a block's scores.
@@ -117,6 +141,9 @@ impl SmallPlan {
         block_n: 256,
         stages: 1,
         rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -260,6 +287,11 @@ impl SmallPlan {
         self.stages > 1
     }
 
+    /// Whether every block that streams by has a stage of its own.
+    pub(super) fn resident(&self, problem: &Problem) -> bool {
+        problem.seq_kv.div_ceil(self.cluster_keys() as usize) <= self.stages as usize
+    }
+
     /// Mbarriers of queries, keys and values.
     pub(super) const fn load_barriers(&self) -> u32 {
         if self.streams() {
@@ -353,10 +385,19 @@ impl SmallPlan {
                 accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
             }
         }
+        // 2^15 is the last power of two in f16.
         if let Rescale::Beyond(threshold) = self.rescale {
-            // 2^15 is the last power of two in f16.
             let fits = threshold <= 15 && self.streams();
             accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+        }
+        if let Some(limit) = self.guess {
+            let fits = (1..=15).contains(&limit) && self.streams();
+            accept("guess", limit.into(), fits, "1 to 15, with stages > 1")?;
+        }
+        if self.turns == Turns::PingPong {
+            let rows = self.row_warpgroups > 1 && self.kv_warpgroups == 1 && self.streams();
+            let accepted = "2 to 4 with turns = ping_pong, kv_warpgroups = 1 and stages > 1";
+            accept("row_warpgroups", self.row_warpgroups.into(), rows, accepted)?;
         }
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
@@ -407,7 +448,12 @@ impl SmallPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        for (what, value) in [("heads_q", problem.heads_q), ("batch", problem.batch)] {
+        let row_tiles = problem.seq_q.div_ceil(self.rows() as usize);
+        let (y, z) = match self.order {
+            RowOrder::ByHead => (("heads_q", problem.heads_q), ("batch", problem.batch)),
+            _ => (("batch", problem.batch), ("tiles of query rows", row_tiles)),
+        };
+        for (what, value) in [y, z] {
             accept(what, value as u64, value as u64 <= GRID_LIMIT, "up to 65535")?;
         }
         Ok(())
