@@ -103,7 +103,12 @@ fn every_gene_is_right_without_hazards() {
     }
 }
 
-/// The plan of the mission problem, on a head of it, and those of its neighbours.
+/// A GPU of so few multiprocessors that few heads are many waves.
+fn small_gpu(multiprocessors: u32) -> Arch {
+    Arch { multiprocessors, ..ARCH }
+}
+
+/// The plans of the mission problem, on a head of it, and of its neighbours, as of larger grids.
 #[test]
 fn defaults_are_right() {
     let cases = [
@@ -121,15 +126,58 @@ fn defaults_are_right() {
         (400, 256),
         (70, 40),
     ];
+    let waves = [132, 1, 2, 4].map(small_gpu);
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
             let problem = Problem::new(1, 1, seq, dim, dtype).with_mask(mask).with_layout(Layout::Bshd);
             let mut few = problem.clone();
-            few.seq_q = 64.min(seq);
+            few.seq_q = 128.min(seq);
             let problem = if mask == Mask::None { few.with_layout(Layout::Bshd) } else { problem };
-            let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &ARCH) };
+            let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
             prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// A grid is one wave where it can be, and the sooner its multiprocessors are all busy, the more of them share a row's keys.
+#[test]
+fn defaults_follow_the_grid() {
+    let plan = |batch, heads, seq, dim, mask| {
+        let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_mask(mask);
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        plan.check(&problem, &ARCH).unwrap();
+        let SmallPlan {
+            row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas, order, ..
+        } = plan;
+        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], order)
+    };
+    let (full, causal) = (Mask::None, Mask::Causal);
+    assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 8, 1024, 64, full), ([2, 2, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 256, 64, causal), ([1, 1, 2, 128, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 256, 128, full), ([2, 1, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, full), ([2, 1, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, causal), ([1, 1, 1, 128, 3, 2], RowOrder::Folded));
+    assert_eq!(plan(1, 32, 512, 128, full), ([2, 1, 1, 128, 3, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 512, 64, causal), ([2, 1, 1, 64, 6, 2], RowOrder::Folded));
+    // What is many waves is another family's.
+    let large = Problem::new(4, 16, 1024, 64, DType::F16);
+    assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
+}
+
+/// Rows in every order, each tile once: tiles, heads and batch entries of a grid that is not square.
+#[test]
+fn every_order_takes_every_tile() {
+    for (order, rows) in
+        [RowOrder::ByHead, RowOrder::LongestFirst, RowOrder::Folded].into_iter().zip([129, 257, 300])
+    {
+        let problem = Problem::new(2, 3, rows, 16, DType::F16).with_mask(Mask::Causal);
+        let problem = problem.with_seq_kv(48, Layout::Bshd);
+        for cluster in [1, 2] {
+            let plan = SmallPlan { order, cluster, block_n: 48 / cluster, ..plain() };
+            let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
+            prove(&problem, &plan, Options::default());
         }
     }
 }
@@ -359,10 +407,11 @@ fn products_are_not_serialised_and_nothing_spills() {
     let mut cases: Vec<(Problem, SmallPlan)> =
         genes().into_iter().map(|plan| (ragged.clone(), plan)).collect();
     for (dim, mask) in [64, 72, 96, 128, 192, 256].into_iter().zip(Mask::ALL.into_iter().cycle()) {
-        for seq in [128, 256, 512, 1024, 4000] {
+        for (seq, waves) in [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 128), (4000, 132)]
+        {
             let problem = problem(seq, dim, mask);
-            let plan = SmallPlan { lse: dim == 128, ..SmallPlan::default_for(&problem, &ARCH) };
-            cases.push((problem, plan));
+            let plan = SmallPlan::default_for(&problem, &small_gpu(waves));
+            cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
         }
     }
     std::thread::scope(|scope| {

@@ -9,6 +9,7 @@
 //! Parameters of the launch: tensor maps of Q, K and V, the output's pointer and strides, `seq_q`, `seq_kv`, the scale.
 
 mod block;
+mod default;
 mod emit;
 mod loads;
 mod plan;

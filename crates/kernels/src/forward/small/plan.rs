@@ -104,6 +104,8 @@ pub struct SmallPlan {
     pub lse: bool,
 }
 
+/// Stages of a ring.
+pub(super) const MOST_STAGES: u32 = 8;
 /// Largest extent in y and z of a grid.
 const GRID_LIMIT: u64 = 65_535;
 /// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
@@ -121,95 +123,6 @@ pub(super) struct SharedMap {
 }
 
 impl SmallPlan {
-    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices, blocks that stream by
-    /// beyond. Of plans that do not fit, the last resort.
-    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
-        let mut choices = SmallPlan::at_once(problem);
-        choices.extend(SmallPlan::streamed(problem, arch));
-        let last = choices.last().cloned();
-        let fitting = choices
-            .into_iter()
-            .map(|plan| plan.fitted(problem))
-            .find(|plan| plan.check(problem, arch).is_ok());
-        fitting.or(last).unwrap_or(SmallPlan::BASE)
-    }
-
-    const BASE: SmallPlan = SmallPlan {
-        row_warpgroups: 1,
-        cluster: 2,
-        kv_warpgroups: 1,
-        block_n: 256,
-        stages: 1,
-        rescale: Rescale::Always,
-        guess: None,
-        turns: Turns::Free,
-        order: RowOrder::ByHead,
-        key_copies: 1,
-        qk_pieces: 1,
-        softmax_steps: 1,
-        pv_pieces: 2,
-        requests: Requests::ValuesLate,
-        scores: Scores::AllAtOnce,
-        merge: Merge::PeerFirst,
-        store: RowStore::Chunks,
-        overlapping: false,
-        resident_ctas: 1,
-        lse: false,
-    };
-
-    /// Plans without a loop that hold all keys, the best first.
-    fn at_once(problem: &Problem) -> Vec<SmallPlan> {
-        let base = SmallPlan::BASE;
-        let pair = match (problem.seq_kv, problem.head_dim.max(problem.head_dim_v)) {
-            (..=128, _) => SmallPlan { block_n: 64, ..base },
-            (..=256, _) => SmallPlan { block_n: 128, ..base },
-            (..=512, ..=64) => SmallPlan {
-                key_copies: 4,
-                qk_pieces: 4,
-                softmax_steps: 2,
-                pv_pieces: 4,
-                requests: Requests::FirstKeysOnly,
-                ..base
-            },
-            (..=512, _) => {
-                SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 4, scores: Scores::StepByStep, ..base }
-            }
-            _ => SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base },
-        };
-        // Columns that cannot be shared leave all keys to one warpgroup.
-        let block_n = problem.seq_kv.next_multiple_of(16).min(256) as u32;
-        vec![pair, SmallPlan { cluster: 1, block_n, pv_pieces: 1, ..base }]
-    }
-
-    /// Plans by whose warpgroups blocks stream, those with more keys a block first.
-    fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
-        let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
-        let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
-        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
-        let wanted =
-            blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
-        wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
-            cluster,
-            block_n,
-            resident_ctas,
-            stages: 2,
-            rescale: Rescale::Beyond(8),
-            pv_pieces: 1,
-            ..SmallPlan::BASE
-        })
-    }
-
-    /// The plan with the joins and stores that it and the problem allow.
-    fn fitted(mut self, problem: &Problem) -> SmallPlan {
-        if self.check_merge(problem).is_err() {
-            self.merge = Merge::Shares;
-        }
-        if self.check_store(problem).is_err() {
-            self.store = RowStore::Pairs;
-        }
-        self
-    }
-
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         self.division().warpgroups() * WARPGROUP_THREADS
@@ -218,6 +131,18 @@ impl SmallPlan {
     /// Query rows of a CTA.
     pub const fn rows(&self) -> u32 {
         WARPGROUP_ROWS * self.row_warpgroups
+    }
+
+    /// CTAs of the grid.
+    pub(crate) fn ctas(&self, problem: &Problem) -> u64 {
+        let tiles = problem.seq_q.div_ceil(self.rows() as usize) as u64;
+        let heads = (problem.heads_q as u64).saturating_mul(problem.batch as u64);
+        tiles.saturating_mul(heads).saturating_mul(self.cluster.into())
+    }
+
+    /// Whether all CTAs are resident at once, as far as the plan provides for it.
+    pub(crate) fn is_one_wave(&self, problem: &Problem, arch: &Arch) -> bool {
+        self.ctas(problem) <= u64::from(self.resident_ctas) * u64::from(arch.multiprocessors)
     }
 
     /// Keys that a cluster holds scores of at once.
@@ -374,7 +299,7 @@ impl SmallPlan {
             step,
             "divisors of block_n / (16 · softmax_steps)",
         )?;
-        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        accept("stages", self.stages.into(), (1..=MOST_STAGES).contains(&self.stages), "1 to 8")?;
         if self.streams() {
             for (what, pieces) in [
                 ("key_copies", self.key_copies),
@@ -404,7 +329,7 @@ impl SmallPlan {
     }
 
     /// Every part of the keys gets an equal share of O's columns.
-    fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
+    pub(super) fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let (parts, columns) = (self.division().parts(), problem.head_dim_v as u32);
         let even = (columns / 8).is_multiple_of(parts);
         accept("cluster · kv_warpgroups", parts.into(), even, "divisors of head_dim_v / 8")?;
@@ -421,7 +346,7 @@ impl SmallPlan {
     }
 
     /// Stores must be aligned, in global memory and to the tiles of a share.
-    fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
+    pub(super) fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
         if self.store == RowStore::Chunks {
