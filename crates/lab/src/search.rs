@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::genes::{product, values, with_genes};
 
 /// Plans that each group begins with.
-pub const KEPT: usize = 3;
+pub const KEPT: usize = 2;
 
 /// The groups of a family.
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
@@ -27,42 +27,59 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
 
 fn wgmma() -> Vec<Vec<Value>> {
     let optimistic = |limit: u32| json!({ "softmax": { "optimistic": { "slack": 8, "limit": limit } } });
+    let keys = [64, 80, 96, 112, 128, 144, 160, 176];
+    let alone = product(&[
+        vec![json!({ "resident": 1 })],
+        values("consumers", [1, 2, 3]),
+        values("block_n", keys),
+        values("turns", ["free", "ping_pong"]),
+    ]);
+    // Several CTAs of a multiprocessor hide what each waits for.
+    let together =
+        product(&[values("resident", [2, 3]), values("consumers", [1, 2]), values("block_n", keys)]);
+    let softmax = vec![
+        json!({ "softmax": "classic" }),
+        json!({ "softmax": { "lazy": { "slack": 8 } } }),
+        optimistic(15),
+        optimistic(40),
+    ];
     vec![
-        product(&[
-            values("consumers", [1, 2, 3]),
-            values("block_n", [64, 80, 96, 112, 128, 144, 160, 176, 192]),
-            values("turns", ["free", "ping_pong"]),
-        ]),
-        vec![
-            json!({ "softmax": "classic" }),
-            json!({ "softmax": { "lazy": { "slack": 8 } } }),
-            optimistic(15),
-            optimistic(40),
-        ],
+        [alone, together].concat(),
+        product(&[softmax, values("ends", ["common", "own"])]),
         product(&[
             values("handout", ["static", "dynamic"]),
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
             values("stages", [2, 3]),
         ]),
-        product(&[values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 })))]),
-        product(&[values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 2 })))]),
+        values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
     ]
 }
 
 fn small() -> Vec<Vec<Value>> {
+    let at_once = product(&[
+        vec![json!({ "stages": 1 })],
+        values("cluster", [1, 2]),
+        values("kv_warpgroups", [1, 2]),
+        values("row_warpgroups", [1, 2]),
+        values("block_n", [64, 128, 192, 256]),
+        vec![
+            json!({ "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 2 }),
+            json!({ "key_copies": 2, "qk_pieces": 2, "softmax_steps": 2, "pv_pieces": 2 }),
+        ],
+    ]);
+    let streamed = product(&[
+        vec![
+            json!({ "kv_warpgroups": 1, "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 1 }),
+        ],
+        values("stages", [2, 3]),
+        values("cluster", [1, 2]),
+        values("row_warpgroups", [1, 2]),
+        values("block_n", [64, 96, 128]),
+        values("resident_ctas", [1, 2, 3]),
+    ]);
     vec![
-        product(&[
-            values("cluster", [1, 2, 4]),
-            values("kv_warpgroups", [1, 2]),
-            values("row_warpgroups", [1, 2]),
-            values("block_n", [64, 96, 128, 192, 256]),
-            vec![
-                json!({ "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 2 }),
-                json!({ "key_copies": 2, "qk_pieces": 2, "softmax_steps": 2, "pv_pieces": 2 }),
-            ],
-            values("merge", ["shares", "peer_first"]),
-        ]),
+        [at_once, streamed].concat(),
         product(&[
             values("key_copies", [1, 2, 4]),
             values("qk_pieces", [1, 2, 4]),
@@ -72,7 +89,12 @@ fn small() -> Vec<Vec<Value>> {
         product(&[
             values("requests", ["at_once", "values_late", "first_keys_only"]),
             values("scores", ["all_at_once", "step_by_step"]),
-            values("store", ["pairs", "chunks"]),
+            values("merge", ["shares", "peer_first"]),
+        ]),
+        product(&[
+            values("guess", [Value::Null, json!(15)]),
+            values("turns", ["free", "ping_pong"]),
+            values("order", ["by_head", "longest_first", "folded"]),
         ]),
         values("resident_ctas", [1, 2, 3]),
     ]
