@@ -50,8 +50,8 @@ fn wgmma() -> Vec<Vec<Value>> {
             values("handout", ["static", "dynamic"]),
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
-            values("stages", [2, 3]),
         ]),
+        product(&[values("cluster", [1, 2]), values("stages", [2, 3])]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
     ]
 }

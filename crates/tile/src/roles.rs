@@ -42,13 +42,18 @@ impl Roles {
     pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
         let index = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, index, 0);
+        let mut peers = None;
         k.if_(first, |k| {
             for handover in handovers {
                 handover.init(k, self.consumer_warps());
+                peers = peers.or(handover.peers());
             }
             k.fence_mbarrier_init();
         });
-        k.bar_sync();
+        match peers {
+            None => k.bar_sync(),
+            Some(peers) => peers.begin(k),
+        }
     }
 
     /// Runs `feed` in one thread, and `compute` in all threads of the consumers, with the registers moved from the one to the

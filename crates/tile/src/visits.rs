@@ -69,13 +69,7 @@ impl TileStream {
     /// Tiles whose columns the product sums over: keys.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
-        TileStream {
-            ring,
-            at: ring.handover.reader(k),
-            first,
-            speaks: consumer.speaks,
-            refill: Refill::Feeder,
-        }
+        TileStream::new(k, ring, first, consumer)
     }
 
     /// Tiles of which each warpgroup takes its own 64 rows: queries.
@@ -87,13 +81,12 @@ impl TileStream {
     /// Tiles whose rows the product sums over: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
-        TileStream {
-            ring,
-            at: ring.handover.reader(k),
-            first,
-            speaks: consumer.speaks,
-            refill: Refill::Feeder,
-        }
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
+        let speaks = ring.handover.speakers(k, consumer);
+        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
     }
 
     /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
