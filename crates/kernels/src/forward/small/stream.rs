@@ -86,6 +86,7 @@ impl Forward<'_> {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, warpgroup) }
             }),
+            skips: None,
             chains: Chains { max: 2, sum: 1 },
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
