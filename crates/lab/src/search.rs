@@ -214,7 +214,8 @@ mod tests {
                 changes.resize(groups.len(), false);
                 for (group, changes) in groups.iter().zip(&mut changes) {
                     for genes in group {
-                        with_genes(&plan, genes).unwrap_or_else(|error| panic!("{family:?} {genes}: {error}"));
+                        with_genes(&plan, genes)
+                            .unwrap_or_else(|error| panic!("{family:?} {genes}: {error}"));
                     }
                     let plans = vary(&plan, group, problem, &Arch::SM_90);
                     *changes |= plans.iter().any(|varied| *varied != plan);
