@@ -146,7 +146,10 @@ impl SmallPlan {
         };
         shared.chain(alone).flat_map(move |&[row_warpgroups, cluster, resident_ctas, least]| {
             let base = SmallPlan { row_warpgroups, cluster, resident_ctas, ..base.clone() };
-            let blocks = [128, 96, 64, 48, 32, 16].into_iter().filter(move |&block_n| block_n >= least);
+            // Of a causal mask, those whose ends rows share.
+            let blocks = [128, 96, 64, 48, 32, 16].into_iter().filter(move |&block_n| {
+                block_n >= least && !(causal && 64 % block_n != 0 && block_n % 64 != 0)
+            });
             blocks.map(move |block_n| SmallPlan { block_n, ..base.clone() })
         })
     }
