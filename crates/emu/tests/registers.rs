@@ -14,9 +14,11 @@ fn kernel(text: &str) -> Kernel {
             cluster: Dim3(1, 1, 1),
             block: Dim3(32, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: Vec::new(),
         args: Vec::new(),
+        tensor_maps: Vec::new(),
     }
 }
 

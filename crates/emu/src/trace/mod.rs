@@ -39,6 +39,22 @@ pub enum Detail {
         /// The shared side.
         passes: u8,
     },
+    /// An operation on an mbarrier.
+    Mbarrier {
+        /// Its address in shared memory; of one in another CTA of the cluster, its address there.
+        at: u32,
+        /// What is done.
+        signal: Signal,
+    },
+    /// A bulk copy, or stores that complete like one.
+    Bulk {
+        /// Address of the mbarrier that counts its bytes, as above.
+        at: u32,
+        /// Bytes that are fetched.
+        bytes: u32,
+        /// CTAs that get them.
+        copies: u32,
+    },
     /// A CTA barrier.
     Barrier {
         /// 0 to 15.
@@ -47,6 +63,30 @@ pub enum Detail {
         kind: BarKind,
         /// Threads that the barrier waits for.
         threads: u16,
+    },
+}
+
+/// What an instruction does to an mbarrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Sets the arrivals of a phase.
+    Init {
+        /// How many.
+        count: u32,
+    },
+    /// Arrives, or announces bytes, or both.
+    Arrive {
+        /// Arrivals.
+        count: u32,
+        /// Bytes announced.
+        bytes: u32,
+    },
+    /// Asks whether the phase of this parity has completed.
+    Wait {
+        /// The parity.
+        parity: bool,
+        /// The answer.
+        done: bool,
     },
 }
 
@@ -117,6 +157,8 @@ pub struct Recorder {
     room: u64,
     /// Of each CTA: they need not share an SM.
     reuse: Vec<ReuseStack>,
+    /// What the instruction at work has done so far.
+    noted: Option<Detail>,
 }
 
 /// Addresses of the 32 lanes; those of lanes that do not take part are not read.
@@ -146,12 +188,30 @@ impl Recorder {
     pub fn of_cluster(ctas: &[u64], warps: usize, limit: u64) -> Recorder {
         let trace = |cta: &u64| CtaTrace { cta: *cta, warps: vec![Vec::new(); warps], dropped: 0 };
         let reuse = ctas.iter().map(|_| ReuseStack::default()).collect();
-        Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse }
+        Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse, noted: None }
     }
 
-    /// An instruction that accesses no memory and is no barrier.
+    /// An instruction with what was noted of it; most access no memory and are no barrier.
     pub fn issue(&mut self, warp: usize, pc: u32, lanes: u32) {
-        self.push(warp, Event { pc, lanes, detail: Detail::None });
+        let detail = self.noted.take().unwrap_or(Detail::None);
+        self.push(warp, Event { pc, lanes, detail });
+    }
+
+    /// A part of what the instruction does that is issued next. Lanes add up; of several mbarriers the first stands for all.
+    pub fn note(&mut self, part: Detail) {
+        self.noted = Some(match (self.noted, part) {
+            (
+                Some(Detail::Mbarrier { at, signal: Signal::Arrive { count, bytes } }),
+                Detail::Mbarrier { signal: Signal::Arrive { count: more, bytes: further }, .. },
+            ) => {
+                let (count, bytes) = (count + more, bytes + further);
+                Detail::Mbarrier { at, signal: Signal::Arrive { count, bytes } }
+            }
+            (Some(Detail::Bulk { at, bytes, copies }), Detail::Bulk { bytes: more, .. }) => {
+                Detail::Bulk { at, bytes: bytes + more, copies }
+            }
+            _ => part,
+        });
     }
 
     /// A shared-memory access of `bytes` per lane. For `ldmatrix` and `stmatrix`: 16 bytes for each of the lanes whose
