@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
-use ptx::{Arg, Kernel, Launch, TargetSuffix};
+use ptx::{Arg, Kernel, Launch, Op, Statement};
 
 use crate::context::Relaxed;
 use crate::library::has_func_load;
@@ -140,7 +140,7 @@ impl Function {
     ) -> Result<Function, DriverError> {
         let params = param_bytes(kernel)?;
         runs_on(kernel, context)?;
-        let module = if has_static_shared(&kernel.module) {
+        let module = if is_one_program(&kernel.module) {
             Module::load_whole(context, text, kernel.module.target)?
         } else {
             Module::load(context, text, kernel.module.target)?
@@ -357,16 +357,10 @@ impl Function {
     }
 }
 
-/// Whether the device runs code of the module's target: `sm_90a` means this one architecture, `sm_100f` its family (PTX ISA,
-/// ".target").
+/// Whether the device runs code of the module's target.
 fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
     let (target, sm) = (kernel.module.target, context.info().sm());
-    let runs = match target.suffix {
-        TargetSuffix::None => sm >= target.sm,
-        TargetSuffix::ArchSpecific => sm == target.sm,
-        TargetSuffix::Family => sm >= target.sm && sm / 10 == target.sm / 10,
-    };
-    if runs {
+    if target.runs_on(sm) {
         return Ok(());
     }
     Err(DriverError::Contract {
@@ -375,10 +369,15 @@ fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
     })
 }
 
-/// Whether the module has shared arrays of known size.
-fn has_static_shared(module: &ptx::Module) -> bool {
-    let inner = module.functions().filter_map(|f| f.body.as_ref()).flat_map(|body| &body.variables);
-    module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0)
+/// Whether the linker, for which ptxas compiles relocatable code, would make less of the module than its text says: it joins
+/// no loads from shared arrays of known size, and it keeps a function that raises its registers (`setmaxnreg`) to those
+/// that it starts with, and spills.
+fn is_one_program(module: &ptx::Module) -> bool {
+    let bodies = || module.functions().filter_map(|f| f.body.as_ref());
+    let inner = bodies().flat_map(|body| &body.variables);
+    let arrays = module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0);
+    let raises = |s: &Statement| matches!(s, Statement::Inst(i) if matches!(i.op, Op::Setmaxnreg(_)));
+    arrays || bodies().flat_map(|body| &body.statements).any(raises)
 }
 
 /// Attributes of a launch, on the stack.
@@ -442,11 +441,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn static_shared_arrays_are_told_from_dynamic_shared_memory() {
+    fn programs_that_the_linker_would_spoil_are_told() {
         let built = |array: fn(&mut ptx::Builder)| {
             let mut k = ptx::Builder::kernel("k");
             array(&mut k);
-            has_static_shared(&k.into_module(Target::sm(80)))
+            is_one_program(&k.into_module(Target::sm(80)))
         };
         assert!(!built(|_| ()));
         assert!(!built(|k| {
@@ -455,6 +454,7 @@ mod tests {
         assert!(built(|k| {
             k.shared_array("cells", 4, 8);
         }));
+        assert!(built(|k| k.setmaxnreg_inc(240)));
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let _entered = self.context.enter_to_drop();
+        let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
         // SAFETY: the address came from cuMemAlloc and is freed once. A failure here has no one left to tell.
         let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };

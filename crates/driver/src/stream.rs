@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus as Capture};
 
@@ -96,6 +97,26 @@ impl Stream {
         let _entered = context.enter()?;
         // SAFETY: the stream is alive.
         context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0.raw) })
+    }
+
+    /// The same for at most `limit`. A kernel that takes longer is taken to wait for ever, and the context for lost: nothing can
+    /// stop a kernel but the end of its process.
+    ///
+    /// # Errors
+    /// [`DriverError::Poisoned`] when a kernel failed or did not end, and from then on in all calls.
+    pub fn synchronize_within(&self, limit: Duration) -> Result<(), DriverError> {
+        let start = Instant::now();
+        while !self.is_done()? {
+            if start.elapsed() > limit {
+                let cause = format!("a kernel did not end within {} s", limit.as_secs_f64());
+                return Err(self.context().poison("cuStreamQuery", cause));
+            }
+            // Short kernels are waited for as closely as by the driver.
+            if start.elapsed() > Duration::from_millis(2) {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        Ok(())
     }
 
     /// Whether everything on the stream is done.
@@ -263,7 +284,7 @@ impl Stream {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
-            let _entered = self.context.enter_to_drop();
+            let Some(_entered) = self.context.enter_to_drop() else { return };
             // SAFETY: made by `new`, destroyed once; the driver lets its work end. A failure has no one left to tell.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -81,10 +81,22 @@ fn scenario() {
         Ok("no_device") => {
             assert_eq!(Context::open(0).unwrap_err(), DriverError::NoDevice { ordinal: 0, count: 0 });
         }
+        Ok("forbidden") => {
+            let error = Context::open(0).unwrap_err();
+            assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(
+                text.contains("is not permitted") && text.contains("ask for access to the device"),
+                "{text}"
+            );
+            assert_eq!(driver::devices().unwrap_err(), error);
+        }
+        Ok("other_device") => other_device(),
         Ok("ordinals") => ordinals(),
         Ok("work") => work(),
         Ok("memory") => memory(),
         Ok("poison") => poison(),
+        Ok("hang") => hang(),
         Ok("first") => cached(CacheStats { misses: 1, stored: 1, ..CacheStats::default() }, 1),
         Ok("second") => cached(CacheStats { hits: 1, ..CacheStats::default() }, 0),
         Ok("damaged") => cached(CacheStats { damaged: 1, stored: 1, ..CacheStats::default() }, 1),
@@ -113,6 +125,29 @@ fn ordinals() {
     assert_eq!(info.uuid, "GPU-abababab-abab-abab-abab-abababababab");
     assert_eq!(info.shared_per_cta, 227 << 10);
     assert_eq!(driver::devices().unwrap(), std::slice::from_ref(info));
+}
+
+/// Streams of one device and things of another: refused, and neither device is the worse for it.
+fn other_device() {
+    let [first, second] = [0, 1].map(|ordinal| Context::open(ordinal).unwrap());
+    let (near, far) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
+    let k = kernel("store");
+    let store = load(&first, &k).unwrap();
+    let mut buffer = Buffer::new(&first, 4).unwrap();
+    let refused = |outcome: Result<(), DriverError>, found, expected| {
+        let error = outcome.unwrap_err();
+        let fits = matches!(error, DriverError::OtherDevice { found: f, expected: e, .. } if (f, e) == (found, expected));
+        assert!(fits, "{error:?}");
+    };
+    refused(store.launch(&far, &k.launch, &k.args, &[buffer.slice()]), 1, 0);
+    refused(Event::new(&second).unwrap().record(&near), 0, 1);
+    refused(Pool::new(&second, 0).unwrap().allocate(&near, 4).map(drop), 0, 1);
+    assert_eq!(counts().1, 0);
+    store.launch(&near, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    let mut word = [0; 4];
+    buffer.download(&mut word).unwrap();
+    assert_eq!((word, first.poisoned(), second.poisoned()), ([7, 0, 0, 0], None, None));
+    buffer.upload(&word).unwrap();
 }
 
 /// A little of everything, then nothing is left behind.
@@ -203,6 +238,22 @@ fn poison() {
     assert_eq!(Buffer::new(&context, 4).unwrap_err(), error);
     assert_eq!(Stream::new(&context).unwrap_err(), error);
     assert_eq!(load(&Context::open(0).unwrap(), &kernel("store")).unwrap_err(), error);
+}
+
+/// A kernel that waits for ever costs the limit; then nothing waits for it any more, destructors least of all.
+fn hang() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let limit = std::time::Duration::from_millis(10);
+    stream.synchronize_within(limit).unwrap();
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let k = kernel("hang");
+    load(&context, &k).unwrap().launch(&stream, &Call::of(&k), &[buffer.slice()]).unwrap();
+    let error = stream.synchronize_within(limit).unwrap_err();
+    assert!(error.to_string().contains("unusable since a kernel did not end within 0.01 s"), "{error}");
+    assert_eq!(context.poisoned(), Some(&error));
+    assert_eq!(stream.synchronize().unwrap_err(), error);
+    drop(buffer);
 }
 
 fn cached(expected: CacheStats, compiled: u64) {
@@ -489,6 +540,13 @@ fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
 }
 
 #[test]
+fn a_device_that_is_not_ours_to_use_is_an_error_with_a_name() {
+    // CUDA_ERROR_NOT_PERMITTED.
+    passes("forbidden", &[("FAKE_INIT", "800")]);
+    passes("other_device", &[("FAKE_DEVICES", "2")]);
+}
+
+#[test]
 fn one_context_a_device() {
     passes("ordinals", &[]);
 }
@@ -506,6 +564,11 @@ fn memory_runs_out_and_nothing_breaks() {
 #[test]
 fn a_kernel_that_fails_poisons_its_context_and_says_so() {
     passes("poison", &[]);
+}
+
+#[test]
+fn a_kernel_that_never_ends_is_given_up() {
+    passes("hang", &[]);
 }
 
 #[test]

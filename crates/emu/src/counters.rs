@@ -133,12 +133,20 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let per_pass = (128 / unit) as usize;
     let mut total = 0;
     for first in (0..32).step_by(per_pass) {
+        let group = (first..first + per_pass).filter(|l| lanes >> l & 1 == 1);
+        let units = group.clone().map(|lane| addresses[lane] / unit);
+        let (least, most) = units.fold((u64::MAX, 0), |(least, most), at| (least.min(at), most.max(at)));
+        if most.saturating_sub(least) < per_pass as u64 {
+            // Distinct units in a row lie in distinct banks.
+            total += u32::from(least <= most);
+            continue;
+        }
         // Distinct units of each set of banks, chained through the lanes that asked for them.
         let mut head = [u8::MAX; 32];
         let mut next = [u8::MAX; 32];
         let mut load = [0u8; 32];
         let mut fullest = 0;
-        for lane in (first..first + per_pass).filter(|l| lanes >> l & 1 == 1) {
+        for lane in group {
             let wanted = addresses[lane] / unit;
             let banks = wanted as usize % per_pass;
             let mut at = head[banks];

@@ -17,6 +17,7 @@ fn kernel(text: &str) -> Kernel {
             overlapping: false,
         },
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::new(),
         tensor_maps: Vec::new(),
     }

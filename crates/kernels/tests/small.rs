@@ -6,7 +6,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem, Strides};
-use tile::RowStore;
+use tile::{Rescale, RowStore};
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
@@ -24,6 +24,8 @@ fn plain() -> SmallPlan {
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 128,
+        stages: 1,
+        rescale: Rescale::Always,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -57,19 +59,25 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
         SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
         SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
-        SmallPlan { lse: false, store: RowStore::Chunks, ..plain },
+        SmallPlan { lse: false, store: RowStore::Chunks, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain },
     ]
 }
 
 #[test]
 fn every_gene_is_right_without_hazards() {
     for (i, plan) in genes().iter().enumerate() {
-        let keys = plan.cluster_keys() as usize;
+        // Where blocks stream by, so many that every stage is filled again.
+        let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
+        let keys = blocks * plan.cluster_keys() as usize;
         let dtype = [DType::F16, DType::Bf16][i % 2];
         let whole = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(keys, Layout::Bhsd);
         let ragged = Problem::new(1, 2, 100, 64, dtype)
             .with_mask(Mask::ALL[i % 2])
-            .with_seq_kv(keys - 37, Layout::Bshd);
+            .with_seq_kv(keys - 27, Layout::Bshd);
         for (problem, schedule) in [whole, ragged].iter().zip(SCHEDULES.into_iter().cycle().skip(i)) {
             prove(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
         }
@@ -79,8 +87,21 @@ fn every_gene_is_right_without_hazards() {
 /// The plan of the mission problem, on a head of it, and those of its neighbours.
 #[test]
 fn defaults_are_right() {
-    let cases =
-        [(128, 64), (256, 64), (512, 64), (512, 128), (1024, 64), (300, 96), (200, 192), (90, 72), (70, 40)];
+    let cases = [
+        (128, 64),
+        (256, 64),
+        (512, 64),
+        (512, 128),
+        (1024, 64),
+        (300, 96),
+        (200, 192),
+        (90, 72),
+        (700, 128),
+        (600, 72),
+        (1100, 64),
+        (400, 256),
+        (70, 40),
+    ];
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
@@ -101,6 +122,7 @@ fn every_schedule_gives_the_same_clean_result() {
     for plan in [
         SmallPlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..plain() },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
     ] {
         for (seed, schedule) in (0..4).flat_map(|seed| SCHEDULES.map(|schedule| (seed, schedule))) {
             prove(&problem, &plan, Options { seed, schedule, ..Options::default() });
@@ -108,10 +130,11 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same.
+/// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
 #[test]
 fn shapes_and_strides() {
-    let plan = SmallPlan { cluster: 2, block_n: 64, ..plain() };
+    let at_once = SmallPlan { cluster: 2, block_n: 64, ..plain() };
+    let streamed = SmallPlan { stages: 2, block_n: 16, ..at_once.clone() };
     let grouped =
         Problem::new(2, 4, 65, 64, DType::F16).with_seq_kv(128, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
     let more_rows =
@@ -128,9 +151,15 @@ fn shapes_and_strides() {
     let mut narrow_values = Problem::new(1, 1, 70, 72, DType::Bf16).with_seq_kv(70, Layout::Bhsd);
     narrow_values.head_dim_v = 32;
     let narrow_values = narrow_values.with_layout(Layout::Bhsd);
-    for (seed, problem) in
-        [grouped, more_rows, one, padded, broadcast, backwards, narrow_values].iter().enumerate()
-    {
-        prove(problem, &plan, Options { seed: seed as u64, ..Options::default() });
+    let mut problems = vec![grouped, more_rows, one, padded, broadcast, backwards, narrow_values];
+    for scale in [0.0, -0.3, 4.0] {
+        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
+        scaled.scale = Some(scale);
+        problems.push(scaled);
+    }
+    for (seed, problem) in problems.iter().enumerate() {
+        for plan in [&at_once, &streamed] {
+            prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
+        }
     }
 }

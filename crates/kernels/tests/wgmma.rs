@@ -132,9 +132,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&no_keys, &plan, &ARCH).starts_with("seq_kv = 0; accepted: 1 to 2^30"));
     let mut backwards = good.clone();
     backwards.k.row = -128;
-    assert!(
-        reason(&backwards, &plan, &ARCH).starts_with("k: row stride = -128 elements; accepted where tiles")
-    );
+    assert!(reason(&backwards, &plan, &ARCH).contains("k row stride = -128"));
     let float = Problem { dtype: DType::F32, ..good.clone() };
     assert!(reason(&float, &plan, &ARCH).starts_with("dtype = f32 is not computed by wgmma"));
 }
@@ -150,13 +148,13 @@ fn plans_survive_serde() {
     }
 }
 
-/// Defaults, every gene, and the largest tiles that the plan's estimate of registers admits.
+/// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let (causal, plan) = base();
-    let mut cases: Vec<(Problem, WgmmaPlan)> =
-        mutants(&plan).into_iter().map(|m| (causal.clone(), m)).collect();
+    let pingpong = WgmmaPlan { tiles: Tiles::Overlapped, turns: Turns::PingPong, ..plan.clone() };
+    let mut cases = vec![(causal.clone(), pingpong), (causal.clone(), classic(&causal))];
     for dim in [64, 96, 128, 192, 256] {
         for mask in Mask::ALL {
             let problem = problem(dim, 4001, mask);

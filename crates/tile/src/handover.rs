@@ -100,11 +100,16 @@ impl TileRing {
     /// Requests the tile at a row of a head of a batch entry into the next stage, once it is free. For one thread.
     pub fn request(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         self.handover.wait_free(k, at);
+        self.fill(k, at, map, from);
+        at.advance(k);
+    }
+
+    /// The same into a stage that is free, without going on.
+    pub fn fill(&self, k: &mut Builder, at: &Ring, map: TensorMapPtr, from: [Src<R32>; 3]) {
         let full = self.handover.full(k, at);
         k.mbarrier_arrive_expect_tx(full, self.tile.bytes());
         let to =
             if self.handover.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
         self.tile.load(k, to, map, from, full);
-        at.advance(k);
     }
 }

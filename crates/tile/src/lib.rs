@@ -48,5 +48,5 @@ pub use softmax::{Finished, LaneMaxima, OnlineSoftmax, Rescale};
 pub use softmax_overlapped::{Chains, Due};
 pub use threads::Threads;
 pub use tma::{SwizzledTile, TensorRows};
-pub use visits::{BlockSteps, Guess, Masked, TileStream, Tiles, Visits};
+pub use visits::{BlockSteps, Guess, Masked, Supply, TileStream, Tiles, Visits};
 pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};

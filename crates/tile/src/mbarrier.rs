@@ -69,6 +69,12 @@ impl Ring {
         self.stages
     }
 
+    /// The same round at another place.
+    #[must_use]
+    pub fn at_stage(self, k: &mut Builder, stage: u32) -> Ring {
+        Ring { stage: k.mov(stage), ..self }
+    }
+
     /// Where the place begins, of tiles of `bytes` bytes side by side from `first` on.
     pub fn place(self, k: &mut Builder, first: Shared, bytes: u32) -> Shared {
         k.shared_index(first, self.stage, bytes)

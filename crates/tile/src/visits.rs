@@ -5,7 +5,7 @@
 //! waits for the scores alone. An `rs` product holds up its warps until its A registers are read, some 200 cycles before it ends; so
 //! what is left to overlap inside a warpgroup is the head of the exponentials, and the rest must come from another warpgroup.
 
-use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src, TensorMapPtr};
 
 use crate::{
     AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix,
@@ -20,13 +20,42 @@ pub struct TileStream {
     /// The tile of stage 0.
     first: SharedMatrix,
     speaks: Pred,
+    supply: Option<Supply>,
+}
+
+/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Supply {
+    /// The tensor's map.
+    pub map: TensorMapPtr,
+    /// First row of the next tile; negative when there is none. Walks down.
+    pub next: R32,
+    /// Rows from one tile to the next.
+    pub step: u32,
+    /// Head and batch entry.
+    pub head: [R32; 2],
+    /// The one thread that requests.
+    pub requests: Pred,
+}
+
+impl Supply {
+    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it.
+    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
+        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.requests);
+        k.if_(more, |k| {
+            free(k);
+            let [head, batch] = self.head;
+            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
+        });
+        k.sub_to(self.next, self.next, self.step);
+    }
 }
 
 impl TileStream {
     /// Tiles whose columns the product sums over: keys.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks }
+        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
     }
 
     /// Tiles of which each warpgroup takes its own 64 rows: queries.
@@ -38,7 +67,21 @@ impl TileStream {
     /// Tiles whose rows the product sums over: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks }
+        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+    }
+
+    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
+    #[must_use]
+    pub fn supplied(self, supply: Supply) -> TileStream {
+        TileStream { supply: Some(supply), ..self }
+    }
+
+    /// Requests the tile of a stage that nothing was in yet.
+    pub fn request_first(&self, k: &mut Builder, stage: u32) {
+        if let Some(supply) = &self.supply {
+            let at = self.at.at_stage(k, stage);
+            supply.fill(k, &self.ring, &at, |_| {});
+        }
     }
 
     /// The tile, once it has landed.
@@ -48,12 +91,21 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
+        let stage = match self.supply {
+            _ if self.at.stages() == 1 => return self.first,
+            None => self.at.stage,
+            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
+            Some(_) => k.uniform(self.at.stage),
+        };
+        self.first.stage(k, stage)
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
     pub fn release(&self, k: &mut Builder) {
         self.ring.handover.release(k, &self.at, self.speaks);
+        if let Some(supply) = &self.supply {
+            supply.fill(k, &self.ring, &self.at, |k| self.ring.handover.wait_free(k, &self.at));
+        }
         self.at.advance(k);
     }
 }
@@ -223,21 +275,24 @@ impl Visits {
             self.values.wait(k);
             self.issue(k, |k| self.accumulate(k, steps));
             k.wgmma_wait(0);
-            self.values.release(k);
         };
         match self.tiles {
-            Tiles::InTurn => alone(k),
+            Tiles::InTurn => {
+                alone(k);
+                self.values.release(k);
+            }
             // Each path waits for what it issued: where they join, no product is in flight.
             Tiles::Overlapped => k.if_else(
                 more,
                 |k| {
                     self.queries.wait(k);
                     self.issue_both(k, steps);
-                    k.wgmma_wait(0);
+                    k.wgmma_wait(1);
                     self.keys.release(k);
+                    k.wgmma_wait(0);
                     self.values.release(k);
                 },
-                alone,
+                alone, // The CTA's last tile: no one waits for the place of its values.
             ),
         }
     }
@@ -254,7 +309,13 @@ impl Visits {
         }
         self.issue(k, |k| self.scores(k, &steps.scores));
         self.values.wait(k);
-        self.issue(k, |k| self.accumulate(k, steps));
+        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
+        // in the block of the products, or serialises them (C7519).
+        if self.values.supply.is_some() {
+            k.wgmma_fence();
+        }
+        self.accumulate(k, steps);
+        k.wgmma_commit();
         if let Some(circle) = &self.circle {
             circle.pass(k);
         }

@@ -65,6 +65,11 @@ hopper_gemm(const unsigned short* a, const unsigned short* b, float* c, int colu
         const int k = 16 + i / 4 * 32 + column + (i % 4 / 2) * 8;
         fragments[i / 4][i % 4] = *reinterpret_cast<const unsigned*>(&left[place(row + i % 2 * 8, k)]);
     }
+    // What the products work on is complete before their fence; the compiler may not move it behind.
+#pragma unroll
+    for (float& sum : d) asm volatile("" : "+f"(sum)::"memory");
+#pragma unroll
+    for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(fragments[i / 4][i % 4])::"memory");
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int step = 0; step < DEPTH / 16; ++step) {

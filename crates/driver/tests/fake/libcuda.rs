@@ -2,10 +2,11 @@
 //! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
 //! errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
 //! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it
+//! claims to be. Kernels named `fail` break the context, kernels named `hang` never end.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -21,6 +22,7 @@ const INVALID_IMAGE: Result = 200;
 const INVALID_PTX: Result = 218;
 const INVALID_HANDLE: Result = 400;
 const NOT_FOUND: Result = 500;
+const NOT_READY: Result = 600;
 const ILLEGAL_ADDRESS: Result = 700;
 const CAPTURE_UNSUPPORTED: Result = 900;
 
@@ -47,6 +49,8 @@ struct State {
     maps: u64,
     cubin: Vec<u8>,
     poison: Result,
+    /// A kernel named `hang` was launched.
+    hangs: bool,
 }
 
 /// A launch.
@@ -54,8 +58,8 @@ struct State {
 struct Work {
     module: usize,
     entry: String,
-    /// Grid, block and shared memory.
-    shape: [u32; 7],
+    /// Grid, block, shared memory and cluster.
+    shape: [u32; 10],
     params: Vec<u64>,
 }
 
@@ -72,12 +76,17 @@ fn with(f: impl FnOnce(&mut State) -> Result) -> Result {
     f(state)
 }
 
-/// A call that needs our context to be current, and not broken.
+/// A call that needs a context of ours to be current, and not broken.
 fn inside(f: impl FnOnce(&mut State) -> Result) -> Result {
-    if CURRENT.get() != CONTEXT {
+    if !(CONTEXT..CONTEXT + devices()).contains(&CURRENT.get()) {
         return INVALID_CONTEXT;
     }
     with(|state| if state.poison != 0 { state.poison } else { f(state) })
+}
+
+/// Each has a context; memory and all else they share.
+fn devices() -> usize {
+    variable("FAKE_DEVICES", 1) as usize
 }
 
 fn variable(name: &str, otherwise: u64) -> u64 {
@@ -110,6 +119,7 @@ impl State {
         self.launches += 1;
         match work.entry.as_str() {
             "fail" => self.poison = ILLEGAL_ADDRESS,
+            "hang" => self.hangs = true,
             // The second parameter, a word, goes where the first points.
             "store" => match self.range(work.params[0], 4) {
                 Some(to) => to.copy_from_slice(&(*work.params.last().unwrap() as u32).to_le_bytes()),
@@ -190,10 +200,10 @@ fake! {
     }
     cuInit(_flags: u32) { variable("FAKE_INIT", 0) as Result }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
-        *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", _ => c"CUDA_ERROR" }.as_ptr(); 0
+        *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", 800 => c"CUDA_ERROR_NOT_PERMITTED", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }
     cuGetErrorString(_error: Result, text: *mut *const c_char) { *text = c"told by the fake".as_ptr(); 0 }
-    cuDeviceGetCount(count: *mut i32) { *count = 1; 0 }
+    cuDeviceGetCount(count: *mut i32) { *count = devices() as i32; 0 }
     cuDeviceGet(device: *mut i32, ordinal: i32) { *device = ordinal; 0 }
     cuDeviceGetName(name: *mut c_char, length: i32, _device: i32) {
         let text = c"Fake GPU".to_bytes_with_nul();
@@ -204,10 +214,10 @@ fake! {
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
         // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
-        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => 9, 76 => 0, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
+        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }
-    cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
+    cuDevicePrimaryCtxRetain(context: *mut usize, device: i32) { *context = CONTEXT + device as usize; 0 }
     cuCtxGetCurrent(context: *mut usize) { *context = CURRENT.get(); 0 }
     cuCtxResetPersistingL2Cache() { inside(|_| 0) }
     cuCtxSetCurrent(context: usize) { CURRENT.set(context); 0 }
@@ -220,7 +230,7 @@ fake! {
     cuStreamSynchronize(stream: usize) {
         inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) })
     }
-    cuStreamQuery(stream: usize) { inside(|s| s.stream(stream)) }
+    cuStreamQuery(stream: usize) { inside(|s| if s.hangs { NOT_READY } else { s.stream(stream) }) }
     cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
         inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
     }
@@ -277,7 +287,7 @@ fake! {
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         inside(|s| match s.allocate(bytes) { Ok(a) => { *address = a; 0 } Err(e) => e })
     }
-    cuMemFree_v2(address: u64) { inside(|s| if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
+    cuMemFree_v2(address: u64) { inside(|s| if s.hangs { panic!("waits for ever") } else if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
     cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: u32) {
         inside(|s| {
             let mut memory = vec![0xcd; bytes];
@@ -364,9 +374,11 @@ fake! {
         inside(|s| {
             // Loading while some stream is captured asks for the relaxed mode.
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
-            if std::slice::from_raw_parts(image, 4) != b"ELF " { return INVALID_IMAGE; }
+            // A cubin of ours, or the text of a whole program.
+            let cubin = std::slice::from_raw_parts(image, 4) == b"ELF ";
+            let text = CStr::from_ptr(image.add(if cubin { 4 } else { 0 }).cast()).to_string_lossy().into_owned();
+            if !text.contains(".version") { return if cubin { INVALID_IMAGE } else { INVALID_PTX }; }
             *module = s.make();
-            let text = CStr::from_ptr(image.add(4).cast()).to_string_lossy().into_owned();
             s.modules.insert(*module, text);
             0
         })
@@ -391,7 +403,7 @@ fake! {
     }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
-        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        *value = match which { 0 => variable("FAKE_THREADS", 256) as i32, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
         inside(|_| 0)
     }
     cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }
@@ -409,7 +421,13 @@ fake! {
             let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
             let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();
             let params = sizes.iter().enumerate().flat_map(of).collect();
-            let work = Work { module, entry: name, shape: (*config).shape, params };
+            let mut shape = [1; 10];
+            shape[..7].copy_from_slice(&(*config).shape);
+            for attribute in std::slice::from_raw_parts((*config).attributes, (*config).count as usize) {
+                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                if attribute[0] == 4 { shape[7..].copy_from_slice(&attribute[2..5]); }
+            }
+            let work = Work { module, entry: name, shape, params };
             match s.capturing.get_mut(&stream) {
                 Some(captured) => captured.push(work),
                 None => s.run(&work),
@@ -447,4 +465,7 @@ pub struct Config {
     /// Grid, block and shared memory.
     shape: [u32; 7],
     stream: usize,
+    /// `CUlaunchAttribute`: the identity, and from byte 8 on the value.
+    attributes: *const [u32; 18],
+    count: u32,
 }

@@ -300,8 +300,8 @@ impl<'a> Env<'a> {
                     "a bulk copy completes on an mbarrier that no fence.mbarrier_init or fence.proxy.async has shown to the asynchronous proxy".into()
                 });
             }
-            let access =
-                Access { actor, epoch: FLIGHT, proxy, touch: Touch::Bulk, ..plain(warp, &site, lane) };
+            let touch = if reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
+            let access = Access { actor, epoch: FLIGHT, proxy, touch, ..plain(warp, &site, lane) };
             if let Some((c, at)) = self.shadow.write(offset, bytes as usize, &access) {
                 let place = (Space::Shared, self.shared_address(at.max(offset)));
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
@@ -392,7 +392,8 @@ impl<'a> Env<'a> {
         if self.context.options.checks.races {
             let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
             let thread = (home + flight.actor as u32, flight.lane);
-            self.shadow.land(flight.offset, flight.bytes as usize, thread, epoch, Touch::Bulk);
+            let touch = if flight.reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
+            self.shadow.land(flight.offset, flight.bytes as usize, thread, epoch, touch);
         }
         self.complete_bytes(cause, flight.mbarrier, flight.bytes, Some(epoch));
     }

@@ -150,7 +150,8 @@ impl Env<'_> {
 
     /// The address of a place, given its offset in the shared memory of the whole cluster.
     pub(super) fn shared_address(&self, offset: usize) -> u64 {
-        ((offset / self.span) as u64) << RANK_SHIFT | SHARED_BASE + (offset % self.span) as u64
+        let (rank, inside) = ((offset / self.span) as u64, (offset % self.span) as u64);
+        (rank << RANK_SHIFT) + SHARED_BASE + inside
     }
 
     pub(super) fn special(&self, special: SpecialReg, warp: usize, lane: usize) -> u64 {

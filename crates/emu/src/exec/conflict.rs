@@ -48,7 +48,9 @@ impl Env<'_> {
             HazardKind::MissingProxyFence
         } else if (copied || source) && (conflict.in_flight || conflict.wrote && !writes)
             || conflict.touch == Touch::Wgmma && same_warpgroup
-            || conflict.touch == Touch::Bulk && self.actors.name(conflict.agent) == Actor::Bulk(warp)
+            || conflict.touch == Touch::Bulk
+                && self.actors.name(conflict.agent) == Actor::Bulk(warp)
+                && conflict.lane == lane as u32
         {
             HazardKind::AsyncNotWaited
         } else {
@@ -74,10 +76,10 @@ fn describe(c: &Conflict, writes: bool, still: bool) -> String {
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
     match (c.touch, c.in_flight, c.wrote) {
-        (Touch::Bulk, true, true) => {
+        (Touch::Bulk | Touch::Reduce, true, true) => {
             format!("{verb} what a bulk copy is still writing: nobody has waited on its mbarrier")
         }
-        (Touch::Bulk, _, true) => format!(
+        (Touch::Bulk | Touch::Reduce, _, true) => format!(
             "{verb} what a bulk copy wrote, and has not seen the phase of its mbarrier complete"
         ),
         (Touch::Bulk, _, false) => format!("{verb} what a bulk copy reads: no cp.async.bulk.wait_group covers it"),

@@ -26,6 +26,8 @@ pub(crate) enum Touch {
     Wgmma,
     /// The read and the write of a bulk copy, and the write of `st.async`.
     Bulk,
+    /// The same, combined with what is there: such writes do not race with each other.
+    Reduce,
 }
 
 /// One access, by the lanes of one instruction that take part in it.
@@ -183,7 +185,7 @@ fn exempt(a: Strength, b: Strength, reach: Strength) -> bool {
 /// Whether the write happened before what each lane of the access does, or does not race with it.
 #[inline(always)]
 pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
-    if w.epoch == 0 {
+    if w.epoch == 0 || w.touch == Touch::Reduce && a.touch == Touch::Reduce {
         return true;
     }
     if w.touch == Touch::CopyArrive && !a.proxy {

@@ -65,6 +65,12 @@ pub(crate) fn factor(problem: &Problem) -> f32 {
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
+/// `|scale| · log2 e`. Where the scale is zero, a factor so small that no score is told from another, while masked ones stay −∞.
+pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
+    let scale = f64::from(problem.softmax_scale()).abs();
+    ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
+}
+
 /// A tensor as tensor maps see it. Batch entries or heads that are all the same are one.
 pub(crate) fn tensor_rows(problem: &Problem, tensor: Tensor) -> TensorRows {
     let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use flashcore_lab::bench::{Suite, suites};
+use flashcore_lab::genes::with_genes;
 use kernels::{Arch, Family, Plan};
 use problem::{Layout, Problem};
 use serde_json::{Value, json};
@@ -36,10 +37,14 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The problems of a word: a suite's, or one.
+/// The problems of a word: a suite's (`@small`), or one.
 pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
-    match Suite::named(word) {
-        Some(suite) => Ok(suite.problems()),
+    match word.strip_prefix('@') {
+        Some(name) => {
+            let accepted = || Suite::ALL.map(|suite| format!("@{}", suite.name())).join(", ");
+            let suite = Suite::named(name).ok_or_else(|| format!("{word}: accepted: {}", accepted()))?;
+            Ok(suite.problems())
+        }
         None => Ok(vec![suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?]),
     }
 }
@@ -53,14 +58,7 @@ impl Case {
     pub fn plan(&self, arch: &Arch) -> Result<Plan, Error> {
         let family = self.genes["family"].as_str().and_then(Family::named).ok_or("no family")?;
         // A default that does not fit may with other genes.
-        let mut plan = json!(family.proposal(&self.problem, arch));
-        for (gene, value) in self.genes.as_object().into_iter().flatten() {
-            if plan.get(gene).is_none() {
-                return Err(format!("gene {gene} is not one of {}", json!(plan)).into());
-            }
-            plan[gene] = value.clone();
-        }
-        let plan: Plan = serde_json::from_value(plan)?;
+        let plan = with_genes(&family.proposal(&self.problem, arch), &self.genes)?;
         plan.check(&self.problem, arch)?;
         Ok(plan)
     }

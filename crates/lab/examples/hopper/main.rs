@@ -6,19 +6,18 @@
 //!
 //! A PLAN is the name of a family (its default for each problem), a JSON object of genes that differ from that default
 //! (`{"family":"wgmma","block_n":144}`), or a file that holds one; it counts for the problems after it. A PROBLEM is one in words
-//! (`1,8,512,64,f16,causal`) or a suite (`mission`, `small`, `forward`). Each case runs in a process that is ended when it takes
+//! (`1,8,512,64,f16,causal`) or a suite (`@mission`, `@small`, `@forward`). Each case runs in a process that is ended when it takes
 //! longer than the limit: a kernel that waits for ever costs that, and no more. Details go to the rows.
 
 mod case;
 mod work;
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use case::Case;
+use flashcore_lab::child::{Ended, follow};
 use flashcore_lab::store::append_line;
 use serde_json::json;
 
@@ -80,66 +79,33 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     Ok(args)
 }
 
-/// A process that works through the cases, and what it prints.
-struct Worker {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Worker {
-    fn new(words: &[String], from: usize) -> Result<Worker, Error> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(words).args(["--from", &from.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let output = child.stdout.take().ok_or("no pipe")?;
-        let (tell, lines) = channel();
-        std::thread::spawn(move || {
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
-        });
-        Ok(Worker { child, lines })
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Starts workers one after the other until all cases were tried: whether all were right.
 fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     let (mut next, mut right) = (0, 0);
-    while next < args.cases.len() {
-        let mut worker = Worker::new(words, next)?;
-        let mut since = Instant::now();
-        // A worker says a line for each case, and ends after one that may have broken its device.
-        while next < args.cases.len() {
-            let case = &args.cases[next];
-            match worker.lines.recv_timeout(args.limit.saturating_sub(since.elapsed())) {
-                Ok(line) => {
-                    println!("{line}");
-                    right += usize::from(line.starts_with(work::RIGHT));
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    lost(&args.rows, case, &format!("HANGS  ended after {} s", args.limit.as_secs_f64()))?;
-                    next += 1;
-                    break;
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    // It ends on purpose only between two cases.
-                    let status = worker.child.wait()?;
-                    if status.code() != Some(work::AGAIN) {
-                        lost(&args.rows, case, &format!("ENDED  {status}"))?;
-                        next += 1;
-                    }
-                    break;
-                }
-            }
+    while let Some(case) = args.cases.get(next) {
+        let before = next;
+        let mut worker = Command::new(std::env::current_exe()?);
+        worker.args(words).args(["--from", &next.to_string()]);
+        // A worker says a line for each case.
+        let ended = follow(&mut worker, args.limit, |line| {
+            println!("{line}");
+            right += usize::from(line.starts_with(work::RIGHT));
             next += 1;
-            since = Instant::now();
+        })?;
+        let case = args.cases.get(next).unwrap_or(case);
+        match ended {
+            Ended::Silent => {
+                lost(&args.rows, case, &format!("HANGS  ended after {} s", args.limit.as_secs_f64()))?
+            }
+            // It ends on purpose after a case that may have broken its device, or after the last.
+            Ended::Exited(status)
+                if next == args.cases.len() || next > before && status.code() == Some(work::AGAIN) =>
+            {
+                continue;
+            }
+            Ended::Exited(status) => lost(&args.rows, case, &format!("ENDED  {status}"))?,
         }
+        next += 1;
     }
     println!("{right} of {} right", args.cases.len());
     Ok(right == args.cases.len())

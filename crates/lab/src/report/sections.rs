@@ -82,12 +82,13 @@ pub(super) fn times(climb: &Climb) -> Markup {
 const SHOWN: usize = 8;
 
 pub(super) fn causes(climb: &Climb) -> Markup {
-    let mut total: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
+    // By the largest share in any rung: what only one suffers from is not grey where it is most of the time.
+    let mut largest: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
     for prediction in climb.rungs.iter().filter_map(|r| r.study.prediction()) {
-        total.iter_mut().for_each(|(cause, sum)| *sum += prediction.share(*cause));
+        largest.iter_mut().for_each(|(cause, share)| *share = share.max(prediction.share(*cause)));
     }
-    total.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let colour = |cause: Cause| total.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
+    largest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let colour = |cause: Cause| largest.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
     let rows: Vec<_> = climb
         .rungs
         .iter()
@@ -101,7 +102,7 @@ pub(super) fn causes(climb: &Climb) -> Markup {
         .collect();
     html! {
         div.legend {
-            @for (i, (cause, _)) in total.iter().take(SHOWN).enumerate() {
+            @for (i, (cause, _)) in largest.iter().take(SHOWN).enumerate() {
                 span { i class=(format!("c{i}")) {} (cause.name()) }
             }
             span { i.c8 {} "other" }

@@ -18,9 +18,12 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
         let problem = Problem::new(1, 5, 333, dim, dtype);
-        for variant in Variant::all().into_iter().take(variants) {
+        for variant in Variant::first(variants) {
             let Some(plan) = variant.plan(&problem, arch) else { continue };
-            let mut making = Making::new("streams", format!("mma {dtype} dim {dim}, {}", variant.name));
+            let mut making = Making::new(
+                "streams",
+                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
+            );
             match bind(&plan, &problem, arch) {
                 Ok(bound) => {
                     if let Err(error) = at_once(gpu, &bound, settings.repeats, &mut making) {

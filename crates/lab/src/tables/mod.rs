@@ -8,6 +8,8 @@
 //! <!-- /table -->
 //! ```
 //!
+//! Rows of mode `predicted` in `evidence/predicted.jsonl` stand beside, in columns that say so.
+//!
 //! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
 
 mod render;
@@ -170,12 +172,15 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             .map_err(|source| StoreError::Read { path: path.clone(), source })?;
         let mut pictures = Vec::new();
         let contents = fill(&path, &text, |device, suite| {
-            let entries = entries(&rows(&root.join(format!("evidence/{device}.jsonl")), suite)?);
-            let mut text = render::table(device, suite, &entries);
+            let measured = rows(&root.join(format!("evidence/{device}.jsonl")), suite)?;
+            let predicted = rows(&root.join("evidence/predicted.jsonl"), suite)?;
+            let entries = entries(&measured);
+            let mut text = render::table(device, suite, &entries, &predicted);
             if let Some(contents) = render::plot(&entries) {
                 let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
                 let from = if document.starts_with("docs") { Path::new("images") } else { images };
                 text += &format!("\n\n![{suite} on {device}]({})", from.join(&picture).display());
+                text += "  \nBars: FlashCore, L2 warm; ◆: the best peer; the axis is logarithmic.";
                 pictures.push(Made { path: root.join(images).join(picture), contents });
             }
             Ok(text)
@@ -312,6 +317,13 @@ mod tests {
         assert!(!text.contains("6.0") && !text.contains("3.00") && !text.contains("old"), "{text}");
         let plot = std::fs::read_to_string(folder.path("docs/images/h200-mission.svg")).unwrap();
         assert!(plot.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && plot.contains("B1 H8 S512"));
+        // A prediction stands beside, as one.
+        let predicted =
+            row("flashcore", "9", "2026-01-09", "predicted", 37.5, None).replace("NVIDIA H200", "L4");
+        std::fs::write(folder.path("evidence/predicted.jsonl"), predicted).unwrap();
+        update(&root, &documents).unwrap();
+        let text = std::fs::read_to_string(folder.path("README.md")).unwrap();
+        assert!(text.contains("| L4, predicted µs | against") && text.contains("| 37.50 | 2.00×"), "{text}");
         // A new row makes it stale.
         let more = [
             std::fs::read_to_string(folder.path("evidence/h200.jsonl")).unwrap(),

@@ -7,7 +7,7 @@ use crate::report::chart::{Bar, bars, standalone};
 const RATES: [&str; 3] = ["ampere", "forward", "backward"];
 
 /// The table of a suite, with what was run and where below it.
-pub(super) fn table(device: &str, suite: &str, entries: &[Entry]) -> String {
+pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[Row]) -> String {
     if entries.is_empty() {
         return format!("(There are no rows of `{suite}` in `evidence/{device}.jsonl`.)");
     }
@@ -17,6 +17,9 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry]) -> String {
     let mut header = vec!["problem".to_owned(), "L2".to_owned(), format!("**FlashCore**, {unit}")];
     header.extend(peers.iter().map(|name| format!("{name}, {unit}")));
     header.extend(["against the best [95 %]".to_owned(), "verdict".to_owned()]);
+    let machines = machines(predicted);
+    let forecasts = machines.iter().map(|machine| format!("{machine}, predicted {unit}"));
+    header.splice(header.len() - 2..header.len() - 2, forecasts);
     let mut lines = vec![line(&header)];
     // Words to the left, figures to the right.
     lines.push(line(
@@ -26,7 +29,15 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry]) -> String {
             .map(|(i, _)| if i < 2 || i + 1 == header.len() { ":--" } else { "--:" })
             .collect::<Vec<_>>(),
     ));
-    lines.extend(entries.iter().map(|entry| line(&cells(entry, &peers, rate))));
+    for entry in entries {
+        let mut cells = cells(entry, &peers, rate);
+        let of = |machine: &String| {
+            let same = |row: &&Row| row.device == *machine && row.problem == entry.ours.problem;
+            figure(predicted.iter().rev().find(same), rate)
+        };
+        cells.splice(cells.len() - 2..cells.len() - 2, machines.iter().map(of));
+        lines.push(line(&cells));
+    }
     lines.push(String::new());
     lines.extend(summary(entries));
     lines.join("\n")
@@ -43,6 +54,17 @@ fn peers(entries: &[Entry]) -> Vec<String> {
     for row in entries.iter().flat_map(|entry| &entry.peers) {
         if !names.contains(&row.implementation) {
             names.push(row.implementation.clone());
+        }
+    }
+    names
+}
+
+/// Machines that there are predictions for, in the order in which they appear.
+fn machines(predicted: &[Row]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for row in predicted {
+        if !names.contains(&row.device) {
+            names.push(row.device.clone());
         }
     }
     names

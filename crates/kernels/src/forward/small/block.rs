@@ -1,7 +1,7 @@
 //! A warpgroup's block of keys: its scores and what it adds to O, in pieces that overlap.
 
 use problem::Problem;
-use ptx::{Builder, F32, Half, R32};
+use ptx::{Builder, F32, R32};
 use tile::{
     AccTile, Accumulate, Coverage, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix,
 };
@@ -34,7 +34,7 @@ impl<'a> Block<'a> {
         k: &mut Builder,
         plan: &'a SmallPlan,
         problem: &Problem,
-        half: Half,
+        products: Products,
         place: &Place,
         loads: &'a Loads<'a>,
     ) -> Block<'a> {
@@ -58,7 +58,7 @@ impl<'a> Block<'a> {
         Block {
             plan,
             loads,
-            products: Products::new(half),
+            products,
             queries,
             keys,
             scores: AccTile::unset(k, WARP_ROWS, plan.block_n),
@@ -84,20 +84,13 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece. The cluster's keys begin at `origin`.
-    pub(super) fn maxima(
-        &self,
-        k: &mut Builder,
-        mask: &Masker,
-        origin: R32,
-        coverage: Coverage,
-        step: u32,
-    ) -> LaneMaxima {
+    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
+    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, coverage: Coverage, step: u32) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
         for piece in self.plan.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
-            let origin = k.add(origin, piece * self.plan.qk_keys());
+            let origin: R32 = k.mov(piece * self.plan.qk_keys());
             mask.apply(k, &s, origin, coverage);
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {

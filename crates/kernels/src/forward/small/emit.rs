@@ -2,18 +2,20 @@
 
 use problem::{Mask, Problem, Tensor};
 use ptx::{
-    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, SpecialReg, Target,
+    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
     TensorMapPtr,
 };
 use tile::{
-    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Rescale, RowRange,
+    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange,
     SwizzledTile, Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
 };
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, Scores, SmallPlan};
-use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers, tensor_rows};
+use crate::forward::contract::{
+    half, head_strides, pointer, stepped, tensor_buffers, tensor_rows, unsigned_factor,
+};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -62,7 +64,7 @@ struct Params {
     out_strides: [R64; 2],
     seq_q: R32,
     seq_kv: R32,
-    /// `scale · log2 e`.
+    /// `|scale| · log2 e`.
     factor: F32,
 }
 
@@ -81,21 +83,21 @@ impl Params {
 }
 
 /// What the warpgroup works on, in registers, and what is known of it when the kernel is made.
-struct Forward<'a> {
-    plan: &'a SmallPlan,
-    problem: &'a Problem,
-    half: Half,
-    rule: MaskRule,
+pub(super) struct Forward<'a> {
+    pub(super) plan: &'a SmallPlan,
+    pub(super) problem: &'a Problem,
+    pub(super) half: Half,
+    pub(super) rule: MaskRule,
     params: Params,
-    place: Place,
-    threads: Threads,
-    rows: RowRange,
+    pub(super) place: Place,
+    pub(super) threads: Threads,
+    pub(super) rows: RowRange,
     /// The CTA's query head and batch entry.
     head: R32,
     batch: R32,
-    loads: Loads<'a>,
+    pub(super) shared: Shared,
     /// With the other parts of the keys, where there are any.
-    exchange: Option<Exchange>,
+    pub(super) exchange: Option<Exchange>,
 }
 
 impl<'a> Forward<'a> {
@@ -124,24 +126,37 @@ impl<'a> Forward<'a> {
             params,
             head: k.special(SpecialReg::CtaidY),
             batch: k.special(SpecialReg::CtaidZ),
-            loads: Loads::new(k, plan, problem, place, threads.lane, shared),
+            shared,
             exchange,
         }
     }
 
     /// The kernel: attention of 64 rows to one part of their keys, joined with the other parts.
     fn body(&self, k: &mut Builder) {
+        let (softmax, o) = if self.plan.streams() {
+            let (softmax, o) = self.stream(k);
+            softmax.gather_sums(k);
+            self.join(k, softmax, o)
+        } else {
+            self.at_once(k)
+        };
+        self.store(k, &softmax, &o);
+    }
+
+    /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at once.
+    fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let (plan, coverage) = (self.plan, self.coverage());
-        self.request(k);
-        let mut block = Block::new(k, plan, self.problem, self.half, &self.place, &self.loads);
+        let source = self.source(k);
+        let loads = Loads::new(k, plan, self.problem, self.place, self.threads.lane, self.shared);
+        loads.request(k, &source, self.exchange.as_ref());
+        let mut block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
-        let origin = k.mov(0);
-        let softmax = OnlineSoftmax::new(k, self.half, Rescale::Always, self.params.factor, WARP_ROWS);
+        let softmax = self.softmax(k);
 
         let ahead = if plan.scores == Scores::AllAtOnce { plan.softmax_steps } else { 1 };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..plan.softmax_steps {
-            let maxima = block.maxima(k, &mask, origin, coverage, step);
+            let maxima = block.maxima(k, &mask, coverage, step);
             let alpha = if step == 0 {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
@@ -151,19 +166,32 @@ impl<'a> Forward<'a> {
             if step + 1 >= ahead && step + 1 < plan.softmax_steps {
                 block.issue_scores(k, step + 1);
             }
-            for piece in step * plan.pv_pieces..(step + 1) * plan.pv_pieces {
+            for piece in plan.pv_pieces_of(step) {
                 let s = block.scores_of(piece);
                 let p = softmax.probabilities(k, &s, coverage); //        P = exp2(S·c − m); l += Σ P
-                if let (Some(alpha), true) = (&alpha, piece == step * plan.pv_pieces) {
+                if let (Some(alpha), true) = (&alpha, piece == plan.pv_pieces_of(step).start) {
                     block.rescale(k, alpha); //                           O rescaled
                 }
                 block.issue_output(k, &p, piece); //                      O += P V
             }
         }
         softmax.gather_sums(k);
-        let to = self.output(k);
-        let (softmax, o) = self.join(k, softmax, &block); //              O, l of all keys; O / l
-        self.store(k, &softmax, &o, to);
+        match plan.merge {
+            Merge::Shares => {
+                let o = block.share(k, 0).clone();
+                self.join(k, softmax, o)
+            }
+            Merge::PeerFirst => self.join_with_peer(k, softmax, &block),
+        }
+    }
+
+    pub(super) fn products(&self) -> Products {
+        let products = Products::new(self.half);
+        if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products }
+    }
+
+    pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
+        OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, WARP_ROWS)
     }
 
     /// What rows see of the keys of a block.
@@ -171,40 +199,42 @@ impl<'a> Forward<'a> {
         if self.plan.masks(self.problem) { Coverage::Partial } else { Coverage::Full }
     }
 
-    /// Requests queries, keys and values.
-    fn request(&self, k: &mut Builder) {
+    /// Where the warpgroup's queries, keys and values come from.
+    pub(super) fn source(&self, k: &mut Builder) -> Source {
         let part = self.place.part(k, self.plan.division());
-        let source = Source {
+        Source {
             maps: self.params.maps,
             first_row: k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first),
             first_key: k.mul(part, self.plan.block_n),
             head: self.head,
             kv_head: divide(k, self.head, self.problem.group_size() as u32),
             batch: self.batch,
-        };
-        self.loads.request(k, &source, self.exchange.as_ref());
+        }
     }
 
     /// The warpgroup's columns of O, of all keys and divided by the rows' sums; all of them where it has all keys.
-    fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, block: &Block) -> (OnlineSoftmax, AccTile) {
+    fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
         let Some(exchange) = &self.exchange else {
-            let o = block.share(k, 0);
-            softmax.normalize(k, o);
-            return (softmax, o.clone());
+            softmax.normalize(k, &o);
+            return (softmax, o);
         };
-        let own = match self.plan.merge {
-            Merge::Shares => {
-                let o = block.share(k, 0);
-                self.wait_for_cluster(k);
-                exchange.send(k, &softmax, o)
-            }
-            Merge::PeerFirst => {
-                let theirs = block.share(k, 0);
-                self.wait_for_cluster(k);
-                exchange.send_to_peer(k, &softmax, theirs);
-                block.share(k, 1).clone()
-            }
-        };
+        self.wait_for_cluster(k);
+        let own = exchange.send(k, &softmax, &o);
+        (exchange.receive(k, softmax, &own), own)
+    }
+
+    /// The same of two CTAs: the other's columns leave before the own ones are complete.
+    fn join_with_peer(
+        &self,
+        k: &mut Builder,
+        softmax: OnlineSoftmax,
+        block: &Block,
+    ) -> (OnlineSoftmax, AccTile) {
+        let exchange = self.exchange.as_ref().expect("a plan with a peer has two parts");
+        let theirs = block.share(k, 0);
+        self.wait_for_cluster(k);
+        exchange.send_to_peer(k, &softmax, theirs);
+        let own = block.share(k, 1).clone();
         (exchange.receive(k, softmax, &own), own)
     }
 
@@ -228,7 +258,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile, to: Global) {
+    fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
+        let to = self.output(k);
         let first = k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first);
         let rows = (to, first, self.rows.seq_q);
         let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
@@ -266,6 +297,10 @@ fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
     args.push(pointer(problem, Tensor::Out));
     args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
     args.extend(head_strides(problem, Tensor::Out));
-    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor(problem))]);
+    args.extend([
+        Arg::U32(problem.seq_q as u32),
+        Arg::U32(problem.seq_kv as u32),
+        Arg::F32(unsigned_factor(problem)),
+    ]);
     args
 }

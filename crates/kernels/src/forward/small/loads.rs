@@ -18,7 +18,7 @@ struct Copy {
     tile: SwizzledTile,
     to: Shared,
     /// Row, head and batch entry in the tensor.
-    at: [Src<R32>; 3],
+    at: [R32; 3],
     barrier: Shared,
     /// Which of the warpgroups that need the tile requests it; `None` where one alone does.
     requester: Option<Pred>,
@@ -32,7 +32,7 @@ impl Copy {
     fn request(&self, k: &mut Builder) {
         when(k, self.requester, |k| {
             k.mbarrier_arrive_expect_tx(self.barrier, self.tile.bytes());
-            self.tile.load(k, self.to, self.map, self.at.clone(), self.barrier);
+            self.tile.load(k, self.to, self.map, self.at.map(Src::from), self.barrier);
         });
     }
 }
@@ -61,6 +61,16 @@ pub(super) struct Source {
     pub head: R32,
     pub kv_head: R32,
     pub batch: R32,
+}
+
+impl Source {
+    /// Head and batch entry in a tensor's map, in which those that are all the same are one.
+    pub(super) fn head(&self, k: &mut Builder, problem: &Problem, tensor: Tensor) -> [R32; 2] {
+        let strides = problem.strides(tensor);
+        let head = if tensor == Tensor::Q { self.head } else { self.kv_head };
+        let mut index = |stride: i64, index: R32| if stride == 0 { k.mov(0) } else { index };
+        [index(strides.head, head), index(strides.batch, self.batch)]
+    }
 }
 
 impl<'a> Loads<'a> {
@@ -118,14 +128,7 @@ impl<'a> Loads<'a> {
                 mine.iter().for_each(|copy| copy.request(k));
             });
         }
-        if let Some(exchange) = exchange {
-            let first = k.setp_u(CmpOp::Eq, self.lane, 0);
-            k.if_(first, |k| exchange.expect(k));
-        }
-        if self.plan.cluster > 1 {
-            k.cluster_arrive_relaxed();
-        }
-        k.bar_sync();
+        meet(k, self.plan, self.lane, exchange);
         if !late.is_empty() {
             self.one_lane_of(k, LATE_WARP, |k| late.iter().for_each(|copy| copy.request(k)));
         }
@@ -139,12 +142,12 @@ impl<'a> Loads<'a> {
         let SmallPlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
         let of_rows = (kv_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0));
         let of_part = (row_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.row_warpgroup, 0));
-        let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| self.head_of(tensor, from));
+        let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|t| from.head(k, self.problem, t));
         let query = Copy {
             map: from.maps[0],
             tile: self.plan.query_tile(self.problem),
             to: self.queries,
-            at: [from.first_row.into(), q[0].clone(), q[1].clone()],
+            at: [from.first_row, q[0], q[1]],
             barrier: self.query_barrier,
             requester: of_rows,
         };
@@ -152,7 +155,7 @@ impl<'a> Loads<'a> {
             map: from.maps[2],
             tile: self.plan.value_tile(self.problem),
             to: self.values,
-            at: [from.first_key.into(), v[0].clone(), v[1].clone()],
+            at: [from.first_key, v[0], v[1]],
             barrier: self.value_barrier,
             requester: of_part,
         };
@@ -164,7 +167,7 @@ impl<'a> Loads<'a> {
                 map: from.maps[1],
                 tile,
                 to: ptx::Pointer::at(self.keys, i64::from(i * tile.bytes())),
-                at: [first.into(), key[0].clone(), key[1].clone()],
+                at: [first, key[0], key[1]],
                 barrier: self.key_barriers.at(i),
                 requester: of_part,
             });
@@ -176,14 +179,6 @@ impl<'a> Loads<'a> {
             Requests::ValuesLate => ([first_keys, query, later_keys].concat(), value),
             Requests::FirstKeysOnly => ([first_keys, query].concat(), [later_keys, value].concat()),
         }
-    }
-
-    /// Head and batch entry in a tensor's map, in which those that are all the same are one.
-    fn head_of(&self, tensor: Tensor, from: &Source) -> [Src<R32>; 2] {
-        let strides = self.problem.strides(tensor);
-        let head = if tensor == Tensor::Q { from.head } else { from.kv_head };
-        let index = |stride: i64, index: R32| if stride == 0 { 0.into() } else { index.into() };
-        [index(strides.head, head), index(strides.batch, from.batch)]
     }
 
     fn one_lane_of(&self, k: &mut Builder, warp: u32, body: impl FnOnce(&mut Builder)) {
@@ -205,6 +200,18 @@ impl<'a> Loads<'a> {
     pub(super) fn wait_for_values(&self, k: &mut Builder) {
         k.mbarrier_wait_parity(self.value_barrier, 0);
     }
+}
+
+/// Prepares what other parts send, and joins the CTA's threads: from here on all of its mbarriers stand.
+pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
+    if let Some(exchange) = exchange {
+        let first = k.setp_u(CmpOp::Eq, lane, 0);
+        k.if_(first, |k| exchange.expect(k));
+    }
+    if plan.cluster > 1 {
+        k.cluster_arrive_relaxed();
+    }
+    k.bar_sync();
 }
 
 /// Under `condition`, where there is one.

@@ -12,5 +12,6 @@ mod block;
 mod emit;
 mod loads;
 mod plan;
+mod stream;
 
 pub use plan::{Merge, Requests, Scores, SmallPlan};

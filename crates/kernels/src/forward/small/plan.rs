@@ -1,6 +1,8 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Division, Mbarriers, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
+use tile::{
+    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS,
+};
 
 use crate::forward::contract::check_tensor_maps;
 use crate::{Arch, PlanError};
@@ -50,6 +52,10 @@ pub struct SmallPlan {
     pub kv_warpgroups: u32,
     /// Keys that a warpgroup holds scores of at once.
     pub block_n: u32,
+    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once; with more, blocks stream by.
+    pub stages: u32,
+    /// When accumulators are rescaled while blocks stream by.
+    pub rescale: Rescale,
     /// Copies that bring a block's keys.
     pub key_copies: u32,
     /// Products that compute a block's scores.
@@ -76,8 +82,8 @@ pub struct SmallPlan {
 
 /// Largest extent in y and z of a grid.
 const GRID_LIMIT: u64 = 65_535;
-/// Registers beside the accumulators: what ptxas uses for everything else (measured on its figures).
-const OTHER_REGISTERS: u32 = 57;
+/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
+const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
 /// Where everything lies in a CTA's shared memory, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -91,61 +97,90 @@ pub(super) struct SharedMap {
 }
 
 impl SmallPlan {
-    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices.
-    pub fn default_for(problem: &Problem, _arch: &Arch) -> SmallPlan {
-        let wide = problem.head_dim.max(problem.head_dim_v) > 64;
-        let base = SmallPlan {
-            row_warpgroups: 1,
-            cluster: 2,
-            kv_warpgroups: 1,
-            block_n: 256,
-            key_copies: 1,
-            qk_pieces: 1,
-            softmax_steps: 1,
-            pv_pieces: 2,
-            requests: Requests::ValuesLate,
-            scores: Scores::AllAtOnce,
-            merge: Merge::PeerFirst,
-            store: RowStore::Pairs,
-            overlapping: false,
-            resident_ctas: 1,
-            lse: false,
-        };
-        let mut plan = match (problem.seq_kv, wide) {
+    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices, blocks that stream by
+    /// beyond. Of plans that do not fit, the last resort.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
+        let mut choices = SmallPlan::at_once(problem);
+        choices.extend(SmallPlan::streamed(problem, arch));
+        let last = choices.last().cloned();
+        let fitting = choices
+            .into_iter()
+            .map(|plan| plan.fitted(problem))
+            .find(|plan| plan.check(problem, arch).is_ok());
+        fitting.or(last).unwrap_or(SmallPlan::BASE)
+    }
+
+    const BASE: SmallPlan = SmallPlan {
+        row_warpgroups: 1,
+        cluster: 2,
+        kv_warpgroups: 1,
+        block_n: 256,
+        stages: 1,
+        rescale: Rescale::Always,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 2,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::PeerFirst,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: false,
+    };
+
+    /// Plans without a loop that hold all keys, the best first.
+    fn at_once(problem: &Problem) -> Vec<SmallPlan> {
+        let base = SmallPlan::BASE;
+        let pair = match (problem.seq_kv, problem.head_dim.max(problem.head_dim_v)) {
             (..=128, _) => SmallPlan { block_n: 64, ..base },
             (..=256, _) => SmallPlan { block_n: 128, ..base },
-            (..=512, false) => SmallPlan {
+            (..=512, ..=64) => SmallPlan {
                 key_copies: 4,
                 qk_pieces: 4,
                 softmax_steps: 2,
                 pv_pieces: 4,
                 requests: Requests::FirstKeysOnly,
-                store: RowStore::Chunks,
                 ..base
             },
-            (..=512, true) => {
+            (..=512, _) => {
                 SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 4, scores: Scores::StepByStep, ..base }
             }
-            _ => SmallPlan {
-                kv_warpgroups: 2,
-                key_copies: 2,
-                qk_pieces: 2,
-                softmax_steps: 2,
-                merge: Merge::Shares,
-                ..base
-            },
+            _ => SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base },
         };
-        if plan.check_merge(problem).is_err() {
-            plan.merge = Merge::Shares;
+        // Columns that cannot be shared leave all keys to one warpgroup.
+        let block_n = problem.seq_kv.next_multiple_of(16).min(256) as u32;
+        vec![pair, SmallPlan { cluster: 1, block_n, pv_pieces: 1, ..base }]
+    }
+
+    /// Plans by whose warpgroups blocks stream, those with more keys a block first.
+    fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
+        let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
+        let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
+        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
+        let wanted =
+            blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
+        wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
+            cluster,
+            block_n,
+            resident_ctas,
+            stages: 2,
+            rescale: Rescale::Beyond(8),
+            pv_pieces: 1,
+            ..SmallPlan::BASE
+        })
+    }
+
+    /// The plan with the joins and stores that it and the problem allow.
+    fn fitted(mut self, problem: &Problem) -> SmallPlan {
+        if self.check_merge(problem).is_err() {
+            self.merge = Merge::Shares;
         }
-        // Columns of an odd number of chunks cannot be shared: one warpgroup takes all keys.
-        if plan.check_merge(problem).is_err() {
-            (plan.cluster, plan.kv_warpgroups, plan.block_n) = (1, 1, 256);
+        if self.check_store(problem).is_err() {
+            self.store = RowStore::Pairs;
         }
-        if plan.check_store(problem).is_err() {
-            plan.store = RowStore::Pairs;
-        }
-        plan
+        self
     }
 
     /// Threads of a CTA.
@@ -179,6 +214,11 @@ impl SmallPlan {
         self.block_n / self.softmax_steps / self.pv_pieces
     }
 
+    /// The pieces of P that a step of the softmax makes.
+    pub(super) fn pv_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
+        step * self.pv_pieces..(step + 1) * self.pv_pieces
+    }
+
     pub(super) const fn division(&self) -> Division {
         Division {
             ctas: self.cluster,
@@ -187,9 +227,10 @@ impl SmallPlan {
         }
     }
 
-    /// A warpgroup's queries.
+    /// What one copy brings of the queries: a warpgroup's, or where blocks stream by, the CTA's.
     pub(super) const fn query_tile(&self, problem: &Problem) -> SwizzledTile {
-        SwizzledTile::new(WARPGROUP_ROWS, problem.head_dim as u32)
+        let rows = if self.streams() { self.rows() } else { WARPGROUP_ROWS };
+        SwizzledTile::new(rows, problem.head_dim as u32)
     }
 
     /// What one copy brings of a block's keys.
@@ -204,16 +245,27 @@ impl SmallPlan {
 
     pub(super) fn shared_map(&self, problem: &Problem) -> SharedMap {
         let division = self.division();
-        let keys = self.row_warpgroups * self.query_tile(problem).bytes();
-        let values = keys + self.kv_warpgroups * self.key_copies * self.key_tile(problem).bytes();
-        let messages = values + self.kv_warpgroups * self.value_tile(problem).bytes();
+        let queries = self.query_tile(problem);
+        let keys = self.rows() / queries.rows * queries.bytes();
+        let blocks = self.kv_warpgroups * self.stages;
+        let values = keys + blocks * self.key_copies * self.key_tile(problem).bytes();
+        let messages = values + blocks * self.value_tile(problem).bytes();
         let barriers = messages + division.message_room(problem.head_dim_v as u32);
         let count = self.load_barriers() + division.barriers();
         SharedMap { queries: 0, keys, values, messages, barriers, bytes: barriers + count * Mbarriers::BYTES }
     }
 
+    /// Whether blocks stream by.
+    pub const fn streams(&self) -> bool {
+        self.stages > 1
+    }
+
     /// Mbarriers of queries, keys and values.
     pub(super) const fn load_barriers(&self) -> u32 {
+        if self.streams() {
+            let rings = Handover::bytes(1) + 2 * self.kv_warpgroups * Handover::bytes(self.stages);
+            return rings / Mbarriers::BYTES;
+        }
         self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1)
     }
 
@@ -222,9 +274,11 @@ impl SmallPlan {
         self.shared_map(problem).bytes.into()
     }
 
-    /// Registers of a thread, about: accumulators of S and O.
+    /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
     pub fn registers(&self, problem: &Problem) -> u32 {
-        self.block_n / 2 + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
+        let p = if self.streams() { self.block_n / 4 } else { 0 };
+        let others = OTHER_REGISTERS[usize::from(self.streams())];
+        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + others
     }
 
     /// Whether the plan fits the problem and the architecture.
@@ -253,21 +307,10 @@ impl SmallPlan {
         for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
             accept(what, length as u64, (1..=1 << 30).contains(&length), "1 to 2^30")?;
         }
-        let most = u64::from(self.cluster_keys());
-        accept(
-            "seq_kv",
-            problem.seq_kv as u64,
-            problem.seq_kv as u64 <= most,
-            &format!("up to {most} with this plan"),
-        )?;
-        let scale = problem.softmax_scale();
-        if scale <= 0.0 {
-            return Err(PlanError::Problem {
-                family: FAMILY,
-                what: "scale".to_owned(),
-                value: scale.to_string(),
-                accepted: "above 0".to_owned(),
-            });
+        if !self.streams() {
+            let (keys, most) = (problem.seq_kv as u64, u64::from(self.cluster_keys()));
+            let accepted = format!("up to {most} with this plan, and more with stages > 1");
+            accept("seq_kv", keys, keys <= most, &accepted)?;
         }
         check_tensor_maps(problem, FAMILY)
     }
@@ -299,6 +342,22 @@ impl SmallPlan {
             step,
             "divisors of block_n / (16 · softmax_steps)",
         )?;
+        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        if self.streams() {
+            for (what, pieces) in [
+                ("key_copies", self.key_copies),
+                ("qk_pieces", self.qk_pieces),
+                ("softmax_steps", self.softmax_steps),
+                ("pv_pieces", self.pv_pieces),
+            ] {
+                accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
+            }
+        }
+        if let Rescale::Beyond(threshold) = self.rescale {
+            // 2^15 is the last power of two in f16.
+            let fits = threshold <= 15 && self.streams();
+            accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+        }
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
     }
@@ -311,6 +370,7 @@ impl SmallPlan {
         if self.merge == Merge::PeerFirst {
             let pair = self.cluster == 2 && self.kv_warpgroups == 1;
             accept("cluster · kv_warpgroups", parts.into(), pair, "a cluster of 2 with merge = peer_first")?;
+            accept("stages", self.stages.into(), !self.streams(), "1 with merge = peer_first")?;
             let panel = SwizzledTile::PANEL;
             let halves = columns <= panel || (columns / 2).is_multiple_of(panel);
             let accepted = "up to 64 and multiples of 128 with merge = peer_first, for each half to begin a panel or lie in one";
@@ -324,8 +384,7 @@ impl SmallPlan {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
         if self.store == RowStore::Chunks {
-            let fits = share.is_multiple_of(32);
-            accept("head_dim_v / parts", share.into(), fits, "multiples of 32 with store = chunks")?;
+            accept("head_dim_v / parts", share.into(), share >= 32, "32 and more with store = chunks")?;
         }
         let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
         let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
@@ -370,9 +429,14 @@ impl SmallPlan {
         Ok(())
     }
 
+    /// Whether the keys are whole blocks of the cluster.
+    pub(super) fn divides(&self, problem: &Problem) -> bool {
+        problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
+    }
+
     /// Whether the last block may hold keys that are not there, or that a row does not see.
     pub(super) fn masks(&self, problem: &Problem) -> bool {
-        problem.mask != Mask::None || problem.seq_kv != self.cluster_keys() as usize
+        problem.mask != Mask::None || !self.divides(problem)
     }
 }
 

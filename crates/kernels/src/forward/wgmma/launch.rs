@@ -6,7 +6,7 @@ use tile::{COUNTER_BYTES, Handout};
 
 use super::plan::WgmmaPlan;
 use crate::Arch;
-use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows};
+use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows, unsigned_factor};
 
 /// The tensors that come by tensor map.
 pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
@@ -58,13 +58,7 @@ impl WgmmaPlan {
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));
-        args.push(Arg::F32(factor(problem)));
+        args.push(Arg::F32(unsigned_factor(problem)));
         args
     }
-}
-
-/// `|scale| · log2 e`. Where the scale is zero, a factor so small that no score is told from another, while masked ones stay −∞.
-fn factor(problem: &Problem) -> f32 {
-    let scale = f64::from(problem.softmax_scale()).abs();
-    ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }

@@ -1,0 +1,85 @@
+//! Predicts the chosen plan of every problem of a suite on a machine that need not be here:
+//! `predict ROWS.jsonl MACHINE SUITE`. One line a problem goes to the terminal and, from a build of `cargo xtask
+//! evidence`, one row to the file, of mode `predicted`: tables print it as that beside what was measured elsewhere.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use emu::model::Gpu;
+use emu::resources::{Ptxas, estimate};
+use flashcore_lab::bench::problem_json;
+use flashcore_lab::bench::suites::Suite;
+use flashcore_lab::forecast::RECORDED;
+use flashcore_lab::gate::bind;
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::store::append_line;
+use flashcore_lab::study::{forecast, record};
+use kernels::{Arch, Plan};
+use problem::Problem;
+use serde_json::{Value, json};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let [rows, machine, suite] = words[..] else {
+        eprintln!("usage: predict ROWS.jsonl MACHINE SUITE");
+        return ExitCode::from(3);
+    };
+    match run(Path::new(rows), machine, suite) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn run(rows: &Path, machine: &str, suite: &str) -> Result<(), Failure> {
+    let gpu = Gpu::named(machine).ok_or_else(|| format!("no machine is called {machine}"))?;
+    let arch = Arch::of(gpu.sm).ok_or_else(|| format!("sm_{} is not a target of the kernels", gpu.sm))?;
+    let known = Suite::named(suite).ok_or_else(|| format!("no suite is called {suite}"))?;
+    let here = Provenance::of_cpu(Path::new("."), 1);
+    let driver = "none: predicted".into();
+    let provenance = Provenance { device: gpu.name.into(), driver, clocks_mhz: gpu.clock_mhz, ..here };
+    for p in known.problems() {
+        let mut row = predicted(&p, known, gpu, &arch)?;
+        let (shape, mask) =
+            (format!("B{} H{} S{} D{}", p.batch, p.heads_q, p.seq_q, p.head_dim), p.mask.name());
+        println!(
+            "{shape:20} mask {mask:6} {:10.1} µs {:6.1} TFLOP/s",
+            float(&row["us_median"]),
+            float(&row["tflops"])
+        );
+        if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
+            row.extend(part);
+        }
+        if provenance.commit.is_some() {
+            append_line(rows, &row.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
+
+/// The row of a problem with the plan that would be chosen. Recorded are a few CTAs of one head.
+fn predicted(problem: &Problem, suite: Suite, gpu: &Gpu, arch: &Arch) -> Result<Value, Failure> {
+    let plan = Plan::default_for(problem, arch)?;
+    let head = Problem::new(1, 1, problem.seq_q, problem.head_dim, problem.dtype).with_mask(problem.mask);
+    let [head, whole] = [bind(&plan, &head, arch)?, bind(&plan, problem, arch)?];
+    let (module, entry) = (&whole.kernel.module, &whole.kernel.entry);
+    let assembled =
+        Ptxas::find().ok().map(|p| p.resources(&module.to_string(), &format!("sm_{}", gpu.sm), entry));
+    let resources = assembled.and_then(Result::ok).or_else(|| estimate(module, entry));
+    let resources = resources.ok_or("the kernel has no body")?;
+    let p = forecast(&head, &whole.kernel.launch, &record(&head, RECORDED)?, &resources, gpu)?;
+    Ok(json!({
+        "suite": suite.name(), "impl": "flashcore", "mode": "predicted", "plan": plan, "problem": problem_json(problem),
+        "us_median": p.us, "us_low": p.us_low, "us_high": p.us_high, "bound": p.bound,
+        "tflops": problem.flops() / p.us / 1e6, "resources": resources.source,
+    }))
+}
