@@ -19,7 +19,6 @@ fn kernel(text: &str) -> Kernel {
         buffers: Vec::new(),
         tensor_maps: Vec::new(),
         args: Vec::new(),
-        tensor_maps: Vec::new(),
     }
 }
 

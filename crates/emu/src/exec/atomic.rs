@@ -11,7 +11,7 @@ use super::{Env, alu};
 use crate::decode::{Inst, strength};
 use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch};
-use crate::report::HazardKind;
+use crate::report::{Fidelity, HazardKind};
 
 /// Where an atomic acts.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ impl<'a> Env<'a> {
         };
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
-        let after = alu::atomic(a.op, a.ty, before, operand(0), operand(1));
+        let after = alu::atomic(a.op, a.ty, before, self.joint_operand(a, target, operand(0)), operand(1));
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
@@ -112,6 +112,19 @@ impl<'a> Env<'a> {
         }
         self.publish(warp, site, lane, address, publication);
         Some((before, after))
+    }
+
+    /// What is added in all: of a sketch, that of the CTAs for which this one stands, too.
+    fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
+        let options = self.context.options;
+        match (&options.only, target) {
+            (Some(only), Target::Global(_))
+                if options.fidelity == Fidelity::Sketch && a.op == AtomicOp::Add && !a.ty.is_float() =>
+            {
+                own.wrapping_mul(self.context.launch.grid.count() / (only.len() as u64).max(1))
+            }
+            _ => own,
+        }
     }
 
     fn atomic_target(
