@@ -16,7 +16,7 @@ use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
-use crate::trace::Detail;
+use crate::trace::{Detail, MbarrierPlace};
 
 /// What a copy brings.
 #[derive(Clone, Debug)]
@@ -227,8 +227,8 @@ impl<'a> Env<'a> {
             None => vec![to >> RANK_SHIFT],
         };
         if let Some(recorder) = &mut self.recorder {
-            let copies = ranks.len() as u32;
-            recorder.note(Detail::Bulk { at: super::mbarrier::inside(signal), bytes, copies });
+            let at = MbarrierPlace::new(super::mbarrier::inside(signal));
+            recorder.note(Detail::Bulk { at, bytes, copies: ranks.len() as u8 });
         }
         for rank in ranks {
             let mbarrier = if ctas.is_some() { inside(signal, rank) } else { signal };
@@ -264,7 +264,8 @@ impl<'a> Env<'a> {
                 return;
             }
             if let Some(recorder) = &mut self.recorder {
-                recorder.note(Detail::Bulk { at: super::mbarrier::inside(signals[lane]), bytes, copies: 1 });
+                let at = MbarrierPlace::new(super::mbarrier::inside(signals[lane]));
+                recorder.note(Detail::Bulk { at, bytes, copies: 1 });
             }
             if let Some(offset) = self.shared_offset(warp, &site, lane, to[lane]) {
                 let payload = Payload::Values(chunks[lane]);

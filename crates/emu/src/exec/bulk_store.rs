@@ -13,7 +13,7 @@ use crate::decode::Inst;
 use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
 use crate::order::{Access, Epoch, Strength, Touch};
 use crate::report::HazardKind;
-use crate::trace::Detail;
+use crate::trace::{Detail, MbarrierPlace};
 
 /// A copy on its way to global memory.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Env<'_> {
         counter.bulk_copies += 1;
         counter.bulk_bytes += u64::from(bytes);
         if let Some(recorder) = &mut self.recorder {
-            recorder.note(Detail::Bulk { at: u32::MAX, bytes, copies: 1 });
+            recorder.note(Detail::Bulk { at: MbarrierPlace::NONE, bytes, copies: 1 });
         }
         let group = warp.bulk.committed[lane];
         let departure = Departure { pc: inst.pc, lane, group, offset, buffer, pieces, reduce };

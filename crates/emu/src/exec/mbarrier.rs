@@ -14,7 +14,7 @@ use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, resolve};
 use crate::order::{Agent, Clock, Epoch, Strength};
 use crate::report::HazardKind;
-use crate::trace::{Detail, Signal};
+use crate::trace::{Detail, MbarrierPlace};
 
 /// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
 const LIMIT: u32 = (1 << 20) - 1;
@@ -167,14 +167,14 @@ impl Env<'_> {
     /// For the recorder. By address alone: CTAs of a cluster stand for each other.
     fn note_arrival(&mut self, op: MbarrierOp, address: u64, n: u32) {
         let Some(recorder) = &mut self.recorder else { return };
-        let signal = match op {
-            MbarrierOp::Init => Signal::Init { count: n },
-            MbarrierOp::ExpectTx => Signal::Arrive { count: 0, bytes: n },
-            _ if op.expects_bytes() => Signal::Arrive { count: 1, bytes: n },
-            _ if op.arrives() => Signal::Arrive { count: n, bytes: 0 },
+        let at = MbarrierPlace::new(inside(address));
+        recorder.note(match op {
+            MbarrierOp::Init => Detail::Expect { at, count: n },
+            MbarrierOp::ExpectTx => Detail::Arrive { at, count: 0, bytes: n },
+            _ if op.expects_bytes() => Detail::Arrive { at, count: 1, bytes: n },
+            _ if op.arrives() => Detail::Arrive { at, count: n.min(255) as u8, bytes: 0 },
             _ => return,
-        };
-        recorder.note(Detail::Mbarrier { at: inside(address), signal });
+        });
     }
 
     fn init(&mut self, warp: &Warp, cause: Cause, address: u64, count: u32) {
@@ -356,8 +356,8 @@ impl Env<'_> {
             let lane = mask.trailing_zeros() as usize;
             let token = warp.registers.lane(inst.s[0], lane);
             let parity = (if m.op.by_parity() { token } else { token >> 32 }) & 1 == 1;
-            let signal = Signal::Wait { parity, done: done == mask };
-            recorder.note(Detail::Mbarrier { at: inside(places[lane]), signal });
+            let at = MbarrierPlace::new(inside(places[lane]));
+            recorder.note(Detail::Wait { at, parity, done: done == mask });
         }
         let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
         while left != 0 {
@@ -416,8 +416,8 @@ impl Env<'_> {
 }
 
 /// An address without the rank of its CTA.
-pub(super) fn inside(address: u64) -> u32 {
-    (address & ((1 << RANK_SHIFT) - 1)) as u32
+pub(super) fn inside(address: u64) -> u64 {
+    address & ((1 << RANK_SHIFT) - 1)
 }
 
 fn object_site(inst: &Inst) -> Site<'_> {

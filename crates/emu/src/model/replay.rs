@@ -19,7 +19,7 @@ use super::memory::{At, MemorySystem, Residency};
 use super::plan::{Layouts, Run};
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
-use crate::trace::{CacheFootprint, CtaTrace, Detail, Event, Signal};
+use crate::trace::{CacheFootprint, CtaTrace, Detail, Event, MbarrierPlace};
 
 /// A trace with its runs.
 pub(super) struct Planned<'a> {
@@ -49,7 +49,7 @@ impl<'a> Planned<'a> {
 /// "not yet" to the next question is taken out.
 fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
     let question = |e: &Event| match e.detail {
-        Detail::Mbarrier { at, signal: Signal::Wait { parity, done } } => Some((at, parity, done)),
+        Detail::Wait { at, parity, done } => Some((at, parity, done)),
         _ => None,
     };
     if !events.iter().any(|e| matches!(question(e), Some((_, _, false)))) {
@@ -156,6 +156,8 @@ struct Warp {
     /// The same of bulk stores, and of products of warpgroups.
     stores: Groups,
     products: Groups,
+    /// End of the last product of the open group.
+    batch: Option<u64>,
     /// Phase of the cluster barrier that it arrived in.
     cluster_phase: u32,
     threads: u32,
@@ -276,6 +278,7 @@ impl<'a> Sm<'a> {
                 groups: Vec::new(),
                 stores: Groups::default(),
                 products: Groups::default(),
+                batch: None,
                 cluster_phase: 0,
                 threads,
             });
@@ -487,15 +490,12 @@ impl<'a> Sm<'a> {
                 let last = warp.groups.drain(..done).max().unwrap_or(0);
                 Effect::Wait(Ready { at: last.max(warp.from.at), cause: Cause::AsyncCopy, ..NOW })
             }
-            Action::Mbarrier => match event.detail {
-                Detail::Mbarrier { at: place, signal } => {
-                    let waits = matches!(signal, Signal::Wait { .. });
-                    let direction = if waits { Direction::Load } else { Direction::Atomic };
-                    let done = self.memory.shared(from, 1, direction).done;
-                    self.mbarrier(id, place, signal, done)
-                }
-                _ => Effect::Result(NOW),
-            },
+            Action::Mbarrier => {
+                let waits = matches!(event.detail, Detail::Wait { .. });
+                let direction = if waits { Direction::Load } else { Direction::Atomic };
+                let done = self.memory.shared(from, 1, direction).done;
+                self.mbarrier(id, event.detail, done)
+            }
             Action::Bulk | Action::ToCluster => {
                 if let Detail::Bulk { at: place, bytes, copies } = event.detail {
                     let done = match step.action {
@@ -504,7 +504,7 @@ impl<'a> Sm<'a> {
                     };
                     let landed = u64::from(bytes) * u64::from(copies);
                     match place {
-                        u32::MAX => self.warps[id].stores.add(done),
+                        MbarrierPlace::NONE => self.warps[id].stores.add(done),
                         _ => self.arrive(self.warps[id].slot, place, &Arrival::of_bytes(landed, done)),
                     }
                 }
@@ -521,7 +521,9 @@ impl<'a> Sm<'a> {
             }
             Action::Wgmma { from_registers } => self.product(id, step, at, from_registers),
             Action::WgmmaCommit => {
-                self.warps[id].products.commit();
+                let warp = &mut self.warps[id];
+                warp.products.commit();
+                warp.batch = None;
                 Effect::Result(NOW)
             }
             Action::WgmmaWait(allowed) => self.wait_products(id, allowed),

@@ -39,21 +39,39 @@ pub enum Detail {
         /// The shared side.
         passes: u8,
     },
-    /// An operation on an mbarrier.
-    Mbarrier {
-        /// Its address in shared memory; of one in another CTA of the cluster, its address there.
-        at: u32,
-        /// What is done.
-        signal: Signal,
+    /// Sets the arrivals of a phase of an mbarrier.
+    Expect {
+        /// Which.
+        at: MbarrierPlace,
+        /// How many.
+        count: u32,
+    },
+    /// Arrives at an mbarrier, or announces bytes, or both.
+    Arrive {
+        /// Which.
+        at: MbarrierPlace,
+        /// Arrivals, 255 at most.
+        count: u8,
+        /// Bytes announced.
+        bytes: u32,
+    },
+    /// Asks whether the phase of this parity has completed.
+    Wait {
+        /// Which mbarrier.
+        at: MbarrierPlace,
+        /// The parity.
+        parity: bool,
+        /// The answer.
+        done: bool,
     },
     /// A bulk copy, or stores that complete like one.
     Bulk {
-        /// Address of the mbarrier that counts its bytes, as above.
-        at: u32,
+        /// The mbarrier that counts its bytes, if one does.
+        at: MbarrierPlace,
+        /// CTAs that get them.
+        copies: u8,
         /// Bytes that are fetched.
         bytes: u32,
-        /// CTAs that get them.
-        copies: u32,
     },
     /// A CTA barrier.
     Barrier {
@@ -66,28 +84,18 @@ pub enum Detail {
     },
 }
 
-/// What an instruction does to an mbarrier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// Sets the arrivals of a phase.
-    Init {
-        /// How many.
-        count: u32,
-    },
-    /// Arrives, or announces bytes, or both.
-    Arrive {
-        /// Arrivals.
-        count: u32,
-        /// Bytes announced.
-        bytes: u32,
-    },
-    /// Asks whether the phase of this parity has completed.
-    Wait {
-        /// The parity.
-        parity: bool,
-        /// The answer.
-        done: bool,
-    },
+/// Where an mbarrier lies in shared memory, in objects of 8 bytes; of one in another CTA of the cluster, where it lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MbarrierPlace(u16);
+
+impl MbarrierPlace {
+    /// None: a copy that is waited for by groups.
+    pub const NONE: MbarrierPlace = MbarrierPlace(u16::MAX);
+
+    /// At that address in the window of shared memory, from whose start it counts.
+    pub fn new(address: u64) -> MbarrierPlace {
+        MbarrierPlace((address as u32 >> 3) as u16)
+    }
 }
 
 /// The events of one CTA.
@@ -200,12 +208,8 @@ impl Recorder {
     /// A part of what the instruction does that is issued next. Lanes add up; of several mbarriers the first stands for all.
     pub fn note(&mut self, part: Detail) {
         self.noted = Some(match (self.noted, part) {
-            (
-                Some(Detail::Mbarrier { at, signal: Signal::Arrive { count, bytes } }),
-                Detail::Mbarrier { signal: Signal::Arrive { count: more, bytes: further }, .. },
-            ) => {
-                let (count, bytes) = (count + more, bytes + further);
-                Detail::Mbarrier { at, signal: Signal::Arrive { count, bytes } }
+            (Some(Detail::Arrive { at, count, bytes }), Detail::Arrive { count: more, bytes: further, .. }) => {
+                Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes + further }
             }
             (Some(Detail::Bulk { at, bytes, copies }), Detail::Bulk { bytes: more, .. }) => {
                 Detail::Bulk { at, bytes: bytes + more, copies }

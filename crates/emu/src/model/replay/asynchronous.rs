@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use super::{Effect, Pipe, Ready, Sm, Step};
+use super::{Action, Effect, Pipe, Ready, Sm, Step};
 use crate::model::cost::TICK;
 use crate::model::prediction::Cause;
-use crate::trace::Signal;
+use crate::trace::{Detail, MbarrierPlace};
 
 /// Groups of asynchronous work of a warp: when the open one and the closed ones will be done, oldest first.
 #[derive(Default)]
@@ -50,7 +50,7 @@ struct Mbarrier {
 /// Asynchronous state of a CTA.
 #[derive(Default)]
 pub(super) struct Units {
-    mbarriers: HashMap<u32, Mbarrier>,
+    mbarriers: HashMap<MbarrierPlace, Mbarrier>,
     cluster: ClusterBarrier,
 }
 
@@ -78,18 +78,30 @@ impl Arrival {
 }
 
 impl Sm<'_> {
-    /// A warp's part of a product: it queues for the tensor core of its sub-partition. One that takes A from registers holds the
-    /// warp until they are read.
+    /// A warp's part of a product: it queues for the tensor core of its sub-partition. Products of one group run one after another,
+    /// with none of another warp in between. One that takes A from registers holds the warp until they are read.
     pub(super) fn product(&mut self, id: usize, step: &Step, at: u64, from_registers: bool) -> Effect {
-        let scheduler = &mut self.schedulers[self.warps[id].scheduler];
-        let pipe = &mut scheduler.pipes[Pipe::Tensor as usize];
-        let start = at.max(*pipe);
-        *pipe = start + u64::from(step.cost.busy);
+        let rest = if self.warps[id].batch.is_none() { self.rest_of_group(id) } else { 0 };
+        let warp = &mut self.warps[id];
+        let pipe = &mut self.schedulers[warp.scheduler].pipes[Pipe::Tensor as usize];
+        let start = at.max(warp.batch.unwrap_or(*pipe));
+        let end = start + u64::from(step.cost.busy);
+        *pipe = (end + rest).max(*pipe);
+        warp.batch = Some(end);
+        warp.products.add(end);
         self.outcome.pipes[Pipe::Tensor as usize] += u64::from(step.cost.busy);
         self.outcome.dense = true;
-        self.warps[id].products.add(*pipe);
         let read = if from_registers { start } else { at };
         Effect::Wait(Ready { at: read.max(at + TICK), cause: Cause::TensorPipe, ..super::NOW })
+    }
+
+    /// Ticks that the products take which the warp issues from here to the end of their group, as far as the block goes.
+    fn rest_of_group(&self, id: usize) -> u64 {
+        let warp = &self.warps[id];
+        let run = self.planned[warp.planned].runs[warp.index][warp.run];
+        let steps = &self.layouts[run.layout as usize].steps[warp.step..];
+        let group = steps.iter().take_while(|s| s.action != Action::WgmmaCommit);
+        group.filter(|s| matches!(s.action, Action::Wgmma { .. })).map(|s| u64::from(s.cost.busy)).sum()
     }
 
     pub(super) fn wait_products(&mut self, id: usize, allowed: u32) -> Effect {
@@ -100,36 +112,39 @@ impl Sm<'_> {
         Effect::Wait(Ready { at, cause: Cause::TensorPipe, ..super::NOW })
     }
 
-    /// An operation on the mbarrier at `place`, which shared memory has carried out by `at`.
-    pub(super) fn mbarrier(&mut self, id: usize, place: u32, signal: Signal, at: u64) -> Effect {
+    /// An operation on an mbarrier, which shared memory has carried out by `at`.
+    pub(super) fn mbarrier(&mut self, id: usize, operation: Detail, at: u64) -> Effect {
         let slot = self.warps[id].slot;
         let result = Effect::Result(Ready { at, cause: Cause::SharedLatency, ..super::NOW });
         let Some(cta) = self.ctas[slot].as_mut() else { return result };
-        let object = cta.units.mbarriers.entry(place).or_default();
-        match signal {
-            Signal::Init { count } => {
+        match operation {
+            Detail::Expect { at: place, count } => {
                 let count = i64::from(count);
-                *object = Mbarrier { expected: count, pending: count, ..Mbarrier::default() };
+                let object = Mbarrier { expected: count, pending: count, ..Mbarrier::default() };
+                cta.units.mbarriers.insert(place, object);
                 result
             }
-            Signal::Arrive { count, bytes } => {
-                self.arrive(slot, place, &Arrival { count, announced: bytes, landed: 0, at });
+            Detail::Arrive { at: place, count, bytes } => {
+                let arrival = Arrival { count: count.into(), announced: bytes, landed: 0, at };
+                self.arrive(slot, place, &arrival);
                 result
             }
-            Signal::Wait { parity, .. } if object.odd != parity => {
-                let at = at.max(object.completed + u64::from(self.gpu.latency.shared) * TICK);
-                Effect::Wait(Ready { at, cause: Cause::Mbarrier, ..super::NOW })
-            }
-            Signal::Wait { parity, .. } => {
+            Detail::Wait { at: place, parity, .. } => {
+                let object = cta.units.mbarriers.entry(place).or_default();
+                if object.odd != parity {
+                    let at = at.max(object.completed + u64::from(self.gpu.latency.shared) * TICK);
+                    return Effect::Wait(Ready { at, cause: Cause::Mbarrier, ..super::NOW });
+                }
                 object.waiting.push((id, parity));
                 self.suspend(id);
                 Effect::Barrier
             }
+            _ => result,
         }
     }
 
     /// Counts an arrival; a phase that it completes lets the warps go on that waited for it.
-    pub(super) fn arrive(&mut self, slot: usize, place: u32, arrival: &Arrival) {
+    pub(super) fn arrive(&mut self, slot: usize, place: MbarrierPlace, arrival: &Arrival) {
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         let object = cta.units.mbarriers.entry(place).or_default();
         object.pending -= i64::from(arrival.count);
