@@ -166,7 +166,7 @@ pub struct Gpu {
     pub sms: u32,
     /// Boost clock, MHz: what a kernel runs at that does not reach the power limit.
     pub clock_mhz: f64,
-    /// Clock with the tensor cores saturated, MHz; the power limit sets it. Between the two by tensor utilisation.
+    /// Clock with the tensor cores saturated, MHz; the power limit sets it.
     pub loaded_clock_mhz: f64,
     /// Sub-partitions of an SM; each issues one instruction a clock.
     pub schedulers: u32,

@@ -191,8 +191,7 @@ impl Scene<'_> {
         let cycles = outcome.end as f64 / TICK as f64 * scale * self.spill_factor(code);
         let utilisation = self.utilisation();
         let active_sms = (grid as f64 / f64::from(gpu.sms)).min(1.0);
-        let load = utilisation.tensor * active_sms;
-        let clock_mhz = gpu.clock_mhz - (gpu.clock_mhz - gpu.loaded_clock_mhz) * load;
+        let clock_mhz = clock_mhz(gpu, self.tensor_load(&utilisation) * active_sms);
         let busy_us = cycles / clock_mhz;
         let overlap = gpu.units.filter(|_| self.subject.launch.overlapping).map_or(0.0, |u| u.overlap_us);
         let launch_us = gpu.launch_us - overlap;
@@ -221,6 +220,16 @@ impl Scene<'_> {
             tensor_fraction: roofline.tensor_flops / all_flops,
             roofline,
             replayed: if scale > 1.0 { 1.0 / scale } else { 1.0 },
+        }
+    }
+
+    /// Work of the tensor cores, as a part of the most that they could do in the same clocks.
+    fn tensor_load(&self, utilisation: &Utilisation) -> f64 {
+        match self.gpu.units.filter(|_| !self.outcome.dense) {
+            Some(units) => {
+                utilisation.tensor * f64::from(self.gpu.tensor.f16_f32) / f64::from(units.wgmma.f16_f32)
+            }
+            None => utilisation.tensor,
         }
     }
 
@@ -310,6 +319,12 @@ impl Scene<'_> {
             roof_tflops,
         }
     }
+}
+
+/// The clock at which the power limit lets tensor cores do so much of their most. Power goes with the work, the clock and the
+/// square of the voltage, and the voltage with the clock; below the limit it is the highest clock.
+fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
+    gpu.clock_mhz.min(gpu.loaded_clock_mhz / load.cbrt())
 }
 
 /// The unit that is busy nearly all the time, or else what warps wait for most.
