@@ -78,6 +78,34 @@ fn small() -> Vec<Vec<Value>> {
     ]
 }
 
+/// The plans that differ from one in a single gene, with the gene and its value as a name: what each idea in a kernel is worth.
+/// The values are those that a search tries.
+pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch) -> Vec<(String, Plan)> {
+    let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
+    let groups = family.map(|family| groups(family, problem)).unwrap_or_default();
+    let mut found: Vec<(String, Plan)> = Vec::new();
+    for (gene, value) in groups.iter().flatten().filter_map(Value::as_object).flatten() {
+        let Ok(varied) = with_genes(plan, &json!({ gene: value })) else { continue };
+        let is_new = varied != *plan && found.iter().all(|(_, known)| *known != varied);
+        if is_new && varied.check(problem, arch).is_ok() {
+            found.push((format!("{gene} {}", plain(value)), varied));
+        }
+    }
+    found
+}
+
+/// A value as words: `lazy slack 8`.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(word) => word.clone(),
+        Value::Object(parts) => {
+            let parts = parts.iter().map(|(name, value)| format!("{name} {}", plain(value)));
+            parts.collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Rows, warps, warps that share rows, and the keys of a block that go with them: shapes that were among the fastest on some
 /// problem when every shape was tried, and their neighbours.
 const TILES: [(u32, u32, u32, &[u32]); 11] = [
@@ -118,6 +146,21 @@ mod tests {
     use problem::DType;
 
     use super::*;
+
+    #[test]
+    fn ideas_differ_in_one_gene() {
+        let problem = Problem::new(4, 16, 4096, 128, DType::Bf16);
+        for family in Family::ALL {
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let ideas = ideas(&plan, &problem, &Arch::SM_90);
+            assert!(ideas.len() > 5, "{family:?}: {ideas:?}");
+            for (name, varied) in ideas {
+                let [one, other] = [&plan, &varied].map(|plan| json!(plan));
+                let genes = one.as_object().unwrap().keys().filter(|gene| one[*gene] != other[*gene]);
+                assert_eq!(genes.collect::<Vec<_>>(), [name.split(' ').next().unwrap()], "{name}");
+            }
+        }
+    }
 
     /// A gene that was renamed would be left out without a word.
     #[test]

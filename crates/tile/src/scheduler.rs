@@ -52,12 +52,10 @@ pub struct TileGrid {
 pub struct WorkTile {
     /// Which of the head's tiles.
     pub row_block: R32,
-    /// The query head.
+    /// The query head, or the group of packed heads.
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// `batch · heads + head`.
-    pub batch_head: R32,
 }
 
 impl TileGrid {
@@ -78,7 +76,7 @@ impl TileGrid {
             }
         };
         let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, batch_head }
+        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch }
     }
 }
 
@@ -196,9 +194,14 @@ impl Turn<'_> {
     /// that returned.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
-            let tile = self.scheduler.grid.tile(k, self.index);
+            let tile = self.tile(k);
             compute(k, &tile)
         });
+    }
+
+    /// The tile.
+    pub fn tile(&self, k: &mut Builder) -> WorkTile {
+        self.scheduler.grid.tile(k, self.index)
     }
 
     /// Goes on to the next tile. Whether there is one.

@@ -110,6 +110,39 @@ impl TileStream {
     }
 }
 
+/// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
+/// the other warpgroups' meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Skips {
+    /// Of the tile to come.
+    blocks: R32,
+    /// Values that are still to pass.
+    values: R32,
+}
+
+impl Skips {
+    /// None.
+    pub fn none(k: &mut Builder) -> Skips {
+        Skips { blocks: k.mov(0), values: k.mov(0) }
+    }
+
+    /// Of the tile to come.
+    pub fn set(&self, k: &mut Builder, blocks: R32) {
+        k.mov_to(self.blocks, blocks);
+    }
+
+    /// Runs `pass` while there are blocks to skip.
+    fn each(&self, k: &mut Builder, left: R32, pass: impl FnOnce(&mut Builder)) {
+        k.while_(
+            |k| k.setp_u(CmpOp::Ne, left, 0),
+            |k| {
+                pass(k);
+                k.sub_to(left, left, 1);
+            },
+        );
+    }
+}
+
 /// How successive tiles of query rows follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -182,6 +215,8 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
+    /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
+    pub skips: Option<Skips>,
     /// Scores.
     pub s: AccTile,
     /// Probabilities.
@@ -202,8 +237,8 @@ impl Visits {
         }
     }
 
-    /// Visits the blocks below `end` of a tile, of which there is at least one. `advance` goes on to the next tile and says whether
-    /// there is one; gives what it says.
+    /// Visits the blocks below `end` of a tile, of which there is at least one, after those it skips. `advance` goes on to the next
+    /// tile and says whether there is one; gives what it says.
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
@@ -220,6 +255,9 @@ impl Visits {
         self.o.clear(k);
         if self.tiles == Tiles::InTurn {
             self.first_scores(k, &steps.scores);
+        }
+        if let Some(skips) = &self.skips {
+            skips.each(k, skips.values, |k| self.skip_values(k));
         }
         let block = k.sub(end, 1);
         let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
@@ -259,10 +297,54 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
         self.queries.wait(k);
+        self.skip_in_step(k);
         self.keys.wait(k);
         self.issue(k, |k| self.scores(k, scores));
         k.wgmma_wait(0);
         self.keys.release(k);
+    }
+
+    /// Skips blocks in the order in which they would have been visited, which is that of the requests: all but the values of the last,
+    /// whose turn comes with the first visit.
+    fn skip_in_step(&self, k: &mut Builder) {
+        let Some(skips) = &self.skips else { return };
+        let some = k.setp_u(CmpOp::Ne, skips.blocks, 0);
+        k.if_(some, |k| {
+            self.skip_keys(k);
+            k.sub_to(skips.blocks, skips.blocks, 1);
+            skips.each(k, skips.blocks, |k| {
+                self.skip_keys(k);
+                self.skip_values(k);
+            });
+            k.mov_to(skips.values, 1);
+        });
+    }
+
+    /// Skips the keys of all blocks before any of their values.
+    fn skip_ahead(&self, k: &mut Builder) {
+        let Some(skips) = &self.skips else { return };
+        k.mov_to(skips.values, skips.blocks);
+        skips.each(k, skips.blocks, |k| self.skip_keys(k));
+    }
+
+    /// Waits for the keys all the same: a warp that was a round ahead would speak for the wrong one.
+    fn skip_keys(&self, k: &mut Builder) {
+        self.keys.wait(k);
+        self.keys.release(k);
+    }
+
+    fn skip_values(&self, k: &mut Builder) {
+        self.values.wait(k);
+        self.skip_turn(k);
+        self.values.release(k);
+    }
+
+    /// Lets the next warpgroup have the turn.
+    fn skip_turn(&self, k: &mut Builder) {
+        if let Some(circle) = &self.circle {
+            circle.take(k);
+            circle.pass(k);
+        }
     }
 
     /// What a tile's last block adds to O, where tiles overlap beside the first scores of the next.
@@ -282,18 +364,38 @@ impl Visits {
                 self.values.release(k);
             }
             // Each path waits for what it issued: where they join, no product is in flight.
-            Tiles::Overlapped => k.if_else(
-                more,
-                |k| {
+            Tiles::Overlapped => {
+                let overlaps = self.overlaps(k, more);
+                let both = |k: &mut Builder| {
                     self.queries.wait(k);
+                    self.skip_ahead(k);
                     self.issue_both(k, steps);
                     k.wgmma_wait(1);
                     self.keys.release(k);
                     k.wgmma_wait(0);
                     self.values.release(k);
-                },
-                alone, // The CTA's last tile: no one waits for the place of its values.
-            ),
+                };
+                k.if_else(overlaps, both, |k| {
+                    alone(k);
+                    // After the CTA's last tile no one waits for the place of its values.
+                    if self.skips.is_some() {
+                        k.if_(more, |k| {
+                            self.values.release(k);
+                            self.skip_turn(k);
+                            self.first_scores(k, &steps.scores);
+                        });
+                    }
+                });
+            }
+        }
+    }
+
+    /// Whether the first scores of the next tile can be issued before the values of this one are left: keys that are skipped until then
+    /// must all have places, or they wait for a warpgroup whose turn comes later.
+    fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
+        match &self.skips {
+            None => more,
+            Some(skips) => k.setp_u_and(CmpOp::Lt, skips.blocks, self.values.at.stages(), more),
         }
     }
 

@@ -122,7 +122,7 @@ impl<'a> Forward<'a> {
             rule,
             place,
             threads,
-            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv },
+            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv, heads: 1 },
             params,
             head: k.special(SpecialReg::CtaidY),
             batch: k.special(SpecialReg::CtaidZ),

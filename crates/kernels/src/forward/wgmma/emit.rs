@@ -1,16 +1,16 @@
 //! The generator.
 
 use problem::{Mask, Problem, Tensor};
-use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
     Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
-    Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
-    WorkTile, store_fragments, store_lse,
+    Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits,
+    WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
-use super::plan::{Softmax, WgmmaPlan};
+use super::plan::{Ends, Softmax, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{half, stepped};
 
@@ -22,7 +22,7 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without a bound, setmaxnreg is ignored.
-        k.min_ctas_per_sm(1);
+        k.min_ctas_per_sm(self.resident);
         Forward::new(&mut k, problem, self).body(&mut k);
         Kernel {
             module: k.into_module(Target::sm_a(arch.sm)),
@@ -149,7 +149,8 @@ impl<'a> Forward<'a> {
         self.schedule.feed_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let end = self.end(k, &rows);
-            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32);
+            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
+            let position = rows.position(k, rows.first);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
                 let head = if tensor == Tensor::Q { tile.head } else { key_head };
                 self.distinct(tensor, [head, tile.batch])
@@ -163,9 +164,9 @@ impl<'a> Forward<'a> {
             // Before Q, whose place is free later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone());
             let [head, batch] = q_part;
-            self.queries.request(k, &q_at, q_map, [rows.first.into(), head, batch]);
+            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
             k.while_(
-                |k| k.setp_u(ptx::CmpOp::Ne, block, 0),
+                |k| k.setp_u(CmpOp::Ne, block, 0),
                 |k| {
                     let next = k.sub(block, 1);
                     request(k, &self.keys, &key_at, key_map, next, key_part.clone());
@@ -186,6 +187,7 @@ impl<'a> Forward<'a> {
 
     /// What a consumer warpgroup does: 64 rows of each tile.
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
+        let plan = self.plan;
         let visits = self.visits(k, consumer);
         let products = Products::new(self.half);
         let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
@@ -196,17 +198,30 @@ impl<'a> Forward<'a> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
         };
         let turn = self.schedule.consumer(k, consumer);
+        if plan.tiles == Tiles::Overlapped {
+            self.look_ahead(k, consumer, &visits, &turn);
+        }
         visits.open(k, &scores);
         turn.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
-            let blocks = (self.end(k, &rows), self.masked(k, &rows, consumer));
+            let own = self.own_rows(k, &rows, consumer);
+            let blocks = (self.own_end(k, &rows, &own), self.masked(k, &own));
+            if plan.tiles == Tiles::InTurn {
+                self.skip(k, &visits, &rows, blocks.0);
+            }
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
             let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
             let steps = BlockSteps { scores, hide, accumulate };
-            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| turn.advance(k));
+            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
+                let more = turn.advance(k);
+                if plan.tiles == Tiles::Overlapped {
+                    self.look_ahead(k, consumer, &visits, &turn);
+                }
+                more
+            });
             let finished = softmax.finish(k, &visits.o); //                   O / l
             self.store(k, consumer, tile, &rows, &visits.o, &finished.lse);
             more
@@ -231,6 +246,7 @@ impl<'a> Forward<'a> {
                 _ => None,
             },
             chains: plan.chains,
+            skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
             o: AccTile::unset(k, 16, self.problem.head_dim_v as u32),
@@ -248,7 +264,13 @@ impl<'a> Forward<'a> {
     fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
         let rows = self.plan.block_m();
         let first = k.mul(tile.row_block, rows);
-        RowRange { first, rows, seq_q: self.params.seq_q, seq_kv: self.params.seq_kv }
+        RowRange {
+            first,
+            rows,
+            seq_q: self.params.seq_q,
+            seq_kv: self.params.seq_kv,
+            heads: self.plan.packed_heads(self.problem),
+        }
     }
 
     /// Whether blocks end where the keys do.
@@ -266,15 +288,49 @@ impl<'a> Forward<'a> {
         }
     }
 
+    /// A warpgroup's rows of a tile.
+    fn own_rows(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> RowRange {
+        let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
+        RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
+    }
+
+    /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
+    fn own_end(&self, k: &mut Builder, tile: &RowRange, own: &RowRange) -> R32 {
+        if self.plan.ends == Ends::Common {
+            return self.end(k, tile);
+        }
+        let end = self.end(k, own);
+        let limit = k.mul(own.seq_q, own.heads);
+        let exists = k.setp_u(CmpOp::Lt, own.first, limit);
+        k.selp(end, 1, exists)
+    }
+
+    /// Lets the warpgroup skip the blocks of a tile from its own end on.
+    fn skip(&self, k: &mut Builder, visits: &Visits, tile: &RowRange, own_end: R32) {
+        let Some(skips) = &visits.skips else { return };
+        let end = self.end(k, tile);
+        let blocks = k.sub(end, own_end);
+        skips.set(k, blocks);
+    }
+
+    /// The same for the tile at which the warpgroup stands now.
+    fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
+        if visits.skips.is_some() {
+            let tile = turn.tile(k);
+            let rows = self.rows(k, &tile);
+            let own = self.own_rows(k, &rows, consumer);
+            let own_end = self.own_end(k, &rows, &own);
+            self.skip(k, visits, &rows, own_end);
+        }
+    }
+
     /// Which blocks the rows of a warpgroup do not see completely.
-    fn masked(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> Masked {
+    fn masked(&self, k: &mut Builder, own: &RowRange) -> Masked {
         match self.rule {
             MaskRule::All if self.divides() => Masked::Never,
             MaskRule::All => Masked::First,
             MaskRule::Causal => {
-                let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
-                let own = RowRange { first, rows: WARPGROUP_ROWS, ..*tile };
-                let bound = Bound::new(k, self.rule, &own, self.plan.block_n, false);
+                let bound = Bound::new(k, self.rule, own, self.plan.block_n, false);
                 bound.full.map_or(Masked::First, Masked::From)
             }
         }
@@ -290,28 +346,42 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         lse: &[F32],
     ) {
-        let p = &self.params;
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        let [batch, head] = [tile.batch, tile.head].map(|n| k.zext(n));
-        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
-        let to = Global::from(k.mad(head, p.out_head_bytes, to));
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        store_fragments(
-            k,
-            &consumer.threads,
-            self.half,
-            o,
-            (to, first, p.seq_q),
-            row_bytes,
-            self.plan.row_store(self.problem),
-        );
-        if let Some(start) = p.lse {
-            let row = k.mul_wide_u(tile.batch_head, p.seq_q);
-            let wide = k.zext(first);
-            let row = k.add(row, wide);
-            let to = Global::from(k.mad(row, 4, start.base));
-            let limit = k.sub(p.seq_q, first);
-            store_lse(k, &consumer.threads, lse, to, limit);
-        }
+        let limit = k.mul(self.params.seq_q, rows.heads);
+        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
+        let store = self.plan.row_store(self.problem);
+        store_fragments_at(k, &consumer.threads, self.half, o, (first, limit), place, store);
+        let Some(start) = self.params.lse else { return };
+        let to = |k: &mut Builder, row: R32| {
+            let [head, position] = head_and_position(k, tile, rows, row);
+            let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
+            let index = k.mul_wide_u(before, self.params.seq_q);
+            let position = k.zext(position);
+            let index = k.add(index, position);
+            Global { base: k.mad(index, 4, start.base), offset: start.offset }
+        };
+        store_lse_at(k, &consumer.threads, lse, (first, limit), to);
     }
+
+    /// Where a row of O begins.
+    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
+        let p = &self.params;
+        let [head, position] = head_and_position(k, tile, rows, row);
+        let [batch, head, position] = [tile.batch, head, position].map(|n| k.zext(n));
+        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
+        let to = k.mad(head, p.out_head_bytes, to);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        Global { base: k.mad(position, row_bytes, to), offset: p.out.offset }
+    }
+}
+
+/// The query head of a tile's row, and its position in the sequence.
+fn head_and_position(k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> [R32; 2] {
+    if rows.heads == 1 {
+        return [tile.head, row];
+    }
+    let position = rows.position(k, row);
+    let before = k.mul(position, rows.heads);
+    let in_group = k.sub(row, before);
+    [k.mad(tile.head, rows.heads, in_group), position]
 }

@@ -15,7 +15,7 @@ impl WgmmaPlan {
     pub(super) fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
         let tiles = self.tile_count(problem);
         Launch {
-            grid: Dim3(tiles.min(u64::from(arch.multiprocessors)) as u32, 1, 1),
+            grid: Dim3(tiles.min(u64::from(self.resident * arch.multiprocessors)) as u32, 1, 1),
             cluster: Dim3(1, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem),
@@ -54,7 +54,7 @@ impl WgmmaPlan {
             problem.seq_kv as u64,
             self.tile_count(problem),
             self.row_blocks(problem),
-            problem.heads_q as u64,
+            self.tile_heads(problem),
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));
