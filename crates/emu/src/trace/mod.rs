@@ -208,9 +208,10 @@ impl Recorder {
     /// A part of what the instruction does that is issued next. Lanes add up; of several mbarriers the first stands for all.
     pub fn note(&mut self, part: Detail) {
         self.noted = Some(match (self.noted, part) {
-            (Some(Detail::Arrive { at, count, bytes }), Detail::Arrive { count: more, bytes: further, .. }) => {
-                Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes + further }
-            }
+            (
+                Some(Detail::Arrive { at, count, bytes }),
+                Detail::Arrive { count: more, bytes: further, .. },
+            ) => Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes + further },
             (Some(Detail::Bulk { at, bytes, copies }), Detail::Bulk { bytes: more, .. }) => {
                 Detail::Bulk { at, bytes: bytes + more, copies }
             }
