@@ -266,7 +266,7 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// Bytes to another SM of the cluster: when they are there.
-    pub(super) fn to_cluster(&mut self, tick: u64, bytes: u32) -> u64 {
+    pub(super) fn cluster_store(&mut self, tick: u64, bytes: u32) -> u64 {
         let latency = u64::from(self.gpu.units.map_or(0, |u| u.cluster_latency)) * TICK;
         self.remote.serve(tick, u64::from(bytes)) + latency
     }

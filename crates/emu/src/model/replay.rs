@@ -500,7 +500,7 @@ impl<'a> Sm<'a> {
                 if let Detail::Bulk { at: place, bytes, copies } = event.detail {
                     let done = match step.action {
                         Action::Bulk => self.memory.bulk(at, bytes),
-                        _ => self.memory.to_cluster(at, bytes),
+                        _ => self.memory.cluster_store(at, bytes),
                     };
                     let landed = u64::from(bytes) * u64::from(copies);
                     match place {

@@ -37,8 +37,8 @@ impl Segment {
 #[inline(always)]
 fn square(x: u32) -> i64 {
     let upper = x >> 9;
-    let crossed = (2..=8).map(|i| (x >> i & 1).wrapping_neg() & x >> (18 - i)).sum::<u32>();
-    i64::from((upper * upper >> 1) + crossed)
+    let crossed = (2..=8).map(|i| (x >> i & 1).wrapping_neg() & (x >> (18 - i))).sum::<u32>();
+    i64::from(((upper * upper) >> 1) + crossed)
 }
 
 /// Exponent without its bias, and fraction.
