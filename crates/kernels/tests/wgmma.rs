@@ -32,12 +32,18 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
+fn paired(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { cluster: 2, ..default_plan(problem) }
+}
+
 /// Plans that differ from a base in one gene each.
 fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
     vec![
         WgmmaPlan { consumers: 1, ..base.clone() },
         WgmmaPlan { consumers: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { block_n: 96, ..base.clone() },
+        WgmmaPlan { cluster: 2, ..base.clone() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..base.clone() },
         WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
@@ -116,6 +122,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     };
     assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
+    assert!(of(&|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1 to 2"));
     assert!(of(&|p| p.resident = 5).starts_with("resident CTAs = 5; accepted: 1 to 4"));
     assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
@@ -252,7 +259,8 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
+        (problem(128, 8192, Mask::None), paired, &[797]),
         (problem(128, 8192, Mask::None), default_plan, &[797]),
         (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
         (problem(128, 2048, Mask::None), classic, &[451]),

@@ -18,6 +18,7 @@ fn base() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,
         resident: 1,
+        cluster: 1,
         packing: Packing::Apart,
         block_n: 32,
         stages: 2,
@@ -72,6 +73,18 @@ fn every_gene_computes_the_same() {
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
         WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
         WgmmaPlan { resident: 2, ..base() },
+        WgmmaPlan { cluster: 2, ..base() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..base() },
+        WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },
+        WgmmaPlan {
+            cluster: 2,
+            ends: Ends::Own,
+            block_n: 48,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            order: TileOrder::LongestFirst,
+            ..two.clone()
+        },
         WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
         WgmmaPlan {
             ends: Ends::Own,
@@ -114,6 +127,7 @@ fn torture_set_is_right_and_without_hazards() {
             handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
+            cluster: [2, 1, 1][i % 3],
             lse: i % 4 != 0,
             ..base()
         };
@@ -172,12 +186,13 @@ fn bad_guesses_are_made_good() {
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
     let problem = rectangle(2, 150, 200, 64, Mask::Causal);
-    for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+    for (tiles, cluster) in [(Tiles::InTurn, 2), (Tiles::Overlapped, 1)] {
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
             for seed in 0..3 {
                 let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
                 let ends = Ends::Own;
-                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ends, ..base() };
+                let plan =
+                    WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..base() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }

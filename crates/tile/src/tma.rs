@@ -1,5 +1,6 @@
 //! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads without bank conflicts.
 
+use crate::Peers;
 use ptx::{
     Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
     TensorMapSpec,
@@ -16,6 +17,8 @@ pub struct SwizzledTile {
     pub rows: u32,
     /// Columns, a multiple of 8.
     pub columns: u32,
+    /// CTAs of a cluster that request a part of the rows each, a power of two. 1 where one requests all.
+    pub parts: u32,
     /// Heads that are packed: neighbouring rows are the same row of so many neighbouring heads. 1 where they are not.
     pub heads: u32,
 }
@@ -45,7 +48,13 @@ impl SwizzledTile {
 
     /// A tile of `rows` × `columns`.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns, heads: 1 }
+        SwizzledTile { rows, columns, parts: 1, heads: 1 }
+    }
+
+    /// The same, of whose rows each of `parts` CTAs requests a part: a multiple of 8.
+    #[must_use]
+    pub const fn in_parts(self, parts: u32) -> SwizzledTile {
+        SwizzledTile { parts, ..self }
     }
 
     /// The same with the rows of `heads` heads packed, a divisor of the tile's rows and of the tensor's heads.
@@ -79,7 +88,7 @@ impl SwizzledTile {
     /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box holds one
     /// panel after the other. Of other widths the second of them would run into the next row, and a panel is a copy.
     const fn whole(self) -> bool {
-        self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1
+        self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1 && self.parts == 1
     }
 
     /// The tensor map by which [`SwizzledTile::load`] copies such tiles of `tensor`.
@@ -105,7 +114,7 @@ impl SwizzledTile {
             (
                 vec![columns, rows, heads, batch],
                 vec![of_row, of_head, of_batch],
-                vec![SwizzledTile::PANEL, self.rows, 1, 1],
+                vec![SwizzledTile::PANEL, self.rows / self.parts, 1, 1],
             )
         };
         TensorMapSpec {
@@ -143,6 +152,29 @@ impl SwizzledTile {
             } else {
                 k.tma_load(to, map, &[column, row, head, batch], barrier, options);
             }
+        }
+    }
+
+    /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each of them `barrier` counts it,
+    /// and [`SwizzledTile::bytes`] in all. For one thread of each.
+    pub fn load_part(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+        peers: &Peers,
+    ) {
+        let rows = self.rows / self.parts;
+        let options = BulkOptions { multicast: Some(peers.mask()), policy: None };
+        let to = k.shared_index(to, peers.rank, rows * SwizzledTile::ROW_BYTES);
+        let before = k.mul(peers.rank, rows);
+        let row = Src::from(k.add(before, row));
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let at = [(panel * SwizzledTile::PANEL).into(), row.clone(), head.clone(), batch.clone()];
+            k.tma_load(to, map, &at, barrier, options);
         }
     }
 }

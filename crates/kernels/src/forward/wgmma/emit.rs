@@ -4,7 +4,7 @@ use problem::{Mask, Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
-    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Peers, ProbTile, Products, Rescale, Roles, RowRange,
     Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits,
     WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
 };
@@ -101,6 +101,7 @@ impl<'a> Forward<'a> {
         let params = Params::declare(k, plan);
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
+        let peers = Peers::new(k, plan.cluster);
         let mut taken = 0;
         let mut take = |bytes: u32| {
             let at = shared.at(i64::from(taken));
@@ -109,13 +110,13 @@ impl<'a> Forward<'a> {
         };
         // Tiles first: what follows them need not be aligned as they are.
         let [queries, keys, values] =
-            [(q, plan.tiles.query_stages()), (key, plan.stages), (value, plan.stages)]
-                .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
-                .map(|(tile, stages, first)| {
-                    let handover = Handover::new(take(Handover::bytes(stages)), stages);
+            [(q, plan.tiles.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
+                .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())))
+                .map(|(tile, stages, peers, first)| {
+                    let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
                     TileRing { handover, tile, first }
                 });
-        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter));
+        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers));
         Forward {
             plan,
             problem,
@@ -124,7 +125,7 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
-            schedule: Scheduler { grid: params.grid, mailbox },
+            schedule: Scheduler { grid: params.grid, mailbox, peers },
             params,
         }
     }
@@ -136,6 +137,9 @@ impl<'a> Forward<'a> {
         let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
         roles.prepare(k, handovers.into_iter().chain(mailbox));
         roles.split(k, |k| self.feed(k), |k, consumer| self.compute(k, consumer));
+        if let Some(peers) = self.schedule.peers {
+            peers.end(k);
+        }
     }
 
     /// What the producer does: keys one block ahead of values, as the consumers want them.
@@ -148,7 +152,7 @@ impl<'a> Forward<'a> {
             [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
         self.schedule.feed_each(k, |k, tile| {
             let rows = self.rows(k, tile);
-            let end = self.end(k, &rows);
+            let end = self.end(k, tile);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
             let position = rows.position(k, rows.first);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
@@ -205,9 +209,9 @@ impl<'a> Forward<'a> {
         turn.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let own = self.own_rows(k, &rows, consumer);
-            let blocks = (self.own_end(k, &rows, &own), self.masked(k, &own));
+            let blocks = (self.own_end(k, tile, &own), self.masked(k, &own));
             if plan.tiles == Tiles::InTurn {
-                self.skip(k, &visits, &rows, blocks.0);
+                self.skip(k, &visits, tile, blocks.0);
             }
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
@@ -240,9 +244,10 @@ impl<'a> Forward<'a> {
             values: TileStream::over_rows(k, self.values, consumer),
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
             guess: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => {
-                    Some(Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, consumer) })
-                }
+                Softmax::Optimistic { limit, .. } => Some(Guess {
+                    limit: f32::exp2(limit.into()),
+                    agreement: Agreement::new(k, consumer.group),
+                }),
                 _ => None,
             },
             chains: plan.chains,
@@ -260,12 +265,19 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The query rows of a tile.
+    /// The CTA's query rows of a tile.
     fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
-        let rows = self.plan.block_m();
-        let first = k.mul(tile.row_block, rows);
+        let row_block = match self.schedule.peers {
+            None => tile.row_block,
+            Some(peers) => k.mad(tile.row_block, peers.ctas, peers.rank),
+        };
+        self.range(k, row_block, self.plan.block_m())
+    }
+
+    /// The range of that number, of ranges of `rows` query rows.
+    fn range(&self, k: &mut Builder, number: R32, rows: u32) -> RowRange {
         RowRange {
-            first,
+            first: k.mul(number, rows),
             rows,
             seq_q: self.params.seq_q,
             seq_kv: self.params.seq_kv,
@@ -278,9 +290,14 @@ impl<'a> Forward<'a> {
         self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
     }
 
-    /// One past the last block that a tile visits. It visits one at least, so that its roles keep step: rows that see no key
-    /// find it masked.
-    fn end(&self, k: &mut Builder, rows: &RowRange) -> R32 {
+    /// One past the last block of a tile, that of all CTAs of a cluster.
+    fn end(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
+        let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
+        self.end_of(k, &rows)
+    }
+
+    /// One past the last block that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
+    fn end_of(&self, k: &mut Builder, rows: &RowRange) -> R32 {
         let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
         match self.rule {
             MaskRule::All => end,
@@ -295,18 +312,18 @@ impl<'a> Forward<'a> {
     }
 
     /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
-    fn own_end(&self, k: &mut Builder, tile: &RowRange, own: &RowRange) -> R32 {
+    fn own_end(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> R32 {
         if self.plan.ends == Ends::Common {
             return self.end(k, tile);
         }
-        let end = self.end(k, own);
+        let end = self.end_of(k, own);
         let limit = k.mul(own.seq_q, own.heads);
         let exists = k.setp_u(CmpOp::Lt, own.first, limit);
         k.selp(end, 1, exists)
     }
 
     /// Lets the warpgroup skip the blocks of a tile from its own end on.
-    fn skip(&self, k: &mut Builder, visits: &Visits, tile: &RowRange, own_end: R32) {
+    fn skip(&self, k: &mut Builder, visits: &Visits, tile: &WorkTile, own_end: R32) {
         let Some(skips) = &visits.skips else { return };
         let end = self.end(k, tile);
         let blocks = k.sub(end, own_end);
@@ -319,8 +336,8 @@ impl<'a> Forward<'a> {
             let tile = turn.tile(k);
             let rows = self.rows(k, &tile);
             let own = self.own_rows(k, &rows, consumer);
-            let own_end = self.own_end(k, &rows, &own);
-            self.skip(k, visits, &rows, own_end);
+            let own_end = self.own_end(k, &tile, &own);
+            self.skip(k, visits, &tile, own_end);
         }
     }
 

@@ -59,6 +59,9 @@ pub struct WgmmaPlan {
     /// CTAs of a multiprocessor: what one has to wait for, the others hide.
     #[serde(default = "one")]
     pub resident: u32,
+    /// CTAs of a cluster, on neighbouring tiles of a head, that request every block of keys and values together: 1 or 2.
+    #[serde(default = "one")]
+    pub cluster: u32,
     /// What the rows of a tile are.
     #[serde(default)]
     pub packing: Packing,
@@ -103,6 +106,7 @@ impl WgmmaPlan {
         let base = WgmmaPlan {
             consumers: 2,
             resident: 1,
+            cluster: 1,
             packing: Packing::Apart,
             block_n: 128,
             stages: 2,
@@ -117,8 +121,14 @@ impl WgmmaPlan {
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
+            (..=64, true) if problem.seq_kv <= 1024 => {
+                WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
+            }
             (..=64, _) => WgmmaPlan {
                 consumers: 3,
+                block_n: if causal { 96 } else { 128 },
+                stages: 3,
+                tiles: Tiles::Overlapped,
                 turns: Turns::PingPong,
                 softmax: if causal { optimistic } else { lazy },
                 ..base
@@ -174,8 +184,8 @@ impl WgmmaPlan {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
         [
             SwizzledTile::new(self.block_m(), dim).packed(self.packed_heads(problem)),
-            SwizzledTile::new(self.block_n, dim),
-            SwizzledTile::new(self.block_n, dim_v),
+            SwizzledTile::new(self.block_n, dim).in_parts(self.cluster),
+            SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster),
         ]
     }
 
@@ -203,9 +213,9 @@ impl WgmmaPlan {
         problem.seq_q as u64 * u64::from(self.packed_heads(problem))
     }
 
-    /// Tiles of one of them.
+    /// Tiles of one of them, those of a cluster counted as one.
     pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
-        self.rows(problem).div_ceil(u64::from(self.block_m()))
+        self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
     }
 
     /// Tiles of all heads.
@@ -271,6 +281,7 @@ impl WgmmaPlan {
         };
         within("consumers", self.consumers, 1, 3)?;
         within("resident CTAs", self.resident, 1, 4)?;
+        within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
         let heads = self.packed_heads(problem);
