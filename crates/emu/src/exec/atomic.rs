@@ -11,7 +11,7 @@ use super::{Env, alu};
 use crate::decode::{Inst, strength};
 use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch};
-use crate::report::{Fidelity, HazardKind};
+use crate::report::HazardKind;
 
 /// Where an atomic acts.
 #[derive(Clone, Copy)]
@@ -114,17 +114,10 @@ impl<'a> Env<'a> {
         Some((before, after))
     }
 
-    /// What is added in all: of a sketch, that of the CTAs for which this one stands, too.
+    /// What is added in all: of a sketch, for the clusters that this one stands for, too.
     fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
-        let options = self.context.options;
-        match (&options.only, target) {
-            (Some(only), Target::Global(_))
-                if options.fidelity == Fidelity::Sketch && a.op == AtomicOp::Add && !a.ty.is_float() =>
-            {
-                own.wrapping_mul(self.context.launch.grid.count() / (only.len() as u64).max(1))
-            }
-            _ => own,
-        }
+        let counts = matches!(target, Target::Global(_)) && a.op == AtomicOp::Add && !a.ty.is_float();
+        if counts { own.wrapping_mul(self.context.stands_for) } else { own }
     }
 
     fn atomic_target(
