@@ -332,7 +332,7 @@ impl<'a> Forward<'a> {
     /// The same for the tile at which the warpgroup stands now.
     fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
         if visits.skips.is_some() {
-            let tile = turn.tile(k);
+            let tile = turn.next(k);
             let rows = self.rows(k, &tile);
             let own = self.own_rows(k, &rows, consumer);
             let own_end = self.own_end(k, &tile, &own);
