@@ -2,7 +2,7 @@
 
 mod tools;
 
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
@@ -46,6 +46,8 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..base.clone() },
         WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
+        WgmmaPlan { queries_ahead: 1, block_n: 96, ..base.clone() },
+        WgmmaPlan { store: Store::Bulk, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
         WgmmaPlan { turns: Turns::PingPong, ..base.clone() },

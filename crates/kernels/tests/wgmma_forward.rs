@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -23,6 +23,8 @@ fn base() -> WgmmaPlan {
         block_n: 32,
         stages: 2,
         tiles: Tiles::InTurn,
+        queries_ahead: 0,
+        store: Store::Direct,
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
@@ -73,6 +75,9 @@ fn every_gene_computes_the_same() {
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
         WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
         WgmmaPlan { resident: 2, ..base() },
+        WgmmaPlan { store: Store::Bulk, ..base() },
+        WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
+        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, lse: false, ..two.clone() },
         WgmmaPlan { cluster: 2, ..base() },
         WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..base() },
         WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },

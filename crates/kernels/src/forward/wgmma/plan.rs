@@ -2,7 +2,7 @@ use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Chains, Handout, RowStore, SwizzledTile, TileOrder, Tiles, Turns};
 
-use crate::forward::contract::check_tensor_maps;
+use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::{Arch, PlanError};
 
 const FAMILY: &str = "wgmma";
@@ -51,6 +51,17 @@ pub enum Ends {
     Own,
 }
 
+/// How O leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Store {
+    /// Straight from registers.
+    #[default]
+    Direct,
+    /// Through shared memory, by TMA, while the next tile is computed.
+    Bulk,
+}
+
 /// Genes of the family. Those with a default came later; a plan without them means it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
@@ -71,6 +82,12 @@ pub struct WgmmaPlan {
     pub stages: u32,
     /// How successive tiles of query rows follow.
     pub tiles: Tiles,
+    /// Places of queries beyond those that the order of tiles needs.
+    #[serde(default)]
+    pub queries_ahead: u32,
+    /// How O leaves.
+    #[serde(default)]
+    pub store: Store,
     /// Whether warpgroups take turns at the tensor cores.
     pub turns: Turns,
     /// How rows keep to their maximum.
@@ -111,6 +128,8 @@ impl WgmmaPlan {
             block_n: 128,
             stages: 2,
             tiles: Tiles::InTurn,
+            queries_ahead: 0,
+            store: Store::Direct,
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
@@ -283,6 +302,10 @@ impl WgmmaPlan {
         let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
         accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
+        within("queries_ahead", self.queries_ahead, 0, 2)?;
+        if self.store == Store::Bulk {
+            self.check_bulk_store(problem)?;
+        }
         within("chains of the maximum", self.chains.max, 1, 8)?;
         within("chains of the sum", self.chains.sum, 1, 8)?;
         let turns = self.turns == Turns::Free || self.consumers > 1;
@@ -297,6 +320,20 @@ impl WgmmaPlan {
                 within("limit", limit.into(), u32::from(slack) + 1, most)
             }
         }
+    }
+
+    /// Whether TMA can store O.
+    fn check_bulk_store(&self, problem: &Problem) -> Result<(), PlanError> {
+        let dim = problem.head_dim_v as u64;
+        accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
+        let heads = self.packed_heads(problem);
+        accept("packed heads", heads.into(), heads == 1, "1 with store = bulk")?;
+        check_tensor_map(problem, Tensor::Out, FAMILY)
+    }
+
+    /// Places of queries in shared memory.
+    pub(super) const fn query_stages(&self) -> u32 {
+        self.tiles.query_stages() + self.queries_ahead
     }
 
     /// Whether shared memory and registers suffice.
