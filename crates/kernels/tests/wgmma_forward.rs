@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -28,6 +28,7 @@ fn base() -> WgmmaPlan {
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
+        diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
@@ -132,6 +133,11 @@ fn torture_set_is_right_and_without_hazards() {
             handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
+            store: if problem.head_dim_v % 64 == 0 {
+                [Store::Direct, Store::Bulk][i % 2]
+            } else {
+                Store::Direct
+            },
             cluster: [2, 1, 1][i % 3],
             lse: i % 4 != 0,
             ..base()
@@ -171,6 +177,21 @@ fn packed_heads_are_apart_again_in_the_output() {
             let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..base() };
             prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
+    }
+}
+
+/// Rows that see half a block, less, or more: where the diagonal runs, in several places of a tile.
+#[test]
+fn halved_diagonals_leave_nothing_out() {
+    for (i, (seq_q, seq_kv, consumers, block_n)) in
+        [(200, 200, 1, 32), (200, 187, 2, 64), (130, 260, 3, 128), (90, 40, 2, 32)].into_iter().enumerate()
+    {
+        let problem = rectangle(2, seq_q, seq_kv, 64, Mask::Causal);
+        let (diagonal, ends) = (Diagonal::Halved, Ends::Own);
+        let softmax = [OPTIMISTIC, Softmax::Classic][i % 2];
+        let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
+        let plan = WgmmaPlan { consumers, block_n, diagonal, ends, softmax, turns, ..base() };
+        prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
     }
 }
 

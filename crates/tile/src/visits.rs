@@ -220,6 +220,8 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
+    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited, if that is to be made use of.
+    pub halved: Option<R32>,
     /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
     pub skips: Option<Skips>,
     /// Scores.
@@ -258,20 +260,37 @@ impl Visits {
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
         self.o.clear(k);
-        if self.tiles == Tiles::InTurn {
-            self.first_scores(k, &steps.scores);
-        }
-        if let Some(skips) = &self.skips {
-            skips.each(k, skips.values, |k| self.skip_values(k));
-        }
         let block = k.sub(end, 1);
         let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
-        self.hide(k, block, coverage, steps);
-        // O is zero: it owes nothing.
-        softmax.move_references(k, &self.s, self.chains, coverage);
-        let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
-        softmax.add_sums(k, &sums);
-        self.s.round_to(k, self.half, &self.p);
+        let first = (block, coverage);
+        match self.halved {
+            None => {
+                if self.tiles == Tiles::InTurn {
+                    self.first_scores(k, &steps.scores);
+                }
+                self.skip_values_owed(k);
+                self.begin(k, first, (&self.s, &self.p), softmax, steps);
+            }
+            Some(halved) => {
+                self.wait_for_first(k);
+                let halved = k.setp_u(CmpOp::Ne, halved, 0);
+                k.if_else(
+                    halved,
+                    |k| {
+                        let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
+                        let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
+                        self.first_scores_of(k, &s, &steps.scores);
+                        self.begin(k, first, (&s, &p), softmax, steps);
+                        self.p.clear_from(k, k_tiles);
+                    },
+                    |k| {
+                        self.first_scores_of(k, &self.s, &steps.scores);
+                        self.begin(k, first, (&self.s, &self.p), softmax, steps);
+                    },
+                );
+                self.skip_values_owed(k);
+            }
+        }
 
         if let Masked::From(full) = masked {
             k.while_(
@@ -301,12 +320,51 @@ impl Visits {
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
+        self.wait_for_first(k);
+        self.first_scores_of(k, &self.s, scores);
+    }
+
+    /// Waits for a tile's queries and the keys of its first block.
+    fn wait_for_first(&self, k: &mut Builder) {
         self.queries.wait(k);
         self.skip_in_step(k);
         self.keys.wait(k);
-        self.issue(k, |k| self.scores(k, scores));
+    }
+
+    /// The scores of as many keys of the first block as `s` has columns.
+    fn first_scores_of<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        self.issue(k, |k| self.scores(k, s, scores));
         k.wgmma_wait(0);
         self.keys.release(k);
+    }
+
+    /// The softmax of a tile's first block, or of the part of it that `s` holds.
+    fn begin<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (block, coverage): (R32, Coverage),
+        (s, p): (&AccTile, &ProbTile),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+    {
+        self.hide(k, s, block, coverage, steps);
+        // O is zero: it owes nothing.
+        softmax.move_references(k, s, self.chains, coverage);
+        let sums = softmax.exponentials(k, s, self.chains, coverage);
+        softmax.add_sums(k, &sums);
+        s.round_to(k, self.half, p);
+    }
+
+    /// Skips what values are still to pass.
+    fn skip_values_owed(&self, k: &mut Builder) {
+        if let Some(skips) = &self.skips {
+            skips.each(k, skips.values, |k| self.skip_values(k));
+        }
     }
 
     /// Skips blocks in the order in which they would have been visited, which is that of the requests: all but the values of the last,
@@ -414,7 +472,7 @@ impl Visits {
         if let Some(circle) = &self.circle {
             circle.take(k);
         }
-        self.issue(k, |k| self.scores(k, &steps.scores));
+        self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
         self.values.wait(k);
         // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
         // in the block of the products, or serialises them (C7519).
@@ -447,7 +505,7 @@ impl Visits {
             (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
             _ => {
                 self.keys.release(k);
-                self.hide(k, block, coverage, steps);
+                self.hide(k, &self.s, block, coverage, steps);
                 self.follow(k, coverage, softmax);
             }
         }
@@ -483,7 +541,7 @@ impl Visits {
         let good = all_below(k, &sums, guess.limit);
         let good = guess.agreement.all(k, good);
         k.if_(!good, |k| {
-            self.issue(k, |k| self.scores(k, &steps.scores));
+            self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
             k.wgmma_wait(0);
             softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
             let exact = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
@@ -496,13 +554,19 @@ impl Visits {
         softmax.add_sums(k, &sums);
     }
 
-    fn hide<S, M, A>(&self, k: &mut Builder, block: R32, coverage: Coverage, steps: &BlockSteps<S, M, A>)
-    where
+    fn hide<S, M, A>(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        block: R32,
+        coverage: Coverage,
+        steps: &BlockSteps<S, M, A>,
+    ) where
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
     {
         if coverage == Coverage::Partial {
             let origin = k.mul(block, self.block_n);
-            (steps.hide)(k, &self.s, origin, coverage);
+            (steps.hide)(k, s, origin, coverage);
         }
     }
 
@@ -513,13 +577,13 @@ impl Visits {
         k.wgmma_commit();
     }
 
-    fn scores<S>(&self, k: &mut Builder, scores: &S)
+    fn scores<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
         let key = self.keys.matrix(k);
         let q = self.queries.matrix(k);
-        scores(k, q, key, &self.s);
+        scores(k, q, key, s);
     }
 
     fn accumulate<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)

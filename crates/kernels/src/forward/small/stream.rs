@@ -81,6 +81,7 @@ impl Forward<'_> {
             values,
             circle: None,
             guess: None,
+            halved: None,
             skips: None,
             chains: Chains { max: 2, sum: 1 },
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),

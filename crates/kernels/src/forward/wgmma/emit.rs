@@ -10,7 +10,7 @@ use tile::{
 };
 
 use super::launch::LOADED;
-use super::plan::{Ends, Softmax, Store, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{half, stepped};
 
@@ -237,6 +237,7 @@ impl<'a> Forward<'a> {
             let blocks = (self.own_end(k, tile, &own), self.masked(k, &own));
             if plan.tiles == Tiles::InTurn {
                 self.skip(k, &visits, tile, blocks.0);
+                self.halve(k, &visits, &own);
             }
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
@@ -282,6 +283,7 @@ impl<'a> Forward<'a> {
                 _ => None,
             },
             chains: plan.chains,
+            halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
@@ -361,7 +363,15 @@ impl<'a> Forward<'a> {
         skips.set(k, blocks);
     }
 
-    /// The same for the tile at which the warpgroup stands now.
+    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees last.
+    fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
+        let Some(halved) = visits.halved else { return };
+        let halves = Bound::new(k, self.rule, own, self.plan.block_n / 2, false).end;
+        let odd = k.and(halves, 1);
+        k.mov_to(halved, odd);
+    }
+
+    /// Lets the warpgroup skip the blocks of the tile at which it stands now.
     fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
         if visits.skips.is_some() {
             let tile = turn.next(k);

@@ -13,4 +13,4 @@ mod emit;
 mod launch;
 mod plan;
 
-pub use plan::{Ends, Packing, Softmax, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};

@@ -51,6 +51,17 @@ pub enum Ends {
     Own,
 }
 
+/// How much is computed of the first block that a warpgroup visits, where the mask's diagonal runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Diagonal {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Scores and probabilities of the first half of its keys, where its rows see no more.
+    Halved,
+}
+
 /// How O leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,6 +108,9 @@ pub struct WgmmaPlan {
     /// Where the blocks end that a warpgroup visits.
     #[serde(default)]
     pub ends: Ends,
+    /// How much is computed of the first block that a warpgroup visits.
+    #[serde(default)]
+    pub diagonal: Diagonal,
     /// How tiles reach the CTAs.
     pub handout: Handout,
     /// In which order.
@@ -133,6 +147,7 @@ impl WgmmaPlan {
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
+            diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
@@ -156,6 +171,9 @@ impl WgmmaPlan {
         };
         if packs_well(problem, plan.block_m()) {
             plan.packing = Packing::Packed;
+        }
+        if plan.blank_warpgroups(problem) {
+            plan.ends = Ends::Own;
         }
         // Rows that no query fills are computed for nothing.
         while plan.consumers > 1 && plan.rows(problem) <= 64 * (u64::from(plan.consumers) - 1) {
@@ -231,6 +249,12 @@ impl WgmmaPlan {
         self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
     }
 
+    /// Whether a head's last tile has warpgroups without a query.
+    fn blank_warpgroups(&self, problem: &Problem) -> bool {
+        let last = self.rows(problem) % u64::from(self.block_m());
+        last != 0 && last + 64 <= u64::from(self.block_m())
+    }
+
     /// Tiles of all heads.
     pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
         self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
@@ -302,6 +326,11 @@ impl WgmmaPlan {
         let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
         accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
+        if self.diagonal == Diagonal::Halved {
+            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own && self.tiles == Tiles::InTurn;
+            let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask, ends = own, tiles = in_turn";
+            accept("block_n", self.block_n.into(), fits && self.block_n.is_multiple_of(32), accepted)?;
+        }
         within("queries_ahead", self.queries_ahead, 0, 2)?;
         if self.store == Store::Bulk {
             self.check_bulk_store(problem)?;
