@@ -41,6 +41,9 @@ fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
     common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
 }
 
+/// Plans of random genes that are proven.
+const RANDOM_PLANS: usize = 40;
+
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 
 fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Mask) -> Problem {
@@ -221,6 +224,49 @@ fn every_schedule_gives_the_same_clean_result() {
                     WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..base() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
+        }
+    }
+}
+
+/// Genes as they fall: what each gets right alone must be right with all others.
+#[test]
+fn genes_get_along() {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut draw = |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n) as usize
+    };
+    let mut proven = 0;
+    while proven < RANDOM_PLANS {
+        let heads_kv = [1, 2, 4][draw(3)];
+        let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
+        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Mask::ALL[draw(2)]);
+        let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
+        let plan = WgmmaPlan {
+            consumers: 1 + draw(3) as u32,
+            resident: 1 + draw(2) as u32,
+            cluster: 1 + draw(2) as u32,
+            packing: [Packing::Apart, Packing::Packed][draw(2)],
+            block_n: [16, 32, 48, 64][draw(4)],
+            stages: 1 + draw(3) as u32,
+            tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
+            queries_ahead: draw(2) as u32,
+            store: [Store::Direct, Store::Bulk][draw(2)],
+            turns: [Turns::Free, Turns::PingPong][draw(2)],
+            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
+            chains: Chains { max: 2, sum: 1 },
+            diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
+            ends: [Ends::Common, Ends::Own][draw(2)],
+            handout: [Handout::Static, Handout::Dynamic][draw(2)],
+            order: [TileOrder::InOrder, TileOrder::LongestFirst][draw(2)],
+            lse: draw(2) == 0,
+        };
+        if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
+            let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
+            prove(&problem, plan, Options { seed: proven as u64, schedule, ..Options::default() });
+            proven += 1;
         }
     }
 }
