@@ -52,9 +52,16 @@ impl Handover {
     /// Prepares the barriers, in one thread: one arrival fills a stage, `readers` of each peer free it.
     pub fn init(&self, k: &mut Builder, readers: u32) {
         let readers = (readers + self.feeders) * self.peers.map_or(1, |peers| peers.ctas);
+        self.init_full(k);
+        for stage in 0..self.stages {
+            k.mbarrier_init(self.full.at(self.stages + stage), readers);
+        }
+    }
+
+    /// The same where no one asks whether a stage is free.
+    pub fn init_full(&self, k: &mut Builder) {
         for stage in 0..self.stages {
             k.mbarrier_init(self.full.at(stage), 1);
-            k.mbarrier_init(self.full.at(self.stages + stage), readers);
         }
     }
 

@@ -20,7 +20,18 @@ pub struct TileStream {
     /// The tile of stage 0.
     first: SharedMatrix,
     speaks: Pred,
-    supply: Option<Supply>,
+    refill: Refill,
+}
+
+/// Who fills the place of a tile that has been read.
+#[derive(Clone, Copy, Debug)]
+enum Refill {
+    /// A warp that feeds all readers.
+    Feeder,
+    /// One of the readers.
+    Reader(Supply),
+    /// No one: every tile has a place of its own.
+    Never,
 }
 
 /// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
@@ -36,6 +47,9 @@ pub struct Supply {
     pub head: [R32; 2],
     /// The one thread that requests.
     pub requests: Pred,
+    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
+    /// stage is free.
+    pub readers: u32,
 }
 
 impl Supply {
@@ -72,18 +86,24 @@ impl TileStream {
 
     fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
         let speaks = ring.handover.speakers(k, consumer);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks, supply: None }
+        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
     }
 
     /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
-        TileStream { supply: Some(supply), ..self }
+        TileStream { refill: Refill::Reader(supply), ..self }
     }
 
-    /// Requests the tile of a stage that nothing was in yet.
+    /// The same where all tiles have been requested and each has a place of its own.
+    #[must_use]
+    pub fn resident(self) -> TileStream {
+        TileStream { refill: Refill::Never, ..self }
+    }
+
+    /// Requests the tile of a stage that nothing was in yet, of a stream that one of its readers supplies.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
-        if let Some(supply) = &self.supply {
+        if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
             supply.fill(k, &self.ring, &at, |_| {});
         }
@@ -96,20 +116,26 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        let stage = match self.supply {
+        let stage = match self.refill {
             _ if self.at.stages() == 1 => return self.first,
-            None => self.at.stage,
+            Refill::Feeder | Refill::Never => self.at.stage,
             // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
-            Some(_) => k.uniform(self.at.stage),
+            Refill::Reader(_) => k.uniform(self.at.stage),
         };
         self.first.stage(k, stage)
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
     pub fn release(&self, k: &mut Builder) {
-        self.ring.handover.release(k, &self.at, self.speaks);
-        if let Some(supply) = &self.supply {
-            supply.fill(k, &self.ring, &self.at, |k| self.ring.handover.wait_free(k, &self.at));
+        let handover = &self.ring.handover;
+        match &self.refill {
+            Refill::Feeder => handover.release(k, &self.at, self.speaks),
+            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
+            Refill::Reader(supply) => {
+                handover.release(k, &self.at, self.speaks);
+                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
+            }
+            Refill::Never => {}
         }
         self.at.advance(k);
     }
@@ -249,12 +275,47 @@ impl Visits {
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
-        (end, masked): (R32, Masked),
+        blocks: (R32, Masked),
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
         advance: impl FnOnce(&mut Builder) -> Pred,
     ) -> Pred
     where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.queries.release(k);
+        let more = advance(k);
+        self.last_products(k, more, steps);
+        more
+    }
+
+    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last values.
+    pub fn for_each_block_once<S, M, A>(
+        &self,
+        k: &mut Builder,
+        blocks: (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.products_alone(k, steps);
+    }
+
+    /// All of a tile but what its last block adds to O.
+    fn up_to_last_products<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (end, masked): (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
@@ -309,10 +370,6 @@ impl Visits {
                 k.setp_s(CmpOp::Ne, block, 0)
             });
         });
-        self.queries.release(k);
-        let more = advance(k);
-        self.last_products(k, more, steps);
-        more
     }
 
     /// The scores of a tile's first block, alone.
@@ -416,11 +473,7 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
-        let alone = |k: &mut Builder| {
-            self.values.wait(k);
-            self.issue(k, |k| self.accumulate(k, steps));
-            k.wgmma_wait(0);
-        };
+        let alone = |k: &mut Builder| self.products_alone(k, steps);
         match self.tiles {
             Tiles::InTurn => {
                 alone(k);
@@ -476,7 +529,7 @@ impl Visits {
         self.values.wait(k);
         // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
         // in the block of the products, or serialises them (C7519).
-        if self.values.supply.is_some() {
+        if matches!(self.values.refill, Refill::Reader(_)) {
             k.wgmma_fence();
         }
         self.accumulate(k, steps);
@@ -575,6 +628,16 @@ impl Visits {
         k.wgmma_fence();
         products(k);
         k.wgmma_commit();
+    }
+
+    /// What a block adds to O, with nothing else in flight.
+    fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.values.wait(k);
+        self.issue(k, |k| self.accumulate(k, steps));
+        k.wgmma_wait(0);
     }
 
     fn scores<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)

@@ -277,9 +277,10 @@ impl<'a> Forward<'a> {
             values: TileStream::over_rows(k, self.values, consumer),
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
             guess: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => {
-                    Some(Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, consumer) })
-                }
+                Softmax::Optimistic { limit, .. } => Some(Guess {
+                    limit: f32::exp2(limit.into()),
+                    agreement: Agreement::new(k, consumer.group),
+                }),
                 _ => None,
             },
             chains: plan.chains,

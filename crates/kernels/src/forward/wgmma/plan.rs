@@ -155,8 +155,14 @@ impl WgmmaPlan {
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
+            (..=64, true) if problem.seq_kv <= 1024 => {
+                WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
+            }
             (..=64, _) => WgmmaPlan {
                 consumers: 3,
+                block_n: if causal { 96 } else { 128 },
+                stages: 3,
+                tiles: Tiles::Overlapped,
                 turns: Turns::PingPong,
                 softmax: if causal { optimistic } else { lazy },
                 ..base
