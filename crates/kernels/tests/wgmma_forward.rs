@@ -193,8 +193,10 @@ fn halved_diagonals_leave_nothing_out() {
         let (diagonal, ends) = (Diagonal::Halved, Ends::Own);
         let softmax = [OPTIMISTIC, Softmax::Classic][i % 2];
         let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
-        let plan = WgmmaPlan { consumers, block_n, diagonal, ends, softmax, turns, ..base() };
-        prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..base() };
+            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
     }
 }
 

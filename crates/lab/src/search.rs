@@ -51,7 +51,12 @@ fn wgmma() -> Vec<Vec<Value>> {
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
         ]),
-        product(&[values("cluster", [1, 2]), values("stages", [2, 3])]),
+        product(&[values("cluster", [1, 2]), values("stages", [2, 3, 4])]),
+        product(&[
+            values("diagonal", ["whole", "halved"]),
+            values("store", ["direct", "bulk"]),
+            values("queries_ahead", [0, 1]),
+        ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
     ]
 }

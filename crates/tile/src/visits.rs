@@ -333,19 +333,26 @@ impl Visits {
                 self.begin(k, first, (&self.s, &self.p), softmax, steps);
             }
             Some(halved) => {
-                self.wait_for_first(k);
+                if self.tiles == Tiles::InTurn {
+                    self.wait_for_first(k);
+                }
+                // Scores that were issued beside the products of the tile before are all there.
+                let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
+                    Tiles::InTurn => self.first_scores_of(k, s, &steps.scores),
+                    Tiles::Overlapped => {}
+                };
                 let halved = k.setp_u(CmpOp::Ne, halved, 0);
                 k.if_else(
                     halved,
                     |k| {
                         let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
                         let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
-                        self.first_scores_of(k, &s, &steps.scores);
+                        scores(k, &s);
                         self.begin(k, first, (&s, &p), softmax, steps);
                         self.p.clear_from(k, k_tiles);
                     },
                     |k| {
-                        self.first_scores_of(k, &self.s, &steps.scores);
+                        scores(k, &self.s);
                         self.begin(k, first, (&self.s, &self.p), softmax, steps);
                     },
                 );

@@ -237,8 +237,8 @@ impl<'a> Forward<'a> {
             let blocks = (self.own_end(k, tile, &own), self.masked(k, &own));
             if plan.tiles == Tiles::InTurn {
                 self.skip(k, &visits, tile, blocks.0);
-                self.halve(k, &visits, &own);
             }
+            self.halve(k, &visits, &own);
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key

@@ -58,7 +58,7 @@ pub enum Diagonal {
     /// All of it.
     #[default]
     Whole,
-    /// Scores and probabilities of the first half of its keys, where its rows see no more.
+    /// Probabilities of the first half of its keys, where its rows see no more; where tiles do not overlap, scores too.
     Halved,
 }
 
@@ -333,8 +333,8 @@ impl WgmmaPlan {
         accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
         if self.diagonal == Diagonal::Halved {
-            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own && self.tiles == Tiles::InTurn;
-            let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask, ends = own, tiles = in_turn";
+            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own;
+            let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask and ends = own";
             accept("block_n", self.block_n.into(), fits && self.block_n.is_multiple_of(32), accepted)?;
         }
         within("queries_ahead", self.queries_ahead, 0, 2)?;
