@@ -197,6 +197,23 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
+/// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
+#[test]
+fn warpgroups_of_rows_end_where_their_rows_do() {
+    for (rows, keys, warpgroups, stages) in
+        [(256, 256, 4, 2), (130, 140, 3, 3), (200, 90, 2, 4), (128, 128, 2, 8)]
+    {
+        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_mask(Mask::Causal);
+        let problem = problem.with_seq_kv(keys, Layout::Bhsd);
+        for guess in [None, Some(12)] {
+            let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, guess, ..plain() };
+            for schedule in SCHEDULES {
+                prove(&problem, &plan, Options { schedule, ..Options::default() });
+            }
+        }
+    }
+}
+
 /// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
 #[test]
 fn shapes_and_strides() {
@@ -427,15 +444,19 @@ fn products_are_not_serialised_and_nothing_spills() {
     });
 }
 
-/// The mission's kernel in machine code: each product and copy once, and descriptors that stay in uniform registers.
+/// The mission's kernel in machine code, and one whose blocks stream by and stay: each product and copy once, and descriptors in uniform
+/// registers.
 #[test]
 fn machine_code_is_what_was_emitted() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
     else {
         return;
     };
-    for (mask, most) in [(Mask::None, 1264), (Mask::Causal, 1552)] {
-        let problem = Problem::mission().with_mask(mask);
+    let (mission, resident) = (Problem::mission(), Problem::new(1, 32, 512, 64, DType::F16));
+    for (problem, mask, most) in
+        [(&mission, Mask::None, 1264), (&mission, Mask::Causal, 1552), (&resident, Mask::None, 1200)]
+    {
+        let problem = problem.clone().with_mask(mask);
         let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
         let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
         let text = kernel.module.to_string();

@@ -5,8 +5,8 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Chains, Circle, Consumer, Coverage, Guess, Handover,
-    MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing,
-    TileStream, Tiles, Turns, Visits,
+    MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, RowRange, SharedMatrix, Skips, Supply, SwizzledTile,
+    TileRing, TileStream, Tiles, Turns, Visits, WARPGROUP_ROWS,
 };
 
 use super::block::WARP_ROWS;
@@ -19,16 +19,20 @@ const WARPS: u32 = 4;
 impl Forward<'_> {
     /// Attention of the warpgroup's rows to its part of the keys.
     pub(super) fn stream(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
-        let divides = self.plan.divides(self.problem);
-        let bound = Bound::new(k, self.rule, &self.rows, self.plan.cluster_keys(), divides);
-        // Rows that see no key find a block of them masked.
-        let end = k.max_s(bound.end, 1);
-        let masked = match (self.rule, bound.full) {
+        let tile = self.bound(k, &self.rows);
+        let own_rows = self.own_rows(k);
+        let own = self.bound(k, &own_rows);
+        let end = if self.ends_differ() { own.end } else { tile.end };
+        let masked = match (self.rule, own.full) {
             (_, None) => Masked::Never,
             (MaskRule::All, _) => Masked::First,
             (MaskRule::Causal, Some(full)) => Masked::From(full),
         };
-        let visits = self.visits(k, end);
+        let visits = self.visits(k, tile.end);
+        if let Some(skips) = &visits.skips {
+            let blocks = k.sub(tile.end, end);
+            skips.set(k, blocks);
+        }
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
         let products = self.products();
@@ -44,6 +48,26 @@ impl Forward<'_> {
         let steps = BlockSteps { scores, hide, accumulate };
         visits.for_each_block_once(k, (end, masked), &softmax, &steps);
         (softmax, visits.o)
+    }
+
+    /// The blocks that rows see. Those that see no key find a block of them masked.
+    fn bound(&self, k: &mut Builder, rows: &RowRange) -> Bound {
+        let divides = self.plan.divides(self.problem);
+        let bound = Bound::new(k, self.rule, rows, self.plan.cluster_keys(), divides);
+        Bound { end: k.max_s(bound.end, 1), ..bound }
+    }
+
+    /// The warpgroup's rows of the CTA's.
+    fn own_rows(&self, k: &mut Builder) -> RowRange {
+        let first = k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first);
+        RowRange { first, rows: WARPGROUP_ROWS, ..self.rows }
+    }
+
+    /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In turns they do not: the one that
+    /// requests would wait for a place that the next one leaves in a turn it has not been given.
+    fn ends_differ(&self) -> bool {
+        let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
+        self.rule == MaskRule::Causal && several
     }
 
     /// The warpgroup's registers and rings, with the first of its blocks on their way.
@@ -87,7 +111,7 @@ impl Forward<'_> {
                 Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, warpgroup) }
             }),
             halved: None,
-            skips: None,
+            skips: self.ends_differ().then(|| Skips::none(k)),
             chains: Chains { max: 2, sum: 1 },
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: ProbTile::unset(k, WARP_ROWS, plan.block_n),

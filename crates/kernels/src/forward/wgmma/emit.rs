@@ -239,7 +239,7 @@ impl<'a> Forward<'a> {
                 self.skip(k, &visits, tile, blocks.0);
             }
             self.halve(k, &visits, &own);
-            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
+            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
