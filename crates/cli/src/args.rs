@@ -19,6 +19,7 @@ pub enum Command {
     /// Prove or refute anyone's kernel (PTX, or CUDA C++ through NVRTC) on the emulator
     ///
     /// Exit code: 0 proven, 1 refuted, 2 incomplete, 3 bad usage.
+    #[command(after_long_help = launch_file())]
     Check(Check),
     /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
@@ -51,6 +52,11 @@ pub struct Climb {
     /// Every kind of input and schedule for each rung: some minutes
     #[arg(long)]
     pub thorough: bool,
+}
+
+/// The launch file's format, for those who ask for help at length.
+fn launch_file() -> String {
+    format!("The launch file, TOML; every key, with what it means:\n\n{}", lab::launchfile::FORMAT)
 }
 
 #[derive(Debug, Args)]

@@ -14,7 +14,9 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
     let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
     let ptxas = emu::resources::Ptxas::find().ok();
-    let study = study(bound, Some(text), &settings, &[machine::L4], ptxas.as_ref())?;
+    let target = bound.kernel.module.target;
+    let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
+    let study = study(bound, Some(text), &settings, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref())?;
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
         let findings = serde_json::to_value(&study.findings).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The built command on good and bad input: exit codes, messages, files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// A folder of its own for each test.
@@ -104,6 +104,46 @@ fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
     let endless = folder.write("endless.ptx", &endless);
     let output = folder.run(&["check", &endless, "--launch", &launch, "--quick"]);
     assert!(matches!(output.status.code(), Some(1 | 2)), "{}", text(&output.stdout));
+}
+
+/// A kernel of sm_90a whose operands come by tensor maps and are multiplied by wgmma, as someone wrote it by hand.
+#[test]
+fn check_proves_tensor_maps_and_products_of_warpgroups() {
+    let folder = Folder::new("tma");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
+    let read = |file: &str| std::fs::read_to_string(corpus.join(file)).unwrap();
+    let (ptx, launch) = (read("ptx_tma_attention_sm90a.ptx"), read("ptx_tma_attention.toml"));
+    let check = |ptx: &str, launch: &str| {
+        let files = [folder.write("kernel.ptx", ptx), folder.write("launch.toml", launch)];
+        let output = folder.run(&["check", &files[0], "--launch", &files[1]]);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, said) = check(&ptx, &launch);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("tensor cores unused") && !said.contains("L4"), "{said}");
+    // Without waiting for the copies, with products in flight or in no order, with a box that nobody expects.
+    for (from, to, reason) in [
+        ("@!%done bra WAIT;", "", "race"),
+        ("wgmma.wait_group.sync.aligned 0;", "", "no wgmma.wait_group covers it"),
+        ("[arrived], 16384;", "[arrived], 8192;", "transaction"),
+        ("wgmma.fence.sync.aligned;", "", "wgmma.fence"),
+    ] {
+        assert!(ptx.contains(from), "{from}");
+        let (code, said) = check(&ptx.replacen(from, to, 1), &launch);
+        assert!(code == Some(1) && said.contains(reason), "{from}: {code:?} {said}");
+    }
+    for (from, to, reason) in [
+        (
+            "box = [64, 64, 1, 1]",
+            "box = [128, 64, 1, 1]",
+            "[[arg]] 0: tensor map: box row in bytes = 256; accepted: up to 128",
+        ),
+        ("of = \"v\"", "of = \"w\"", "[[arg]] 2 of = \"w\" is not possible; accepted: q, k, v, out"),
+        ("role = \"out\"", "role = \"out\"\nbox = [1]", "[[arg]] 3 has role = \"out\", which takes no `box`"),
+    ] {
+        let (code, said) = check(&ptx, &launch.replacen(from, to, 1));
+        assert!(code == Some(3) && said.contains(reason), "{to}: {code:?} {said}");
+    }
 }
 
 /// 120,000 bytes of shared memory are more than sm_89 has and fewer than sm_80 has.
@@ -405,6 +445,10 @@ fn doctor_and_help_speak() {
         output.status.success()
             && text(&output.stdout).contains("0 proven, 1 refuted, 2 incomplete, 3 bad usage")
     );
+    // The whole format of the launch file, line by line.
+    for key in ["[problem]", "[[arg]]", "role = \"tensor_map\"", "swizzle = \"128\"", "fill = \"zeros\""] {
+        assert!(text(&output.stdout).contains(key), "{key}: {}", text(&output.stdout));
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::Actors;
-use crate::report::{Findings, HazardKind, Options, Place, Report, ThreadId};
+use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Report, ThreadId};
 use crate::trace::CtaTrace;
 
 /// CTAs that may run at a time where they communicate: more than any GPU holds.
@@ -74,7 +74,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     let variables: Vec<Vec<AtomicU32>> =
         program.layout.variables.iter().map(|v| words(&v.contents)).collect();
     let global = map_buffers(kernel, buffers, &fresh, &program, &variables);
-    let context = Context {
+    let mut context = Context {
         program: &program,
         launch: &kernel.launch,
         global: &global,
@@ -87,10 +87,14 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
             asynchronous: program.asynchronous,
         },
         maps: &kernel.tensor_maps,
+        stands_for: 1,
     };
     check_agents(&context)?;
     let mut total = Total::default();
     let clusters = Clusters::new(&context)?;
+    if options.fidelity == Fidelity::Sketch {
+        context.stands_for = (kernel.launch.grid.count() / context.ranks() / clusters.count().max(1)).max(1);
+    }
     if program.communicates {
         run_together(&context, &clusters, &mut total)?;
     } else {

@@ -30,4 +30,4 @@ pub use error::EmuError;
 pub use grid::run;
 pub use machine::Emulator;
 pub use memory::Buffer;
-pub use report::{Checks, Hazard, HazardKind, Options, Place, Report, Schedule, ThreadId};
+pub use report::{Checks, Fidelity, Hazard, HazardKind, Options, Place, Report, Schedule, ThreadId};

@@ -36,6 +36,18 @@ impl Checks {
     pub const ALL: Checks = Checks { races: true, uninitialised: true, unwritten: true };
 }
 
+/// How true a run is to the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fidelity {
+    /// Bit by bit.
+    #[default]
+    Exact,
+    /// Only what a trace needs: products of matrices add nothing to their sums, and what a CTA adds to an integer in global
+    /// memory is added for the CTAs that do not run, too, so that one that takes its work from a counter gets its share. Results
+    /// mean nothing.
+    Sketch,
+}
+
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -45,6 +57,8 @@ pub struct Options {
     pub schedule: Schedule,
     /// What is looked for.
     pub checks: Checks,
+    /// Whether results are wanted, or a trace alone.
+    pub fidelity: Fidelity,
     /// Architecture whose tensor-core rules and limits hold, as in `sm_NN`; the module's target when `None`.
     pub sm: Option<u32>,
     /// Linear indices of the CTAs to record.
@@ -66,6 +80,7 @@ impl Default for Options {
             seed: 0,
             schedule: Schedule::Late,
             checks: Checks::ALL,
+            fidelity: Fidelity::Exact,
             sm: None,
             traced_ctas: Vec::new(),
             only: None,

@@ -6,14 +6,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use emu::model::Gpu;
-use emu::resources::{Ptxas, estimate};
+use emu::resources::Ptxas;
 use flashcore_lab::bench::problem_json;
 use flashcore_lab::bench::suites::Suite;
-use flashcore_lab::forecast::RECORDED;
-use flashcore_lab::gate::bind;
+use flashcore_lab::forecast::of_plan;
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
-use flashcore_lab::study::{forecast, record};
 use kernels::{Arch, Plan};
 use problem::Problem;
 use serde_json::{Value, json};
@@ -66,20 +64,14 @@ fn float(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
 }
 
-/// The row of a problem with the plan that would be chosen. Recorded are a few CTAs of one head.
+/// The row of a problem with the plan that would be chosen.
 fn predicted(problem: &Problem, suite: Suite, gpu: &Gpu, arch: &Arch) -> Result<Value, Failure> {
     let plan = Plan::default_for(problem, arch)?;
-    let head = Problem::new(1, 1, problem.seq_q, problem.head_dim, problem.dtype).with_mask(problem.mask);
-    let [head, whole] = [bind(&plan, &head, arch)?, bind(&plan, problem, arch)?];
-    let (module, entry) = (&whole.kernel.module, &whole.kernel.entry);
-    let assembled =
-        Ptxas::find().ok().map(|p| p.resources(&module.to_string(), &format!("sm_{}", gpu.sm), entry));
-    let resources = assembled.and_then(Result::ok).or_else(|| estimate(module, entry));
-    let resources = resources.ok_or("the kernel has no body")?;
-    let p = forecast(&head, &whole.kernel.launch, &record(&head, RECORDED)?, &resources, gpu)?;
+    let ptxas = Ptxas::find().ok();
+    let p = of_plan(&plan, problem, gpu, arch, ptxas.as_ref())?;
     Ok(json!({
         "suite": suite.name(), "impl": "flashcore", "mode": "predicted", "plan": plan, "problem": problem_json(problem),
         "us_median": p.us, "us_low": p.us_low, "us_high": p.us_high, "bound": p.bound,
-        "tflops": problem.flops() / p.us / 1e6, "resources": resources.source,
+        "tflops": problem.flops() / p.us / 1e6, "resources": if ptxas.is_some() { "ptxas" } else { "estimate" },
     }))
 }

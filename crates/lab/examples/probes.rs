@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use driver::Gpu;
 use emu::model::{self, machine::MACHINES};
 use flashcore_lab::bench::median;
-use flashcore_lab::probes::{Figure, Kind, Probe, all};
+use flashcore_lab::probes::{Figure, Kind, Probe, all, target};
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use ptx::{Builder, Dim3, Kernel, Launch, Target};
@@ -51,8 +51,8 @@ fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
         let names = MACHINES.map(|m| m.name).join(", ");
         format!("no machine is called {machine}; known: {names}")
     })?;
-    let target = Target::sm(gpu.sm);
-    let probes = all();
+    let target = target(gpu.sm);
+    let probes = all(target);
     let figures: Vec<_> = probes.par_iter().map(|probe| probe.forecast(gpu, target)).collect();
     for (probe, figure) in probes.iter().zip(figures) {
         let figure = figure?;
@@ -63,8 +63,8 @@ fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
 
 /// Each probe's shorter kernel as text.
 fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::Error>> {
-    let target = Target::sm(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
-    for probe in all() {
+    let target = target(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
+    for probe in all(target) {
         let name = probe.name.replace([' ', '.', ',', ':'], "_");
         let units = if probe.kind == Kind::Loop { 1 } else { probe.units.min(8) };
         let text = probe.module(target, units).to_string();
@@ -77,10 +77,10 @@ fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::E
 fn run(rows: &Path, word: &str) -> Result<usize, Box<dyn std::error::Error>> {
     let mut gpu = Gpu::open(0)?;
     let provenance = Provenance::of_gpu(gpu.info());
-    let (target, sms) = (gpu.target(), gpu.info().sms);
+    let (target, sms) = (target(gpu.target().sm), gpu.info().sms);
     let known = MACHINES.into_iter().find(|m| gpu.info().name.split(' ').any(|name| name == m.name));
     println!("{}: forecasts {}", gpu.info().name, known.map_or("none", |m| m.name));
-    let probes: Vec<Probe> = all().into_iter().filter(|p| p.name.contains(word)).collect();
+    let probes: Vec<Probe> = all(target).into_iter().filter(|p| p.name.contains(word)).collect();
     let forecasts: Vec<Option<Figure>> = probes.par_iter().map(|p| p.forecast(known?, target).ok()).collect();
     let mut failed = 0;
     for (probe, forecast) in probes.iter().zip(forecasts) {

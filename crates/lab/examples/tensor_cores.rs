@@ -1,25 +1,48 @@
-//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [FIRST]`, from subject number
-//! FIRST on. One line per `mma.sync` and `wmma` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows.
+//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]`, from subject
+//! number FIRST on, of those whose instruction begins with NAME (`mma`, `wmma`, `wgmma`, or more of it). One line per `mma.sync`,
+//! `wmma` and `wgmma` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows. A subject that fails is
+//! told, and the next one follows.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
-use flashcore_lab::differential::{Subject, compare};
+use flashcore_lab::differential::{Comparison, Subject, compare};
 use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use serde_json::{Value, json};
 
+/// What the command line asks for.
+struct Request {
+    fragments: u64,
+    rows: PathBuf,
+    /// What the instruction's name begins with.
+    only: String,
+    first: usize,
+}
+
+impl Request {
+    fn parse(mut args: impl Iterator<Item = String>) -> Option<Request> {
+        let (fragments, rows) = (args.next()?.parse().ok()?, args.next()?.into());
+        let mut request = Request { fragments, rows, only: String::new(), first: 0 };
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--only" => request.only = args.next()?,
+                first => request.first = first.parse().ok()?,
+            }
+        }
+        Some(request)
+    }
+}
+
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let first = args.get(2).map_or(Ok(0), |n| n.parse());
-    let (Some(Ok(fragments)), Some(rows), Ok(first)) = (args.first().map(|n| n.parse()), args.get(1), first)
-    else {
-        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [FIRST]");
+    let Some(request) = Request::parse(std::env::args().skip(1)) else {
+        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]");
         return ExitCode::from(3);
     };
-    match run(fragments, Path::new(rows), first) {
+    match run(&request) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(message) => {
@@ -29,35 +52,52 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(fragments: u64, rows: &Path, first: usize) -> Result<bool, String> {
+fn run(request: &Request) -> Result<bool, String> {
     let text = |e: &dyn std::error::Error| e.to_string();
     let mut gpu = Gpu::open(0).map_err(|e| text(&e))?;
     let provenance = Provenance::of_gpu(gpu.info());
     let (major, minor) = gpu.info().capability;
-    let sm = major * 10 + minor;
+    let (sm, target) = (major * 10 + minor, gpu.target());
     let rules = TensorRules::of_sm(sm).ok_or_else(|| format!("sm_{sm} has no rules"))?;
-    println!("{} sm_{sm}, {rules:?} rules, {fragments} fragments each", gpu.info().name);
-    let mut exact = true;
-    for subject in Subject::all(rules).into_iter().skip(first) {
-        let target = gpu.target();
-        let compared = compare(&mut gpu, target, rules, subject, fragments).map_err(|e| text(&e))?;
+    println!("{} sm_{sm}, {rules:?} rules, {} fragments each", gpu.info().name, request.fragments);
+    let mut subjects = Subject::all(rules);
+    subjects.retain(|subject| subject.instruction(target).starts_with(&request.only));
+    let (mut exact, count) = (true, subjects.len());
+    for (i, subject) in subjects.into_iter().enumerate().skip(request.first) {
+        let start = Instant::now();
+        let compared = match compare(&mut gpu, target, rules, subject, request.fragments) {
+            Ok(compared) => compared,
+            Err(error) => {
+                exact = false;
+                println!("{i}/{count} FAILED: {error}");
+                continue;
+            }
+        };
         exact &= compared.differing == 0;
-        println!("{} of {} results differ: {}", compared.differing, compared.results, compared.instruction);
+        let (differing, results) = (compared.differing, compared.results);
+        let seconds = start.elapsed().as_secs_f64();
+        println!(
+            "{i}/{count} {differing} of {results} results differ ({seconds:.1} s): {}",
+            compared.instruction
+        );
+        if let Some(first) = &compared.first {
+            println!("    first: {first:?}");
+        }
         if provenance.commit.is_some() {
-            append_line(rows, &row(&compared, &provenance).to_string()).map_err(|e| text(&e))?;
+            append(&request.rows, &compared, &provenance)?;
         }
     }
     println!("{}", if exact { "no bit differs" } else { "NOT equal" });
     Ok(exact)
 }
 
-/// The evidence row: the comparison with its provenance.
-fn row(compared: &flashcore_lab::differential::Comparison, provenance: &Provenance) -> Value {
+/// Adds the evidence row: the comparison with its provenance.
+fn append(rows: &Path, compared: &Comparison, provenance: &Provenance) -> Result<(), String> {
     let mut row = json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" });
     for part in [json!(compared), json!(provenance)] {
         if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
             row.extend(part);
         }
     }
-    row
+    append_line(rows, &row.to_string()).map_err(|e| e.to_string())
 }

@@ -1,6 +1,9 @@
-//! Forecasts of the fused family and how good they are: the plans that forecasts are tried on, a fixed split of them, and
-//! the figures by which a forecast is judged.
+//! Forecasts of plans and how good they are: the plans of the fused family that forecasts are tried on, a fixed split of them,
+//! and the figures by which a forecast is judged.
 
+use emu::EmuError;
+use emu::model::{Gpu, ModelError, Prediction};
+use emu::resources::{Ptxas, estimate};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use problem::{DType, Mask, Problem};
@@ -8,9 +11,66 @@ use tile::Order;
 
 use crate::gate::bind;
 use crate::launchfile::Bound;
+use crate::study;
 
 /// CTAs recorded of one head of a problem.
 pub const RECORDED: u64 = 6;
+/// CTAs recorded of a whole grid of a family of Hopper: they share what tiles are handed out.
+pub const SKETCHED: u64 = 4;
+
+/// Why there is no forecast of a plan.
+#[derive(Debug, thiserror::Error)]
+pub enum ForecastError {
+    /// The kernel cannot be made.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// It cannot be run.
+    #[error(transparent)]
+    Emulator(#[from] EmuError),
+    /// The machine cannot run it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// There is nothing to run.
+    #[error("the kernel {entry} has no body")]
+    NoBody {
+        /// Its name.
+        entry: String,
+    },
+}
+
+/// The time of a plan on a problem, from a few CTAs: of one head where each CTA does the same whatever the grid, of the whole
+/// problem where tiles are handed out to CTAs that stay.
+///
+/// # Errors
+/// When there is no such kernel, or the machine cannot run it.
+pub fn of_plan(
+    plan: &Plan,
+    problem: &Problem,
+    gpu: &Gpu,
+    arch: &Arch,
+    ptxas: Option<&Ptxas>,
+) -> Result<Prediction, ForecastError> {
+    let whole = bind(plan, problem, arch)?;
+    let (module, entry) = (&whole.kernel.module, &whole.kernel.entry);
+    let target = if arch.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", arch.sm) };
+    let assembled = ptxas.and_then(|p| p.resources(&module.to_string(), &target, entry).ok());
+    let resources = assembled.or_else(|| estimate(module, entry));
+    let resources = resources.ok_or_else(|| ForecastError::NoBody { entry: entry.clone() })?;
+    let launch = &whole.kernel.launch;
+    let prediction = match plan {
+        Plan::Wgmma(_) | Plan::Small(_) => {
+            let traces = study::sketch(&whole, SKETCHED)?;
+            study::forecast(&whole, launch, &traces, &resources, gpu)?
+        }
+        _ => {
+            let p = problem;
+            let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
+            let head = bind(plan, &head, arch)?;
+            study::forecast(&head, launch, &study::record(&head, RECORDED)?, &resources, gpu)?
+        }
+    };
+    Ok(prediction)
+}
 
 /// A plan on a problem.
 #[derive(Clone, Debug)]
@@ -153,6 +213,21 @@ mod tests {
 
     use super::*;
     use crate::study::{forecast, record};
+
+    /// A persistent kernel whose tiles come from a counter: the forecast is that of a machine's fill, in proportion to the work, and
+    /// neither a third of the tensor cores' peak nor above it.
+    #[test]
+    fn a_persistent_kernel_is_forecast_from_a_few_of_its_ctas() {
+        let of = |batch: usize| {
+            let problem = Problem::new(batch, 16, 1024, 128, DType::Bf16).with_mask(Mask::Causal);
+            let plan = kernels::forward::wgmma::WgmmaPlan::default_for(&problem, &Arch::SM_90);
+            let p = of_plan(&Plan::Wgmma(plan), &problem, &H200, &Arch::SM_90, None).unwrap();
+            (p.us, problem.flops() / p.us * 1e-6)
+        };
+        let ((small, _), (large, rate)) = (of(4), of(16));
+        assert!((3.0..4.2).contains(&(large / small)), "{small} {large}");
+        assert!((300.0..900.0).contains(&rate), "{rate}");
+    }
 
     #[test]
     fn there_are_thirty_plans_that_no_constant_has_seen() {

@@ -3,7 +3,7 @@
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
 use emu::trace::{CtaTrace, sample_ctas};
-use emu::{Buffer, Checks, EmuError, Options};
+use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
@@ -99,6 +99,21 @@ fn subject<'a>(
         footprint: times * kernel.buffers.iter().map(|b| b.bytes as u64 * passes(b.access)).sum::<u64>(),
         cache: CacheState::Warm,
     }
+}
+
+/// As [`record`] for kernels that nothing but time is wanted of: products of matrices are not computed, buffers hold zeros, and a
+/// CTA that takes its tiles from a counter is given its share. Their control flow must not depend on data, or as it does on zeros.
+///
+/// # Errors
+/// When the kernel cannot be launched or does not end.
+pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<CtaTrace>, EmuError> {
+    let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
+    let checks = Checks { races: false, uninitialised: false, unwritten: false };
+    let fidelity = Fidelity::Sketch;
+    let options =
+        Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, fidelity, ..Options::default() };
+    let mut buffers: Vec<Buffer> = bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect();
+    Ok(emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?.traces)
 }
 
 /// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.

@@ -94,7 +94,7 @@ impl<'a> Env<'a> {
         };
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
-        let after = alu::atomic(a.op, a.ty, before, operand(0), operand(1));
+        let after = alu::atomic(a.op, a.ty, before, self.joint_operand(a, target, operand(0)), operand(1));
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
@@ -112,6 +112,12 @@ impl<'a> Env<'a> {
         }
         self.publish(warp, site, lane, address, publication);
         Some((before, after))
+    }
+
+    /// What is added in all: of a sketch, for the clusters that this one stands for, too.
+    fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
+        let counts = matches!(target, Target::Global(_)) && a.op == AtomicOp::Add && !a.ty.is_float();
+        if counts { own.wrapping_mul(self.context.stands_for) } else { own }
     }
 
     fn atomic_target(

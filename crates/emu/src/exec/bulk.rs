@@ -16,6 +16,7 @@ use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
+use crate::trace::{Detail, MbarrierPlace};
 
 /// What a copy brings.
 #[derive(Clone, Debug)]
@@ -225,6 +226,10 @@ impl<'a> Env<'a> {
             Some(mask) => (0..16).filter(|r| mask >> r & 1 == 1).collect(),
             None => vec![to >> RANK_SHIFT],
         };
+        if let Some(recorder) = &mut self.recorder {
+            let at = MbarrierPlace::new(super::mbarrier::inside(signal));
+            recorder.note(Detail::Bulk { at, bytes, copies: ranks.len() as u8 });
+        }
         for rank in ranks {
             let mbarrier = if ctas.is_some() { inside(signal, rank) } else { signal };
             let offset = self.bulk_range(warp, inst, lane, inside(to, rank), bytes, align);
@@ -257,6 +262,10 @@ impl<'a> Env<'a> {
                     "the destination and the mbarrier lie in different CTAs".into()
                 });
                 return;
+            }
+            if let Some(recorder) = &mut self.recorder {
+                let at = MbarrierPlace::new(super::mbarrier::inside(signals[lane]));
+                recorder.note(Detail::Bulk { at, bytes, copies: 1 });
             }
             if let Some(offset) = self.shared_offset(warp, &site, lane, to[lane]) {
                 let payload = Payload::Values(chunks[lane]);

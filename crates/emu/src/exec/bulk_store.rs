@@ -13,6 +13,7 @@ use crate::decode::Inst;
 use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
 use crate::order::{Access, Epoch, Strength, Touch};
 use crate::report::HazardKind;
+use crate::trace::{Detail, MbarrierPlace};
 
 /// A copy on its way to global memory.
 #[derive(Debug)]
@@ -91,6 +92,9 @@ impl Env<'_> {
         let counter = &mut self.counters.instructions[inst.pc as usize];
         counter.bulk_copies += 1;
         counter.bulk_bytes += u64::from(bytes);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note(Detail::Bulk { at: MbarrierPlace::NONE, bytes, copies: 1 });
+        }
         let group = warp.bulk.committed[lane];
         let departure = Departure { pc: inst.pc, lane, group, offset, buffer, pieces, reduce };
         if self.context.options.checks.races {

@@ -12,7 +12,7 @@ use crate::memory::{Chunk, load_bytes};
 use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength};
-use crate::report::HazardKind;
+use crate::report::{Fidelity, HazardKind};
 
 /// The element type of A or B.
 pub(super) fn input(ty: Type) -> Option<Input> {
@@ -96,6 +96,13 @@ impl Env<'_> {
         let (d_slots, rest) = slots.split_at(c);
         let (a_slots, rest) = rest.split_at(a);
         let (b_slots, c_slots) = rest.split_at(b);
+        if self.context.options.fidelity == Fidelity::Sketch {
+            for (to, from) in d_slots.iter().zip(c_slots) {
+                let sum = warp.registers.get_any(*from);
+                warp.registers.set_any(*to, mask, &sum);
+            }
+            return;
+        }
         let rules = self.context.rules;
         let done = if kind.accumulator() == Accumulator::F64 {
             let gather = |slots: &[Slot]| -> Vec<Lanes64> {

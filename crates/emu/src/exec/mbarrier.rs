@@ -14,6 +14,7 @@ use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, resolve};
 use crate::order::{Agent, Clock, Epoch, Strength};
 use crate::report::HazardKind;
+use crate::trace::{Detail, MbarrierPlace};
 
 /// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
 const LIMIT: u32 = (1 << 20) - 1;
@@ -140,6 +141,7 @@ impl Env<'_> {
         // An arrival releases what the thread did before.
         let clock = (m.op.arrives() && m.sem != MemSem::Relaxed).then(|| warp.view.release(mask));
         for_lanes(good, |lane| {
+            self.note_arrival(m.op, places[lane], operands[lane]);
             let (address, n, cause) = (places[lane], operands[lane], Cause { inst, warp: warp.index, lane });
             match m.op {
                 MbarrierOp::Init => self.init(warp, cause, address, n),
@@ -160,6 +162,19 @@ impl Env<'_> {
         warp.registers.set64(inst.d[0], mask, &states);
         split.polls = 0;
         Flow::Next
+    }
+
+    /// For the recorder. By address alone: CTAs of a cluster stand for each other.
+    fn note_arrival(&mut self, op: MbarrierOp, address: u64, n: u32) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let at = MbarrierPlace::new(inside(address));
+        recorder.note(match op {
+            MbarrierOp::Init => Detail::Expect { at, count: n },
+            MbarrierOp::ExpectTx => Detail::Arrive { at, count: 0, bytes: n },
+            _ if op.expects_bytes() => Detail::Arrive { at, count: 1, bytes: n },
+            _ if op.arrives() => Detail::Arrive { at, count: n.min(255) as u8, bytes: 0 },
+            _ => return,
+        });
     }
 
     fn init(&mut self, warp: &Warp, cause: Cause, address: u64, count: u32) {
@@ -337,6 +352,13 @@ impl Env<'_> {
             done |= u32::from(complete) << lane;
         });
         warp.registers.set_pred(inst.d[0], mask, done);
+        if let Some(recorder) = &mut self.recorder {
+            let lane = mask.trailing_zeros() as usize;
+            let token = warp.registers.lane(inst.s[0], lane);
+            let parity = (if m.op.by_parity() { token } else { token >> 32 }) & 1 == 1;
+            let at = MbarrierPlace::new(inside(places[lane]));
+            recorder.note(Detail::Wait { at, parity, done: done == mask });
+        }
         let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
         while left != 0 {
             // Lanes that wait for one object learn together.
@@ -391,6 +413,11 @@ impl Env<'_> {
     ) {
         self.report(kind, cause.inst, cause.warp, cause.lane, Some((Space::Shared, address)), message);
     }
+}
+
+/// An address without the rank of its CTA.
+pub(super) fn inside(address: u64) -> u64 {
+    address & ((1 << RANK_SHIFT) - 1)
 }
 
 fn object_site(inst: &Inst) -> Site<'_> {

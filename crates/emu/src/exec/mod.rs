@@ -69,6 +69,8 @@ pub(crate) struct Context<'a> {
     pub actors: Actors,
     /// Tensor maps of the launch.
     pub maps: &'a [TensorMapSpec],
+    /// Clusters that each one stands for: more than itself where a sketch leaves some out.
+    pub stands_for: u64,
 }
 
 /// Order of accesses to global memory: one for each cluster when they run apart, else one for the grid.

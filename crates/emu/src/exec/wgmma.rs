@@ -17,7 +17,7 @@ use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
 use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape, TensorRules};
 use crate::order::{Access, Strength, Touch};
-use crate::report::HazardKind;
+use crate::report::{Fidelity, HazardKind};
 
 /// Warps of a warpgroup.
 const WARPS: usize = 4;
@@ -142,6 +142,12 @@ impl Env<'_> {
         self.check_registers(warp, inst, w, d_slots, a_slots);
         self.check_uniform(warp, inst, w);
         warp.wgmma.open = true;
+        let adds = warp.registers.get_pred(inst.s[2], inst.negated, 2) & 1 == 1;
+        if self.context.options.fidelity == Fidelity::Sketch {
+            let zeroed = if adds { &[] } else { d_slots };
+            zeroed.iter().for_each(|slot| warp.registers.set32(*slot, !0, &[0; 32]));
+            return;
+        }
         let a = match w.a_source {
             WgmmaSource::Registers => {
                 let mut a = [[0; 32]; 4];
@@ -156,7 +162,6 @@ impl Env<'_> {
         }
         let transposed = inst.target & wgmma_bits::TRANSPOSE_B != 0;
         let b = Descriptor::new(warp.registers.lane(inst.s[1], 0), transposed);
-        let adds = warp.registers.get_pred(inst.s[2], inst.negated, 2) & 1 == 1;
         let per_block = kind.registers()[2];
         for (block, registers) in d_slots.chunks_exact(per_block).enumerate() {
             let Some(mut b) = self.right(warp, inst, &b, block as u64, transposed) else { return };

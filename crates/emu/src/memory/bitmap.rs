@@ -32,8 +32,12 @@ impl Bitmap {
 
     /// Sets the bits of a range.
     pub fn set_range(&mut self, range: std::ops::Range<usize>) {
-        for offset in range.start..range.end.min(self.bytes) {
-            *self.words[offset / 64].get_mut() |= 1 << (offset % 64);
+        let end = range.end.min(self.bytes);
+        let mut from = range.start;
+        while from < end {
+            let to = end.min((from / 64 + 1) * 64);
+            *self.words[from / 64].get_mut() |= mask(from, to - from);
+            from = to;
         }
     }
 

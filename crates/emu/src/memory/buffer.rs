@@ -17,6 +17,14 @@ impl Buffer {
         Buffer { words, bytes, initialised: Bitmap::new(bytes) }
     }
 
+    /// `bytes` zeros.
+    pub fn zeroed(bytes: usize) -> Buffer {
+        let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+        let mut initialised = Bitmap::new(bytes);
+        initialised.set_range(0..bytes);
+        Buffer { words, bytes, initialised }
+    }
+
     /// A buffer with these contents.
     pub fn from_bytes(data: &[u8]) -> Buffer {
         let mut buffer = Buffer::uninitialised(data.len());

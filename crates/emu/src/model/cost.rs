@@ -4,10 +4,10 @@
 
 use ptx::{
     BinaryOp, Cvt, Imm, Instruction, Mma, MmaShape, Op, Operand, Precision, Space, TernaryOp, Type, UnaryOp,
-    Wmma, WmmaAccess,
+    Wgmma, WgmmaSource, Wmma, WmmaAccess,
 };
 
-use super::machine::Gpu;
+use super::machine::{Gpu, TensorRates};
 use crate::decode::Fragment;
 
 /// Unit of the replay's time: a sixteenth of a clock, so that rates like 6.45 clocks an mma stay apart from 7.
@@ -154,7 +154,8 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit => {
             c.of(Pipe::None, 1)
         }
-        // Asynchronous units: nothing runs them yet.
+        Op::Wgmma(w) => warpgroup_product(gpu, &w),
+        // Their time is that of the unit, which the replay keeps.
         Op::CpAsyncBulk(_)
         | Op::CpReduceAsyncBulk(_)
         | Op::CpAsyncBulkTensor(_)
@@ -166,7 +167,6 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         | Op::StAsync(_)
         | Op::RedAsync(_)
         | Op::FenceTensormap(..)
-        | Op::Wgmma(_)
         | Op::WgmmaFence
         | Op::WgmmaCommitGroup
         | Op::WgmmaWaitGroup => c.of(Pipe::None, 1),
@@ -289,15 +289,7 @@ fn convert(c: &Costs, cvt: &Cvt) -> Cost {
 
 fn tensor(gpu: &Gpu, mma: &Mma) -> Cost {
     let flops = 2 * u32::from(mma.shape.m) * u32::from(mma.shape.n) * u32::from(mma.shape.k);
-    let rates = &gpu.tensor;
-    let rate = match (mma.a, mma.d) {
-        (Type::F16, Type::F16) => rates.f16_f16,
-        (Type::Tf32, _) => rates.tf32,
-        (Type::E4m3 | Type::E5m2, _) => rates.fp8,
-        (Type::F64, _) => rates.f64,
-        (Type::F16 | Type::Bf16, _) => rates.f16_f32,
-        _ => rates.int8,
-    };
+    let rate = tensor_rate(&gpu.tensor, mma.a, mma.d);
     let busy = u64::from(flops) * TICK * u64::from(gpu.schedulers) / u64::from(rate.max(1));
     let row_bits = u32::from(mma.shape.k) * mma.a.bits();
     let latency = if row_bits <= 128 { gpu.latency.mma_k8 } else { gpu.latency.mma_k16 };
@@ -309,6 +301,30 @@ fn tensor(gpu: &Gpu, mma: &Mma) -> Cost {
         early: 0,
         latency: latency.max(busy as u32 / TICK as u32),
         flops: flops / 32,
+    }
+}
+
+/// A warp's quarter of a product of 64 rows: the time that its sub-partition's tensor core takes, or that shared memory takes to
+/// give B to all four, and A where it lies there.
+fn warpgroup_product(gpu: &Gpu, w: &Wgmma) -> Cost {
+    let (n, k) = (u64::from(w.shape.n), u64::from(w.shape.k));
+    let flops = 2 * 16 * n * k;
+    let rate = gpu.units.map_or(0, |u| tensor_rate(&u.wgmma, w.a, w.d)).max(1);
+    let tensor = flops * TICK * u64::from(gpu.schedulers) / u64::from(rate);
+    let rows = if w.a_source == WgmmaSource::Shared { n + u64::from(Wgmma::ROWS) } else { n };
+    let operands = rows * k * u64::from(w.a.bits()) / 8 * TICK / u64::from(gpu.memory.l1_bandwidth);
+    let busy = tensor.max(operands) as u32;
+    Cost { slots: 1, busy, latency: 1, flops: (flops / 32) as u32, ..Cost::FREE }
+}
+
+fn tensor_rate(rates: &TensorRates, inputs: Type, sum: Type) -> u32 {
+    match (inputs, sum) {
+        (Type::F16, Type::F16) => rates.f16_f16,
+        (Type::Tf32, _) => rates.tf32,
+        (Type::E4m3 | Type::E5m2, _) => rates.fp8,
+        (Type::F64, _) => rates.f64,
+        (Type::F16 | Type::Bf16, _) => rates.f16_f32,
+        _ => rates.int8,
     }
 }
 

@@ -6,8 +6,8 @@
 //! - `mul` and `shl` read by one `add` of the same block become FFMA, IMAD, IMAD.WIDE or LEA.
 
 use ptx::{
-    Address, BarKind, Base, BinaryOp, Body, CacheOp, Imm, Instruction, MemSem, Module, Op, Operand,
-    Precision, Space, Statement, Type,
+    Address, BarKind, Base, BinaryOp, Body, BulkCopy, BulkReduce, BulkRoute, CacheOp, ClusterBarrier, Imm,
+    Instruction, MbarrierOp, MemSem, Module, Op, Operand, Precision, Space, Statement, Type, WgmmaSource,
 };
 use smallvec::SmallVec;
 
@@ -35,6 +35,25 @@ pub(super) enum Action {
     WaitGroups(u32),
     /// CTA barrier.
     Barrier(BarKind),
+    /// An mbarrier: arrivals, announcements, waits.
+    Mbarrier,
+    /// A bulk copy from or to global memory.
+    Bulk,
+    /// Stores to another SM of the cluster.
+    ToCluster,
+    /// Closes a group of bulk stores, and waits until at most this many are open.
+    BulkCommit,
+    BulkWait(u32),
+    /// Product of a warpgroup; A in registers.
+    Wgmma {
+        from_registers: bool,
+    },
+    /// Closes a group of products, and waits until at most this many are open.
+    WgmmaCommit,
+    WgmmaWait(u32),
+    /// Barrier of the cluster.
+    ClusterArrive,
+    ClusterWait,
     /// Memory fence, or another barrier of the warp alone.
     Fence,
     /// Changes the program counter.
@@ -242,8 +261,11 @@ fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -
     Some(Trips { count: count.max(1), from_zero: start == 0 })
 }
 
-fn ends_block(action: Action) -> bool {
-    matches!(action, Action::Branch | Action::Barrier(_))
+pub(super) fn ends_block(action: Action) -> bool {
+    use Action as A;
+    // What comes after such a wait is not known to the compiler to depend on it otherwise.
+    let waits = matches!(action, A::WgmmaWait(_) | A::BulkWait(_) | A::ClusterWait);
+    waits || matches!(action, A::Branch | A::Barrier(_))
 }
 
 fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
@@ -293,23 +315,45 @@ fn action(instruction: &Instruction) -> Action {
         Op::Stmatrix(_) => Action::Shared(Direction::Store),
         Op::WmmaLoad(m) => access(m.space, Direction::Load, false),
         Op::WmmaStore(m) => access(m.space, Direction::Store, false),
-        Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Action::Shared(Direction::Atomic),
+        Op::Mbarrier(m) if m.op == MbarrierOp::PendingCount => Action::Arithmetic,
+        Op::Mbarrier(_) => Action::Mbarrier,
+        Op::CpAsyncMbarrierArrive { .. } => Action::Shared(Direction::Atomic),
+        Op::CpAsyncBulk(BulkCopy { route: BulkRoute::CtaToCluster, .. })
+        | Op::CpReduceAsyncBulk(BulkReduce { route: BulkRoute::CtaToCluster, .. })
+        | Op::StAsync(_)
+        | Op::RedAsync(_) => Action::ToCluster,
+        Op::CpAsyncBulk(_)
+        | Op::CpReduceAsyncBulk(_)
+        | Op::CpAsyncBulkTensor(_)
+        | Op::CpReduceAsyncBulkTensor(_) => Action::Bulk,
+        Op::CpAsyncBulkCommitGroup => Action::BulkCommit,
+        Op::CpAsyncBulkWaitGroup { .. } => Action::BulkWait(first_integer(instruction)),
+        Op::Wgmma(w) => Action::Wgmma { from_registers: w.a_source == WgmmaSource::Registers },
+        Op::WgmmaCommitGroup => Action::WgmmaCommit,
+        Op::WgmmaWaitGroup => Action::WgmmaWait(first_integer(instruction)),
+        Op::WgmmaFence => Action::Fence,
+        Op::BarrierCluster(ClusterBarrier::Arrive { .. }) => Action::ClusterArrive,
+        Op::BarrierCluster(ClusterBarrier::Wait { .. }) => Action::ClusterWait,
         Op::Prefetch(..) | Op::Discard(_) => Action::Cached(Direction::Store, Cached::L2),
         Op::CpAsync(_) => Action::Copy,
         Op::CpAsyncCommitGroup => Action::Commit,
         Op::CpAsyncWaitAll => Action::WaitGroups(0),
-        Op::CpAsyncWaitGroup => match instruction.operands.first() {
-            Some(Operand::Imm(Imm::Int(n))) => Action::WaitGroups(*n as u32),
-            _ => Action::WaitGroups(0),
-        },
+        Op::CpAsyncWaitGroup => Action::WaitGroups(first_integer(instruction)),
         Op::Shfl(_) | Op::Match(..) | Op::Movmatrix => Action::Exchange,
         Op::Bar { kind, .. } => Action::Barrier(*kind),
         Op::Membar(_) | Op::Fence(..) | Op::FenceProxy(_) | Op::FenceMbarrierInit => Action::Fence,
-        Op::BarWarpSync | Op::BarrierCluster(_) | Op::Griddepcontrol(_) => Action::Fence,
+        Op::BarWarpSync | Op::FenceTensormap(..) | Op::Griddepcontrol(_) => Action::Fence,
         Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit | Op::Trap => {
             Action::Branch
         }
         _ => Action::Arithmetic,
+    }
+}
+
+fn first_integer(instruction: &Instruction) -> u32 {
+    match instruction.operands.first() {
+        Some(Operand::Imm(Imm::Int(n))) => *n as u32,
+        _ => 0,
     }
 }
 

@@ -95,6 +95,8 @@ pub(super) struct MemorySystem<'a> {
     pub unit_busy: [u64; 2],
     l2: Server,
     dram: Server,
+    /// The way to other SMs of the cluster.
+    remote: Server,
     /// Sectors that L1 keeps for each resident CTA.
     l1_sectors: u64,
     /// Sectors that L2 keeps for each CTA of the device.
@@ -135,6 +137,7 @@ impl<'a> MemorySystem<'a> {
             unit_busy: [0; 2],
             l2: Server::new(gpu.l2_bytes_per_clock(residency.active_sms)),
             dram: Server::new(gpu.dram_bytes_per_clock() / sms as f64),
+            remote: Server::new(f64::from(gpu.units.map_or(1, |u| u.cluster_bandwidth))),
             l1_sectors: l1 / SECTOR / ctas,
             l2_sectors: m.l2_bytes / SECTOR / (ctas * sms),
             cold: residency.cold,
@@ -243,6 +246,29 @@ impl<'a> MemorySystem<'a> {
         let missing = self.misses(source, Direction::Load, Cached::L2);
         let read = self.beyond(start, 0, missing);
         Answer { done: read.done + passes * TICK, cause: Cause::AsyncCopy }
+    }
+
+    /// A bulk copy between global and shared memory: when its last byte has come.
+    pub(super) fn bulk(&mut self, tick: u64, bytes: u32) -> u64 {
+        let sectors = u64::from(bytes).div_ceil(SECTOR);
+        let latency = u64::from(self.gpu.units.map_or(self.gpu.latency.l2, |u| u.bulk_latency)) * TICK;
+        self.l2_traffic += sectors;
+        let through = self.l2.serve(tick, sectors * SECTOR);
+        let missing = self.cold_sectors(sectors);
+        let from_dram = if missing > 0 {
+            self.dram_traffic += missing;
+            let further = u64::from(self.gpu.latency.dram.saturating_sub(self.gpu.latency.l2)) * TICK;
+            self.dram.serve(tick, missing * SECTOR) + further
+        } else {
+            0
+        };
+        through.max(from_dram) + latency
+    }
+
+    /// Bytes to another SM of the cluster: when they are there.
+    pub(super) fn cluster_store(&mut self, tick: u64, bytes: u32) -> u64 {
+        let latency = u64::from(self.gpu.units.map_or(0, |u| u.cluster_latency)) * TICK;
+        self.remote.serve(tick, u64::from(bytes)) + latency
     }
 
     fn misses(&mut self, f: &CacheFootprint, direction: Direction, how: Cached) -> Missing {

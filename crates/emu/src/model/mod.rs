@@ -9,8 +9,13 @@
 //!    pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
 //! 4. `predict`: what was not replayed is taken at the mean rate of what was; clock, launch and uncertainty are added.
 //!
+//! On sm_90a units work beside the warps, and the replay keeps their time: tensor cores that run a warpgroup's products group by group,
+//! bulk copies that tell an mbarrier, stores that are waited for by groups, the way to the rest of the cluster. CTAs of a cluster stand
+//! for each other.
+//!
 //! Constants are public ones or those of our own microbenchmarks ([`machine`]); none is fitted to a kernel's time. Not modelled: instruction
-//! cache misses, TLB misses, register-bank conflicts, DRAM refresh and page conflicts, and clusters.
+//! cache misses, TLB misses, register-bank conflicts, DRAM refresh and page conflicts, and what products take of the register
+//! files' bandwidth.
 
 mod address;
 mod cost;

@@ -1,11 +1,12 @@
 //! A trace cut into scheduled runs.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::lower::Program;
 use super::machine::Gpu;
 use super::schedule::{Layout, layout, single};
-use crate::trace::{CtaTrace, Event};
+use crate::trace::Event;
 
 /// A run of events and how it is laid out.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +37,8 @@ impl<'a> Layouts<'a> {
     }
 
     /// Cuts the events of each warp into runs. Events whose `pc` is not of the program are left out.
-    pub(super) fn cut(&mut self, trace: &CtaTrace) -> Vec<Vec<Run>> {
-        trace.warps.iter().map(|events| self.cut_warp(events)).collect()
+    pub(super) fn cut(&mut self, warps: &[Cow<[Event]>]) -> Vec<Vec<Run>> {
+        warps.iter().map(|events| self.cut_warp(events)).collect()
     }
 
     fn cut_warp(&mut self, events: &[Event]) -> Vec<Run> {

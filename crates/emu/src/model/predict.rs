@@ -80,24 +80,27 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     let program = Program::new(subject.module, gpu);
     let mut layouts = Layouts::new(&program, gpu);
     let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
-    let queue = busiest_sm(subject, gpu, &occupancy);
+    let works: Vec<u64> = planned.iter().map(|p| p.issues).collect();
+    let queue = busiest_sm(subject, gpu, &occupancy, &works);
     let residency = Residency {
         active_sms: grid.min(u64::from(gpu.sms)) as u32,
         ctas: u64::from(occupancy.ctas).min(queue.len() as u64) as u32,
         shared: u64::from(occupancy.ctas) * u64::from(occupancy.shared),
         cold: cold_share(subject, gpu, &program, grid),
     };
-    let issues: u64 = queue.iter().map(|t| traces[*t].issues()).sum();
-    let taken = affordable(&queue, traces, residency.ctas as usize);
+    let issues: u64 = queue.iter().map(|t| works[*t]).sum();
+    let taken = affordable(&queue, &works, residency.ctas as usize);
     let registers = layouts.registers();
     let outcome = replay(gpu, &layouts.all, registers, &planned, taken, residency, BUDGET);
-    Ok(Scene { subject, gpu, occupancy, queue: &queue, issues, outcome }.prediction(grid, program.code.len()))
+    let mean = works.iter().sum::<u64>() as f64 / works.len() as f64;
+    Ok(Scene { subject, gpu, occupancy, queue: &queue, issues, mean, outcome }
+        .prediction(grid, program.code.len()))
 }
 
 /// The CTAs that one SM works through, as indices of traces, in the order in which they start: those of the SM that is done
 /// last. CTAs go round the SMs, one each, until all are full; from then on the SM where one ends takes the next. How long one
 /// takes beside others is not known yet; it is taken to be in proportion to its instructions.
-fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy) -> Vec<usize> {
+fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy, works: &[u64]) -> Vec<usize> {
     let (traces, grid) = (subject.traces, subject.launch.grid.count());
     let nearest = |cta: u64| {
         let like = counterpart(cta, subject.launch.grid, subject.traced);
@@ -112,7 +115,7 @@ fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy) -> Vec<usize>
     for cta in 0..grid.min(MOST_CTAS) {
         let Some(Reverse((at, slot))) = free.pop() else { break };
         let (sm, trace) = ((slot % sms) as usize, nearest(cta));
-        let work = traces[trace].issues().max(1);
+        let work = works[trace].max(1);
         queues[sm].push(trace);
         done[sm] = (done[sm].0.max(at + work), done[sm].1 + work);
         free.push(Reverse((at + work, slot)));
@@ -134,10 +137,10 @@ fn counterpart(cta: u64, grid: Dim3, traced: Dim3) -> u64 {
 }
 
 /// As much of the queue as the budget allows, in whole waves, at least one.
-fn affordable<'q>(queue: &'q [usize], traces: &[CtaTrace], resident: usize) -> &'q [usize] {
+fn affordable<'q>(queue: &'q [usize], works: &[u64], resident: usize) -> &'q [usize] {
     let mut events = 0;
     let within = |t: &&usize| {
-        events += traces[**t].issues();
+        events += works[**t];
         events <= BUDGET
     };
     let count = queue.iter().take_while(within).count();
@@ -157,9 +160,10 @@ fn cold_share(subject: &Subject, gpu: &Gpu, program: &Program, grid: u64) -> f64
     for event in subject.traces.iter().flat_map(|t| t.warps.iter().flatten()) {
         let global = program.code.get(event.pc as usize).is_some_and(|i| match i.action {
             Action::Cached(_, how) => how != Cached::Local,
-            _ => i.action == Action::Copy,
+            _ => matches!(i.action, Action::Copy | Action::Bulk),
         });
         fresh += match event.detail {
+            Detail::Bulk { bytes, .. } if global => u64::from(bytes.div_ceil(32)),
             Detail::Cached(f) | Detail::Copy { source: f, .. } if global => u64::from(f.fresh),
             _ => 0,
         };
@@ -174,8 +178,9 @@ struct Scene<'a> {
     gpu: &'a Gpu,
     occupancy: Occupancy,
     queue: &'a [usize],
-    /// Instructions of the busiest SM.
+    /// Instructions of the busiest SM, and of a CTA on the mean.
     issues: u64,
+    mean: f64,
     outcome: Outcome,
 }
 
@@ -186,11 +191,12 @@ impl Scene<'_> {
         let cycles = outcome.end as f64 / TICK as f64 * scale * self.spill_factor(code);
         let utilisation = self.utilisation();
         let active_sms = (grid as f64 / f64::from(gpu.sms)).min(1.0);
-        let load = utilisation.tensor * active_sms;
-        let clock_mhz = gpu.clock_mhz - (gpu.clock_mhz - gpu.loaded_clock_mhz) * load;
+        let clock_mhz = clock_mhz(gpu, self.tensor_load(&utilisation) * active_sms);
         let busy_us = cycles / clock_mhz;
-        let us = busy_us + gpu.launch_us;
-        let split = self.split(gpu.launch_us / us);
+        let overlap = gpu.units.filter(|_| self.subject.launch.overlapping).map_or(0.0, |u| u.overlap_us);
+        let launch_us = gpu.launch_us - overlap;
+        let us = busy_us + launch_us;
+        let split = self.split(launch_us / us);
         let uncertainty = self.uncertainty(scale);
         let rounds = self.queue.len().max(1) as f64;
         let roofline = self.roofline(grid, us);
@@ -198,8 +204,8 @@ impl Scene<'_> {
         Prediction {
             machine: gpu.name,
             us,
-            us_low: busy_us / (1.0 + uncertainty) + gpu.launch_us / 1.5,
-            us_high: busy_us * (1.0 + uncertainty) + gpu.launch_us * 1.5,
+            us_low: busy_us / (1.0 + uncertainty) + launch_us / 1.5,
+            us_high: busy_us * (1.0 + uncertainty) + launch_us * 1.5,
             bound: bound(&utilisation, &split),
             split,
             utilisation,
@@ -209,11 +215,31 @@ impl Scene<'_> {
             active_sms,
             clock_mhz,
             cycles,
-            tensor_share: roofline.tensor_flops / us * 1e-6 / gpu.tensor_tflops(),
+            tensor_share: roofline.tensor_flops / us * 1e-6 / self.tensor_tflops(),
             local_fraction: outcome.local_sectors as f64 / outcome.l2_sectors.max(1) as f64,
             tensor_fraction: roofline.tensor_flops / all_flops,
             roofline,
             replayed: if scale > 1.0 { 1.0 / scale } else { 1.0 },
+        }
+    }
+
+    /// Work of the tensor cores, as a part of the most that they could do in the same clocks.
+    fn tensor_load(&self, utilisation: &Utilisation) -> f64 {
+        match self.gpu.units.filter(|_| !self.outcome.dense) {
+            Some(units) => {
+                utilisation.tensor * f64::from(self.gpu.tensor.f16_f32) / f64::from(units.wgmma.f16_f32)
+            }
+            None => utilisation.tensor,
+        }
+    }
+
+    /// Peak of the products that the kernel has, TFLOP/s at the boost clock.
+    fn tensor_tflops(&self) -> f64 {
+        match self.gpu.units.filter(|_| self.outcome.dense) {
+            Some(units) => {
+                f64::from(units.wgmma.f16_f32) * f64::from(self.gpu.sms) * self.gpu.clock_mhz * 1e-6
+            }
+            None => self.gpu.tensor_tflops(),
         }
     }
 
@@ -266,15 +292,13 @@ impl Scene<'_> {
 
     fn roofline(&self, grid: u64, us: f64) -> Roofline {
         let (o, gpu) = (&self.outcome, self.gpu);
-        let traces = self.subject.traces;
-        let mean = traces.iter().map(CtaTrace::issues).sum::<u64>() as f64 / traces.len() as f64;
-        let whole = mean * grid as f64 / o.events.max(1) as f64;
+        let whole = self.mean * grid as f64 / o.events.max(1) as f64;
         let tensor_flops = o.tensor_flops as f64 * whole;
         let flops = tensor_flops + o.flops as f64 * whole;
         let l2_bytes = 32.0 * o.l2_sectors as f64 * whole;
         let dram_bytes = 32.0 * o.dram_sectors as f64 * whole;
         let peak = if tensor_flops > 0.0 {
-            gpu.tensor_tflops()
+            self.tensor_tflops()
         } else {
             2.0 * f64::from(gpu.rates.fma * gpu.sms) * gpu.clock_mhz * 1e-6
         };
@@ -295,6 +319,12 @@ impl Scene<'_> {
             roof_tflops,
         }
     }
+}
+
+/// The clock at which the power limit lets tensor cores do so much of their most. Power goes with the work, the clock and the
+/// square of the voltage, and the voltage with the clock; below the limit it is the highest clock.
+fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
+    gpu.clock_mhz.min(gpu.loaded_clock_mhz / load.cbrt())
 }
 
 /// The unit that is busy nearly all the time, or else what warps wait for most.
@@ -344,6 +374,8 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
                 C::SharedLatency,
                 C::Exchange,
                 C::AsyncCopy,
+                C::Mbarrier,
+                C::Cluster,
                 C::Branch,
             ]),
             Bound::Latency,

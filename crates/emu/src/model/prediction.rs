@@ -43,6 +43,8 @@ causes! {
     Dram = "DRAM latency", "Waits for DRAM.";
     DramBandwidth = "DRAM bandwidth", "Waits for DRAM, which has more to do than it can.";
     AsyncCopy = "asynchronous copies", "Waits for groups of cp.async.";
+    Mbarrier = "mbarriers", "Waits for a phase of an mbarrier: for bytes of bulk copies, or for other warps.";
+    Cluster = "clusters", "Waits for the other CTAs of its cluster.";
     Barrier = "barriers", "Waits at a barrier for other warps.";
     Branch = "branches", "Refills after a branch.";
     Launch = "launch", "Before the first instruction and after the last: what an empty kernel takes.";

@@ -5,20 +5,28 @@
 //! scheduler the one that can issue first does, of several the one that has waited longest. What a warp waited for
 //! before each issue is charged to the latest of those conditions.
 
+mod asynchronous;
+
+use std::borrow::Cow;
+
+use asynchronous::{Arrival, Groups, Units};
 use ptx::BarKind;
 
 use super::cost::{PIPES, Pipe, TICK};
-use super::lower::Action;
+use super::lower::{Action, Direction};
 use super::machine::Gpu;
 use super::memory::{At, MemorySystem, Residency};
 use super::plan::{Layouts, Run};
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
-use crate::trace::{CacheFootprint, CtaTrace, Detail, Event};
+use crate::trace::{CacheFootprint, CtaTrace, Detail, Event, MbarrierPlace};
 
 /// A trace with its runs.
 pub(super) struct Planned<'a> {
-    pub trace: &'a CtaTrace,
+    /// The events of each warp.
+    warps: Vec<Cow<'a, [Event]>>,
+    /// Events in all, those not kept included.
+    pub issues: u64,
     pub runs: Vec<Vec<Run>>,
     /// Threads of each warp: lanes that ever took part.
     pub threads: Vec<u32>,
@@ -27,8 +35,40 @@ pub(super) struct Planned<'a> {
 impl<'a> Planned<'a> {
     pub(super) fn new(trace: &'a CtaTrace, layouts: &mut Layouts) -> Planned<'a> {
         let lanes = |events: &Vec<Event>| events.iter().fold(0, |all, e| all | e.lanes).count_ones();
-        Planned { trace, runs: layouts.cut(trace), threads: trace.warps.iter().map(lanes).collect() }
+        let warps: Vec<Cow<[Event]>> = trace.warps.iter().map(|w| without_vain_waits(w)).collect();
+        Planned {
+            runs: layouts.cut(&warps),
+            threads: trace.warps.iter().map(lanes).collect(),
+            issues: warps.iter().map(|w| w.len() as u64).sum::<u64>() + trace.dropped,
+            warps,
+        }
     }
+}
+
+/// How often a warp asks an mbarrier in vain is the emulator's affair: the replay makes it wait. So what comes from one answer of
+/// "not yet" to the next question is taken out.
+fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
+    let question = |e: &Event| match e.detail {
+        Detail::Wait { at, parity, done } => Some((at, parity, done)),
+        _ => None,
+    };
+    if !events.iter().any(|e| matches!(question(e), Some((_, _, false)))) {
+        return Cow::Borrowed(events);
+    }
+    let (mut kept, mut at) = (Vec::with_capacity(events.len()), 0);
+    while let Some(event) = events.get(at) {
+        match question(event) {
+            Some((place, parity, false)) => {
+                let again = |e: &Event| question(e).is_some_and(|(p, q, _)| (p, q) == (place, parity));
+                at = events[at + 1..].iter().position(again).map_or(events.len(), |next| at + 1 + next);
+            }
+            _ => {
+                kept.push(*event);
+                at += 1;
+            }
+        }
+    }
+    Cow::Owned(kept)
 }
 
 /// What the replay found.
@@ -56,6 +96,8 @@ pub(super) struct Outcome {
     /// Operations of active lanes on the ordinary pipes, and on tensor cores.
     pub flops: u64,
     pub tensor_flops: u64,
+    /// It has products of warpgroups, which reach the dense peak.
+    pub dense: bool,
 }
 
 /// Replays `queue` (indices into `planned`) with `slots` CTAs at a time. At most `budget` events; what is beyond is not
@@ -111,6 +153,13 @@ struct Warp {
     /// Completion of the open group of cp.async and of the closed ones, oldest first.
     open_group: u64,
     groups: Vec<u64>,
+    /// The same of bulk stores, and of products of warpgroups.
+    stores: Groups,
+    products: Groups,
+    /// End of the last product of the open group.
+    batch: Option<u64>,
+    /// Phase of the cluster barrier that it arrived in.
+    cluster_phase: u32,
     threads: u32,
 }
 
@@ -135,6 +184,7 @@ struct Cta {
     live_warps: u32,
     live_threads: u32,
     barriers: Vec<BarrierState>,
+    units: Units,
     warps: Vec<usize>,
 }
 
@@ -195,7 +245,13 @@ impl<'a> Sm<'a> {
     fn start_cta(&mut self, slot: usize, at: u64) {
         let Some(planned) = self.queue.pop() else { return };
         let count = self.planned[planned].runs.len();
-        let mut cta = Cta { live_warps: 0, live_threads: 0, barriers: Vec::new(), warps: Vec::new() };
+        let mut cta = Cta {
+            live_warps: 0,
+            live_threads: 0,
+            barriers: Vec::new(),
+            units: Units::default(),
+            warps: Vec::new(),
+        };
         cta.barriers.resize_with(16, BarrierState::default);
         for index in 0..count {
             let threads = self.planned[planned].threads[index];
@@ -220,6 +276,10 @@ impl<'a> Sm<'a> {
                 registers,
                 open_group: 0,
                 groups: Vec::new(),
+                stores: Groups::default(),
+                products: Groups::default(),
+                batch: None,
+                cluster_phase: 0,
                 threads,
             });
         }
@@ -326,7 +386,7 @@ impl<'a> Sm<'a> {
         let run = planned.runs[warp.index][warp.run];
         let layout = &self.layouts[run.layout as usize];
         let step = &layout.steps[warp.step];
-        let event = &planned.trace.warps[warp.index][(run.event + step.event) as usize];
+        let event = &planned.warps[warp.index][(run.event + step.event) as usize];
         let next = warp.next;
         let units = self.schedulers[scheduler].earliest(&next);
         self.charge(id, at, [next.alone, units]);
@@ -349,7 +409,8 @@ impl<'a> Sm<'a> {
                     warp.registers[*r as usize] = ready;
                 }
                 if queue > issued && uses_unit(step.action) {
-                    let shared = matches!(step.action, Action::Shared(_) | Action::Exchange);
+                    let shared =
+                        matches!(step.action, Action::Shared(_) | Action::Exchange | Action::Mbarrier);
                     let cause = if shared { Cause::SharedBandwidth } else { Cause::L1 };
                     warp.from = Ready { at: queue, cause, ..NOW };
                 }
@@ -385,6 +446,7 @@ impl<'a> Sm<'a> {
         self.outcome.events += 1;
         let flops = u64::from(step.cost.flops);
         match step.cost.pipe {
+            _ if matches!(step.action, Action::Wgmma { .. }) => self.outcome.tensor_flops += 32 * flops,
             Pipe::Tensor => self.outcome.tensor_flops += 32 * flops,
             _ => self.outcome.flops += lanes * flops,
         }
@@ -428,6 +490,48 @@ impl<'a> Sm<'a> {
                 let last = warp.groups.drain(..done).max().unwrap_or(0);
                 Effect::Wait(Ready { at: last.max(warp.from.at), cause: Cause::AsyncCopy, ..NOW })
             }
+            Action::Mbarrier => {
+                let waits = matches!(event.detail, Detail::Wait { .. });
+                let direction = if waits { Direction::Load } else { Direction::Atomic };
+                let done = self.memory.shared(from, 1, direction).done;
+                self.mbarrier(id, event.detail, done)
+            }
+            Action::Bulk | Action::ToCluster => {
+                if let Detail::Bulk { at: place, bytes, copies } = event.detail {
+                    let done = match step.action {
+                        Action::Bulk => self.memory.bulk(at, bytes),
+                        _ => self.memory.cluster_store(at, bytes),
+                    };
+                    let landed = u64::from(bytes) * u64::from(copies);
+                    match place {
+                        MbarrierPlace::NONE => self.warps[id].stores.add(done),
+                        _ => self.arrive(self.warps[id].slot, place, &Arrival::of_bytes(landed, done)),
+                    }
+                }
+                Effect::Result(NOW)
+            }
+            Action::BulkCommit => {
+                self.warps[id].stores.commit();
+                Effect::Result(NOW)
+            }
+            Action::BulkWait(allowed) => {
+                let warp = &mut self.warps[id];
+                let at = warp.stores.wait(allowed).max(warp.from.at);
+                Effect::Wait(Ready { at, cause: Cause::AsyncCopy, ..NOW })
+            }
+            Action::Wgmma { from_registers } => self.product(id, step, at, from_registers),
+            Action::WgmmaCommit => {
+                let warp = &mut self.warps[id];
+                warp.products.commit();
+                warp.batch = None;
+                Effect::Result(NOW)
+            }
+            Action::WgmmaWait(allowed) => self.wait_products(id, allowed),
+            Action::ClusterArrive => {
+                self.cluster_arrive(id, event.lanes.count_ones(), at);
+                Effect::Result(NOW)
+            }
+            Action::ClusterWait => self.cluster_wait(id),
             Action::Fence => Effect::Wait(after(self.gpu.latency.alu, Cause::Arithmetic)),
             Action::Branch => Effect::Wait(after(self.gpu.latency.branch, Cause::Branch)),
             Action::Barrier(kind) => self.barrier(id, kind, event, at),
@@ -478,6 +582,7 @@ impl<'a> Sm<'a> {
                     self.release(slot, number, last);
                 }
             }
+            found |= self.release_asynchronous(slot);
         }
         found
     }
@@ -504,6 +609,7 @@ impl<'a> Sm<'a> {
             .filter(|n| !cta.barriers[*n].waiting.is_empty() && cta.barriers[*n].arrived >= live)
             .collect();
         complete.into_iter().for_each(|number| self.release(slot, number, done));
+        self.complete_cluster(slot, done);
     }
 
     fn finish(mut self) -> Outcome {
@@ -537,7 +643,8 @@ impl Scheduler {
 
 /// Whether an action goes through the load-store unit.
 fn uses_unit(action: Action) -> bool {
-    matches!(action, Action::Shared(_) | Action::Exchange | Action::Cached(..) | Action::Copy)
+    use Action as A;
+    matches!(action, A::Shared(_) | A::Exchange | A::Cached(..) | A::Copy | A::Mbarrier)
 }
 
 enum Effect {

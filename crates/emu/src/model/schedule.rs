@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::address::joined_loads;
 use super::cost::Cost;
-use super::lower::{Action, Block, Direction, Lowered, Program, Registers};
+use super::lower::{Action, Block, Direction, Lowered, Program, Registers, ends_block};
 use super::machine::Gpu;
 
 /// Instructions among which the scheduler chooses.
@@ -233,7 +233,7 @@ fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
             writer.insert(*r, i);
         }
         memory.order(i, node.action, &mut order);
-        if i as usize + 1 == nodes.len() && matches!(node.action, Action::Branch | Action::Barrier(_)) {
+        if i as usize + 1 == nodes.len() && ends_block(node.action) {
             order.extend(0..i);
         }
         let edge = |data: bool| move |from: u32| Edge { from, data };
@@ -265,6 +265,16 @@ impl MemoryOrder {
             Action::Commit | Action::WaitGroups(_) | Action::Barrier(_) | Action::Fence => {
                 (Some(Direction::Store), Some(Direction::Store))
             }
+            Action::Mbarrier
+            | Action::Bulk
+            | Action::ToCluster
+            | Action::BulkCommit
+            | Action::BulkWait(_)
+            | Action::Wgmma { .. }
+            | Action::WgmmaCommit
+            | Action::WgmmaWait(_)
+            | Action::ClusterArrive
+            | Action::ClusterWait => (Some(Direction::Store), Some(Direction::Store)),
         };
         for (space, direction) in [shared, cached].into_iter().enumerate() {
             match direction {

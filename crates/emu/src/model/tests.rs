@@ -7,6 +7,8 @@ use super::*;
 use crate::resources::{Resources, Source};
 use crate::trace::{CtaTrace, LaneAddresses, Recorder};
 
+mod asynchronous;
+
 const RESOURCES: Resources = Resources {
     registers: 32,
     spill_stores: 0,

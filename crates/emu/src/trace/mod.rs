@@ -39,6 +39,40 @@ pub enum Detail {
         /// The shared side.
         passes: u8,
     },
+    /// Sets the arrivals of a phase of an mbarrier.
+    Expect {
+        /// Which.
+        at: MbarrierPlace,
+        /// How many.
+        count: u32,
+    },
+    /// Arrives at an mbarrier, or announces bytes, or both.
+    Arrive {
+        /// Which.
+        at: MbarrierPlace,
+        /// Arrivals, 255 at most.
+        count: u8,
+        /// Bytes announced.
+        bytes: u32,
+    },
+    /// Asks whether the phase of this parity has completed.
+    Wait {
+        /// Which mbarrier.
+        at: MbarrierPlace,
+        /// The parity.
+        parity: bool,
+        /// The answer.
+        done: bool,
+    },
+    /// A bulk copy, or stores that complete like one.
+    Bulk {
+        /// The mbarrier that counts its bytes, if one does.
+        at: MbarrierPlace,
+        /// CTAs that get them.
+        copies: u8,
+        /// Bytes that are fetched.
+        bytes: u32,
+    },
     /// A CTA barrier.
     Barrier {
         /// 0 to 15.
@@ -48,6 +82,20 @@ pub enum Detail {
         /// Threads that the barrier waits for.
         threads: u16,
     },
+}
+
+/// Where an mbarrier lies in shared memory, in objects of 8 bytes; of one in another CTA of the cluster, where it lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MbarrierPlace(u16);
+
+impl MbarrierPlace {
+    /// None: a copy that is waited for by groups.
+    pub const NONE: MbarrierPlace = MbarrierPlace(u16::MAX);
+
+    /// At that address in the window of shared memory, from whose start it counts.
+    pub fn new(address: u64) -> MbarrierPlace {
+        MbarrierPlace((address as u32 >> 3) as u16)
+    }
 }
 
 /// The events of one CTA.
@@ -117,6 +165,8 @@ pub struct Recorder {
     room: u64,
     /// Of each CTA: they need not share an SM.
     reuse: Vec<ReuseStack>,
+    /// What the instruction at work has done so far.
+    noted: Option<Detail>,
 }
 
 /// Addresses of the 32 lanes; those of lanes that do not take part are not read.
@@ -146,12 +196,27 @@ impl Recorder {
     pub fn of_cluster(ctas: &[u64], warps: usize, limit: u64) -> Recorder {
         let trace = |cta: &u64| CtaTrace { cta: *cta, warps: vec![Vec::new(); warps], dropped: 0 };
         let reuse = ctas.iter().map(|_| ReuseStack::default()).collect();
-        Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse }
+        Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse, noted: None }
     }
 
-    /// An instruction that accesses no memory and is no barrier.
+    /// An instruction with what was noted of it; most access no memory and are no barrier.
     pub fn issue(&mut self, warp: usize, pc: u32, lanes: u32) {
-        self.push(warp, Event { pc, lanes, detail: Detail::None });
+        let detail = self.noted.take().unwrap_or(Detail::None);
+        self.push(warp, Event { pc, lanes, detail });
+    }
+
+    /// A part of what the instruction does that is issued next. Lanes add up; of several mbarriers the first stands for all.
+    pub fn note(&mut self, part: Detail) {
+        self.noted = Some(match (self.noted, part) {
+            (
+                Some(Detail::Arrive { at, count, bytes }),
+                Detail::Arrive { count: more, bytes: further, .. },
+            ) => Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes + further },
+            (Some(Detail::Bulk { at, bytes, copies }), Detail::Bulk { bytes: more, .. }) => {
+                Detail::Bulk { at, bytes: bytes + more, copies }
+            }
+            _ => part,
+        });
     }
 
     /// A shared-memory access of `bytes` per lane. For `ldmatrix` and `stmatrix`: 16 bytes for each of the lanes whose

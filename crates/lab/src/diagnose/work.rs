@@ -105,17 +105,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     };
     let flops = |e: &Executed, each: f64| e.counter.lanes as f64 * each;
     let by_hand: f64 = evidence.executed.iter().filter(|e| scalar(e)).map(|e| flops(e, 2.0)).sum();
-    let on_tensor: f64 = evidence
-        .executed
-        .iter()
-        .filter_map(|e| match e.inst.op {
-            // A product is the warp's, not a lane's.
-            Op::Mma(ptx::Mma { shape, .. }) | Op::Wmma(ptx::Wmma { shape, .. }) => {
-                Some(flops(e, 2.0 * f64::from(shape.m) * f64::from(shape.n) * f64::from(shape.k) / 32.0))
-            }
-            _ => None,
-        })
-        .sum();
+    let on_tensor: f64 = evidence.executed.iter().map(|e| e.counter.tensor_flop as f64).sum();
     // An empty sum of floats is −0.
     let fraction = on_tensor.abs() / (on_tensor + by_hand).max(1.0);
     if fraction > 0.9 || by_hand == 0.0 {

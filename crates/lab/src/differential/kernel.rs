@@ -6,7 +6,7 @@ use ptx::{
     Pointer, R32, R64, SpecialReg, Target, Type, Value,
 };
 
-use super::{Operands, WARPS_PER_CTA};
+use super::{Operands, Subject, WARPS_PER_CTA};
 
 /// The module and the instruction it executes.
 pub(super) fn module(kind: MmaKind, target: Target) -> (Module, String) {
@@ -53,21 +53,22 @@ pub(super) fn in_memory<W: Copy, const N: usize>(words: &[W], bytes: fn(W) -> [u
     words.iter().flat_map(|word| bytes(*word)).collect()
 }
 
-/// The launch of a module over `batch` fragments whose A, B, C and D have these sizes.
-pub(super) fn launch(bytes: [usize; 4], module: Module, batch: u64) -> Kernel {
+/// The launch of a subject's module over `cases`.
+pub(super) fn launch(subject: Subject, module: Module, cases: u64) -> Kernel {
+    let bytes = subject.bytes();
     let buffer = |i: usize, access| BufferSpec {
         name: ["a", "b", "c", "d"][i].to_owned(),
-        bytes: batch as usize * bytes[i],
+        bytes: cases as usize * bytes[i],
         access,
     };
     Kernel {
         module,
         entry: ENTRY.to_owned(),
         launch: Launch {
-            grid: Dim3((batch / WARPS_PER_CTA) as u32, 1, 1),
+            grid: Dim3((cases / subject.cases_per_cta()) as u32, 1, 1),
             cluster: Dim3(1, 1, 1),
             block: Dim3(WARPS_PER_CTA as u32 * 32, 1, 1),
-            dynamic_shared: 0,
+            dynamic_shared: subject.shared(),
             overlapping: false,
         },
         buffers: vec![

@@ -1,7 +1,11 @@
 //! The emulator's tensor cores against a machine's, bit for bit, on random fragments.
+//!
+//! A fragment is what a warp's `mma.sync` computes: some 16 rows and 8 columns of D, each from a row of A, a column of B and its
+//! C. A `wmma` is counted as one although it is larger; a `wgmma` as the N/2 that it consists of (see [`Product`]).
 
 mod kernel;
 mod matrices;
+mod warpgroup;
 
 use emu::numerics::tensor::wmma::WmmaKind;
 use emu::numerics::tensor::{self, Distribution, MmaKind, TensorRules};
@@ -10,8 +14,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 pub use matrices::Matrices;
+pub use warpgroup::Product;
 
-/// Warps per CTA; a batch is a multiple of it.
+/// Warps per CTA: as many cases of `mma.sync` and `wmma`, and one of `wgmma`.
 const WARPS_PER_CTA: u64 = 4;
 
 /// Fragments in one launch: enough to fill a large GPU, little enough for its buffers to stay near 100 MB.
@@ -24,31 +29,66 @@ pub enum Subject {
     Mma(MmaKind),
     /// Loads, product and store of `wmma` on random matrices in memory.
     Wmma(Matrices),
+    /// One `wgmma` on random matrices in shared memory, or A in registers.
+    Wgmma(Product),
 }
 
-/// A, B, C and D of one fragment in memory.
+/// A, B, C and D of one case in memory: of one instruction's execution.
 type Operands = [Vec<u8>; 4];
 
 impl Subject {
     /// Everything that exists on an architecture.
     pub fn all(rules: TensorRules) -> Vec<Subject> {
         let mma = MmaKind::all().into_iter().filter(|kind| kind.check(rules).is_ok()).map(Subject::Mma);
-        mma.chain(WmmaKind::all().into_iter().flat_map(Matrices::orders).map(Subject::Wmma)).collect()
+        let wmma = WmmaKind::all().into_iter().flat_map(Matrices::orders).map(Subject::Wmma);
+        let wgmma = if rules == TensorRules::Hopper { Product::all() } else { Vec::new() };
+        mma.chain(wmma).chain(wgmma.into_iter().map(Subject::Wgmma)).collect()
     }
 
-    /// The module, in which each warp takes a fragment, and the instruction in question.
+    /// The instruction and, of `wgmma`, how its operands lie.
+    pub fn instruction(self, target: Target) -> String {
+        self.module(target).1
+    }
+
+    /// The module, in which each warp, or the four of a CTA, takes a case, and the instruction in question.
     fn module(self, target: Target) -> (Module, String) {
         match self {
             Subject::Mma(kind) => kernel::module(kind, target),
             Subject::Wmma(matrices) => matrices.module(target),
+            Subject::Wgmma(product) => product.module(Target::sm_a(target.sm)),
         }
     }
 
-    /// Bytes of A, B, C and D of a fragment.
+    /// Fragments in a case.
+    fn fragments(self) -> u64 {
+        match self {
+            Subject::Mma(_) | Subject::Wmma(_) => 1,
+            Subject::Wgmma(product) => product.fragments() as u64,
+        }
+    }
+
+    /// Cases that a CTA of four warps takes.
+    fn cases_per_cta(self) -> u64 {
+        match self {
+            Subject::Mma(_) | Subject::Wmma(_) => WARPS_PER_CTA,
+            Subject::Wgmma(_) => 1,
+        }
+    }
+
+    /// Dynamic shared memory of a CTA.
+    fn shared(self) -> u32 {
+        match self {
+            Subject::Mma(_) | Subject::Wmma(_) => 0,
+            Subject::Wgmma(product) => product.shared(),
+        }
+    }
+
+    /// Bytes of A, B, C and D of a case.
     fn bytes(self) -> [usize; 4] {
         match self {
             Subject::Mma(kind) => kernel::bytes(kind),
             Subject::Wmma(matrices) => matrices.bytes(),
+            Subject::Wgmma(product) => product.bytes(),
         }
     }
 
@@ -57,10 +97,11 @@ impl Subject {
         match self {
             Subject::Mma(kind) => kernel::register_bytes(kind),
             Subject::Wmma(matrices) => matrices.width(),
+            Subject::Wgmma(_) => 4,
         }
     }
 
-    /// A random fragment, and what the emulator makes of it.
+    /// A random case, and what the emulator makes of it.
     fn draw(
         self,
         rules: TensorRules,
@@ -70,6 +111,7 @@ impl Subject {
         match self {
             Subject::Mma(kind) => kernel::draw(kind, rules, distribution, seed),
             Subject::Wmma(matrices) => matrices.draw(rules, distribution, seed),
+            Subject::Wgmma(product) => product.draw(distribution, seed),
         }
     }
 }
@@ -77,9 +119,9 @@ impl Subject {
 /// The outcome for one subject.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// The instruction's mnemonic.
+    /// The instruction's mnemonic and, of `wgmma`, how its operands lie.
     pub instruction: String,
-    /// Fragments compared.
+    /// Fragments compared: of 16 rows and 8 columns where a `wgmma` consists of several.
     pub fragments: u64,
     /// 32-bit or 64-bit result registers compared (lanes × registers), or elements of D.
     pub results: u64,
@@ -92,11 +134,11 @@ pub struct Comparison {
 /// One result that differs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
-    /// How the fragment was drawn.
+    /// How the case was drawn.
     pub distribution: String,
     /// Its seed.
     pub seed: u64,
-    /// Which result: 32·register + lane, or the element of D in the order of memory.
+    /// Which result: register by register those of a warp's or a warpgroup's threads, or elements of D in the order of memory.
     pub result: usize,
     /// The emulator's bits.
     pub emulated: String,
@@ -120,7 +162,7 @@ pub enum CompareError<E: std::error::Error> {
     Emulator(#[from] tensor::MmaError),
 }
 
-/// Compares `fragments` random fragments (rounded up to whole batches) of one subject, an equal share from each
+/// Compares `fragments` random fragments (rounded up to whole launches) of one subject, an equal share from each
 /// distribution.
 ///
 /// # Errors
@@ -133,8 +175,10 @@ pub fn compare<M: Machine>(
     fragments: u64,
 ) -> Result<Comparison, CompareError<M::Error>> {
     let (module, instruction) = subject.module(target);
-    let batch = BATCH.min(fragments.next_multiple_of(WARPS_PER_CTA));
-    let kernel = kernel::launch(subject.bytes(), module, batch);
+    let cases = fragments.div_ceil(subject.fragments());
+    // A multiple of what a CTA takes, and of the turns that products take in having a C.
+    let batch = (BATCH / subject.fragments()).min(cases).next_multiple_of(WARPS_PER_CTA);
+    let kernel = kernel::launch(subject, module, batch);
     let failed = |source| CompareError::Machine { instruction: instruction.clone(), source };
     let mut buffers = Vec::new();
     for spec in &kernel.buffers {
@@ -143,7 +187,7 @@ pub fn compare<M: Machine>(
     let mut comparison =
         Comparison { instruction: instruction.clone(), fragments: 0, results: 0, differing: 0, first: None };
     let mut batch_data = Batch::new(&kernel, subject, batch);
-    for (round, first_seed) in (0..fragments).step_by(batch as usize).enumerate() {
+    for (round, first_seed) in (0..cases).step_by(batch as usize).enumerate() {
         let distribution = Distribution::ALL[round % Distribution::ALL.len()];
         batch_data.draw(rules, distribution, first_seed)?;
         for (buffer, bytes) in buffers.iter_mut().zip(&batch_data.inputs) {
@@ -152,7 +196,7 @@ pub fn compare<M: Machine>(
         let mut handles: Vec<&mut M::Buffer> = buffers.iter_mut().collect();
         machine.launch(&kernel, &mut handles).map_err(failed)?;
         machine.download(&buffers[3], &mut batch_data.results).map_err(failed)?;
-        comparison.fragments += batch;
+        comparison.fragments += batch * subject.fragments();
         comparison.results += batch_data.results.len() as u64 / batch_data.width as u64;
         for difference in batch_data.differences(distribution, first_seed) {
             comparison.differing += 1;
@@ -162,7 +206,7 @@ pub fn compare<M: Machine>(
     Ok(comparison)
 }
 
-/// One launch's fragments, one after the other.
+/// One launch's cases, one after the other.
 struct Batch {
     subject: Subject,
     inputs: [Vec<u8>; 3],
@@ -185,7 +229,7 @@ impl Batch {
         }
     }
 
-    /// Draws every fragment and computes what the emulator says of it.
+    /// Draws every case and computes what the emulator says of it.
     fn draw(
         &mut self,
         rules: TensorRules,
@@ -208,7 +252,7 @@ impl Batch {
     /// Where the machine's results differ, in order of seed and place.
     fn differences(&self, distribution: Distribution, first_seed: u64) -> Vec<Difference> {
         let (stride, width) = (self.subject.bytes()[3], self.width);
-        let of_fragment = |(i, (want, have)): (usize, (&[u8], &[u8]))| {
+        let of_case = |(i, (want, have)): (usize, (&[u8], &[u8]))| {
             let pairs = want.chunks_exact(width).zip(have.chunks_exact(width)).enumerate();
             let differing = if want == have { 0 } else { usize::MAX };
             pairs
@@ -224,7 +268,7 @@ impl Batch {
                 .collect::<Vec<_>>()
         };
         let pairs = self.expected.par_chunks(stride).zip(self.results.par_chunks(stride));
-        pairs.enumerate().flat_map_iter(of_fragment).collect()
+        pairs.enumerate().flat_map_iter(of_case).collect()
     }
 }
 
@@ -241,14 +285,26 @@ mod tests {
     /// The kernels run in the emulator as on a GPU, and loads, products and stores there agree with the bare numbers.
     #[test]
     fn the_emulator_agrees_with_itself() {
-        let mut compared = 0;
-        for subject in Subject::all(TensorRules::Ampere) {
-            let comparison =
-                compare(&mut Emulator::default(), Target::sm(80), TensorRules::Ampere, subject, 24).unwrap();
+        let subjects = Subject::all(TensorRules::Ampere);
+        assert!(subjects.len() > 60);
+        agree(80, TensorRules::Ampere, subjects, 24);
+    }
+
+    /// Descriptors in the emulator lead to where the host laid the operands out.
+    #[test]
+    fn the_emulator_agrees_with_itself_on_products_of_warpgroups() {
+        let mut subjects = Subject::all(TensorRules::Hopper);
+        subjects.retain(|subject| matches!(subject, Subject::Wgmma(_)));
+        assert!(subjects.len() > 60);
+        agree(90, TensorRules::Hopper, subjects, 4);
+    }
+
+    fn agree(sm: u32, rules: TensorRules, subjects: Vec<Subject>, fragments: u64) {
+        for subject in subjects {
+            let emulator = &mut Emulator::default();
+            let comparison = compare(emulator, Target::sm(sm), rules, subject, fragments).unwrap();
             assert_eq!(comparison.differing, 0, "{}: {:?}", comparison.instruction, comparison.first);
-            assert!(comparison.results > 0);
-            compared += 1;
+            assert!(comparison.fragments >= fragments && comparison.results > 0);
         }
-        assert!(compared > 60, "{compared}");
     }
 }

@@ -1,9 +1,9 @@
 //! A launch file meets the module it launches.
 
 use problem::{Problem, Tensor};
-use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param};
+use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec};
 
-use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec};
+use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memory};
 
 /// What a buffer of a kernel stands for, so that the gate knows what to put in and what to judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,35 +82,28 @@ impl LaunchSpec {
             dynamic_shared: self.dynamic_shared,
             overlapping: false,
         };
-        let (mut buffers, mut roles, mut args) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, arg) in self.args.iter().enumerate() {
-            if let ArgSpec::Scalar(value) = arg {
-                args.push(*value);
-                continue;
-            }
-            args.push(Arg::Buffer { index: buffers.len(), offset: 0 });
-            // Sizes were checked when the file was read.
-            let bytes = self.buffer_bytes(arg).unwrap_or(0);
-            let (role, access) = match *arg {
-                ArgSpec::Tensor(Tensor::Out) => (Role::Tensor(Tensor::Out), Access::Write),
-                ArgSpec::Tensor(tensor) => (Role::Tensor(tensor), Access::Read),
-                ArgSpec::Lse => (Role::Lse, Access::Write),
-                ArgSpec::Buffer { dtype, init, .. } => (Role::Fill { dtype, init }, Access::ReadWrite),
-                ArgSpec::Scalar(_) => continue,
+        let mut contract = Contract::default();
+        // Where the memory of each argument is, before any map asks for another argument's.
+        let homes: Vec<_> = (0..self.args.len()).map(|index| contract.home(self, index)).collect();
+        for (arg, home) in self.args.iter().zip(&homes) {
+            let value = match (arg, home) {
+                (ArgSpec::Scalar(value), _) => *value,
+                (ArgSpec::TensorMap(map), home) => {
+                    let buffer = match map.target {
+                        MapTarget::Argument(of) => homes.get(of).copied().flatten(),
+                        MapTarget::Tensor(_) | MapTarget::Own(_) => *home,
+                    };
+                    contract.maps.push(map.in_buffer(buffer.unwrap_or(0)));
+                    Arg::TensorMap { index: contract.maps.len() - 1 }
+                }
+                (_, home) => Arg::Buffer { index: home.unwrap_or(0), offset: 0 },
             };
-            roles.push(role);
-            let name = match arg {
-                ArgSpec::Buffer { .. } => format!("arg{index}"),
-                other => other.role().to_owned(),
-            };
-            buffers.push(BufferSpec { name, bytes, access });
+            contract.args.push(value);
         }
         let entry = entry.name.to_string();
-        Ok(Bound {
-            kernel: Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers, args },
-            roles,
-            problem: self.problem.clone(),
-        })
+        let Contract { buffers, roles, maps: tensor_maps, args } = contract;
+        let kernel = Kernel { tensor_maps, module, entry, launch, buffers, args };
+        Ok(Bound { kernel, roles, problem: self.problem.clone() })
     }
 
     fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {
@@ -170,6 +163,7 @@ impl LaunchSpec {
                     role: arg.role().to_owned(),
                     given: match arg {
                         ArgSpec::Scalar(value) => format!("a number of {} bytes", value.bytes()),
+                        ArgSpec::TensorMap(_) => "a tensor map of 128 bytes at a multiple of 64".to_owned(),
                         _ => "an address of 8 bytes".to_owned(),
                     },
                     parameter: param.name.to_string(),
@@ -178,6 +172,49 @@ impl LaunchSpec {
             }
         }
         Ok(())
+    }
+}
+
+/// A launch contract in the making.
+#[derive(Default)]
+struct Contract {
+    buffers: Vec<BufferSpec>,
+    roles: Vec<Role>,
+    maps: Vec<TensorMapSpec>,
+    args: Vec<Arg>,
+}
+
+impl Contract {
+    /// The buffer that an argument brings, if it brings one.
+    fn home(&mut self, spec: &LaunchSpec, index: usize) -> Option<usize> {
+        let arg = &spec.args[index];
+        let tensor = |tensor: Tensor| {
+            let access = if tensor == Tensor::Out { Access::Write } else { Access::Read };
+            (Role::Tensor(tensor), tensor.name().to_owned(), access, spec.tensor_bytes(tensor))
+        };
+        let memory = |memory: &Memory| {
+            let role = Role::Fill { dtype: memory.dtype, init: memory.init };
+            (role, format!("arg{index}"), Access::ReadWrite, memory.bytes())
+        };
+        let (role, name, access, bytes) = match arg {
+            ArgSpec::Tensor(of) => tensor(*of),
+            ArgSpec::Lse => (Role::Lse, "lse".to_owned(), Access::Write, spec.buffer_bytes(arg)),
+            ArgSpec::Buffer(of) => memory(of),
+            ArgSpec::TensorMap(map) => match &map.target {
+                MapTarget::Tensor(of) => tensor(*of),
+                MapTarget::Own(of) => memory(of),
+                MapTarget::Argument(_) => return None,
+            },
+            ArgSpec::Scalar(_) => return None,
+        };
+        // A tensor is one buffer, however many arguments show it.
+        let known = self.roles.iter().position(|r| *r == role && !matches!(role, Role::Fill { .. }));
+        Some(known.unwrap_or_else(|| {
+            self.roles.push(role);
+            // Sizes were checked when the file was read.
+            self.buffers.push(BufferSpec { name, bytes: bytes.unwrap_or(0), access });
+            self.roles.len() - 1
+        }))
     }
 }
 
@@ -192,6 +229,9 @@ fn describe(param: &Param) -> String {
 fn fits(arg: &ArgSpec, param: &Param) -> bool {
     let float = |is_float: bool| param.ty.is_bits() || param.ty.is_float() == is_float;
     match arg {
+        ArgSpec::TensorMap(_) => {
+            param.bytes() == TensorMapSpec::BYTES && param.align.is_multiple_of(TensorMapSpec::ALIGN)
+        }
         ArgSpec::Scalar(value) => param.bytes() == value.bytes() && float(matches!(value, Arg::F32(_))),
         _ => param.bytes() == 8 && float(false),
     }

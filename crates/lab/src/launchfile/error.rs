@@ -1,4 +1,5 @@
 use problem::ProblemError;
+use ptx::TensorMapError;
 
 /// Why a launch file cannot be used. Each variant names the key, its value and what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -35,6 +36,14 @@ pub enum LaunchError {
         role: String,
         /// The key.
         key: &'static str,
+    },
+    /// The hardware would refuse a tensor map.
+    #[error("launch file: [[arg]] {index}: {source}")]
+    TensorMap {
+        /// Position of the argument, from 0.
+        index: usize,
+        /// The property that does not fit.
+        source: TensorMapError,
     },
     /// A role is given twice.
     #[error("launch file: [[arg]] {index} repeats role = \"{role}\"; each tensor is one argument")]

@@ -48,4 +48,12 @@ pub(super) struct RawArg {
     pub elements: Option<i64>,
     pub init: Option<String>,
     pub value: Option<toml::Value>,
+    pub of: Option<toml::Value>,
+    pub dims: Option<Vec<i64>>,
+    pub strides: Option<Vec<i64>>,
+    pub offset: Option<i64>,
+    #[serde(rename = "box")]
+    pub box_extents: Option<Vec<i64>>,
+    pub swizzle: Option<String>,
+    pub fill: Option<String>,
 }

@@ -7,6 +7,7 @@ use problem::{DType, Layout, Mask, Problem, Tensor};
 use ptx::{Arg, Dim3};
 
 use super::LaunchError;
+use super::map::{MapSpec, MapTarget, map_of};
 use super::raw::{RawArg, RawFile, RawLaunch, RawProblem};
 
 /// A validated launch file. It has not met a module yet.
@@ -29,23 +30,36 @@ pub struct LaunchSpec {
 }
 
 /// What one parameter is given.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ArgSpec {
     /// A tensor of the problem.
     Tensor(Tensor),
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
     /// Some memory.
-    Buffer {
-        /// Element type.
-        dtype: BufferType,
-        /// Number of elements.
-        elements: usize,
-        /// What it holds at the start.
-        init: Init,
-    },
+    Buffer(Memory),
+    /// A tensor map of a tensor or of some memory.
+    TensorMap(MapSpec),
     /// A number.
     Scalar(Arg),
+}
+
+/// Memory that belongs to no tensor of the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Element type.
+    pub dtype: BufferType,
+    /// Number of elements.
+    pub elements: usize,
+    /// What it holds at the start.
+    pub init: Init,
+}
+
+impl Memory {
+    /// Its size; `None` when it cannot be counted.
+    pub(super) fn bytes(self) -> Option<usize> {
+        self.elements.checked_mul(self.dtype.bytes())
+    }
 }
 
 impl ArgSpec {
@@ -54,7 +68,8 @@ impl ArgSpec {
         match self {
             ArgSpec::Tensor(tensor) => tensor.name(),
             ArgSpec::Lse => "lse",
-            ArgSpec::Buffer { .. } => "buffer",
+            ArgSpec::Buffer(_) => "buffer",
+            ArgSpec::TensorMap(_) => "tensor_map",
             ArgSpec::Scalar(Arg::U32(_)) => "u32",
             ArgSpec::Scalar(Arg::I32(_)) => "i32",
             ArgSpec::Scalar(Arg::U64(_)) => "u64",
@@ -168,6 +183,7 @@ impl FromStr for LaunchSpec {
         };
         spec.check_extents()?;
         spec.check_memory()?;
+        spec.check_maps()?;
         Ok(spec)
     }
 }
@@ -203,16 +219,42 @@ impl LaunchSpec {
         Ok(())
     }
 
-    /// Bytes of the buffer behind an argument; 0 for numbers, `None` when they cannot be counted.
+    /// Every tensor map lies in its memory and is one that the hardware has.
+    fn check_maps(&self) -> Result<(), LaunchError> {
+        for (index, arg) in self.args.iter().enumerate() {
+            let ArgSpec::TensorMap(map) = arg else { continue };
+            let bytes = match map.target {
+                MapTarget::Tensor(tensor) => self.tensor_bytes(tensor),
+                MapTarget::Argument(of) => self.args.get(of).and_then(|arg| self.buffer_bytes(arg)),
+                MapTarget::Own(memory) => memory.bytes(),
+            };
+            map.check(bytes.unwrap_or(0)).map_err(|source| LaunchError::TensorMap { index, source })?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a tensor of the problem; `None` when there is none or they cannot be counted.
+    pub(super) fn tensor_bytes(&self, tensor: Tensor) -> Option<usize> {
+        let problem = self.problem.as_ref()?;
+        problem.span(tensor)?.0.checked_mul(problem.dtype.bytes())
+    }
+
+    /// Bytes of the buffer that an argument brings; 0 for numbers, `None` when they cannot be counted.
     pub(super) fn buffer_bytes(&self, arg: &ArgSpec) -> Option<usize> {
         let problem = self.problem.as_ref();
         match arg {
-            ArgSpec::Tensor(tensor) => problem?.span(*tensor)?.0.checked_mul(problem?.dtype.bytes()),
+            ArgSpec::Tensor(tensor) => self.tensor_bytes(*tensor),
             ArgSpec::Lse => {
                 problem.and_then(|p| p.batch.checked_mul(p.heads_q)?.checked_mul(p.seq_q)?.checked_mul(4))
             }
-            ArgSpec::Buffer { dtype, elements, .. } => elements.checked_mul(dtype.bytes()),
-            ArgSpec::Scalar(_) => Some(0),
+            ArgSpec::Buffer(memory) => memory.bytes(),
+            ArgSpec::TensorMap(MapSpec { target: MapTarget::Own(memory), .. }) => memory.bytes(),
+            ArgSpec::TensorMap(MapSpec { target: MapTarget::Tensor(tensor), .. }) => {
+                // The memory is another argument's where that argument is there.
+                let given = self.args.contains(&ArgSpec::Tensor(*tensor));
+                if given { Some(0) } else { self.tensor_bytes(*tensor) }
+            }
+            ArgSpec::TensorMap(_) | ArgSpec::Scalar(_) => Some(0),
         }
     }
 }
@@ -271,54 +313,89 @@ fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
 }
 
 fn args_of(raw: &[RawArg], mut problem: Option<&mut Problem>) -> Result<Vec<ArgSpec>, LaunchError> {
+    if let Some(problem) = &mut problem {
+        lay_out(raw, problem)?;
+    }
     let mut args = Vec::with_capacity(raw.len());
-    for (index, raw) in raw.iter().enumerate() {
-        let arg = arg_of(index, raw, problem.as_deref_mut())?;
+    for (index, one) in raw.iter().enumerate() {
+        let arg = arg_of(index, raw, problem.as_deref())?;
         let judged = matches!(arg, ArgSpec::Tensor(_) | ArgSpec::Lse);
         if judged && args.contains(&arg) {
-            return Err(LaunchError::Repeated { index, role: raw.role.clone() });
+            return Err(LaunchError::Repeated { index, role: one.role.clone() });
         }
         args.push(arg);
     }
     Ok(args)
 }
 
-fn arg_of(index: usize, raw: &RawArg, problem: Option<&mut Problem>) -> Result<ArgSpec, LaunchError> {
-    let key = |name: &str| format!("[[arg]] {index} {name}");
-    let needs_problem = || {
-        LaunchError::value(key("role"), format!("\"{}\"", raw.role), "this role only with a [problem] table")
-    };
-    match raw.role.as_str() {
-        "q" | "k" | "v" | "out" => {
-            refuse_surplus(index, raw, &["layout"])?;
-            let problem = problem.ok_or_else(needs_problem)?;
-            let layout: Layout = raw.layout.as_deref().map_or(Ok(Layout::Bhsd), str::parse)?;
-            let tensor = Tensor::ALL.into_iter().find(|t| t.name() == raw.role).unwrap_or(Tensor::Q);
-            let [_, heads, seq, dim] = problem.extents(tensor);
-            let strides = layout.strides(heads, seq, dim);
-            match tensor {
-                Tensor::Q => problem.q = strides,
-                Tensor::K => problem.k = strides,
-                Tensor::V => problem.v = strides,
-                Tensor::Out => problem.out = strides,
+/// Gives each tensor the layout that its arguments name, which must be one.
+fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
+    for tensor in Tensor::ALL {
+        let mut chosen: Option<(usize, Layout)> = None;
+        for (index, arg) in raw.iter().enumerate().filter(|(_, arg)| arg.tensor() == Some(tensor)) {
+            let Some(name) = &arg.layout else { continue };
+            let layout: Layout = name.parse()?;
+            if let Some((first, other)) = chosen.filter(|(_, other)| *other != layout) {
+                let accepted = format!("{}, as [[arg]] {first} has it", other.name());
+                return Err(LaunchError::value(format!("[[arg]] {index} layout"), layout.name(), accepted));
             }
-            Ok(ArgSpec::Tensor(tensor))
+            chosen = chosen.or(Some((index, layout)));
         }
+        let Some((_, layout)) = chosen else { continue };
+        let [_, heads, seq, dim] = problem.extents(tensor);
+        let strides = match tensor {
+            Tensor::Q => &mut problem.q,
+            Tensor::K => &mut problem.k,
+            Tensor::V => &mut problem.v,
+            Tensor::Out => &mut problem.out,
+        };
+        *strides = layout.strides(heads, seq, dim);
+    }
+    Ok(())
+}
+
+fn arg_of(index: usize, all: &[RawArg], problem: Option<&Problem>) -> Result<ArgSpec, LaunchError> {
+    let raw = &all[index];
+    let needs_problem = || {
+        let (key, value) = (format!("[[arg]] {index} role"), format!("\"{}\"", raw.role));
+        LaunchError::value(key, value, "this role only with a [problem] table")
+    };
+    if let Some(tensor) = tensor_of(&raw.role) {
+        refuse_surplus(index, raw, &["layout"])?;
+        return problem.map(|_| ArgSpec::Tensor(tensor)).ok_or_else(needs_problem);
+    }
+    match raw.role.as_str() {
         "lse" => {
             refuse_surplus(index, raw, &[])?;
             problem.ok_or_else(needs_problem).map(|_| ArgSpec::Lse)
         }
-        "buffer" => buffer_of(index, raw),
+        "buffer" => {
+            refuse_surplus(index, raw, &["dtype", "elements", "init"])?;
+            memory_of(index, raw).map(ArgSpec::Buffer)
+        }
+        "tensor_map" => map_of(index, all, problem).map(ArgSpec::TensorMap),
         "u32" | "i32" | "u64" | "i64" | "f32" => scalar_of(index, raw).map(ArgSpec::Scalar),
         other => {
-            let accepted = "q, k, v, out, lse, buffer, u32, i32, u64, i64, f32";
-            Err(LaunchError::value(key("role"), format!("\"{other}\""), accepted))
+            let accepted = "q, k, v, out, lse, buffer, tensor_map, u32, i32, u64, i64, f32";
+            Err(LaunchError::value(format!("[[arg]] {index} role"), format!("\"{other}\""), accepted))
         }
     }
 }
 
-fn buffer_of(index: usize, raw: &RawArg) -> Result<ArgSpec, LaunchError> {
-    refuse_surplus(index, raw, &["dtype", "elements", "init"])?;
+/// The tensor of that name.
+pub(super) fn tensor_of(name: &str) -> Option<Tensor> {
+    Tensor::ALL.into_iter().find(|tensor| tensor.name() == name)
+}
+
+impl RawArg {
+    /// The tensor that it is, or of which it is a map.
+    fn tensor(&self) -> Option<Tensor> {
+        let of = self.of.as_ref().and_then(toml::Value::as_str);
+        tensor_of(if self.role == "tensor_map" { of? } else { &self.role })
+    }
+}
+
+pub(super) fn memory_of(index: usize, raw: &RawArg) -> Result<Memory, LaunchError> {
     let missing = |key| LaunchError::Missing { index, role: raw.role.clone(), key };
     let name = |key: &str, value: &str| (format!("[[arg]] {index} {key}"), format!("\"{value}\""));
     let dtype = raw.dtype.as_deref().ok_or_else(|| missing("dtype"))?;
@@ -336,7 +413,7 @@ fn buffer_of(index: usize, raw: &RawArg) -> Result<ArgSpec, LaunchError> {
         let (key, value) = name("init", init);
         LaunchError::value(key, value, Init::ACCEPTED.trim_end())
     })?;
-    Ok(ArgSpec::Buffer { dtype, elements, init })
+    Ok(Memory { dtype, elements, init })
 }
 
 fn scalar_of(index: usize, raw: &RawArg) -> Result<Arg, LaunchError> {
@@ -365,13 +442,20 @@ fn scalar_of(index: usize, raw: &RawArg) -> Result<Arg, LaunchError> {
     }
 }
 
-fn refuse_surplus(index: usize, raw: &RawArg, taken: &[&str]) -> Result<(), LaunchError> {
+pub(super) fn refuse_surplus(index: usize, raw: &RawArg, taken: &[&str]) -> Result<(), LaunchError> {
     let given = [
         ("layout", raw.layout.is_some()),
         ("dtype", raw.dtype.is_some()),
         ("elements", raw.elements.is_some()),
         ("init", raw.init.is_some()),
         ("value", raw.value.is_some()),
+        ("of", raw.of.is_some()),
+        ("dims", raw.dims.is_some()),
+        ("strides", raw.strides.is_some()),
+        ("offset", raw.offset.is_some()),
+        ("box", raw.box_extents.is_some()),
+        ("swizzle", raw.swizzle.is_some()),
+        ("fill", raw.fill.is_some()),
     ];
     match given.into_iter().find(|(key, given)| *given && !taken.contains(key)) {
         Some((key, _)) => Err(LaunchError::Surplus { index, role: raw.role.clone(), key }),

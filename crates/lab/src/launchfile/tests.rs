@@ -2,9 +2,9 @@ use problem::{DType, Mask, Tensor};
 use ptx::{
     Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Target,
 };
-use ptx::{Type, Version};
+use ptx::{Element, Swizzle, TensorMapSpec, Type, Version};
 
-use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, Role};
+use super::{ArgSpec, BufferType, FORMAT, Init, LaunchError, LaunchSpec, Memory, Role};
 
 const FILE: &str = r#"
 [problem]
@@ -40,8 +40,13 @@ fn module(params: &[Type], bounds: LaunchBounds) -> Module {
         align: ty.bytes(),
         ty,
         name: format!("p{i}").into(),
-        elements: None,
+        elements: (ty == Type::B8).then_some(TensorMapSpec::BYTES),
         pointer: None,
+    };
+    let param = |given| match param(given) {
+        // A struct by value: a tensor map.
+        map if map.ty == Type::B8 => Param { align: TensorMapSpec::ALIGN, ..map },
+        other => other,
     };
     let entry = Function {
         kind: FunctionKind::Entry,
@@ -69,8 +74,8 @@ fn reads_what_is_documented() {
     assert_eq!((problem.dtype, problem.mask, problem.scale), (DType::Bf16, Mask::Causal, None));
     assert_eq!((problem.q.head, problem.q.row, problem.out.row), (16, 128, 16));
     assert_eq!(spec.grid, Dim3(8, 2, 1));
-    let buffer = ArgSpec::Buffer { dtype: BufferType::F32, elements: 10, init: Init::Iota };
-    assert_eq!(spec.args[2], buffer);
+    let memory = Memory { dtype: BufferType::F32, elements: 10, init: Init::Iota };
+    assert_eq!(spec.args[2], ArgSpec::Buffer(memory));
     let bound = spec.bind(module(&PARAMS, LaunchBounds::default())).unwrap();
     assert_eq!(bound.kernel.args[3], Arg::F32(2.0));
     assert_eq!(bound.kernel.args[2], Arg::Buffer { index: 2, offset: 0 });
@@ -143,4 +148,148 @@ fn the_entry_is_found_or_named() {
     assert!(matches!(spec.bind(two), Err(LaunchError::AmbiguousEntry { .. })));
     let none = Module { items: Vec::new(), ..module(&[], LaunchBounds::default()) };
     assert_eq!(spec.bind(none).unwrap_err(), LaunchError::NoEntry);
+}
+
+#[test]
+fn the_documented_format_is_a_launch_file() {
+    let spec: LaunchSpec = FORMAT.parse().unwrap();
+    let roles: Vec<_> = spec.args.iter().map(ArgSpec::role).collect();
+    assert_eq!(roles, ["out", "buffer", "u32", "tensor_map", "tensor_map"]);
+    let params = [Type::U64, Type::U64, Type::U32, Type::B8, Type::B8];
+    let kernel =
+        LaunchSpec { entry: None, ..spec }.bind(module(&params, LaunchBounds::default())).unwrap().kernel;
+    let names: Vec<_> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
+    assert_eq!(names, ["out", "arg1", "k"]);
+    let [of_k, of_buffer] = &kernel.tensor_maps[..] else { panic!("{:?}", kernel.tensor_maps) };
+    assert_eq!((of_k.buffer, of_k.element, of_k.swizzle), (2, Element::F16, Swizzle::Bytes128));
+    assert_eq!((&of_k.extents[..], &of_k.strides[..]), (&[64, 512, 8, 1][..], &[128, 65_536, 524_288][..]));
+    assert_eq!((of_buffer.buffer, of_buffer.element, of_buffer.offset), (1, Element::F32, 128));
+    assert_eq!((&of_buffer.extents[..], &of_buffer.strides[..]), (&[32, 16][..], &[256][..]));
+    assert_eq!(kernel.args[3..], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
+}
+
+/// A launch file of Q, K and V by tensor maps of which two show the same tensor, and of a map of memory that is its own.
+const MAPS: &str = r#"
+[problem]
+heads_q = 2
+seq_q = 64
+head_dim = 64
+dtype = "bf16"
+[launch]
+grid = [1]
+block = [128]
+[[arg]]
+role = "buffer"
+dtype = "f16"
+elements = 4096
+[[arg]]
+role = "tensor_map"
+of = "k"
+layout = "bshd"
+box = [64, 32, 1, 1]
+swizzle = "128"
+fill = "zeros"
+[[arg]]
+role = "tensor_map"
+of = 0
+offset = 0
+dims = [64, 64]
+strides = [128]
+box = [32, 16]
+swizzle = "64"
+[[arg]]
+role = "k"
+[[arg]]
+role = "tensor_map"
+dtype = "u8"
+elements = 512
+init = "iota"
+dims = [32, 16]
+box = [16, 16]
+"#;
+
+#[test]
+fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
+    let spec: LaunchSpec = MAPS.parse().unwrap();
+    let params = [Type::U64, Type::B8, Type::B8, Type::U64, Type::B8];
+    let bound = spec.bind(module(&params, LaunchBounds::default())).unwrap();
+    let own = Role::Fill { dtype: BufferType::U8, init: Init::Iota };
+    let fill = Role::Fill { dtype: BufferType::F16, init: Init::Uninitialised };
+    assert_eq!(bound.roles, [fill, Role::Tensor(Tensor::K), own]);
+    let buffers: Vec<_> = bound.kernel.tensor_maps.iter().map(|map| map.buffer).collect();
+    assert_eq!(buffers, [1, 0, 2]);
+    // Heads lie between rows, in the map as in the pointer's tensor.
+    assert_eq!(bound.kernel.tensor_maps[0].strides, [256, 128, 16_384]);
+    assert_eq!(bound.problem.unwrap().k.row, 128);
+    assert_eq!(bound.kernel.tensor_maps[2].strides, [32]);
+    let wrong = spec.bind(module(&[Type::U64; 5], LaunchBounds::default())).unwrap_err().to_string();
+    assert!(
+        wrong.contains("[[arg]] 1 (tensor_map) is a tensor map of 128 bytes at a multiple of 64"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn tensor_maps_that_the_hardware_refuses_are_named() {
+    let cases = [
+        (
+            "of = \"k\"",
+            "of = \"lse\"",
+            "[[arg]] 1 of = \"lse\" is not possible; accepted: q, k, v, out, or the number",
+        ),
+        ("of = 0", "of = 3", "[[arg]] 2 of = 3 is not possible"),
+        ("of = 0", "of = 9", "[[arg]] 2 of = 9 is not possible"),
+        (
+            "box = [64, 32, 1, 1]",
+            "box = [64, 32]",
+            "[[arg]] 1: tensor map: box_extents = 2; accepted: one per dimension",
+        ),
+        (
+            "box = [64, 32, 1, 1]",
+            "box = [64, 257, 1, 1]",
+            "[[arg]] 1: tensor map: box extent = 257; accepted: 1 to 256",
+        ),
+        ("box = [64, 32, 1, 1]", "box = [64, 0, 1, 1]", "box extent = 0; accepted: 1 to 256"),
+        ("box = [64, 32, 1, 1]", "box = [64, -1, 1, 1]", "[[arg]] 1 box = [64, -1, 1, 1]"),
+        ("box = [64, 32, 1, 1]", "box = [4, 32, 1, 1]", "box row in bytes = 8; accepted: multiples of 16"),
+        (
+            "box = [32, 16]\nswizzle = \"64\"",
+            "box = [64, 16]\nswizzle = \"64\"",
+            "box row in bytes = 128; accepted: up to 64",
+        ),
+        (
+            "swizzle = \"128\"",
+            "swizzle = \"256\"",
+            "[[arg]] 1 swizzle = \"256\" is not possible; accepted: none, 32, 64, 128",
+        ),
+        ("fill = \"zeros\"", "fill = \"nan\"", "[[arg]] 1 fill = \"nan\" is not possible; accepted: zeros"),
+        (
+            "strides = [128]",
+            "strides = [120]",
+            "[[arg]] 2: tensor map: stride in bytes = 120; accepted: multiples of 16 below 2^40",
+        ),
+        ("strides = [128]", "strides = [1099511627776]", "stride in bytes = 1099511627776"),
+        ("strides = [128]", "strides = [128, 128]", "strides = 2; accepted: one fewer"),
+        ("strides = [128]", "strides = [144]", "buffer's bytes = 8192; accepted: at least 9200"),
+        ("offset = 0", "offset = 8", "[[arg]] 2: tensor map: offset in bytes = 8; accepted: multiples of 16"),
+        ("offset = 0", "offset = -16", "[[arg]] 2 offset = -16 is not possible; accepted: 0 or more"),
+        ("dims = [64, 64]\n", "", "[[arg]] 2 has role = \"tensor_map\" and needs `dims`"),
+        ("dims = [64, 64]", "dims = []", "rank = 0; accepted: 1 to 5"),
+        ("dims = [64, 64]", "dims = [64, 0]", "extent = 0; accepted: 1 to 2^32"),
+        ("box = [32, 16]\n", "", "needs `box`"),
+        ("of = 0", "of = 0\ndtype = \"f16\"", "[[arg]] 2 has role = \"tensor_map\", which takes no `dtype`"),
+        ("elements = 512\n", "", "[[arg]] 4 has role = \"tensor_map\" and needs `elements`"),
+        (
+            "role = \"k\"",
+            "role = \"k\"\nlayout = \"bhsd\"",
+            "[[arg]] 3 layout = bhsd is not possible; accepted: bshd, as [[arg]] 1",
+        ),
+        ("role = \"k\"", "role = \"k\"\nswizzle = \"32\"", "which takes no `swizzle`"),
+        ("head_dim = 64", "head_dim = 60", "tensor map: stride in bytes = 120"),
+    ];
+    for (from, to, expected) in cases {
+        assert!(MAPS.contains(from), "{from} is not in the file");
+        let error = MAPS.replacen(from, to, 1).parse::<LaunchSpec>().unwrap_err().to_string();
+        assert!(error.contains(expected), "{to}: {error}");
+    }
 }

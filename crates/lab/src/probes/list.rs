@@ -3,10 +3,11 @@
 use emu::model::Gpu;
 use ptx::{
     AtomicOp, Builder, CacheOp, CmpOp, FloatMods, Global, Half, MemSem, Memory, Op, Operand, Pointer, R16,
-    R32, R64, Rounding, Shared, Space, SpecialReg, TernaryOp, Type, UnaryOp, Value,
+    R32, R64, Rounding, Shared, Space, SpecialReg, Target, TernaryOp, Type, UnaryOp, Value,
 };
 
 use super::bench::SHARED;
+use super::products::products;
 use super::{Bench, Chain, Kind, Probe};
 
 /// Warps of a CTA that is to fill the pipes of an SM: four a sub-partition.
@@ -16,14 +17,19 @@ const CHAINS: usize = 4;
 /// Bytes of the data buffer that no cache holds.
 const FAR: usize = 256 << 20;
 
-/// Every probe, those of one subject together.
-pub fn all() -> Vec<Probe> {
+/// Every probe that a target has, those of one subject together.
+pub fn all(target: Target) -> Vec<Probe> {
+    let products = if target == Target::sm_a(90) { products() } else { Vec::new() };
     let subjects =
-        [arithmetic(), exchanges(), shared(), caches(), tensor(), barriers(), loops(), bandwidth()];
+        [arithmetic(), exchanges(), shared(), caches(), tensor(), products, barriers(), loops(), bandwidth()];
     subjects.into_iter().flatten().collect()
 }
 
-fn probe(name: impl Into<String>, kind: Kind, code: impl Fn(&mut Bench) + Sync + 'static) -> Probe {
+pub(super) fn probe(
+    name: impl Into<String>,
+    kind: Kind,
+    code: impl Fn(&mut Bench) + Sync + 'static,
+) -> Probe {
     Probe {
         name: name.into(),
         kind,

@@ -31,17 +31,14 @@ impl Segment {
 
 /// The square of 17 bits in units of 2^19, of the partial products that are not dropped: those of two different bits `i`
 /// and `j` stand once in column `i + j + 1`, that of a bit with itself in column `2i`.
+///
+/// So of the upper 8 bits all is kept but the square of the lowest; nothing among the lower 9; and of a lower bit `i` with an upper
+/// one those of `i + j ≥ 18`.
 #[inline(always)]
 fn square(x: u32) -> i64 {
-    let x = u64::from(x);
-    let mut dropped = 0;
-    for i in 0..=9 {
-        let bit = x >> i & 1;
-        // The bits j above i of columns below 19.
-        let others = (x & ((1 << (18 - i)) - 1)) >> (i + 1) << (i + 1);
-        dropped += bit * ((1 << (2 * i)) + (others << (i + 1)));
-    }
-    ((x * x - dropped) >> 19) as i64
+    let upper = x >> 9;
+    let crossed = (2..=8).map(|i| (x >> i & 1).wrapping_neg() & (x >> (18 - i))).sum::<u32>();
+    i64::from(((upper * upper) >> 1) + crossed)
 }
 
 /// Exponent without its bias, and fraction.

@@ -1,0 +1,179 @@
+//! Tensor maps in a launch file.
+
+use problem::{DType, Problem, Tensor};
+use ptx::{Access, BufferSpec, Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
+
+use super::LaunchError;
+use super::raw::RawArg;
+use super::spec::{BufferType, Memory, memory_of, refuse_surplus, tensor_of};
+
+/// A tensor map and the memory that it shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MapSpec {
+    /// The memory.
+    pub target: MapTarget,
+    /// The map; the number of its buffer is known only when the file meets a module.
+    map: TensorMapSpec,
+}
+
+/// What a tensor map shows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MapTarget {
+    /// A tensor of the problem.
+    Tensor(Tensor),
+    /// The buffer that is the argument of that number.
+    Argument(usize),
+    /// Memory of which the kernel knows by this map alone.
+    Own(Memory),
+}
+
+impl MapSpec {
+    /// The map in the buffer of that number.
+    pub(super) fn in_buffer(&self, buffer: usize) -> TensorMapSpec {
+        TensorMapSpec { buffer, ..self.map.clone() }
+    }
+
+    /// Whether the hardware has such a map, of memory of that size.
+    ///
+    /// # Errors
+    /// What it would refuse, and what is accepted.
+    pub(super) fn check(&self, bytes: usize) -> Result<(), TensorMapError> {
+        self.map.check_in(&[BufferSpec { name: String::new(), bytes, access: Access::ReadWrite }])
+    }
+}
+
+/// The shape of a map: elements, and bytes between neighbours along all dimensions but the innermost.
+struct Shape {
+    dims: Vec<u64>,
+    strides: Vec<u64>,
+}
+
+impl Shape {
+    /// A tensor of the problem, innermost dimension first.
+    fn of_tensor(problem: &Problem, tensor: Tensor) -> Shape {
+        let [batch, heads, rows, columns] = problem.extents(tensor).map(|n| n as u64);
+        let strides = problem.strides(tensor);
+        let bytes = |elements: i64| elements.unsigned_abs().saturating_mul(problem.dtype.bytes() as u64);
+        Shape {
+            dims: vec![columns, rows, heads, batch],
+            strides: [strides.row, strides.head, strides.batch].map(bytes).to_vec(),
+        }
+    }
+
+    /// Elements without gaps.
+    fn dense(dims: Vec<u64>, element: Element) -> Shape {
+        let inner = dims.split_last().map_or(&[][..], |(_, inner)| inner);
+        let strides = inner.iter().scan(u64::from(element.bytes()), |bytes, &extent| {
+            *bytes = bytes.saturating_mul(extent);
+            Some(*bytes)
+        });
+        Shape { strides: strides.collect(), dims }
+    }
+}
+
+/// The map that an argument asks for. Whether the hardware has it is judged when all arguments are known.
+pub(super) fn map_of(
+    index: usize,
+    all: &[RawArg],
+    problem: Option<&Problem>,
+) -> Result<MapSpec, LaunchError> {
+    const KEYS: [&str; 6] = ["dims", "strides", "offset", "box", "swizzle", "fill"];
+    let raw = &all[index];
+    let key = |name: &str| format!("[[arg]] {index} {name}");
+    let (target, element) = target_of(index, all, problem)?;
+    let keys: &[&str] = match target {
+        MapTarget::Tensor(_) => &["of", "layout"],
+        MapTarget::Argument(_) => &["of"],
+        MapTarget::Own(_) => &["dtype", "elements", "init"],
+    };
+    refuse_surplus(index, raw, &[keys, &KEYS].concat())?;
+    let missing = |key| LaunchError::Missing { index, role: raw.role.clone(), key };
+    let dims = raw.dims.as_ref().map(|dims| sizes(key("dims"), dims)).transpose()?;
+    let mut shape = match (target, problem, dims) {
+        (_, _, Some(dims)) => Shape::dense(dims, element),
+        (MapTarget::Tensor(tensor), Some(problem), None) => Shape::of_tensor(problem, tensor),
+        (_, _, None) => return Err(missing("dims")),
+    };
+    if let Some(strides) = &raw.strides {
+        shape.strides = sizes(key("strides"), strides)?;
+    }
+    let box_extents = raw.box_extents.as_ref().ok_or_else(|| missing("box"))?;
+    let box_extents = sizes(key("box"), box_extents)?;
+    let swizzle = raw.swizzle.as_deref().unwrap_or("none");
+    let swizzle = match swizzle {
+        "none" => Swizzle::None,
+        "32" => Swizzle::Bytes32,
+        "64" => Swizzle::Bytes64,
+        "128" => Swizzle::Bytes128,
+        other => {
+            return Err(LaunchError::value(key("swizzle"), format!("\"{other}\""), "none, 32, 64, 128"));
+        }
+    };
+    if let Some(fill) = raw.fill.as_deref().filter(|fill| *fill != "zeros") {
+        return Err(LaunchError::value(key("fill"), format!("\"{fill}\""), "zeros, which every type has"));
+    }
+    let offset = raw.offset.unwrap_or(0);
+    let map = TensorMapSpec {
+        buffer: 0,
+        offset: u64::try_from(offset).map_err(|_| LaunchError::value(key("offset"), offset, "0 or more"))?,
+        element,
+        extents: shape.dims,
+        strides: shape.strides,
+        // What is too large for a box stays so.
+        box_extents: box_extents.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect(),
+        swizzle,
+        l2_promotion: L2Promotion::default(),
+    };
+    Ok(MapSpec { target, map })
+}
+
+/// Numbers that are not negative.
+fn sizes(key: String, values: &[i64]) -> Result<Vec<u64>, LaunchError> {
+    values.iter().map(|&n| u64::try_from(n)).collect::<Result<_, _>>().map_err(|_| {
+        LaunchError::value(key, format!("{values:?}"), "numbers that are not negative, innermost first")
+    })
+}
+
+/// The memory that a map shows, and the type of its elements.
+fn target_of(
+    index: usize,
+    all: &[RawArg],
+    problem: Option<&Problem>,
+) -> Result<(MapTarget, Element), LaunchError> {
+    let Some(of) = &all[index].of else {
+        let memory = memory_of(index, &all[index])?;
+        return Ok((MapTarget::Own(memory), element_of(memory.dtype)));
+    };
+    let refuse = |accepted: &str| LaunchError::value(format!("[[arg]] {index} of"), of, accepted);
+    if let Some(tensor) = of.as_str().and_then(tensor_of) {
+        let problem = problem.ok_or_else(|| refuse("tensors only with a [problem] table"))?;
+        let element = match problem.dtype {
+            DType::F16 => Element::F16,
+            DType::Bf16 => Element::Bf16,
+            DType::F32 => Element::F32,
+        };
+        return Ok((MapTarget::Tensor(tensor), element));
+    }
+    let number = of.as_integer().and_then(|n| usize::try_from(n).ok());
+    let buffer = number.and_then(|n| Some((n, all.get(n).filter(|arg| arg.role == "buffer")?)));
+    let (number, buffer) = buffer.ok_or_else(|| {
+        refuse("q, k, v, out, or the number of an [[arg]] with role = \"buffer\", from 0 on")
+    })?;
+    Ok((MapTarget::Argument(number), element_of(memory_of(number, buffer)?.dtype)))
+}
+
+/// How the hardware calls elements of a buffer: signed ones of 8 and 16 bits have no name of their own, and copies do not care.
+const fn element_of(dtype: BufferType) -> Element {
+    match dtype {
+        BufferType::U8 | BufferType::I8 => Element::U8,
+        BufferType::U16 | BufferType::I16 => Element::U16,
+        BufferType::U32 => Element::U32,
+        BufferType::I32 => Element::I32,
+        BufferType::U64 => Element::U64,
+        BufferType::I64 => Element::I64,
+        BufferType::F16 => Element::F16,
+        BufferType::Bf16 => Element::Bf16,
+        BufferType::F32 => Element::F32,
+        BufferType::F64 => Element::F64,
+    }
+}
