@@ -126,6 +126,9 @@ fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<
             ours.grid = safe.grid;
         }
     }
+    if let Plan::Wgmma(ours) = &mut plan {
+        ours.softmax = ours.softmax.within(problem.dtype);
+    }
     plan.check(problem, arch).map(|()| plan)
 }
 
@@ -166,6 +169,7 @@ mod tests {
 
     use super::*;
     use crate::Family;
+    use crate::forward::wgmma::{Softmax, WgmmaPlan};
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -216,6 +220,22 @@ mod tests {
         assert_eq!(choice.source, Source::Default);
         assert_eq!(choice.plan, Plan::default_for(&mission, &Arch::SM_90).unwrap());
         assert!(choice.why.last().unwrap().contains("default"), "{:?}", choice.why);
+    }
+
+    /// What was found in bf16 holds in f16, within its range.
+    #[test]
+    fn a_guess_beyond_f16_is_taken_within_it() {
+        let problem = |dtype| Problem::new(4, 16, 4096, 128, dtype);
+        let mut row = row(problem(DType::Bf16));
+        let guess = |limit| Softmax::Optimistic { slack: 8, limit };
+        let mut plan = WgmmaPlan::default_for(&problem(DType::Bf16), &Arch::SM_90);
+        plan.softmax = guess(40);
+        row.plan = Plan::Wgmma(plan);
+        for (dtype, limit) in [(DType::Bf16, 40), (DType::F16, 15)] {
+            let choice = choose(&problem(dtype), &H200, &table(vec![row.clone()])).unwrap();
+            let Plan::Wgmma(plan) = choice.plan else { panic!("{:?}", choice.why) };
+            assert_eq!(plan.softmax, guess(limit));
+        }
     }
 
     #[test]

@@ -28,6 +28,27 @@ pub enum Softmax {
     },
 }
 
+impl Softmax {
+    /// The nearest that probabilities of a type allow.
+    pub(crate) fn within(self, dtype: DType) -> Softmax {
+        match self {
+            Softmax::Optimistic { slack, limit } => {
+                Softmax::Optimistic { slack, limit: limit.min(largest_power(dtype) as u8) }
+            }
+            other => other,
+        }
+    }
+}
+
+/// The largest power of two that a probability may reach: 2^15 is the last in f16; a bf16 has the range of the f32 that the
+/// sums are.
+const fn largest_power(dtype: DType) -> u32 {
+    match dtype {
+        DType::F16 => 15,
+        DType::Bf16 | DType::F32 => 60,
+    }
+}
+
 /// What the rows of a tile are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -293,8 +314,7 @@ impl WgmmaPlan {
         within("chains of the sum", self.chains.sum, 1, 8)?;
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
-        // 2^15 is the last power of two in f16; a bf16 has the range of the f32 that the sums are.
-        let most = if problem.dtype == DType::F16 { 15 } else { 60 };
+        let most = largest_power(problem.dtype);
         match self.softmax {
             Softmax::Classic => Ok(()),
             Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
