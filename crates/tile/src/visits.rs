@@ -39,7 +39,7 @@ enum Refill {
 pub struct Supply {
     /// The tensor's map.
     pub map: TensorMapPtr,
-    /// First row of the next tile; negative when there is none. Walks down.
+    /// First row of the tile that follows those of all stages; negative when there is none. Walks down.
     pub next: R32,
     /// Rows from one tile to the next.
     pub step: u32,
@@ -47,21 +47,29 @@ pub struct Supply {
     pub head: [R32; 2],
     /// The one thread that requests.
     pub requests: Pred,
+    /// Its warp, as all lanes know.
+    pub warp: Pred,
     /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
     /// stage is free.
     pub readers: u32,
 }
 
 impl Supply {
-    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it.
+    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp branches as a whole and one
+    /// lane's instructions are guarded: after a branch of a lane's own ptxas would take the ring's state, and so the descriptors, for
+    /// something that lanes differ in.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
-        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.requests);
+        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.warp);
         k.if_(more, |k| {
             free(k);
-            let [head, batch] = self.head;
-            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
+            k.guarded(self.requests, |k| self.request(k, ring, at, self.next));
         });
         k.sub_to(self.next, self.next, self.step);
+    }
+
+    fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
+        let [head, batch] = self.head;
+        ring.fill(k, at, self.map, [row, head, batch].map(Src::from));
     }
 }
 
@@ -101,11 +109,14 @@ impl TileStream {
         TileStream { refill: Refill::Never, ..self }
     }
 
-    /// Requests the tile of a stage that nothing was in yet, of a stream that one of its readers supplies.
+    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For the thread that requests.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
         if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
-            supply.fill(k, &self.ring, &at, |_| {});
+            let ahead = (self.at.stages() - stage) * supply.step;
+            let row = k.add(supply.next, ahead);
+            let exists = k.setp_s(CmpOp::Ge, row, 0);
+            k.if_(exists, |k| supply.request(k, &self.ring, &at, row));
         }
     }
 
@@ -116,13 +127,7 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        let stage = match self.refill {
-            _ if self.at.stages() == 1 => return self.first,
-            Refill::Feeder | Refill::Never => self.at.stage,
-            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
-            Refill::Reader(_) => k.uniform(self.at.stage),
-        };
-        self.first.stage(k, stage)
+        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
@@ -534,11 +539,6 @@ impl Visits {
         }
         self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
         self.values.wait(k);
-        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
-        // in the block of the products, or serialises them (C7519).
-        if matches!(self.values.refill, Refill::Reader(_)) {
-            k.wgmma_fence();
-        }
         self.accumulate(k, steps);
         k.wgmma_commit();
         if let Some(circle) = &self.circle {
