@@ -1,4 +1,4 @@
-use problem::Problem;
+use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::{CpuError, Isa};
@@ -24,7 +24,11 @@ const MAX_THREADS: usize = 1024;
 impl CpuPlan {
     /// A good plan for `problem` on this machine.
     pub fn for_problem(problem: &Problem) -> CpuPlan {
-        CpuPlan::with_isa(problem, Isa::best())
+        let isa = match (Isa::best(), problem.dtype) {
+            (Isa::Avx512Fp16, DType::F32) => Isa::Avx512, // has no 16-bit numbers to multiply
+            (isa, _) => isa,
+        };
+        CpuPlan::with_isa(problem, isa)
     }
 
     /// A good plan for `problem` with the instructions of `isa`.

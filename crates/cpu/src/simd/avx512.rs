@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Simd, exp2_polynomial};
+use super::{Avx512Fp16, Simd, exp2_polynomial};
 use crate::tile::{self, Step};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
@@ -14,13 +14,25 @@ const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_01
 
 /// Proof that the processor has AVX-512 F and DQ, and all of [`super::Avx2`].
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    narrow: Option<Avx512Fp16>,
+}
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
         let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
         // Transposes and conversions are those of AVX2.
-        (wide && super::Avx2::detect().is_some()).then_some(Avx512(()))
+        (wide && super::Avx2::detect().is_some()).then_some(Avx512 { narrow: None })
+    }
+
+    /// With 16-bit factors for 16-bit inputs.
+    pub(crate) fn detect_fp16() -> Option<Avx512> {
+        Avx512::detect().and_then(Avx512Fp16::detect).map(Avx512::with)
+    }
+
+    /// The processor that `narrow` was found on.
+    pub(crate) fn with(narrow: Avx512Fp16) -> Avx512 {
+        Avx512 { narrow: Some(narrow) }
     }
 }
 
@@ -31,6 +43,11 @@ impl Simd for Avx512 {
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const WIDE_ROWS: usize = 6;
     type V = __m512;
+    type Narrow = Avx512Fp16;
+
+    fn narrow(self) -> Option<Avx512Fp16> {
+        self.narrow
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {

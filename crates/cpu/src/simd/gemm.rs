@@ -18,6 +18,13 @@ pub(crate) struct Rows<'a> {
     pub ld: usize,
 }
 
+impl Rows<'_> {
+    /// The first `count` rows.
+    pub(crate) fn first(self, count: usize) -> Self {
+        Rows { data: &self.data[..count * self.ld], ..self }
+    }
+}
+
 /// A column-major, `ld` elements from column to column.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a> {
@@ -47,6 +54,29 @@ impl Lhs for Columns<'_> {
     }
 }
 
+/// What a multiplication of elements is, and what becomes of the sums.
+pub(crate) trait Product<S: Simd>: Copy {
+    /// `a · b + c`
+    fn add(self, s: S, a: S::V, b: S::V, c: S::V) -> S::V;
+    /// What is stored of a sum.
+    fn finish(self, s: S, sum: S::V) -> S::V;
+}
+
+/// Elements are f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Floats;
+
+impl<S: Simd> Product<S> for Floats {
+    #[inline(always)]
+    fn add(self, s: S, a: S::V, b: S::V, c: S::V) -> S::V {
+        s.fma(a, b, c)
+    }
+    #[inline(always)]
+    fn finish(self, _: S, sum: S::V) -> S::V {
+        sum
+    }
+}
+
 /// What C holds before the products are added.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Init {
@@ -58,8 +88,9 @@ pub(crate) enum Init {
 
 /// C (+)= A · B with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and dense.
 #[inline(always)]
-pub(crate) fn gemm<S: Simd, A: Lhs, const VECTORS: usize>(
+pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     s: S,
+    product: P,
     a: A,
     b: &[f32],
     c: &mut [f32],
@@ -82,14 +113,14 @@ pub(crate) fn gemm<S: Simd, A: Lhs, const VECTORS: usize>(
         // SAFETY: the assertions cover every index below (m, k) of the three matrices.
         unsafe {
             match rows {
-                8 if tall >= 8 => tile::<S, A, 8, VECTORS>(s, a, b, c, row, k, init),
-                7 if tall >= 7 => tile::<S, A, 7, VECTORS>(s, a, b, c, row, k, init),
-                6 => tile::<S, A, 6, VECTORS>(s, a, b, c, row, k, init),
-                5 => tile::<S, A, 5, VECTORS>(s, a, b, c, row, k, init),
-                4 => tile::<S, A, 4, VECTORS>(s, a, b, c, row, k, init),
-                3 => tile::<S, A, 3, VECTORS>(s, a, b, c, row, k, init),
-                2 => tile::<S, A, 2, VECTORS>(s, a, b, c, row, k, init),
-                _ => tile::<S, A, 1, VECTORS>(s, a, b, c, row, k, init),
+                8 if tall >= 8 => tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k, init),
+                7 if tall >= 7 => tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k, init),
+                6 => tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k, init),
+                5 => tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k, init),
+                4 => tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k, init),
+                3 => tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k, init),
+                2 => tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k, init),
+                _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k, init),
             }
         }
         row += rows;
@@ -101,8 +132,9 @@ pub(crate) fn gemm<S: Simd, A: Lhs, const VECTORS: usize>(
 /// # Safety
 /// `row + ROWS` rows of A and C and `k` rows of B must exist.
 #[inline(always)]
-unsafe fn tile<S: Simd, A: Lhs, const ROWS: usize, const VECTORS: usize>(
+unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS: usize>(
     s: S,
+    product: P,
     a: A,
     b: &[f32],
     c: &mut [f32],
@@ -132,7 +164,7 @@ unsafe fn tile<S: Simd, A: Lhs, const ROWS: usize, const VECTORS: usize>(
             // SAFETY: row + r is below m and kk below k.
             let x = s.splat(unsafe { *a_data.add(a.index(row + r, kk)) });
             for (acc, &line) in acc.iter_mut().zip(&line) {
-                *acc = s.fma(x, line, *acc);
+                *acc = product.add(s, x, line, *acc);
             }
         }
         // SAFETY: at most one past the end of B.
@@ -142,7 +174,7 @@ unsafe fn tile<S: Simd, A: Lhs, const ROWS: usize, const VECTORS: usize>(
         for (v, &acc) in acc.iter().enumerate() {
             // SAFETY: row r of this tile of C.
             let to = unsafe { std::slice::from_raw_parts_mut(c.add(r * width + v * S::LANES), S::LANES) };
-            s.store(acc, to);
+            s.store(product.finish(s, acc), to);
         }
     }
 }
