@@ -46,17 +46,23 @@ pub(crate) struct HeadRows<'a, T> {
 }
 
 impl<'a, T: Element> HeadRows<'a, T> {
-    /// Turns every row into `words` words in `room`.
+    /// Turns the rows into words of `per_word` elements in `room`; a row's last word may have fewer.
     fn convert(
         self,
-        words: usize,
+        per_word: usize,
         room: &'a mut Aligned,
         convert: impl Fn(Elements<'_>, &mut [f32]),
     ) -> Rows<'a> {
         let HeadRows { view, batch, head, range } = self;
+        let words = view.dim.div_ceil(per_word);
         room.resize(range.len() * words);
-        for (row, to) in (range.start..range.end).zip(room.chunks_exact_mut(words)) {
-            convert(T::elements(view.row(batch, head, row)), to);
+        match view.dense_rows(batch, head, range.start, range.len()) {
+            Some(rows) if words * per_word == view.dim => convert(T::elements(rows), room),
+            _ => {
+                for (row, to) in (range.start..range.end).zip(room.chunks_exact_mut(words)) {
+                    convert(T::elements(view.row(batch, head, row)), to);
+                }
+            }
         }
         Rows { data: room, ld: words }
     }
@@ -73,12 +79,7 @@ impl<S: Simd> Wide<S> {
         let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
         match dense {
             Some(Elements::F32(data)) => Rows { data, ld: view.dim },
-            Some(rows) => {
-                room.resize(range.len() * view.dim);
-                widen(self.0, rows, room);
-                Rows { data: room, ld: view.dim }
-            }
-            None => rows.convert(view.dim, room, |from, to| widen(self.0, from, to)),
+            _ => rows.convert(1, room, |from, to| widen(self.0, from, to)),
         }
     }
 }
@@ -144,13 +145,11 @@ impl<N: Narrow> Arithmetic for Narrowed<N> {
     }
 
     fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let words = self.words(rows.view.dim);
-        rows.convert(words, room, |from, to| self.narrow.integers(from, self.factors.k, to))
+        rows.convert(2, room, |from, to| self.narrow.integers(from, self.factors.k, to))
     }
 
     fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let words = self.words(rows.view.dim);
-        rows.convert(words, room, |from, to| self.narrow.halves(from, self.factors.v, to))
+        rows.convert(2, room, |from, to| self.narrow.halves(from, self.factors.v, to))
     }
 
     fn step(self, step: Step<'_>) {

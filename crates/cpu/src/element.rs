@@ -20,6 +20,25 @@ pub enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
+impl<'a> Elements<'a> {
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Elements::F32(x) => x.len(),
+            Elements::F16(x) => x.len(),
+            Elements::Bf16(x) => x.len(),
+        }
+    }
+
+    /// `len` elements from `start` on.
+    pub(crate) fn slice(self, start: usize, len: usize) -> Elements<'a> {
+        match self {
+            Elements::F32(x) => Elements::F32(&x[start..][..len]),
+            Elements::F16(x) => Elements::F16(&x[start..][..len]),
+            Elements::Bf16(x) => Elements::Bf16(&x[start..][..len]),
+        }
+    }
+}
+
 /// The same, to be written.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {

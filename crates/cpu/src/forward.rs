@@ -229,18 +229,18 @@ impl<T: Element> Call<'_, T> {
         for lane in 0..panel.rows {
             let wide = &rows[lane * dim_v..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write([task.batch, head, row], wide, factor, panel.shift[lane], panel.sum[lane]);
+            self.write(simd, [task.batch, head, row], wide, factor, panel.shift[lane], panel.sum[lane]);
         }
     }
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
-    fn write(&self, [batch, head, row]: [usize; 3], wide: &[f32], factor: f32, shift: f32, sum: f32) {
+    fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], factor: f32, shift: f32, sum: f32) {
         // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
         let out = unsafe { self.out.row(batch, head, row) };
         if sum == 0.0 {
             out.fill(T::from_f32(0.0));
         } else {
-            T::narrow_scaled(wide, factor / sum, out);
+            simd.narrow_scaled(wide, factor / sum, out);
         }
         if let Some(lse) = &self.lse {
             let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;

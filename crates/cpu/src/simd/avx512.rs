@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Avx512Fp16, Simd, exp2_polynomial};
+use crate::element::{Element, ElementsMut};
 use crate::tile::{self, Step};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
@@ -114,7 +115,38 @@ impl Simd for Avx512 {
         unsafe { super::avx2::widen_bf16(from, to) }
     }
 
+    fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
+        match T::elements_mut(to) {
+            ElementsMut::F32(to) => unsafe { scale(from, factor, to) },
+            ElementsMut::F16(to) => unsafe { narrow_scaled_f16(from, factor, to) },
+            ElementsMut::Bf16(_) => T::narrow_scaled(from, factor, to),
+        }
+    }
+
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { super::avx2::transpose(from, from_ld, to, to_ld, rows, cols) }
     }
+}
+
+#[target_feature(enable = "avx512f")]
+fn scale(from: &[f32], factor: f32, to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = from * factor;
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn narrow_scaled_f16(from: &[f32], factor: f32, to: &mut [f16]) {
+    let (whole, rest) = from.as_chunks::<16>();
+    let (to_whole, to_rest) = to.as_chunks_mut::<16>();
+    let factors = _mm512_set1_ps(factor);
+    for (from, to) in whole.iter().zip(to_whole) {
+        // SAFETY: both are arrays of 16.
+        unsafe {
+            let scaled = _mm512_mul_ps(_mm512_loadu_ps(from.as_ptr()), factors);
+            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(scaled);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
+        }
+    }
+    f16::narrow_scaled(rest, factor, to_rest);
 }

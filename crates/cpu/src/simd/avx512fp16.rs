@@ -58,16 +58,16 @@ const LANES: usize = Avx512::LANES;
 
 /// Products that follow each other in an f16 sum, and such sums that are added to each other before f32 takes over.
 /// Together they bound a sum's error (`docs/notes/cpu-kernels.md`) and its size ([`crate::narrow`]).
-const CHAIN: usize = 8;
+const CHAIN: usize = 16;
 const CHAINS: usize = 4;
 
 impl Narrow for Avx512Fp16 {
     // P V adds 32 lanes at a time.
     const LANES: usize = 32;
 
-    fn extent(self, row: Elements<'_>) -> Extent {
+    fn extent(self, rows: Elements<'_>, dim: usize) -> Extent {
         // SAFETY here and below: `self` is proof of the instructions.
-        unsafe { extent(row) }
+        unsafe { extent(rows, dim) }
     }
 
     fn integers(self, row: Elements<'_>, factor: f32, to: &mut [f32]) {
@@ -143,16 +143,14 @@ fn accumulate<const HALVES: usize>(v: Rows<'_>, weights: &[f32], out: &mut [f32]
     assert!(dim * HALVES * 2 * LANES <= out.len());
     let mut row = 0;
     while row < dim {
-        // 8 · 2 sums of a chain, as many of chains, 2 vectors of weights: 34 of 32 registers, two wait in memory.
-        let rows = (dim - row).min(8);
+        // 6 · 2 sums of a chain, as many of chains, 2 vectors of weights: 26 of 32 registers.
+        let rows = (dim - row).min(6);
         // SAFETY: the assertions cover rows × keys of V, and rows `row..row + rows` of O.
         unsafe {
             let v_row = v.data.as_ptr().cast::<u16>().add(row);
             let tile = Tile { v: v_row, ld: 2 * v.ld, weights: weights.as_ptr().cast() };
             let out = out.as_mut_ptr().add(row * HALVES * 2 * LANES);
             match rows {
-                8 => tile.accumulate::<8, HALVES>(keys, out),
-                7 => tile.accumulate::<7, HALVES>(keys, out),
                 6 => tile.accumulate::<6, HALVES>(keys, out),
                 5 => tile.accumulate::<5, HALVES>(keys, out),
                 4 => tile.accumulate::<4, HALVES>(keys, out),
@@ -277,54 +275,62 @@ unsafe fn drain<const ROWS: usize, const HALVES: usize>(sums: Sums<ROWS, HALVES>
     }
 }
 
-/// 16 numbers from `at` on, or the `count` that are there and zeros, as f32.
-///
-/// # Safety
-/// The processor must be an [`Avx512Fp16`]'s, and `at + count` elements must exist.
+/// Calls `each` with the numbers as f32, 16 at a time: where they start, how many they are (16 but for the last), and
+/// they, followed by zeros.
 #[inline(always)]
-unsafe fn widen(row: Elements<'_>, at: usize, count: usize) -> __m512 {
-    // SAFETY: the mask hides what does not exist.
+fn vectors(from: Elements<'_>, each: impl FnMut(usize, usize, __m512)) {
+    // SAFETY: masks hide what does not exist; only functions with the instructions call this one.
     unsafe {
-        let mask = !(!0u32 << count) as __mmask16;
-        match row {
-            Elements::F32(row) => _mm512_maskz_loadu_ps(mask, row.as_ptr().add(at)),
-            Elements::F16(row) => {
-                let halves = _mm256_maskz_loadu_epi16(mask, row.as_ptr().add(at).cast());
-                _mm512_cvtph_ps(halves)
+        match from {
+            Elements::F32(from) => {
+                let load = |at, mask| _mm512_maskz_loadu_ps(mask, from.as_ptr().add(at));
+                chunks(from.len(), load, each);
             }
-            Elements::Bf16(row) => {
-                let halves = _mm256_maskz_loadu_epi16(mask, row.as_ptr().add(at).cast());
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+            Elements::F16(from) => {
+                let load = |at, mask| _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.as_ptr().add(at).cast()));
+                chunks(from.len(), load, each);
+            }
+            Elements::Bf16(from) => {
+                let load = |at, mask| {
+                    let halves = _mm256_maskz_loadu_epi16(mask, from.as_ptr().add(at).cast());
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+                };
+                chunks(from.len(), load, each);
             }
         }
     }
 }
 
-/// Calls `each` with where a vector of numbers starts, how many they are (16 but for the last), and the numbers.
 #[inline(always)]
-fn vectors(row: Elements<'_>, mut each: impl FnMut(usize, usize, __m512)) {
-    let len = match row {
-        Elements::F32(row) => row.len(),
-        Elements::F16(row) => row.len(),
-        Elements::Bf16(row) => row.len(),
-    };
-    for at in (0..len).step_by(LANES) {
-        let count = LANES.min(len - at);
-        // SAFETY: `count` elements are left; only the functions below call this.
-        each(at, count, unsafe { widen(row, at, count) });
+fn chunks(
+    len: usize,
+    load: impl Fn(usize, __mmask16) -> __m512,
+    mut each: impl FnMut(usize, usize, __m512),
+) {
+    let whole = len / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        each(at, LANES, load(at, !0));
+    }
+    if whole < len {
+        each(whole, len - whole, load(whole, !(!0 << (len - whole))));
     }
 }
 
+/// Of the rows of `dim` numbers that `rows` consists of.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-fn extent(row: Elements<'_>) -> Extent {
+fn extent(rows: Elements<'_>, dim: usize) -> Extent {
     let mut max = _mm512_setzero_ps();
-    let mut squares = _mm512_setzero_ps();
-    vectors(row, |_, _, x| {
-        max = _mm512_max_ps(max, _mm512_abs_ps(x));
-        squares = _mm512_fmadd_ps(x, x, squares);
-    });
-    // The maximum forgets a NaN, the sum does not.
-    Extent { max: _mm512_reduce_max_ps(max), norm_squared: _mm512_reduce_add_ps(squares) }
+    let mut norm = 0u32;
+    for row in 0..rows.len() / dim {
+        let mut squares = _mm512_setzero_ps();
+        vectors(rows.slice(row * dim, dim), |_, _, x| {
+            max = _mm512_max_ps(max, _mm512_abs_ps(x));
+            squares = _mm512_fmadd_ps(x, x, squares);
+        });
+        // Sums of squares are ordered as their bits are, NaN above all.
+        norm = norm.max(_mm512_reduce_add_ps(squares).abs().to_bits());
+    }
+    Extent { max: _mm512_reduce_max_ps(max), norm_squared: f32::from_bits(norm) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
@@ -346,10 +352,15 @@ fn halves(row: Elements<'_>, factor: f32, to: &mut [f32]) {
 }
 
 /// Stores the words of the first `count` 16-bit numbers.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 fn store_words(numbers: __m256i, to: &mut [f32], count: usize) {
     let to = &mut to[..count.div_ceil(2)];
-    let mask = !(!0u32 << to.len()) as __mmask8;
-    // SAFETY: as many words as the mask has bits.
-    unsafe { _mm256_mask_storeu_epi32(to.as_mut_ptr().cast(), mask, numbers) }
+    // SAFETY: as many words as `to` has.
+    unsafe {
+        if count == LANES {
+            return _mm256_storeu_si256(to.as_mut_ptr().cast(), numbers);
+        }
+        _mm256_mask_storeu_epi32(to.as_mut_ptr().cast(), !(!0u32 << to.len()) as __mmask8, numbers);
+    }
 }

@@ -26,7 +26,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512, avx512fp16::Avx512Fp16};
 
-use crate::element::Elements;
+use crate::element::{Element, Elements};
 use crate::tile::Step;
 
 /// Instruction sets that the kernels are compiled for.
@@ -158,6 +158,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         widen_bf16_plain(from, to);
     }
 
+    /// Rounds `factor · from` into `to`, which has the same length.
+    fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
+        T::narrow_scaled(from, factor, to);
+    }
+
     /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
@@ -170,14 +175,14 @@ pub(crate) trait Narrow: Copy + Send + Sync + 'static {
     /// Lanes of a panel are a multiple of this.
     const LANES: usize;
 
-    /// How large the numbers of a row are.
-    fn extent(self, row: Elements<'_>) -> Extent;
+    /// How large the numbers of rows are that follow each other, `dim` a row.
+    fn extent(self, rows: Elements<'_>, dim: usize) -> Extent;
 
-    /// A row as 16-bit integers `round(factor · x)`, in pairs; an odd row ends in a zero.
-    fn integers(self, row: Elements<'_>, factor: f32, to: &mut [f32]);
+    /// The numbers as 16-bit integers `round(factor · x)`, in pairs; an odd one is paired with a zero.
+    fn integers(self, from: Elements<'_>, factor: f32, to: &mut [f32]);
 
-    /// A row as f16 numbers `factor · x`, in pairs likewise.
-    fn halves(self, row: Elements<'_>, factor: f32, to: &mut [f32]);
+    /// The same as f16 numbers `factor · x`.
+    fn halves(self, from: Elements<'_>, factor: f32, to: &mut [f32]);
 
     /// Runs `step` on words: pairs of integers in Q and K, pairs of f16 numbers in V.
     fn step(self, step: Step<'_>);
@@ -199,7 +204,7 @@ pub(crate) enum Never {}
 impl Narrow for Never {
     const LANES: usize = 1;
 
-    fn extent(self, _: Elements<'_>) -> Extent {
+    fn extent(self, _: Elements<'_>, _: usize) -> Extent {
         match self {}
     }
     fn integers(self, _: Elements<'_>, _: f32, _: &mut [f32]) {
