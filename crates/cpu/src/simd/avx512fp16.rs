@@ -59,7 +59,7 @@ const LANES: usize = Avx512::LANES;
 /// Products that follow each other in an f16 sum, and such sums that are added to each other before f32 takes over.
 /// Together they bound a sum's error (`docs/notes/cpu-kernels.md`) and its size ([`crate::narrow`]).
 const CHAIN: usize = 16;
-const CHAINS: usize = 4;
+const CHAINS: usize = 2;
 
 impl Narrow for Avx512Fp16 {
     // P V adds 32 lanes at a time.
