@@ -26,7 +26,7 @@ def test_problems_are_parsed():
 
 def test_suites_are_those_of_the_rust_program():
     suites = dict(_flashcore.bench_suites())
-    assert list(suites) == ["mission", "small", "ampere"]
+    assert list(suites) == ["mission", "small", "forward", "ampere"]
     assert ((1, 8, 8, 512, 512, 64), "f16", "none") in suites["mission"]
 
 

@@ -8,7 +8,8 @@ use std::process::Command;
 use crate::{XtaskError, run};
 
 /// Examples of `flashcore-lab`: what each measures stands at the head of its file.
-const PROGRAMS: [&str; 7] = ["tensor_cores", "rungs", "probes", "approx", "host", "tune", "forecast"];
+const PROGRAMS: [&str; 8] =
+    ["tensor_cores", "rungs", "probes", "approx", "host", "tune", "forecast", "hopper"];
 
 /// The command itself, which races plans and climbs.
 const COMMAND: &str = "flashcore";

@@ -21,7 +21,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Format check, lints, documentation, tests, and the README's commands: what has to hold before a change lands
+    /// Format check, lints, documentation, tests, the wheel, the documents' tables: what has to hold before a change lands
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence,

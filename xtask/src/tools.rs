@@ -1,4 +1,4 @@
-//! NVIDIA's assembler, disassembler and run-time compiler, as the wheels that PyPI distributes. They run without a
+//! NVIDIA's assembler, disassembler, run-time compiler and the headers it compiles against, as the wheels that PyPI distributes. They run without a
 //! GPU; their licence does not allow us to ship them, so they are fetched, pinned, into a git-ignored folder.
 
 use std::fmt;
@@ -9,8 +9,15 @@ use std::process::Command;
 use crate::{XtaskError, run};
 
 /// What is fetched. ptxas decides registers and spills, so its version is pinned and recorded with every result.
-const WHEELS: [&str; 3] =
-    ["nvidia-cuda-nvcc==13.5.37", "nvidia-cuda-nvdisasm==13.5.37", "nvidia-cuda-nvrtc==13.5.37"];
+const WHEELS: [&str; 6] = [
+    "nvidia-cuda-nvcc==13.5.37",
+    "nvidia-cuda-nvdisasm==13.5.37",
+    "nvidia-cuda-nvrtc==13.5.37",
+    // cuda_fp16.h and mma.h, what mma.h includes, and nv/target, which cuda_fp16.h includes.
+    "nvidia-cuda-runtime==13.5.37",
+    "nvidia-cuda-crt==13.5.37",
+    "nvidia-cuda-cccl==13.3.5.0.6",
+];
 
 /// Where the tools are.
 pub struct Tools {

@@ -66,9 +66,10 @@ pub struct Check {
     /// Fewer inputs and schedules
     #[arg(long)]
     pub quick: bool,
-    /// Architecture that CUDA C++ is compiled for
-    #[arg(long, value_name = "NN", default_value_t = 80)]
-    pub sm: u32,
+    /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
+    /// its own target, which the architecture must run)
+    #[arg(long, value_name = "NN[a]")]
+    pub sm: Option<ptx::Target>,
 }
 
 #[derive(Debug, Args)]
@@ -88,9 +89,10 @@ pub struct Explain {
     /// Lines to list, the dearest first
     #[arg(long, default_value_t = 15)]
     pub lines: usize,
-    /// Architecture that CUDA C++ is compiled for
-    #[arg(long, value_name = "NN", default_value_t = 80)]
-    pub sm: u32,
+    /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
+    /// its own target, which the architecture must run)
+    #[arg(long, value_name = "NN[a]")]
+    pub sm: Option<ptx::Target>,
     /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
     #[arg(long, conflicts_with = "file")]
     pub problem: Option<String>,
@@ -156,7 +158,7 @@ pub struct Bench {
     /// Its mask: none or causal
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: a suite of problems: mission, small or ampere; may be given several times; default: mission
+    /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest

@@ -5,16 +5,13 @@ use std::io::Write;
 use emu::model::{Gpu, machine};
 use kernels::select::{Device, TunedTable, choose};
 use kernels::{Arch, Plan};
-use problem::{DType, Layout, Mask, Problem};
+use lab::bench::suites;
+use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::args::Explain;
 use crate::error::CliError;
 use crate::{Status, unless_closed};
-
-/// What `--problem` takes.
-const ACCEPTED: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,causal] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ \
-                        may be QUERIESxKEYS as in 1x8192, DTYPE is f16, bf16 or f32";
 
 /// A device by name, and what it is.
 struct Named {
@@ -98,46 +95,9 @@ fn device(name: &str) -> Result<Named, CliError> {
 
 /// A problem as `--problem` takes it.
 pub fn parse(text: &str) -> Result<Problem, CliError> {
-    let refuse = || CliError::Argument {
+    suites::parse(text).map_err(|accepted| CliError::Argument {
         argument: "--problem",
         value: text.to_owned(),
-        accepted: ACCEPTED.to_owned(),
-    };
-    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-    let (fields, mask) = match fields.as_slice() {
-        [fields @ .., "causal"] => (fields, Mask::Causal),
-        fields => (fields, Mask::None),
-    };
-    let [batch, heads, seq, dim, dtype] = fields else { return Err(refuse()) };
-    let number = |text: &str| text.parse::<usize>().map_err(|_| refuse());
-    // One number for both, or two.
-    let pair = |text: &str, between: char| match text.split_once(between) {
-        Some((a, b)) => Ok((number(a)?, number(b)?)),
-        None => number(text).map(|n| (n, n)),
-    };
-    let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(heads, '/')?, pair(seq, 'x')?);
-    let dtype: DType = dtype.parse()?;
-    let mut problem = Problem::new(number(batch)?, heads_q, seq_q, number(dim)?, dtype).with_mask(mask);
-    (problem.heads_kv, problem.seq_kv) = (heads_kv, seq_kv);
-    let problem = problem.with_layout(Layout::Bhsd);
-    problem.check()?;
-    Ok(problem)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn problems_as_written() {
-        assert_eq!(parse("1,8,512,64,f16").unwrap(), Problem::mission());
-        let decode = parse("4, 32/8, 1x8192, 128, bf16, causal").unwrap();
-        assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
-        assert_eq!(decode.mask, Mask::Causal);
-        for bad in
-            ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16", "1,8,512,64,f8", "1,8/3,512,64,f16"]
-        {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
-    }
+        accepted: accepted.to_string(),
+    })
 }

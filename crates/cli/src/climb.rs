@@ -133,6 +133,9 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
             score.spearman
         )?;
     }
+    if let Some(record) = climb.record() {
+        writeln!(out, "{}", record.summary())?;
+    }
     for rung in climb.rungs.iter().filter(|r| !r.study.proof.reasons.is_empty()) {
         writeln!(out, "{}: {}", rung.rung.name, rung.study.proof.reasons[0])?;
     }
@@ -160,7 +163,7 @@ fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
         proof.error.map_or_else(dash, |e| e.brief()),
         rung.measured_us().map_or_else(dash, |us| format!("{us:.1}")),
         rung.predicted_us().map_or_else(dash, |us| format!("{us:.0}")),
-        rung.rung.quoted_us.map_or_else(dash, |us| format!("{us:.0}")),
+        rung.rung.quoted_us().map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),
         first.zip(us).map_or_else(dash, |(first, us)| format!("{:.1}", first / us)),
         rung.study.prediction().map_or_else(dash, |p| format!("{:?}", p.bound).to_lowercase()),

@@ -6,20 +6,40 @@ use std::path::Path;
 
 use lab::launchfile::{Bound, LaunchSpec};
 use lab::tools::compile_cuda;
+use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;
 
-/// Reads both. The text is the PTX that line numbers refer to.
-pub fn load(file: &Path, launch: &Path, sm: u32) -> Result<(Bound, String), CliError> {
+/// Reads both. The text is the PTX that line numbers refer to. PTX for an architecture older than `sm` becomes code of that
+/// one, as a driver makes of it.
+pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
     let spec: LaunchSpec = read(launch)?.parse()?;
     let text = match file.extension().and_then(|e| e.to_str()) {
         Some("ptx") => read(file)?,
-        Some("cu") => compile_cuda(&read(file)?, &format!("compute_{sm}"))?,
+        Some("cu") => {
+            let target = sm.unwrap_or(Target::sm(80)).to_string();
+            compile_cuda(&read(file)?, &target.replace("sm_", "compute_"))?
+        }
         _ => return Err(CliError::Extension(file.to_path_buf())),
     };
-    let module = ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
+    let mut module =
+        ptx::parse(&text).map_err(|error| CliError::Parse { path: file.to_path_buf(), error })?;
     if let Err(violations) = module.verify() {
         return Err(CliError::Verify { path: file.to_path_buf(), violations });
+    }
+    if let Some(device) = sm {
+        let target = module.target;
+        if !target.runs_on(device.sm) {
+            let accepted = match target.suffix {
+                TargetSuffix::None => {
+                    format!("{} or later, for which {} was written", target.sm, file.display())
+                }
+                _ => format!("{}: {} was written for {target}", target.sm, file.display()),
+            };
+            return Err(CliError::Argument { argument: "--sm", value: device.sm.to_string(), accepted });
+        }
+        module.target = Target { sm: device.sm, ..target };
+        module.version = module.version.max(module.target.minimum_version());
     }
     Ok((spec.bind(module)?, text))
 }

@@ -106,6 +106,36 @@ fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
     assert!(matches!(output.status.code(), Some(1 | 2)), "{}", text(&output.stdout));
 }
 
+/// 120,000 bytes of shared memory are more than sm_89 has and fewer than sm_80 has.
+#[test]
+fn ptx_is_emulated_on_the_architecture_asked_for() {
+    let folder = Folder::new("architecture");
+    let launch = folder.write("launch.toml", &LAUNCH.replace("[64]", "[64]\ndynamic_shared = 120000"));
+    let kernel = PTX.replace("BARRIER", "bar.sync 0;");
+    let older = folder.write("older.ptx", &kernel);
+    let newer =
+        folder.write("newer.ptx", &kernel.replace("sm_80", "sm_90a").replace(".version 7.0", ".version 8.0"));
+    let check = |ptx: &str, sm: &[&str]| {
+        let arguments: Vec<&str> =
+            ["check", ptx, "--launch", &launch, "--quick"].iter().chain(sm).copied().collect();
+        let output = folder.run(&arguments);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    for sm in [&[] as &[&str], &["--sm", "80"], &["--sm", "90a"]] {
+        let (code, said) = check(&older, sm);
+        assert_eq!(code, Some(0), "{sm:?}: {said}");
+    }
+    assert!(check(&older, &["--sm", "89"]).1.contains("accepted: at most 101376 bytes on sm_89"));
+    let (code, said) = check(&newer, &["--sm", "89"]);
+    assert_eq!(code, Some(3));
+    let refused = said.contains("--sm = 89 is not possible; accepted: 90: ");
+    assert!(refused && said.contains("newer.ptx was written for sm_90a"), "{said}");
+    let (code, said) = check(&older, &["--sm", "75"]);
+    assert!(code == Some(3) && said.contains("--sm = 75 is not possible; accepted: 80 or later"), "{said}");
+    let (code, said) = check(&older, &["--sm", "hopper"]);
+    assert!(code == Some(3) && said.contains("`hopper` is no target"), "{said}");
+}
+
 #[test]
 fn bad_usage_is_named_and_exits_with_3() {
     let folder = Folder::new("usage");
@@ -138,7 +168,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["bench", "--device", "tpu"], "--device = tpu is not possible; accepted: cpu, cuda, cuda:N, auto"),
         (
             &["bench", "--device", "cuda", "--suite", "all"],
-            "--suite = all is not possible; accepted: mission, small, ampere",
+            "--suite = all is not possible; accepted: mission, small, forward, ampere",
         ),
         (
             &["bench", "--device", "cuda", "--mode", "hot"],
@@ -199,6 +229,35 @@ fn cuda_sources_go_through_nvrtc() {
         Some(0) => assert!(text(&found.stdout).starts_with("proven")),
         _ => assert!(text(&found.stderr).contains("FLASHCORE_NVRTC"), "{}", text(&found.stderr)),
     }
+}
+
+/// `cuda_fp16.h` and `mma.h` come with the tools; where they are not, the message names the header and what to do.
+#[test]
+fn cuda_headers_are_found_beside_nvrtc() {
+    let folder = Folder::new("headers");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let source = "#include <cuda_fp16.h>\n#include <mma.h>\n\
+        extern \"C\" __global__ void twice(unsigned* x) {\n\
+        __half h = __float2half(float(threadIdx.x));\n\
+        nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> sum;\n\
+        nvcuda::wmma::fill_fragment(sum, 1.0f);\n\
+        x[threadIdx.x] = unsigned(__half2float(__hadd(h, h)) * sum.x[0]);\n}";
+    let cuda = folder.write("halves.cu", source);
+    let command = |include: Option<&std::path::Path>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(["check", &cuda, "--launch", &launch]).current_dir(&folder.0);
+        include.into_iter().for_each(|path| {
+            command.env("FLASHCORE_CUDA_INCLUDE", path);
+        });
+        command.output().unwrap()
+    };
+    let found = command(None);
+    let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
+    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    let without = command(Some(&folder.0));
+    let error = text(&without.stderr);
+    assert_eq!(without.status.code(), Some(3));
+    assert!(no_tools || error.contains("<cuda_fp16.h>") && error.contains("cargo xtask tools"), "{error}");
 }
 
 /// Without PATH, home, tools or Python everything that needs none of them works, and what does need them says so.

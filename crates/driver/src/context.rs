@@ -111,6 +111,12 @@ impl Context {
         self.poison.get()
     }
 
+    /// Makes the context unusable from here on; the error that says so.
+    pub(crate) fn poison(&self, call: &'static str, cause: String) -> DriverError {
+        // The first cause is the one to tell.
+        self.poison.get_or_init(|| DriverError::Poisoned { call, cause }).clone()
+    }
+
     /// Makes the context current for as long as the guard lives.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
         if let Some(error) = self.poison.get() {
@@ -128,7 +134,8 @@ impl Context {
         Ok(Entered { previous, _thread: PhantomData })
     }
 
-    /// The same, for destructors: also when the context is poisoned, where the driver refuses by itself and harmlessly.
+    /// The same, for destructors. `None` when the context is unusable: then there is nothing to give back, and a call might wait for
+    /// a kernel that never ends.
     pub(crate) fn enter_to_drop(&self) -> Option<Entered<'_>> {
         self.enter().ok()
     }

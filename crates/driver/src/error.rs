@@ -113,16 +113,9 @@ pub enum DriverError {
         /// The device of the call.
         expected: i32,
     },
-    /// A field of a tensor map outside what the hardware takes.
-    #[error("tensor map: {field} = {value}; accepted: {accepted}")]
-    TensorMap {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What would be accepted.
-        accepted: String,
-    },
+    /// A tensor map that the hardware does not take.
+    #[error(transparent)]
+    TensorMap(ptx::TensorMapError),
 }
 
 /// A CUDA version as the driver writes it: 12040 is 12.4.

@@ -88,7 +88,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _entered = self.context.enter_to_drop();
+        let Some(_entered) = self.context.enter_to_drop() else { return };
         // SAFETY: made by `new`, destroyed once. A failure here has no one left to tell.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }

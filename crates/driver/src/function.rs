@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
-use ptx::{Arg, Kernel, Launch};
+use ptx::{Arg, Kernel, Launch, Op, Statement};
 
 use crate::context::Relaxed;
 use crate::library::has_func_load;
 use crate::module::Module;
-use crate::{Context, DeviceSlice, DriverError, Stream, TensorMap};
+use crate::{Call, Context, DeviceSlice, DriverError, Stream, TensorMap};
 
 /// Shared memory that a kernel may use without asking for more.
 const DEFAULT_SHARED: u32 = 48 * 1024;
@@ -73,16 +73,6 @@ impl Expect {
             }
         }
     }
-}
-
-/// When a kernel may start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// After everything before it on the stream.
-    AfterPrevious,
-    /// Once the kernel before it allows (`griddepcontrol.launch_dependents`, sm_90 and later): it must wait for that
-    /// kernel's results itself (`griddepcontrol.wait`).
-    Overlapping,
 }
 
 /// The value of one parameter.
@@ -149,7 +139,8 @@ impl Function {
         expect: &Expect,
     ) -> Result<Function, DriverError> {
         let params = param_bytes(kernel)?;
-        let module = if has_static_shared(&kernel.module) {
+        runs_on(kernel, context)?;
+        let module = if is_one_program(&kernel.module) {
             Module::load_whole(context, text, kernel.module.target)?
         } else {
             Module::load(context, text, kernel.module.target)?
@@ -212,28 +203,24 @@ impl Function {
         Ok(ctas as u32)
     }
 
-    /// Puts a launch on the stream: no waiting, no allocation, fit for capture. `args` are the kernel's, and `slices` the
-    /// buffers that they name.
+    /// Puts a launch on the stream: no waiting, no allocation on the device, fit for capture. `slices` are the buffers that the
+    /// arguments and tensor maps name; maps go by value, so that a graph keeps those of its capture.
     ///
     /// # Errors
     /// [`DriverError::Contract`] when the arguments are not the parameters of the entry, or the launch is none that the
-    /// function was admitted for.
-    pub fn launch(
-        &self,
-        stream: &Stream,
-        launch: &Launch,
-        args: &[Arg],
-        slices: &[DeviceSlice],
-    ) -> Result<(), DriverError> {
+    /// function was admitted for; [`DriverError::TensorMap`] when the hardware would refuse a map of these slices.
+    pub fn launch(&self, stream: &Stream, call: &Call, slices: &[DeviceSlice]) -> Result<(), DriverError> {
+        let args = call.args();
+        let maps = call.maps().for_slices(slices, |buffer| self.no_buffer(buffer, slices.len()))?;
         let mut values = [Value::Bits32(0); MAX_PARAMS];
         let Some(values) = values.get_mut(..args.len()) else { return Err(self.too_many(args.len())) };
         for (value, arg) in values.iter_mut().zip(args) {
-            *value = self.value(*arg, slices)?;
+            *value = self.value(*arg, slices, &maps)?;
         }
-        self.launch_values(stream, launch, Order::AfterPrevious, values)
+        self.launch_values(stream, call.launch(), values)
     }
 
-    /// The same with values as they stand, tensor maps among them, and a choice of when the kernel may start.
+    /// The same with values as they stand.
     ///
     /// # Errors
     /// As [`Function::launch`].
@@ -241,10 +228,9 @@ impl Function {
         &self,
         stream: &Stream,
         launch: &Launch,
-        order: Order,
         values: &[Value<'_>],
     ) -> Result<(), DriverError> {
-        self.check(stream, launch, order, values)?;
+        self.check(stream, launch, values)?;
         let mut block = [0u64; MAX_PARAMS];
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMS];
         for ((pointer, bits), value) in pointers.iter_mut().zip(&mut block).zip(values) {
@@ -259,7 +245,7 @@ impl Function {
                 _ => std::ptr::from_mut(bits).cast(),
             };
         }
-        let mut attributes = attributes(launch, order);
+        let mut attributes = attributes(launch);
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0,
             gridDimY: launch.grid.1,
@@ -285,13 +271,7 @@ impl Function {
         Ok(())
     }
 
-    fn check(
-        &self,
-        stream: &Stream,
-        launch: &Launch,
-        order: Order,
-        values: &[Value<'_>],
-    ) -> Result<(), DriverError> {
+    fn check(&self, stream: &Stream, launch: &Launch, values: &[Value<'_>]) -> Result<(), DriverError> {
         let context = self.0.module.context();
         context.same("the stream", stream.context())?;
         if values.len() > MAX_PARAMS {
@@ -316,19 +296,28 @@ impl Function {
             return Err(self.refuse(format!("{threads} threads per CTA; accepted: up to {most}")));
         }
         let hopper = context.info().capability.0 >= 9;
-        if !hopper && (order == Order::Overlapping || launch.cluster.count() > 1) {
+        if !hopper && (launch.overlapping || launch.cluster.count() > 1) {
             return Err(self.refuse("clusters and overlapping launches need sm_90 or later".to_owned()));
         }
         Ok(())
     }
 
-    fn value<'a>(&self, arg: Arg, slices: &[DeviceSlice]) -> Result<Value<'a>, DriverError> {
+    fn value<'a>(
+        &self,
+        arg: Arg,
+        slices: &[DeviceSlice],
+        maps: &'a [TensorMap],
+    ) -> Result<Value<'a>, DriverError> {
         Ok(match arg {
             Arg::Buffer { index, offset } => {
-                let slice = slices.get(index).ok_or_else(|| {
-                    self.refuse(format!("an argument names buffer {index} of {}", slices.len()))
-                })?;
+                let slice = slices.get(index).ok_or_else(|| self.no_buffer(index, slices.len()))?;
                 Value::Pointer(slice.address().wrapping_add(offset))
+            }
+            Arg::TensorMap { index } => {
+                let map = maps.get(index).ok_or_else(|| {
+                    self.refuse(format!("an argument names tensor map {index} of {}", maps.len()))
+                })?;
+                Value::Map(map)
             }
             Arg::Null => Value::Pointer(0),
             Arg::U32(v) => Value::Bits32(v),
@@ -359,15 +348,36 @@ impl Function {
         DriverError::Contract { entry: self.0.entry.clone(), reason }
     }
 
+    fn no_buffer(&self, index: usize, count: usize) -> DriverError {
+        self.refuse(format!("an argument or a tensor map names buffer {index} of {count}"))
+    }
+
     fn too_many(&self, count: usize) -> DriverError {
         self.refuse(format!("{count} parameters; accepted: up to {MAX_PARAMS}"))
     }
 }
 
-/// Whether the module has shared arrays of known size.
-fn has_static_shared(module: &ptx::Module) -> bool {
-    let inner = module.functions().filter_map(|f| f.body.as_ref()).flat_map(|body| &body.variables);
-    module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0)
+/// Whether the device runs code of the module's target.
+fn runs_on(kernel: &Kernel, context: &Context) -> Result<(), DriverError> {
+    let (target, sm) = (kernel.module.target, context.info().sm());
+    if target.runs_on(sm) {
+        return Ok(());
+    }
+    Err(DriverError::Contract {
+        entry: kernel.entry.clone(),
+        reason: format!("its code is for {target}; {} is sm_{sm}", context.info().name),
+    })
+}
+
+/// Whether the linker, for which ptxas compiles relocatable code, would make less of the module than its text says: it joins
+/// no loads from shared arrays of known size, and it keeps a function that raises its registers (`setmaxnreg`) to those
+/// that it starts with, and spills.
+fn is_one_program(module: &ptx::Module) -> bool {
+    let bodies = || module.functions().filter_map(|f| f.body.as_ref());
+    let inner = bodies().flat_map(|body| &body.variables);
+    let arrays = module.variables().chain(inner).any(|v| v.space == ptx::Space::Shared && v.bytes() > 0);
+    let raises = |s: &Statement| matches!(s, Statement::Inst(i) if matches!(i.op, Op::Setmaxnreg(_)));
+    arrays || bodies().flat_map(|body| &body.statements).any(raises)
 }
 
 /// Attributes of a launch, on the stack.
@@ -376,7 +386,7 @@ struct Attributes {
     count: u32,
 }
 
-fn attributes(launch: &Launch, order: Order) -> Attributes {
+fn attributes(launch: &Launch) -> Attributes {
     // SAFETY: plain C structs for which all-zero bytes are a valid value.
     let mut attributes = Attributes { list: unsafe { std::mem::zeroed() }, count: 0 };
     let mut next = || {
@@ -390,7 +400,9 @@ fn attributes(launch: &Launch, order: Order) -> Attributes {
         attribute.value.clusterDim.y = launch.cluster.1;
         attribute.value.clusterDim.z = launch.cluster.2;
     }
-    if order == Order::Overlapping {
+    if launch.overlapping {
+        // The kernel may start once the one before it allows (`griddepcontrol.launch_dependents`); captured, this becomes a
+        // programmatic edge of the graph (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization").
         let attribute = &mut attributes.list[next()];
         attribute.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value.programmaticStreamSerializationAllowed = 1;
@@ -429,11 +441,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn static_shared_arrays_are_told_from_dynamic_shared_memory() {
+    fn programs_that_the_linker_would_spoil_are_told() {
         let built = |array: fn(&mut ptx::Builder)| {
             let mut k = ptx::Builder::kernel("k");
             array(&mut k);
-            has_static_shared(&k.into_module(Target::sm(80)))
+            is_one_program(&k.into_module(Target::sm(80)))
         };
         assert!(!built(|_| ()));
         assert!(!built(|k| {
@@ -442,6 +454,7 @@ mod tests {
         assert!(built(|k| {
             k.shared_array("cells", 4, 8);
         }));
+        assert!(built(|k| k.setmaxnreg_inc(240)));
     }
 
     #[test]
@@ -469,9 +482,9 @@ mod tests {
     fn attributes_are_only_those_asked_for() {
         use ptx::Dim3;
         let one = Dim3(1, 1, 1);
-        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0 };
-        assert_eq!(attributes(&launch, Order::AfterPrevious).count, 0);
-        let both = attributes(&Launch { cluster: Dim3(2, 1, 1), ..launch }, Order::Overlapping);
+        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false };
+        assert_eq!(attributes(&launch).count, 0);
+        let both = attributes(&Launch { cluster: Dim3(2, 1, 1), overlapping: true, ..launch });
         assert_eq!(both.count, 2);
         assert_eq!(both.list[0].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
         assert_eq!(both.list[1].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);

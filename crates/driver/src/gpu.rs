@@ -1,11 +1,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ptx::{Kernel, Machine, Target};
 
 use crate::{
-    Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
+    Buffer, Call, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
 };
+
+/// A kernel on a machine for proofs that takes longer waits for ever.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A GPU as a machine that runs kernels, one after the other, on the default stream: the second implementation of
 /// [`ptx::Machine`], for proofs and measurements. What is fast and asynchronous is [`Function`].
@@ -61,8 +65,9 @@ impl Gpu {
         launches: u32,
     ) -> Result<f64, DriverError> {
         let (function, slices) = self.prepare(kernel, buffers)?;
+        let call = Call::of(kernel);
         let (start, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
-        let enqueue = || function.launch(&self.stream, &kernel.launch, &kernel.args, &slices);
+        let enqueue = || function.launch(&self.stream, &call, &slices);
         enqueue()?;
         start.record(&self.stream)?;
         for _ in 0..launches {
@@ -111,8 +116,8 @@ impl Machine for Gpu {
 
     fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), DriverError> {
         let (function, slices) = self.prepare(kernel, buffers)?;
-        function.launch(&self.stream, &kernel.launch, &kernel.args, &slices)?;
-        self.stream.synchronize()
+        function.launch(&self.stream, &Call::of(kernel), &slices)?;
+        self.stream.synchronize_within(LIMIT)
     }
 
     fn download(&mut self, buffer: &Buffer, data: &mut [u8]) -> Result<(), DriverError> {

@@ -148,7 +148,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         if let Some(owner) = &self.owner {
-            let _entered = owner.context.enter_to_drop();
+            let Some(_entered) = owner.context.enter_to_drop() else { return };
             // SAFETY: instantiated by us, destroyed once; a launch under way is let end. A failure has no one to tell.
             let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = unsafe { sys::cuGraphExecDestroy(raw) };

@@ -11,6 +11,7 @@
 //! [`DriverError::Poisoned`] is what every later call gives.
 
 mod cache;
+mod call;
 mod context;
 mod device;
 mod error;
@@ -28,16 +29,17 @@ mod stream;
 mod tensor_map;
 
 pub use cache::{CacheStats, CacheUsage, CubinCache, Key};
+pub use call::Call;
 pub use context::Context;
 pub use device::{DeviceInfo, devices};
 pub use error::DriverError;
 pub use event::Event;
-pub use function::{Expect, Function, Order, Resources, Value};
+pub use function::{Expect, Function, Resources, Value};
 pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use memory::{Buffer, DeviceSlice};
 pub use pinned::{Pinned, Transfer};
 pub use plain::{Plain, bytes_of, bytes_of_mut};
 pub use pool::{Pool, PoolBuffer};
-pub use stream::Stream;
-pub use tensor_map::{Element, Swizzle, TensorMap, TensorMapSpec};
+pub use stream::{Queue, Stream};
+pub use tensor_map::TensorMap;

@@ -15,7 +15,7 @@ use crate::DriverError;
 pub(crate) const MINIMUM: i32 = 12_000;
 
 /// What the crate calls.
-const NEEDED: [&str; 64] = [
+const NEEDED: [&str; 66] = [
     "cuCtxGetCurrent",
     "cuCtxResetPersistingL2Cache",
     "cuCtxSetCurrent",
@@ -74,6 +74,8 @@ const NEEDED: [&str; 64] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2",
+    "cuStreamGetId",
     "cuStreamIsCapturing",
     "cuStreamQuery",
     "cuStreamSynchronize",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use crate::context::Relaxed;
-use crate::{Context, DriverError};
+use crate::{Context, DriverError, Stream};
 
 /// A piece of device memory, as plain data: where it begins and how long it is. It lends nothing: who uses it after the
 /// memory was freed gets an error of the device or another tensor's bytes, as with any device pointer, but never touches
@@ -78,6 +78,21 @@ impl Buffer {
         Ok(Buffer { context: context.clone(), slice: DeviceSlice::new(address, bytes) })
     }
 
+    /// `bytes` of zeros, there when it returns. It may be called while a stream is captured, which takes no notice: the zeros come
+    /// on a stream of their own.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfMemory`].
+    pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Buffer, DriverError> {
+        let buffer = Buffer::new(context, bytes)?;
+        let _entered = context.enter()?;
+        let _relaxed = Relaxed::new()?;
+        let stream = Stream::new(context)?;
+        stream.fill(buffer.slice, 0)?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.slice.bytes
@@ -116,7 +131,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let _entered = self.context.enter_to_drop();
+        let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
         // SAFETY: the address came from cuMemAlloc and is freed once. A failure here has no one left to tell.
         let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };

@@ -116,7 +116,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let _entered = self.context.enter_to_drop();
+        let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
         // SAFETY: loaded by us, unloaded once; no graph or function of ours names it any more.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };

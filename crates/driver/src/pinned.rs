@@ -85,7 +85,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _entered = self.context.enter_to_drop();
+        let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
         // SAFETY: the address came from cuMemHostAlloc and is freed once. A failure has no one left to tell.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };

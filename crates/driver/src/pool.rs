@@ -89,7 +89,7 @@ impl Pool {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            let _entered = self.context.enter_to_drop();
+            let Some(_entered) = self.context.enter_to_drop() else { return };
             // SAFETY: made by `new`, destroyed once, and every buffer of it is gone. A failure has no one left to tell.
             let _ = unsafe { sys::cuMemPoolDestroy(raw) };
         }
@@ -124,7 +124,7 @@ impl Drop for PoolBuffer {
     fn drop(&mut self) {
         match &self.home {
             Home::Pool { stream, .. } => {
-                let _entered = stream.context().enter_to_drop();
+                let Some(_entered) = stream.context().enter_to_drop() else { return };
                 // SAFETY: allocated from the pool, freed once. A failure here has no one left to tell.
                 let _ = unsafe { sys::cuMemFreeAsync(self.slice.address(), stream.handle()) };
             }

@@ -3,11 +3,23 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus as Capture};
 
 use crate::module::Module;
 use crate::{Context, DeviceSlice, DriverError, Event};
+
+/// A line of work that the device does in order: what is put on one stream, or on one stream while it is captured into one
+/// graph. Two launches of the same queue never run at once, whichever stream the graph is launched on, unless the launch allows
+/// it; launches of different queues may. No other queue of this process ever equals it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Queue {
+    /// The driver's number of the stream.
+    stream: u64,
+    /// The driver's number of the capture under way on it.
+    capture: Option<u64>,
+}
 
 /// A stream: our own, the context's default one, or the caller's. A clone is the same stream.
 #[derive(Clone, Debug)]
@@ -87,6 +99,26 @@ impl Stream {
         context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0.raw) })
     }
 
+    /// The same for at most `limit`. A kernel that takes longer is taken to wait for ever, and the context for lost: nothing can
+    /// stop a kernel but the end of its process.
+    ///
+    /// # Errors
+    /// [`DriverError::Poisoned`] when a kernel failed or did not end, and from then on in all calls.
+    pub fn synchronize_within(&self, limit: Duration) -> Result<(), DriverError> {
+        let start = Instant::now();
+        while !self.is_done()? {
+            if start.elapsed() > limit {
+                let cause = format!("a kernel did not end within {} s", limit.as_secs_f64());
+                return Err(self.context().poison("cuStreamQuery", cause));
+            }
+            // Short kernels are waited for as closely as by the driver.
+            if start.elapsed() > Duration::from_millis(2) {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether everything on the stream is done.
     ///
     /// # Errors
@@ -113,6 +145,32 @@ impl Stream {
         let result = unsafe { sys::cuStreamIsCapturing(self.0.raw, &mut status) };
         context.check("cuStreamIsCapturing", result)?;
         Ok(status != Capture::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// The queue that a launch on the stream joins now.
+    ///
+    /// # Errors
+    /// As [`Stream::is_capturing`].
+    pub fn queue(&self) -> Result<Queue, DriverError> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        let (mut stream, mut capture, mut status) = (0, 0, Capture::CU_STREAM_CAPTURE_STATUS_NONE);
+        // SAFETY: the stream is alive; the pointer is to a live number.
+        context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.0.raw, &mut stream) })?;
+        // SAFETY: the stream is alive; the first two pointers are to live values, and the others may be null.
+        let result = unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                self.0.raw,
+                &mut status,
+                &mut capture,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        context.check("cuStreamGetCaptureInfo", result)?;
+        let capturing = status != Capture::CU_STREAM_CAPTURE_STATUS_NONE;
+        Ok(Queue { stream, capture: capturing.then_some(capture) })
     }
 
     /// What is put on the stream from now on waits for the event.
@@ -226,7 +284,7 @@ impl Stream {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
-            let _entered = self.context.enter_to_drop();
+            let Some(_entered) = self.context.enter_to_drop() else { return };
             // SAFETY: made by `new`, destroyed once; the driver lets its work end. A failure has no one left to tell.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -12,12 +12,15 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use driver::{
-    Buffer, CacheStats, Context, DeviceSlice, DriverError, Element, Event, Expect, Function, Gpu, Graph, Key,
-    Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec, Value, bytes_of,
+    Buffer, CacheStats, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Gpu, Graph, Key,
+    Pinned, Pool, Stream, Value, bytes_of,
 };
 use flashcore_driver as driver;
 use harness::{Folder, SCENARIO, passes, run};
-use ptx::{Access, Arg, BufferSpec, Builder, Dim3, Kernel, Launch, Machine, Target};
+use ptx::{
+    Access, Arg, BufferSpec, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Machine, Swizzle, Target,
+    TargetSuffix, TensorMapSpec,
+};
 
 /// A kernel that stores a word; the fake does so for one named `store`, and breaks its context for `fail`.
 fn kernel(entry: &str) -> Kernel {
@@ -28,9 +31,16 @@ fn kernel(entry: &str) -> Kernel {
     Kernel {
         module: k.into_module(Target::sm(80)),
         entry: entry.to_owned(),
-        launch: Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 },
+        launch: Launch {
+            grid: one,
+            cluster: one,
+            block: Dim3(32, 1, 1),
+            dynamic_shared: 0,
+            overlapping: false,
+        },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
         args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
+        tensor_maps: Vec::new(),
     }
 }
 
@@ -49,6 +59,12 @@ fn counts() -> (u64, u64, u64) {
     (live, launches, linked)
 }
 
+/// Tensor maps encoded.
+fn maps_encoded() -> u64 {
+    // SAFETY: as above.
+    unsafe { sys::culib().get::<extern "C" fn() -> u64>(b"fake_maps").unwrap()() }
+}
+
 /// What a child runs; alone it does nothing.
 #[test]
 fn scenario() {
@@ -65,10 +81,22 @@ fn scenario() {
         Ok("no_device") => {
             assert_eq!(Context::open(0).unwrap_err(), DriverError::NoDevice { ordinal: 0, count: 0 });
         }
+        Ok("forbidden") => {
+            let error = Context::open(0).unwrap_err();
+            assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(
+                text.contains("is not permitted") && text.contains("ask for access to the device"),
+                "{text}"
+            );
+            assert_eq!(driver::devices().unwrap_err(), error);
+        }
+        Ok("other_device") => other_device(),
         Ok("ordinals") => ordinals(),
         Ok("work") => work(),
         Ok("memory") => memory(),
         Ok("poison") => poison(),
+        Ok("hang") => hang(),
         Ok("first") => cached(CacheStats { misses: 1, stored: 1, ..CacheStats::default() }, 1),
         Ok("second") => cached(CacheStats { hits: 1, ..CacheStats::default() }, 0),
         Ok("damaged") => cached(CacheStats { damaged: 1, stored: 1, ..CacheStats::default() }, 1),
@@ -76,6 +104,8 @@ fn scenario() {
         Ok("unwritable") => cached(CacheStats { misses: 1, unwritable: 1, ..CacheStats::default() }, 1),
         Ok("admission") => admission(),
         Ok("contract") => contract(),
+        Ok("tensor_maps") => tensor_maps(),
+        Ok("queues") => queues(),
         Ok("graphs") => graphs(),
         Ok("threads") => threads(),
         Ok("machine") => machine(),
@@ -97,6 +127,29 @@ fn ordinals() {
     assert_eq!(driver::devices().unwrap(), std::slice::from_ref(info));
 }
 
+/// Streams of one device and things of another: refused, and neither device is the worse for it.
+fn other_device() {
+    let [first, second] = [0, 1].map(|ordinal| Context::open(ordinal).unwrap());
+    let (near, far) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
+    let k = kernel("store");
+    let store = load(&first, &k).unwrap();
+    let mut buffer = Buffer::new(&first, 4).unwrap();
+    let refused = |outcome: Result<(), DriverError>, found, expected| {
+        let error = outcome.unwrap_err();
+        let fits = matches!(error, DriverError::OtherDevice { found: f, expected: e, .. } if (f, e) == (found, expected));
+        assert!(fits, "{error:?}");
+    };
+    refused(store.launch(&far, &k.launch, &k.args, &[buffer.slice()]), 1, 0);
+    refused(Event::new(&second).unwrap().record(&near), 0, 1);
+    refused(Pool::new(&second, 0).unwrap().allocate(&near, 4).map(drop), 0, 1);
+    assert_eq!(counts().1, 0);
+    store.launch(&near, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    let mut word = [0; 4];
+    buffer.download(&mut word).unwrap();
+    assert_eq!((word, first.poisoned(), second.poisoned()), ([7, 0, 0, 0], None, None));
+    buffer.upload(&word).unwrap();
+}
+
 /// A little of everything, then nothing is left behind.
 fn work() {
     let context = Context::open(0).unwrap();
@@ -111,7 +164,7 @@ fn work() {
         stream.fill_u32(buffer.slice().part(8, 8).unwrap(), 0xff80_0000).unwrap();
         let second = buffer.slice().part(4, 4).unwrap();
         let k = kernel("store");
-        store.launch(&stream, &k.launch, &k.args, &[second]).unwrap();
+        store.launch(&stream, &Call::of(&k), &[second]).unwrap();
         let mut bytes = [0; 16];
         stream.download(buffer.slice(), &mut bytes).unwrap();
         assert_eq!(bytes, [1, 1, 1, 1, 7, 0, 0, 0, 0, 0, 0x80, 0xff, 0, 0, 0x80, 0xff]);
@@ -175,7 +228,7 @@ fn poison() {
     let stream = Stream::new(&context).unwrap();
     let buffer = Buffer::new(&context, 4).unwrap();
     let k = kernel("fail");
-    load(&context, &k).unwrap().launch(&stream, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    load(&context, &k).unwrap().launch(&stream, &Call::of(&k), &[buffer.slice()]).unwrap();
     assert!(context.poisoned().is_none());
     let error = stream.synchronize().unwrap_err();
     let text = error.to_string();
@@ -185,6 +238,22 @@ fn poison() {
     assert_eq!(Buffer::new(&context, 4).unwrap_err(), error);
     assert_eq!(Stream::new(&context).unwrap_err(), error);
     assert_eq!(load(&Context::open(0).unwrap(), &kernel("store")).unwrap_err(), error);
+}
+
+/// A kernel that waits for ever costs the limit; then nothing waits for it any more, destructors least of all.
+fn hang() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let limit = std::time::Duration::from_millis(10);
+    stream.synchronize_within(limit).unwrap();
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let k = kernel("hang");
+    load(&context, &k).unwrap().launch(&stream, &Call::of(&k), &[buffer.slice()]).unwrap();
+    let error = stream.synchronize_within(limit).unwrap_err();
+    assert!(error.to_string().contains("unusable since a kernel did not end within 0.01 s"), "{error}");
+    assert_eq!(context.poisoned(), Some(&error));
+    assert_eq!(stream.synchronize().unwrap_err(), error);
+    drop(buffer);
 }
 
 fn cached(expected: CacheStats, compiled: u64) {
@@ -245,7 +314,8 @@ fn contract() {
     let k = kernel("store");
     let store = load(&context, &k).unwrap();
     let refuse = |launch: &Launch, args: &[Arg], words: &str| {
-        let error = store.launch(&stream, launch, args, &[DeviceSlice::EMPTY]).unwrap_err().to_string();
+        let call = Call::new(*launch, args.to_vec(), Vec::new());
+        let error = store.launch(&stream, &call, &[DeviceSlice::EMPTY]).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
     refuse(&k.launch, &k.args[..1], "its parameters take [8, 4] bytes, given are [8]");
@@ -256,23 +326,127 @@ fn contract() {
     refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
     refuse(&Launch { block: Dim3(512, 1, 1), ..k.launch }, &k.args, "512 threads per CTA");
     assert_eq!(counts().1, 0);
-    // Clusters, an overlapping start and a tensor map are taken as they are.
+    refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1]], "names tensor map 0 of 0");
+    // Clusters and an overlapping start are taken as they are.
     let buffer = Buffer::new(&context, 1024).unwrap();
     let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(5)];
-    let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), ..k.launch };
-    store.launch_values(&stream, &cluster, Order::Overlapping, &values).unwrap();
+    let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), overlapping: true, ..k.launch };
+    store.launch_values(&stream, &cluster, &values).unwrap();
     let mut word = [0; 4];
     stream.download(buffer.slice(), &mut word).unwrap();
     assert_eq!(u32::from_le_bytes(word), 5);
+    // Code of one architecture runs on that one.
+    let specific = |sm| Target { sm, suffix: TargetSuffix::ArchSpecific };
+    for (target, runs) in
+        [(specific(90), true), (specific(100), false), (Target::sm(89), true), (Target::sm(100), false)]
+    {
+        let mut of_target = k.clone();
+        of_target.module.target = target;
+        match load(&context, &of_target) {
+            Ok(_) => assert!(runs, "{target}"),
+            Err(error) => {
+                let expected = format!("launch of store: its code is for {target}; Fake GPU is sm_90");
+                assert!(!runs && error.to_string() == expected, "{error}");
+            }
+        }
+    }
+}
+
+/// A kernel with a tensor map in the place of its pointer; the fake stores to where the map begins.
+fn mapped() -> Kernel {
+    let k = kernel("store");
     let spec = TensorMapSpec {
+        buffer: 0,
+        offset: 16,
         element: Element::F16,
-        memory: buffer.slice(),
         extents: vec![64, 8],
         strides: vec![128],
         box_extents: vec![64, 8],
         swizzle: Swizzle::Bytes128,
+        l2_promotion: L2Promotion::Bytes128,
     };
-    TensorMap::encode(&spec).unwrap();
+    let mut builder = Builder::kernel("store");
+    builder.param_tensor_map("map");
+    builder.param_u32("word");
+    Kernel {
+        module: builder.into_module(Target { sm: 90, suffix: TargetSuffix::ArchSpecific }),
+        args: vec![Arg::TensorMap { index: 0 }, Arg::U32(9)],
+        tensor_maps: vec![spec],
+        buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 1040, access: Access::Write }],
+        ..k
+    }
+}
+
+/// Maps are encoded from the buffers' addresses, once for each address, and a graph keeps those of its capture.
+fn tensor_maps() {
+    let context = Context::open(0).unwrap();
+    let k = mapped();
+    let function = load(&context, &k).unwrap();
+    let call = Call::of(&k);
+    let buffers = [(); 2].map(|()| Buffer::zeroed(&context, 1040).unwrap());
+    let word = |buffer: &Buffer| {
+        let mut bytes = [0; 20];
+        buffer.download(&mut bytes).unwrap();
+        assert_eq!(bytes[..16], [0; 16]);
+        bytes[16]
+    };
+    let stream = Stream::new(&context).unwrap();
+    for (buffer, encoded) in [(0, 1), (0, 1), (1, 2), (1, 2), (0, 3)] {
+        function.launch(&stream, &call, &[buffers[buffer].slice()]).unwrap();
+        assert_eq!(maps_encoded(), encoded);
+        assert_eq!(word(&buffers[buffer]), 9);
+        stream.fill(buffers[buffer].slice(), 0).unwrap();
+    }
+    let graph =
+        Graph::capture(&stream, |stream| function.launch(stream, &call, &[buffers[1].slice()])).unwrap();
+    function.launch(&stream, &call, &[buffers[0].slice()]).unwrap();
+    drop((call, function));
+    stream.fill(buffers[0].slice(), 0).unwrap();
+    graph.launch(&stream).unwrap();
+    assert_eq!((word(&buffers[0]), word(&buffers[1])), (0, 9));
+
+    let mut gpu = Gpu::open(0).unwrap();
+    let mut buffer = gpu.allocate(1040).unwrap();
+    gpu.launch(&k, &mut [&mut buffer]).unwrap();
+    let refuse = |change: fn(&mut Kernel), slices: &[DeviceSlice], words: &str| {
+        let mut k = mapped();
+        change(&mut k);
+        let error =
+            load(&context, &k).unwrap().launch(&stream, &Call::of(&k), slices).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let whole = buffers[0].slice();
+    let short = whole.part(0, 1039).unwrap();
+    refuse(
+        |_| (),
+        &[short],
+        "tensor map: memory in bytes = 1039; accepted: at least 1040, which the extents reach",
+    );
+    let odd = whole.part(8, 1032).unwrap();
+    refuse(|_| (), &[odd], "accepted: multiples of 16 that are not 0");
+    refuse(|_| (), &[DeviceSlice::EMPTY], "accepted: multiples of 16 that are not 0");
+    refuse(|_| (), &[], "names buffer 0 of 0");
+    refuse(|k| k.tensor_maps[0].strides[0] = 24, &[whole], "= 24; accepted: multiples of 16");
+    refuse(|k| k.args[0] = Arg::TensorMap { index: 1 }, &[whole], "names tensor map 1 of 1");
+}
+
+/// What two launches share only when one comes after the other.
+fn queues() {
+    let context = Context::open(0).unwrap();
+    let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [first, second] = streams.each_ref().map(|stream| stream.queue().unwrap());
+    assert!(first != second && first == streams[0].queue().unwrap());
+    let mut captured = Vec::new();
+    for _ in 0..2 {
+        Graph::capture(&streams[0], |stream| {
+            assert_eq!(stream.queue()?, stream.queue()?);
+            captured.push(stream.queue()?);
+            Ok::<(), DriverError>(())
+        })
+        .unwrap();
+    }
+    assert!(captured[0] != captured[1] && !captured.contains(&first));
+    assert_eq!(first, streams[0].queue().unwrap());
 }
 
 fn graphs() {
@@ -283,7 +457,7 @@ fn graphs() {
         let k = kernel("store");
         let launch = |stream: &Stream| {
             // Loaded while the stream is captured, and dropped before the graph runs.
-            load(&context, &k)?.launch(stream, &k.launch, &k.args, &[buffer.slice()])
+            load(&context, &k)?.launch(stream, &Call::of(&k), &[buffer.slice()])
         };
         let graph = Graph::capture(&stream, |stream| {
             assert!(stream.is_capturing().unwrap());
@@ -324,9 +498,7 @@ fn threads() {
                     let buffer = Buffer::new(&context, 4).unwrap();
                     let word = n * 1000 + round;
                     let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(word)];
-                    store
-                        .launch_values(&stream, &kernel("store").launch, Order::AfterPrevious, &values)
-                        .unwrap();
+                    store.launch_values(&stream, &kernel("store").launch, &values).unwrap();
                     let mut back = [0; 4];
                     stream.download(buffer.slice(), &mut back).unwrap();
                     assert_eq!(u32::from_le_bytes(back), word);
@@ -368,6 +540,13 @@ fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
 }
 
 #[test]
+fn a_device_that_is_not_ours_to_use_is_an_error_with_a_name() {
+    // CUDA_ERROR_NOT_PERMITTED.
+    passes("forbidden", &[("FAKE_INIT", "800")]);
+    passes("other_device", &[("FAKE_DEVICES", "2")]);
+}
+
+#[test]
 fn one_context_a_device() {
     passes("ordinals", &[]);
 }
@@ -385,6 +564,11 @@ fn memory_runs_out_and_nothing_breaks() {
 #[test]
 fn a_kernel_that_fails_poisons_its_context_and_says_so() {
     passes("poison", &[]);
+}
+
+#[test]
+fn a_kernel_that_never_ends_is_given_up() {
+    passes("hang", &[]);
 }
 
 #[test]
@@ -410,6 +594,16 @@ fn what_is_not_as_planned_is_not_admitted() {
 #[test]
 fn a_launch_is_held_against_its_entry() {
     passes("contract", &[]);
+}
+
+#[test]
+fn tensor_maps_follow_their_buffers() {
+    passes("tensor_maps", &[]);
+}
+
+#[test]
+fn work_that_may_run_at_once_is_told_apart() {
+    passes("queues", &[]);
 }
 
 #[test]

@@ -32,8 +32,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             cluster: Dim3(1, 1, 1),
             block: Dim3(128, 1, 1),
             dynamic_shared: 3 * 64 * 72 * 2,
+            overlapping: false,
         },
         buffers,
+        tensor_maps: Vec::new(),
         args: pointers.chain(scalars).collect(),
     };
     let data: Vec<u8> = (0..bytes as u32 / 2)

@@ -27,6 +27,10 @@ pub struct Counter {
     pub global_sectors: u64,
     /// Bytes asked of global memory.
     pub global_bytes: u64,
+    /// Bulk copies (TMA) issued, one for each thread that does, and the bytes that each moves to or from shared memory of one CTA.
+    pub bulk_copies: u64,
+    /// See [`Counter::bulk_copies`].
+    pub bulk_bytes: u64,
     /// Bytes moved to or from local memory.
     pub local_bytes: u64,
     /// Floating-point (or, of s8 products, integer) operations of the tensor cores; a multiply-add counts two.
@@ -49,6 +53,8 @@ impl Counter {
         self.global_accesses += other.global_accesses;
         self.global_sectors += other.global_sectors;
         self.global_bytes += other.global_bytes;
+        self.bulk_copies += other.bulk_copies;
+        self.bulk_bytes += other.bulk_bytes;
         self.local_bytes += other.local_bytes;
         self.tensor_flop += other.tensor_flop;
         self.flop += other.flop;
@@ -62,6 +68,10 @@ impl Counter {
             Op::Mma(ptx::Mma { shape, .. }) | Op::Wmma(ptx::Wmma { shape, .. }) => {
                 let MmaShape { m, n, k } = shape;
                 self.tensor_flop = self.issues * 2 * u64::from(m) * u64::from(n) * u64::from(k);
+            }
+            // Each of the four warps that issue it does a quarter.
+            Op::Wgmma(ptx::Wgmma { shape: MmaShape { m, n, k }, .. }) => {
+                self.tensor_flop = self.issues * 2 * u64::from(m / 4) * u64::from(n) * u64::from(k);
             }
             Op::Ternary(TernaryOp::Fma | TernaryOp::Mad, ty, _) => self.flop = 2 * pair(ty) * self.lanes,
             Op::Binary(BinaryOp::Div, ty, mods) if ty.is_float() => {
@@ -123,12 +133,20 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let per_pass = (128 / unit) as usize;
     let mut total = 0;
     for first in (0..32).step_by(per_pass) {
+        let group = (first..first + per_pass).filter(|l| lanes >> l & 1 == 1);
+        let units = group.clone().map(|lane| addresses[lane] / unit);
+        let (least, most) = units.fold((u64::MAX, 0), |(least, most), at| (least.min(at), most.max(at)));
+        if most.saturating_sub(least) < per_pass as u64 {
+            // Distinct units in a row lie in distinct banks.
+            total += u32::from(least <= most);
+            continue;
+        }
         // Distinct units of each set of banks, chained through the lanes that asked for them.
         let mut head = [u8::MAX; 32];
         let mut next = [u8::MAX; 32];
         let mut load = [0u8; 32];
         let mut fullest = 0;
-        for lane in (first..first + per_pass).filter(|l| lanes >> l & 1 == 1) {
+        for lane in group {
             let wanted = addresses[lane] / unit;
             let banks = wanted as usize % per_pass;
             let mut at = head[banks];
@@ -182,6 +200,8 @@ pub struct Counters {
     pub warps: u32,
     /// CTA barriers that a warp passed, summed over warps.
     pub barriers: u64,
+    /// Arrivals of warps at the barrier of their cluster.
+    pub cluster_barriers: u64,
     /// Warp instructions issued with at most one active lane.
     pub single_lane_issues: u64,
     /// Warp instructions issued by one warp beyond the second busiest of its CTA, between one barrier of all its warps and
@@ -202,6 +222,7 @@ impl Counters {
         self.shared_bytes = other.shared_bytes;
         self.warps = other.warps;
         self.barriers += other.barriers;
+        self.cluster_barriers += other.cluster_barriers;
         self.single_lane_issues += other.single_lane_issues;
         self.lone_warp_issues += other.lone_warp_issues;
         self.critical_issues += other.critical_issues;

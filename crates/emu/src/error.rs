@@ -70,6 +70,14 @@ pub enum EmuError {
         /// What would be accepted.
         accepted: String,
     },
+    /// A tensor map that no machine would accept.
+    #[error("tensor map {index}: {error}")]
+    TensorMap {
+        /// Which one of the launch contract.
+        index: usize,
+        /// What is wrong.
+        error: ptx::TensorMapError,
+    },
     /// The kernel needs something that the emulator does not have: nothing was run.
     #[error("line {line}: the emulator does not implement {what}")]
     Unsupported {

@@ -1,17 +1,19 @@
-//! A launch: the contract checked, buffers mapped, CTAs run apart and in parallel, or together where they communicate.
+//! A launch: the contract checked, buffers mapped, clusters of CTAs run apart and in parallel, or together where they
+//! communicate.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ptx::{Access, Arg, Function, Kernel};
+use ptx::{Access, Arg, Function, Kernel, TensorMapSpec};
 use rayon::prelude::*;
 
 use crate::EmuError;
 use crate::counters::{Counter, Counters};
 use crate::decode::{Program, decode};
-use crate::exec::{Context, Cta, GlobalOrder, Outcome, Progress};
+use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
+use crate::order::Actors;
 use crate::report::{Findings, HazardKind, Options, Place, Report, ThreadId};
 use crate::trace::CtaTrace;
 
@@ -64,7 +66,7 @@ impl Budget {
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len())?;
-    program.params = parameters(kernel, entry);
+    (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
     check_shared(program.layout.shared_bytes, sm)?;
     let rules = TensorRules::of_sm(sm).unwrap_or(TensorRules::Ampere);
@@ -79,13 +81,20 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
         options,
         rules,
         apart: !program.communicates,
+        actors: Actors {
+            ctas: kernel.launch.cluster.count() as usize,
+            warps: (kernel.launch.block.count() as usize).div_ceil(32),
+            asynchronous: program.asynchronous,
+        },
+        maps: &kernel.tensor_maps,
     };
+    check_agents(&context)?;
     let mut total = Total::default();
-    let ctas = Ctas::new(kernel.launch.grid.count(), options)?;
+    let clusters = Clusters::new(&context)?;
     if program.communicates {
-        run_together(&context, ctas, &mut total)?;
+        run_together(&context, &clusters, &mut total)?;
     } else {
-        run_apart(&context, ctas, &mut total)?;
+        run_apart(&context, &clusters, &mut total)?;
     }
     after_checks(&context, kernel, options, &mut total.findings);
     drop(global);
@@ -93,18 +102,23 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     Ok(Report { changed: changed(&program, &variables), ..total.report(&program, kernel) })
 }
 
-/// The CTAs to run.
-#[derive(Clone, Copy)]
-enum Ctas<'a> {
+/// The clusters to run.
+enum Clusters {
     All(u64),
-    Only(&'a [u64]),
+    Only(Vec<u64>),
 }
 
-impl<'a> Ctas<'a> {
-    fn new(grid: u64, options: &'a Options) -> Result<Ctas<'a>, EmuError> {
-        let Some(only) = &options.only else { return Ok(Ctas::All(grid)) };
+impl Clusters {
+    fn new(context: &Context) -> Result<Clusters, EmuError> {
+        let grid = context.launch.grid.count();
+        let Some(only) = &context.options.only else { return Ok(Clusters::All(grid / context.ranks())) };
         match only.iter().find(|cta| **cta >= grid) {
-            None => Ok(Ctas::Only(only)),
+            None => {
+                let mut clusters: Vec<u64> = only.iter().map(|cta| context.cluster_of(*cta)).collect();
+                clusters.sort_unstable();
+                clusters.dedup();
+                Ok(Clusters::Only(clusters))
+            }
             Some(cta) => {
                 let (given, accepted) = (cta.to_string(), format!("0 to {}", grid - 1));
                 Err(EmuError::Launch { what: "the CTA to run", given, accepted })
@@ -112,17 +126,17 @@ impl<'a> Ctas<'a> {
         }
     }
 
-    fn count(self) -> u64 {
+    fn count(&self) -> u64 {
         match self {
-            Ctas::All(count) => count,
-            Ctas::Only(ctas) => ctas.len() as u64,
+            Clusters::All(count) => *count,
+            Clusters::Only(clusters) => clusters.len() as u64,
         }
     }
 
-    fn get(self, i: u64) -> u64 {
+    fn get(&self, i: u64) -> u64 {
         match self {
-            Ctas::All(_) => i,
-            Ctas::Only(ctas) => ctas[i as usize],
+            Clusters::All(_) => i,
+            Clusters::Only(clusters) => clusters[i as usize],
         }
     }
 }
@@ -140,7 +154,7 @@ impl Total {
     fn add(&mut self, outcome: Outcome) {
         self.findings.merge(outcome.findings);
         self.counters.add(&outcome.counters);
-        self.traces.extend(outcome.trace);
+        self.traces.extend(outcome.traces);
         self.steps += outcome.steps;
     }
 
@@ -216,6 +230,7 @@ fn check_contract<'k>(kernel: &'k Kernel, buffers: &[&mut Buffer]) -> Result<&'k
             return Err(EmuError::NoSuchBuffer { index, buffer: *buffer, buffers: kernel.buffers.len() });
         }
     }
+    check_maps(kernel)?;
     if kernel.buffers.len() != buffers.len() {
         return Err(EmuError::BufferCount { expected: kernel.buffers.len(), given: buffers.len() });
     }
@@ -243,12 +258,7 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     if grid.count() == 0 || grid.0 > i32::MAX as u32 || grid.1 > 65535 || grid.2 > 65535 {
         return wrong("the grid", grid.to_string(), "1 to 2147483647 CTAs in x, 1 to 65535 in y and z");
     }
-    if grid.count().saturating_mul(threads.div_ceil(32)) >= u64::from(u32::MAX) {
-        return wrong("the grid", grid.to_string(), "fewer than 2^32 warps in all: use a smaller problem");
-    }
-    if launch.cluster.count() != 1 {
-        return wrong("the cluster", launch.cluster.to_string(), "one CTA");
-    }
+    check_cluster(kernel, entry)?;
     let block = [block.0, block.1, block.2];
     if let Some(required) = entry.bounds.required_threads
         && required.map(|n| n.max(1)) != block
@@ -265,6 +275,67 @@ fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
         );
     }
     Ok(())
+}
+
+/// Tensor maps that arguments name, and that a machine would accept.
+fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
+    for arg in &kernel.args {
+        if let Arg::TensorMap { index } = *arg
+            && index >= kernel.tensor_maps.len()
+        {
+            let accepted = format!("one of the {} of the launch contract", kernel.tensor_maps.len());
+            return Err(EmuError::Launch { what: "a tensor map", given: index.to_string(), accepted });
+        }
+    }
+    for (index, map) in kernel.tensor_maps.iter().enumerate() {
+        map.check_in(&kernel.buffers).map_err(|error| EmuError::TensorMap { index, error })?;
+        let row = map.box_extents[0] * map.element.bytes();
+        if map.swizzle.span().is_some_and(|span| span != row) {
+            return Err(EmuError::Launch {
+                what: "the row of a swizzled box",
+                given: format!("{row} bytes"),
+                accepted: format!("{:?} bytes: shorter rows are not implemented", map.swizzle.span()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// PTX ISA, "Cluster Dimension Directives"; CUDA C++ Programming Guide, "Thread Block Clusters" (16 CTAs where the launch
+/// allows non-portable sizes).
+fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
+    let (cluster, grid, sm) = (kernel.launch.cluster, kernel.launch.grid, kernel.module.target.sm);
+    let wrong = |accepted: String| {
+        Err(EmuError::Launch { what: "the cluster", given: cluster.to_string(), accepted })
+    };
+    let count = cluster.count();
+    if count == 0 || count > 16 {
+        return wrong("1 to 16 CTAs".into());
+    }
+    if count > 1 && sm < 90 {
+        return wrong(format!("one CTA on sm_{sm}"));
+    }
+    let fits = [(grid.0, cluster.0), (grid.1, cluster.1), (grid.2, cluster.2)];
+    if fits.iter().any(|(grid, cluster)| grid % cluster != 0) {
+        return wrong(format!("divisors of the grid {grid}"));
+    }
+    match entry.bounds.required_cluster {
+        Some(required) if required.map(|n| n.max(1)) != [cluster.0, cluster.1, cluster.2] => {
+            wrong(format!(".reqnctapercluster {required:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Accesses are told apart by 32-bit numbers of who made them.
+fn check_agents(context: &Context) -> Result<(), EmuError> {
+    let grid = context.launch.grid;
+    let agents = (grid.count() / context.ranks()).saturating_mul(context.actors.total() as u64);
+    if agents < u64::from(u32::MAX) {
+        return Ok(());
+    }
+    let accepted = "fewer than 2^32 warps in all: use a smaller problem".into();
+    Err(EmuError::Launch { what: "the grid", given: grid.to_string(), accepted })
 }
 
 /// Shared memory that a CTA may have (CUDA C++ Programming Guide, table of technical specifications).
@@ -285,13 +356,18 @@ fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     Ok(())
 }
 
-fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
-    let mut bytes = Vec::new();
+/// The bytes of all parameters, and where among them tensor maps lie.
+fn parameters(kernel: &Kernel, entry: &Function) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
+    let (mut bytes, mut maps) = (Vec::new(), Vec::new());
     for (param, arg) in entry.params.iter().zip(&kernel.args) {
         bytes.resize(bytes.len().next_multiple_of(param.align.max(1) as usize), 0);
         match *arg {
             Arg::Buffer { index, offset } => {
                 bytes.extend(GlobalMemory::base(index).wrapping_add(offset).to_le_bytes());
+            }
+            Arg::TensorMap { index } => {
+                maps.push(bytes.len()..bytes.len() + TensorMapSpec::BYTES as usize);
+                bytes.extend(crate::exec::map_image(index));
             }
             Arg::Null => bytes.extend([0; 8]),
             Arg::U32(v) => bytes.extend(v.to_le_bytes()),
@@ -301,7 +377,7 @@ fn parameters(kernel: &Kernel, entry: &Function) -> Vec<u8> {
             Arg::F32(v) => bytes.extend(v.to_le_bytes()),
         }
     }
-    bytes
+    (bytes, maps)
 }
 
 fn words(bytes: &[u8]) -> Vec<AtomicU32> {
@@ -337,20 +413,18 @@ fn map_buffers<'a>(
     GlobalMemory { regions }
 }
 
-/// CTAs that cannot see each other: in parallel, in any order.
-fn run_apart(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), EmuError> {
-    let warps = (context.launch.block.count() as usize).div_ceil(32);
+/// Clusters that cannot see each other: in parallel, in any order.
+fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let granule = context.program.granules[1];
-    let budget = Budget::new(context, ctas.count());
-    let found = (0..ctas.count())
+    let budget = Budget::new(context, clusters.count() * context.ranks());
+    let found = (0..clusters.count())
         .into_par_iter()
         .try_fold(Total::default, |mut sum, i| {
-            let cta = ctas.get(i);
-            let order = GlobalOrder::new(granule, warps);
-            budget.spend(START_STEPS)?;
-            let (outcome, _) = Cta::new(context, cta, order).run()?;
+            budget.spend(START_STEPS * context.ranks())?;
+            let cluster = Cluster::new(context, clusters.get(i), GlobalOrder::new(granule));
+            let (outcome, _) = cluster.run()?;
             budget.spend(outcome.effort)?;
-            budget.done.fetch_add(1, Ordering::Relaxed);
+            budget.done.fetch_add(context.ranks(), Ordering::Relaxed);
             sum.add(outcome);
             Ok(sum)
         })
@@ -359,45 +433,44 @@ fn run_apart(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), Emu
     Ok(())
 }
 
-/// CTAs that communicate: turn by turn, so that one that waits for another sees it arrive.
-fn run_together(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), EmuError> {
-    let warps = (context.launch.block.count() as usize).div_ceil(32);
-    let mut order = GlobalOrder::new(context.program.granules[1], warps);
+/// Clusters that communicate: turn by turn, so that one that waits for another sees it arrive.
+fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
+    let mut order = GlobalOrder::new(context.program.granules[1]);
     let mut next = 0;
-    let mut resident: VecDeque<Cta> = VecDeque::new();
-    let room = resident_ctas(context, warps);
-    let budget = Budget::new(context, ctas.count());
+    let mut resident: VecDeque<Cluster> = VecDeque::new();
+    let room = resident_clusters(context);
+    let budget = Budget::new(context, clusters.count() * context.ranks());
     let mut spinning = 0;
-    let count = ctas.count();
+    let count = clusters.count();
     while next < count || !resident.is_empty() {
         while next < count && resident.len() < room {
-            budget.spend(START_STEPS)?;
-            resident.push_back(Cta::new(context, ctas.get(next), GlobalOrder::default()));
+            budget.spend(START_STEPS * context.ranks())?;
+            resident.push_back(Cluster::new(context, clusters.get(next), GlobalOrder::default()));
             next += 1;
         }
-        let Some(mut cta) = resident.pop_front() else { break };
-        cta.env.order = order;
-        let before = cta.effort();
-        let progress = cta.turn()?;
-        budget.spend(cta.effort() - before)?;
-        budget.remember(cta.env.order.bytes())?;
-        order = std::mem::take(&mut cta.env.order);
+        let Some(mut cluster) = resident.pop_front() else { break };
+        cluster.env.order = order;
+        let before = cluster.effort();
+        let progress = cluster.turn()?;
+        budget.spend(cluster.effort() - before)?;
+        budget.remember(cluster.env.order.bytes())?;
+        order = std::mem::take(&mut cluster.env.order);
         if progress == Progress::Running {
-            spinning = if cta.is_spinning() { spinning + 1 } else { 0 };
-            resident.push_back(cta);
+            spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
+            resident.push_back(cluster);
             if spinning > resident.len() {
                 // Each of them waits for one that will not come, or for one that finds no room.
-                for mut cta in resident.drain(..) {
-                    cta.report_deadlock();
-                    total.add(cta.finish().0);
+                for mut cluster in resident.drain(..) {
+                    cluster.report_deadlock();
+                    total.add(cluster.finish().0);
                 }
                 return Ok(());
             }
         } else {
             spinning = 0;
-            budget.done.fetch_add(1, Ordering::Relaxed);
-            cta.env.order = order;
-            let (outcome, back) = cta.finish();
+            budget.done.fetch_add(context.ranks(), Ordering::Relaxed);
+            cluster.env.order = order;
+            let (outcome, back) = cluster.finish();
             order = back;
             total.add(outcome);
         }
@@ -406,10 +479,12 @@ fn run_together(context: &Context, ctas: Ctas, total: &mut Total) -> Result<(), 
 }
 
 /// As many as fit in about a gigabyte.
-fn resident_ctas(context: &Context, warps: usize) -> usize {
+fn resident_clusters(context: &Context) -> usize {
+    let (warps, slots) = (context.actors.threads(), context.actors.slots());
     let [w32, w64, _] = context.program.sizes;
-    let granules = context.program.layout.shared_bytes as usize / context.program.granules[0] as usize;
-    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * warps);
+    let granules = context.actors.ctas * context.program.layout.shared_bytes as usize
+        / context.program.granules[0] as usize;
+    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * slots);
     ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
 }
 
@@ -422,7 +497,9 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
         }
         let Some((granule, writer, reader)) = region.read_and_written() else { continue };
         let offset = granule as i64 * i64::from(context.program.granules[1]);
-        let thread = |cta: Option<u32>| cta.map(|cta| ThreadId { cta: u64::from(cta), warp: 0, lane: 0 });
+        let thread = |cluster: Option<u32>| {
+            cluster.map(|n| ThreadId { cta: context.cta(u64::from(n), 0), warp: 0, lane: 0 })
+        };
         findings.report(HazardKind::Race, line(writer.pc), Some(line(reader.pc)), || {
             let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset };
             let threads = [thread(writer.cta), thread(reader.cta)].into_iter().flatten().collect();

@@ -90,6 +90,7 @@ pub enum HazardKind {
     AsyncNotWaited,
     MissingProxyFence,
     TransactionMismatch,
+    MissingWgmmaFence,
     UnwrittenOutput,
 }
 
@@ -106,6 +107,7 @@ impl HazardKind {
             HazardKind::AsyncNotWaited => "async_not_waited",
             HazardKind::MissingProxyFence => "missing_proxy_fence",
             HazardKind::TransactionMismatch => "transaction_mismatch",
+            HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
             HazardKind::UnwrittenOutput => "unwritten_output",
         }
     }

@@ -18,8 +18,10 @@ fn kernel(body: &str) -> Kernel {
             cluster: Dim3(1, 1, 1),
             block: Dim3(64, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: vec![BufferSpec { name: "out".into(), bytes: 4096, access: Access::ReadWrite }],
+        tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],
     }
 }
@@ -52,12 +54,9 @@ fn contracts_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_not_implemented_is_named_and_nothing_runs() {
-    let kernel = kernel("mov.u32 %r0, %clusterid.x;");
+    let kernel = kernel("red.global.add.v2.f32 [%rd0], {%f0, %f1};");
     let error = launch(&kernel, &Options::default()).expect_err("a refusal");
-    assert!(
-        matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("clusterid")),
-        "{error}"
-    );
+    assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("vector")), "{error}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Runs `filetests/run` and `filetests/hazard`: PTX with the launch, and what must come of it, in comments.
 //!
 //! ```text
-//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given)
+//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
-//! // arg: out                                   (a buffer, `buffer+bytes`, or u32/i32/f32 and a value)
+//! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
+//! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or u32/i32/f32 and a value)
 //! // expect: out u32 0 1 2                      (first words after the run; f32 too)
 //! st.shared.u32 [%r1], %r2;  // hazard: race    (on the line of either access)
 //! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)
@@ -16,10 +17,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use flashcore_emu::{Buffer, EmuError, Options, Report, Schedule, run};
-use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
+use ptx::{Access, Arg, BufferSpec, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, TensorMapSpec};
 
 struct Case {
     kernel: Kernel,
+    maps: Vec<String>,
     contents: Vec<Option<Vec<u8>>>,
     expected: Vec<(usize, Vec<u32>)>,
     /// Kind and line; line 0 for the whole kernel.
@@ -45,11 +47,18 @@ fn word(kind: &str, text: &str) -> u32 {
 fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let entry = module.entries().next().expect("an entry").name.to_string();
-    let launch =
-        Launch { grid: Dim3(1, 1, 1), cluster: Dim3(1, 1, 1), block: Dim3(32, 1, 1), dynamic_shared: 0 };
-    let kernel = Kernel { module, entry, launch, buffers: Vec::new(), args: Vec::new() };
+    let launch = Launch {
+        grid: Dim3(1, 1, 1),
+        cluster: Dim3(1, 1, 1),
+        block: Dim3(32, 1, 1),
+        dynamic_shared: 0,
+        overlapping: false,
+    };
+    let kernel =
+        Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers: Vec::new(), args: Vec::new() };
     let mut case = Case {
         kernel,
+        maps: Vec::new(),
         contents: Vec::new(),
         expected: Vec::new(),
         hazards: BTreeSet::new(),
@@ -72,6 +81,11 @@ impl Case {
         match (key, words) {
             ("launch", settings) => settings.iter().for_each(|s| self.launch(s)),
             ("buffer", [name, bytes, access, init @ ..]) => self.buffer(name, number(bytes), access, init),
+            ("map", [name, buffer, rest @ ..]) => self.map(name, buffer, rest),
+            ("arg", ["map", name]) => {
+                let index = self.maps.iter().position(|m| m == name).expect("a map of that name");
+                self.kernel.args.push(Arg::TensorMap { index });
+            }
             ("arg", [kind, value]) => self.kernel.args.push(match *kind {
                 "f32" => Arg::F32(number(value)),
                 "i32" => Arg::I32(number(value)),
@@ -96,6 +110,39 @@ impl Case {
         }
     }
 
+    fn map(&mut self, name: &str, buffer: &str, rest: &[&str]) {
+        let [element, extents, strides, boxes, swizzle] = rest else { panic!("a map has five properties") };
+        fn list<T: std::str::FromStr>(text: &str) -> Vec<T> {
+            text.split(',').filter(|n| *n != "-").map(number).collect()
+        }
+        let element = match *element {
+            "f16" => Element::F16,
+            "f32" => Element::F32,
+            "u32" => Element::U32,
+            other => panic!("`{other}` is no element"),
+        };
+        let swizzle = match *swizzle {
+            "128" => Swizzle::Bytes128,
+            "64" => Swizzle::Bytes64,
+            "32" => Swizzle::Bytes32,
+            _ => Swizzle::None,
+        };
+        self.maps.push(name.to_string());
+        let (buffer, l2_promotion) = (self.index(buffer), L2Promotion::None);
+        let (extents, strides, box_extents) = (list(extents), list(strides), list(boxes));
+        let spec = TensorMapSpec {
+            buffer,
+            offset: 0,
+            element,
+            extents,
+            strides,
+            box_extents,
+            swizzle,
+            l2_promotion,
+        };
+        self.kernel.tensor_maps.push(spec);
+    }
+
     fn index(&self, name: &str) -> usize {
         self.kernel
             .buffers
@@ -110,6 +157,7 @@ impl Case {
         let mut next = || extents.next().unwrap_or(1);
         match key {
             "grid" => self.kernel.launch.grid = Dim3(next(), next(), next()),
+            "cluster" => self.kernel.launch.cluster = Dim3(next(), next(), next()),
             "block" => self.kernel.launch.block = Dim3(next(), next(), next()),
             "shared" => self.kernel.launch.dynamic_shared = next(),
             _ => panic!("`{key}` is no setting of a launch"),

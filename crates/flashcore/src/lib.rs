@@ -50,3 +50,8 @@ pub use error::AttentionError;
 pub use kernels::Plan;
 pub use problem::{DType, Layout, Mask, Problem, Strides};
 pub use tensor::{TensorView, TensorViewMut};
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

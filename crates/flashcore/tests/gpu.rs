@@ -15,8 +15,8 @@ use flashcore::{
 };
 use half::f16;
 use harness::{SCENARIO, passes};
-use kernels::Plan;
-use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
+use kernels::{Family, Plan};
+use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, L2Promotion, Launch, Machine, Swizzle, TensorMapSpec};
 
 #[test]
 fn scenario() {
@@ -24,9 +24,12 @@ fn scenario() {
         Ok("slices") => slices(),
         Ok("device_memory") => device_memory(),
         Ok("fallbacks") => fallbacks(),
+        Ok("hopper_fallbacks") => hopper_fallbacks(),
+        Ok("hopper") => hopper(),
         Ok("full") => full(),
         Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
         Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
+        Ok("forbidden") => without("cuInit is not permitted: CUDA_ERROR_NOT_PERMITTED"),
         Ok("stub") => without("cuDriverGetVersion failed: CUDA_ERROR_STUB_LIBRARY"),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
@@ -55,28 +58,41 @@ fn emulate(path: &Path) {
 
     let module = ptx::parse(std::str::from_utf8(text).unwrap()).unwrap();
     let sizes: Vec<u32> = module.function(&entry).unwrap().params.iter().map(ptx::Param::bytes).collect();
-    let args = sizes.iter().zip(&params).map(|(&size, &bits)| {
-        let inside = |&(start, length): &(u64, usize)| (start..start + length as u64).contains(&bits);
-        match allocations.iter().position(inside) {
-            Some(index) if size == 8 => Arg::Buffer { index, offset: bits - allocations[index].0 },
-            _ if size == 8 => Arg::U64(bits),
-            _ => Arg::U32(bits as u32),
-        }
-    });
+    let place = |address: u64| {
+        let inside = |&(start, length): &(u64, usize)| (start..start + length as u64).contains(&address);
+        let index = allocations.iter().position(inside)?;
+        Some((index, address - allocations[index].0))
+    };
+    let (mut words, mut args, mut tensor_maps) = (params.as_slice(), Vec::new(), Vec::new());
+    for size in sizes {
+        let (own, rest) = words.split_at(size.div_ceil(8) as usize);
+        words = rest;
+        args.push(match (size, place(own[0])) {
+            (TensorMapSpec::BYTES, Some(place)) => {
+                tensor_maps.push(tensor_map(own, place));
+                Arg::TensorMap { index: tensor_maps.len() - 1 }
+            }
+            (8, Some((index, offset))) => Arg::Buffer { index, offset },
+            (8, None) => Arg::U64(own[0]),
+            _ => Arg::U32(own[0] as u32),
+        });
+    }
     let spec = |&(address, bytes): &(u64, usize)| BufferSpec {
         name: format!("{address:#x}"),
         bytes,
         access: Access::ReadWrite,
     };
     let kernel = Kernel {
-        args: args.collect(),
+        args,
         buffers: allocations.iter().map(spec).collect(),
         launch: Launch {
             grid: Dim3(shape[0], shape[1], shape[2]),
-            cluster: Dim3(1, 1, 1),
+            cluster: Dim3(shape[7], shape[8], shape[9]),
             block: Dim3(shape[3], shape[4], shape[5]),
             dynamic_shared: shape[6],
+            overlapping: false,
         },
+        tensor_maps,
         module,
         entry,
     };
@@ -97,6 +113,27 @@ fn emulate(path: &Path) {
         after.extend(contents);
     }
     std::fs::write(path, after).unwrap();
+}
+
+/// A map from the fake's encoding of it.
+fn tensor_map(words: &[u64], (buffer, offset): (usize, u64)) -> TensorMapSpec {
+    let rank = (words[1] & 0xff) as usize;
+    TensorMapSpec {
+        buffer,
+        offset,
+        // CUtensorMapDataType and CUtensorMapSwizzle.
+        element: match words[1] >> 8 & 0xff {
+            6 => ptx::Element::F16,
+            9 => ptx::Element::Bf16,
+            other => panic!("element {other}"),
+        },
+        swizzle: [Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128]
+            [(words[1] >> 16) as usize],
+        extents: words[2..2 + rank].to_vec(),
+        strides: words[7..6 + rank].to_vec(),
+        box_extents: words[11..11 + rank].iter().map(|&n| n as u32).collect(),
+        l2_promotion: L2Promotion::default(),
+    }
 }
 
 /// Values that f16 holds exactly.
@@ -142,6 +179,19 @@ fn slices() {
         assert_eq!((&row[..16], &row[16..]), (dense, &[seven; 8][..]));
     }
 
+    // Rows from the last to the first, and one row for all keys.
+    let back = Strides { batch: 0, head: 20 * 16, row: -16 };
+    let same = Strides { batch: 0, head: 0, row: 0 };
+    let (q, one) = (ramp(2 * 20 * 16, 3), ramp(16, 7));
+    let keys = TensorView::dense(&k, [1, 2, 30, 16], Layout::Bhsd).unwrap();
+    let queries = TensorView::strided(&q, [1, 2, 20, 16], back).unwrap();
+    for values in [keys, TensorView::strided(&one, [1, 2, 30, 16], same).unwrap()] {
+        let call = attention(queries, keys, values);
+        let (gpu, cpu) =
+            (call.device(Device::Cuda(0)).run().unwrap(), call.device(Device::Cpu).run().unwrap());
+        close(&gpu.data, &cpu.data.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>());
+    }
+
     let data = vec![0.5f32; 8 * 16];
     let view = TensorView::dense(&data, [1, 1, 8, 16], Layout::Bhsd).unwrap();
     assert!(attention(view, view, view).run().unwrap().data.iter().all(|x| (x - 0.5).abs() < 1e-6));
@@ -183,7 +233,7 @@ impl Tensors {
 /// Prepared once; aligned, misaligned and captured calls agree bit for bit; what does not fit is refused.
 fn device_memory() {
     let gpu = Gpu::open(0).unwrap();
-    assert_eq!((gpu.arch().sm, gpu.arch().multiprocessors), (90, 132));
+    assert_eq!((gpu.arch().sm, gpu.arch().multiprocessors), (89, 132));
     let problem = Problem::new(1, 2, 20, 16, DType::F16);
     let prepared = gpu.prepare(&problem, true, None).unwrap();
     assert!(std::sync::Arc::ptr_eq(&prepared, &gpu.prepare(&problem, true, None).unwrap()));
@@ -221,8 +271,17 @@ fn device_memory() {
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
     refuse(gpu.prepare(&unordered, true, None).map(drop), "heads_kv is 0");
 
-    // Without rows there is nothing to launch, without keys there are zeros.
+    // Strides that no memory has are refused before anything is loaded.
+    let far = Strides { batch: 0, head: i64::MAX, row: 16 };
+    refuse(
+        gpu.prepare(&Problem { k: far, ..problem.clone() }, true, None).map(drop),
+        "k has more than 2^63 elements",
+    );
+
+    // Without batches or rows there is nothing to launch, without keys there are zeros.
     let none = driver::DeviceSlice::EMPTY;
+    let empty = gpu.prepare(&Problem { batch: 0, ..problem.clone() }, false, None).unwrap();
+    empty.enqueue(&stream, none, none, none, none, None).unwrap();
     let empty = gpu.prepare(&Problem { seq_q: 0, ..problem.clone() }, false, None).unwrap();
     empty.enqueue(&stream, none, none, none, none, None).unwrap();
     let keyless = problem.with_seq_kv(0, Layout::Bhsd);
@@ -248,6 +307,57 @@ fn fallbacks() {
         (prepared.plan(), prepared.choice(), prepared.resources().local),
         (&given, PlanSource::Given, 80)
     );
+}
+
+/// A device of 9.0: its own families come first, and what they cannot take goes to the one for every GPU.
+fn hopper_fallbacks() {
+    let gpu = Gpu::open(0).unwrap();
+    let problem = Problem::new(1, 2, 100, 64, DType::F16);
+    let prepared = gpu.prepare(&problem, true, None).unwrap();
+    let families: Vec<&str> = prepared.fallbacks().iter().map(|fallback| fallback.plan.family()).collect();
+    assert_eq!((families, prepared.plan().family()), (vec!["small", "mma"], "mma"));
+    assert_eq!(prepared.choice(), PlanSource::Safe);
+    // Rows that begin where no tensor map can.
+    let mut odd = problem.clone();
+    (odd.k.row, odd.k.head) = (65, 6500);
+    let prepared = gpu.prepare(&odd, false, None).unwrap();
+    assert!(prepared.fallbacks().iter().all(|fallback| fallback.plan.family() == "mma"));
+    // A plan that is given is taken as it is; what begins elsewhere is computed all the same.
+    let given = Family::Small.default_for(&problem, gpu.arch()).unwrap();
+    let prepared = gpu.prepare(&problem, false, Some(&given)).unwrap();
+    assert_eq!((prepared.plan(), prepared.parts().1.has_tensor_maps()), (&given, true));
+    let error = gpu.prepare(&odd, false, Some(&given)).unwrap_err().to_string();
+    assert!(error.contains("k head stride = 6500"), "{error}");
+}
+
+/// Hopper's families from end to end: tensor maps of whatever address comes, clusters, counters, graphs.
+fn hopper() {
+    let gpu = Gpu::open(0).unwrap();
+    let problem = Problem::new(1, 2, 70, 64, DType::F16).with_mask(Mask::Causal);
+    let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
+    let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+    let nan = vec![0xff; 2 * q.len()];
+    let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
+    for family in [Family::Small, Family::Wgmma] {
+        let plan = family.default_for(&problem, gpu.arch()).unwrap();
+        let prepared = gpu.prepare(&problem, true, Some(&plan)).unwrap();
+        assert_eq!(prepared.plan(), &plan.with_lse(true));
+        // On two streams, and by a graph of both on another: each call has its maps, and finds its counter at 0.
+        let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+        let sets = [0, 0, 0, 0, 8].map(|shift| Tensors::new(&gpu, contents, shift));
+        sets[0].enqueue(&prepared, &first).unwrap();
+        sets[1].enqueue(&prepared, &second).unwrap();
+        let graph = Graph::capture(&first, |stream| {
+            sets[2..].iter().try_for_each(|set| set.enqueue(&prepared, stream))
+        });
+        graph.unwrap().launch(&second).unwrap();
+        for (index, set) in sets.iter().enumerate() {
+            let out: Vec<f16> = set.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+            close(&out, &oracle.out);
+            // The last lies where no tensor map can begin; the family for every GPU took it.
+            assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
+        }
+    }
 }
 
 /// A device without room: the CPU computes, unless the GPU was asked for by name.
@@ -277,7 +387,7 @@ fn without(reason: &str) {
 
 fn on_the_emulator(scenario: &str, variables: &[(&str, &str)]) {
     let runner = std::env::current_exe().unwrap();
-    let mut all = vec![("FAKE_RUNNER", runner.to_str().unwrap())];
+    let mut all = vec![("FAKE_RUNNER", runner.to_str().unwrap()), ("FAKE_SM", "89")];
     all.extend(variables);
     passes(scenario, &all);
 }
@@ -285,6 +395,12 @@ fn on_the_emulator(scenario: &str, variables: &[(&str, &str)]) {
 #[test]
 fn host_slices_are_computed_by_the_best_device() {
     on_the_emulator("slices", &[]);
+    on_the_emulator("slices", &[("FAKE_SM", "90")]);
+}
+
+#[test]
+fn hoppers_families_take_device_memory() {
+    on_the_emulator("hopper", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
 }
 
 #[test]
@@ -298,6 +414,11 @@ fn a_plan_that_is_not_admitted_falls_back() {
 }
 
 #[test]
+fn what_hopper_cannot_take_goes_to_the_family_for_every_gpu() {
+    passes("hopper_fallbacks", &[("FAKE_LOCAL", "80")]);
+}
+
+#[test]
 fn a_full_device_leaves_it_to_the_cpu() {
     on_the_emulator("full", &[("FAKE_MEMORY", "10000")]);
 }
@@ -306,6 +427,7 @@ fn a_full_device_leaves_it_to_the_cpu() {
 fn without_a_usable_gpu_the_cpu_computes() {
     passes("old", &[("FAKE_VERSION", "11080")]);
     passes("no_device", &[("FAKE_INIT", "100")]);
+    passes("forbidden", &[("FAKE_INIT", "800")]);
     // The toolkit's library of that name, which is there for linkers only.
     passes("stub", &[("FAKE_STUB", "34")]);
 }

@@ -18,6 +18,9 @@ pub enum PlanError {
     /// The family does not compute this element type.
     #[error("dtype = {dtype} is not computed by {family}; accepted: {accepted}")]
     DType { family: &'static str, dtype: DType, accepted: &'static str },
+    /// A property of the problem that the family does not compute.
+    #[error("{what} = {value} is not computed by {family}; accepted: {accepted}")]
+    Problem { family: &'static str, what: String, value: String, accepted: String },
     /// A number outside its range, or not a multiple of what it must be.
     #[error("{what} = {value}; accepted: {accepted}")]
     Value { what: &'static str, value: u64, accepted: String },

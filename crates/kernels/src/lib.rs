@@ -22,4 +22,4 @@ pub mod select;
 
 pub use arch::Arch;
 pub use error::{KernelError, PlanError};
-pub use plan::{Plan, emit};
+pub use plan::{Family, Plan, emit};

@@ -3,6 +3,8 @@ use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::mma::MmaPlan;
+use crate::forward::small::SmallPlan;
+use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, KernelError, PlanError};
 
@@ -13,6 +15,10 @@ use crate::{Arch, KernelError, PlanError};
 pub enum Plan {
     /// Forward attention on `mma.sync`, for every GPU since sm_80.
     Mma(MmaPlan),
+    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a alone.
+    Wgmma(WgmmaPlan),
+    /// Forward attention for small grids, latency first, on `wgmma` and TMA, for sm_90a alone.
+    Small(SmallPlan),
     /// A kernel of the seeds' story.
     Ladder {
         /// Which one.
@@ -20,23 +26,108 @@ pub enum Plan {
     },
 }
 
+/// Up to so many CTAs a multiprocessor a grid is small (measured on an H200).
+const SMALL_CTAS_PER_SM: u64 = 4;
+
+/// The families of forward attention, of which a plan can be made for a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "as in Plan")]
+pub enum Family {
+    Mma,
+    Wgmma,
+    Small,
+}
+
+impl Family {
+    /// Every one; those that need the least of a GPU come first.
+    pub const ALL: [Family; 3] = [Family::Mma, Family::Wgmma, Family::Small];
+
+    /// As plans write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Mma => "mma",
+            Family::Wgmma => "wgmma",
+            Family::Small => "small",
+        }
+    }
+
+    /// The family of that name.
+    pub fn named(name: &str) -> Option<Family> {
+        Family::ALL.into_iter().find(|family| family.name() == name)
+    }
+
+    /// The family's default for the problem.
+    ///
+    /// # Errors
+    /// When the problem cannot be stated or the family does not compute it on the architecture.
+    pub fn default_for(self, problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
+        problem.check()?;
+        let plan = self.proposal(problem, arch);
+        plan.check(problem, arch)?;
+        Ok(plan)
+    }
+
+    /// The same where it does not fit, too: genes to begin with.
+    pub fn proposal(self, problem: &Problem, arch: &Arch) -> Plan {
+        match self {
+            Family::Mma => Plan::Mma(MmaPlan::default_for(problem, arch)),
+            Family::Wgmma => Plan::Wgmma(WgmmaPlan::default_for(problem, arch)),
+            Family::Small => Plan::Small(SmallPlan::default_for(problem, arch)),
+        }
+    }
+
+    /// Whether the family is at its best: the grid it was made for.
+    fn suits(self, plan: &Plan, problem: &Problem, arch: &Arch) -> bool {
+        let (sms, heads) = (u64::from(arch.multiprocessors), (problem.batch * problem.heads_q) as u64);
+        let row_tiles = |rows: u32| problem.seq_q.div_ceil(rows as usize) as u64 * heads;
+        match (self, plan) {
+            // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
+            (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
+            // Every CTA at once, or nearly so: a wave costs the whole chain of loads and products.
+            (Family::Small, Plan::Small(plan)) => {
+                row_tiles(plan.rows()) * u64::from(plan.cluster) <= SMALL_CTAS_PER_SM * sms
+            }
+            _ => true,
+        }
+    }
+}
+
 impl Plan {
-    /// A good plan for the problem on the architecture.
+    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of `small`, `wgmma` and
+    /// `mma` that computes it and suits its grid.
     ///
     /// # Errors
     /// When the problem cannot be stated or no family computes it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        problem.check()?;
-        let plan = Plan::Mma(MmaPlan::default_for(problem, arch));
-        plan.check(problem, arch)?;
-        Ok(plan)
+        let specific = Family::ALL.into_iter().rev().filter(|&family| family != Family::Mma);
+        for family in specific {
+            if let Ok(plan) = family.default_for(problem, arch)
+                && family.suits(&plan, problem, arch)
+            {
+                return Ok(plan);
+            }
+        }
+        Family::Mma.default_for(problem, arch)
     }
 
     /// Name of the family.
     pub const fn family(&self) -> &'static str {
         match self {
-            Plan::Mma(_) => "mma",
+            Plan::Mma(_) => Family::Mma.name(),
+            Plan::Wgmma(_) => Family::Wgmma.name(),
+            Plan::Small(_) => Family::Small.name(),
             Plan::Ladder { .. } => "ladder",
+        }
+    }
+
+    /// The same plan, returning the LSE or not. The ladder's kernels never do.
+    #[must_use]
+    pub fn with_lse(&self, lse: bool) -> Plan {
+        match self {
+            Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
+            Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, ..plan.clone() }),
+            Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
+            Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
         }
     }
 
@@ -47,13 +138,16 @@ impl Plan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
+            Plan::Small(plan) => plan.check(problem, arch),
+            Plan::Wgmma(plan) => plan.check(problem, arch),
             Plan::Ladder { rung } => rung.check(problem, arch),
         }
     }
 }
 
 /// The kernel of a plan, with its launch contract for the problem. Buffers are `q`, `k`, `v`, `out` and, where the plan
-/// returns it, `lse`, in this order and of exactly the size the problem's strides span.
+/// returns it, `lse`, in this order and of exactly the size the problem's strides span. A family that hands out its tiles at run time
+/// has a `counter` after them: zeros at the first launch, and left so by each.
 ///
 /// # Errors
 /// When the problem cannot be stated or the plan does not fit it or the architecture.
@@ -62,6 +156,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, Kerne
     plan.check(problem, arch)?;
     match plan {
         Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
+        Plan::Small(plan) => Ok(plan.emit(problem)),
+        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
         Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
     }
 }

@@ -18,7 +18,7 @@ use tools::Assembled;
 fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     match Plan::default_for(problem, arch).unwrap() {
         Plan::Mma(plan) => plan,
-        Plan::Ladder { rung } => panic!("the ladder is no default: {rung:?}"),
+        other => panic!("{} is no default here", other.family()),
     }
 }
 

@@ -118,9 +118,11 @@ fn launches(
             cluster: Dim3(1, 1, 1),
             block: Dim3(threads, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         };
         let (module, entry) = (module.clone(), "empty".to_owned());
-        let kernel = Kernel { module, entry, launch, buffers: Vec::new(), args: Vec::new() };
+        let kernel =
+            Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers: Vec::new(), args: Vec::new() };
         let times: Result<Vec<f64>, _> = (0..ROUNDS).map(|_| gpu.time(&kernel, &mut [], LAUNCHES)).collect();
         let times = times?;
         let (us, forecast) = (median(&times), known.map(|m| m.launch_us));

@@ -3,6 +3,7 @@
 
 pub mod approx;
 pub mod bench;
+pub mod child;
 pub mod climb;
 pub mod diagnose;
 pub mod differential;
@@ -10,11 +11,13 @@ pub mod files;
 pub mod forecast;
 pub mod fuzz;
 pub mod gate;
+pub mod genes;
 pub mod launchfile;
 pub mod panics;
 pub mod probes;
 pub mod provenance;
 pub mod report;
+pub mod search;
 pub mod selftest;
 pub mod store;
 pub mod study;

@@ -31,6 +31,15 @@ pub enum NvrtcError {
         /// Why.
         reason: String,
     },
+    /// The source includes headers of CUDA that are not there.
+    #[error(
+        "the source includes <{header}>, and there are no CUDA headers beside NVRTC: fetch them with `cargo xtask tools`, or \
+         set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
+    )]
+    NoHeaders {
+        /// The first header that is missing.
+        header: String,
+    },
     /// The source is wrong.
     #[error("NVRTC refuses the source:\n{0}")]
     Source(String),
@@ -60,10 +69,20 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// The folder of CUDA's headers beside libnvrtc, if it is there (`…/lib/libnvrtc.so` and `…/include`).
-fn headers(library: &Path) -> Option<PathBuf> {
-    let include = library.parent()?.parent()?.join("include");
-    include.is_dir().then_some(include)
+/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, or beside libnvrtc (`…/lib/libnvrtc.so` and `…/include`).
+fn headers(library: &Path) -> Vec<PathBuf> {
+    let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
+    let beside = || Some(library.parent()?.parent()?.join("include"));
+    let include = named.or_else(beside).filter(|dir| dir.join("cuda_fp16.h").is_file());
+    // What the C++ standard library has is in a folder of its own.
+    let folders = include.into_iter().flat_map(|dir| [dir.join("cccl"), dir]);
+    folders.filter(|dir| dir.is_dir()).collect()
+}
+
+/// The header that NVRTC did not find.
+fn missing_header(log: &str) -> Option<&str> {
+    let (_, rest) = log.split_once("could not open source file \"")?;
+    rest.split_once('"').map(|(header, _)| header)
 }
 
 /// Compiles CUDA C++ to PTX for an architecture like `compute_80`.
@@ -73,12 +92,13 @@ fn headers(library: &Path) -> Option<PathBuf> {
 pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     let library = nvrtc().ok_or(NvrtcError::NotFound)?;
     let python = python();
+    let include = headers(&library);
     let start = |source| NvrtcError::Python { python: python.clone(), source };
     let mut child = Command::new(&python)
         .args(["-c", include_str!("nvrtc.py")])
         .arg(&library)
         .arg(arch)
-        .args(headers(&library))
+        .args(&include)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -92,7 +112,10 @@ pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     let log = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match output.status.code() {
         Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Some(1) => Err(NvrtcError::Source(log)),
+        Some(1) => Err(match missing_header(&log) {
+            Some(header) if include.is_empty() => NvrtcError::NoHeaders { header: header.to_owned() },
+            _ => NvrtcError::Source(log),
+        }),
         _ => Err(NvrtcError::Load { library, reason: log }),
     }
 }

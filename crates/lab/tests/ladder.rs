@@ -3,9 +3,10 @@
 use flashcore_lab as lab;
 use kernels::Arch;
 use lab::bench::gpu::Workbench;
-use lab::climb::{Climb, Options, climb, rungs};
+use lab::climb::{Climb, Options, Rung, Score, climb, rungs};
 use lab::gate::Settings;
 use problem::{DType, Problem};
+use rayon::prelude::*;
 
 fn small_climb() -> Climb {
     let problem = Problem::new(1, 8, 128, 64, DType::F16);
@@ -57,4 +58,25 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     let page = lab::report::page(&climb);
     assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
     assert!(!page.contains("NaN µs") && page.contains("phase4_race"));
+}
+
+/// The seeds' measured table against the model of an L4, each time for the problem that it is of.
+#[test]
+fn the_model_orders_the_seeds_table() {
+    let problem = Problem::new(1, 8, 512, 64, DType::F16);
+    let predict = |rung: &Rung| {
+        let quoted = rung.quoted.as_ref()?;
+        let kernel = &rung.head.kernel;
+        let traces = lab::study::record(&rung.head, 2).unwrap();
+        let resources = emu::resources::estimate(&kernel.module, &kernel.entry).unwrap();
+        let launch = quoted.launch.as_ref().unwrap();
+        let l4 = &emu::model::machine::L4;
+        let predicted = lab::study::forecast(&rung.head, launch, &traces, &resources, l4).unwrap();
+        Some((predicted.us, quoted.us))
+    };
+    let rungs = rungs(&problem, &Arch::SM_89).unwrap();
+    let pairs: Vec<(f64, f64)> = rungs.par_iter().filter_map(predict).collect();
+    let score = Score::of(&pairs);
+    assert_eq!(score.rungs, 11);
+    assert!(score.spearman >= 0.85 && score.median_error < 0.35, "{score:?}: {pairs:?}");
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use crate::Module;
+use crate::{Module, TensorMapSpec};
 
 /// Extents in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -30,6 +30,10 @@ pub struct Launch {
     pub block: Dim3,
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
+    /// Whether it may start while the launch before it still runs (programmatic dependent launch). The kernel itself must
+    /// then wait (`griddepcontrol.wait`) before it touches what that launch writes, or writes what it reads.
+    #[serde(default)]
+    pub overlapping: bool,
 }
 
 /// What a kernel does with a buffer.
@@ -63,6 +67,11 @@ pub enum Arg {
         /// Bytes from its start.
         offset: u64,
     },
+    /// A tensor map by value: `.param .align 64 .b8 name[128]`.
+    TensorMap {
+        /// Index into [`Kernel::tensor_maps`].
+        index: usize,
+    },
     /// A null pointer (an optional output not wanted).
     Null,
     /// A 32-bit unsigned integer.
@@ -82,6 +91,7 @@ impl Arg {
     pub const fn bytes(self) -> u32 {
         match self {
             Arg::Buffer { .. } | Arg::Null | Arg::U64(_) | Arg::I64(_) => 8,
+            Arg::TensorMap { .. } => TensorMapSpec::BYTES,
             Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
         }
     }
@@ -99,6 +109,8 @@ pub struct Kernel {
     pub launch: Launch,
     /// Buffers the launch takes, in order.
     pub buffers: Vec<BufferSpec>,
+    /// Tensor maps that the arguments name.
+    pub tensor_maps: Vec<TensorMapSpec>,
     /// One value per parameter of the entry, in order.
     pub args: Vec<Arg>,
 }

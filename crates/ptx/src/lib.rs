@@ -16,22 +16,24 @@ mod operand;
 mod parse;
 mod print;
 mod signature;
+mod tensor_map;
 mod types;
 mod verify;
 
 pub use builder::{
-    Builder, F32, F64, Float, Global, Half, Int, Local, Number, Pointer, Pred, R16, R32, R64, Shared, Src,
-    Value, Word,
+    Builder, BulkOptions, ClusterShared, F32, F64, Float, Global, Half, Int, Local, Major, Number, Pointer,
+    Pred, R16, R32, R64, Shared, SharedPointer, Src, TensorMapPtr, Value, Word,
 };
 pub use kernel::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 pub use machine::Machine;
 pub use module::{
     Body, Function, FunctionKind, Initializer, Instruction, Item, LaunchBounds, Linkage, Module, Param,
-    ParamSpace, Register, Statement, Target, TargetSuffix, Variable, Version,
+    ParamSpace, Register, Statement, Target, TargetSuffix, UnknownTarget, Variable, Version,
 };
 pub use op::*;
 pub use operand::{Address, Base, Guard, Imm, Label, Name, Operand, Reg, SpecialReg};
 pub use parse::{ParseError, parse};
 pub use signature::{Flow, Signature, Slot, SlotKind};
+pub use tensor_map::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 pub use types::{Space, Type};
 pub use verify::{Requirement, Rule, Verified, Violation, Violations};

@@ -1,3 +1,5 @@
+use std::str::FromStr;
+
 use smallvec::SmallVec;
 
 use crate::operand::{Guard, Name, Operand};
@@ -35,6 +37,44 @@ impl Target {
     /// `sm_NN` without a suffix.
     pub const fn sm(sm: u32) -> Target {
         Target { sm, suffix: TargetSuffix::None }
+    }
+
+    /// `sm_NNa`: with the features of this architecture alone.
+    pub const fn sm_a(sm: u32) -> Target {
+        Target { sm, suffix: TargetSuffix::ArchSpecific }
+    }
+
+    /// Whether a device of that compute capability (times ten) runs code for this target (PTX ISA, ".target").
+    pub const fn runs_on(self, sm: u32) -> bool {
+        match self.suffix {
+            TargetSuffix::None => sm >= self.sm,
+            TargetSuffix::ArchSpecific => sm == self.sm,
+            TargetSuffix::Family => sm >= self.sm && sm / 10 == self.sm / 10,
+        }
+    }
+}
+
+/// What is no name of a target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no target such as `sm_80` or `sm_90a`")]
+pub struct UnknownTarget(String);
+
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    /// `sm_90a`, or `90a` alone.
+    fn from_str(text: &str) -> Result<Target, UnknownTarget> {
+        let name = text.strip_prefix("sm_").unwrap_or(text);
+        let (number, suffix) = match name.as_bytes().last() {
+            Some(b'a') => (&name[..name.len() - 1], TargetSuffix::ArchSpecific),
+            Some(b'f') => (&name[..name.len() - 1], TargetSuffix::Family),
+            _ => (name, TargetSuffix::None),
+        };
+        let digits = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        match number.parse() {
+            Ok(sm) if digits => Ok(Target { sm, suffix }),
+            _ => Err(UnknownTarget(text.to_owned())),
+        }
     }
 }
 

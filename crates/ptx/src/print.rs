@@ -302,8 +302,21 @@ impl Instruction {
 
     fn operands(&self, f: &mut Formatter<'_>, body: &Body) -> fmt::Result {
         let skip_empty = matches!(self.op, Op::Call { .. });
+        let boxed = self.boxed();
         let mut separator = " ";
-        for operand in &self.operands {
+        for (i, operand) in self.operands.iter().enumerate() {
+            match (boxed, operand) {
+                (Some(map), Operand::Address(address)) if map == i => {
+                    write!(f, "{separator}[{}", Place { address, body })?;
+                    separator = ", ";
+                    continue;
+                }
+                (Some(map), _) if map + 1 == i => {
+                    write!(f, "{separator}{}]", Shown { operand, body })?;
+                    continue;
+                }
+                _ => {}
+            }
             if skip_empty && matches!(operand, Operand::List(parts) if parts.is_empty()) {
                 continue;
             }
@@ -311,6 +324,13 @@ impl Instruction {
             separator = ", ";
         }
         Ok(())
+    }
+
+    /// The position of a tensor map that its coordinates stand behind, so that both share their brackets.
+    fn boxed(&self) -> Option<usize> {
+        let map = self.op.tensor_map_operand()?;
+        let pair = (self.operands.get(map)?, self.operands.get(map + 1)?);
+        matches!(pair, (Operand::Address(_), Operand::Vector(_))).then_some(map)
     }
 }
 

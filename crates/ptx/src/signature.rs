@@ -1,9 +1,11 @@
 //! What each operation takes: the positions of its operands, whether they are read or written, and their types.
 
+mod asynchronous;
+
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    AtomicOp, BarKind, Base, BinaryOp, CarryOp, CreatePolicy, Instruction, MatchMode, MatrixAccess, Mbarrier,
+    AtomicOp, BarKind, Base, BinaryOp, CarryOp, CreatePolicy, FenceSem, Instruction, MatchMode, MatrixAccess,
     Op, Operand, Reg, Space, TernaryOp, Type, UnaryOp, VoteMode,
 };
 
@@ -14,6 +16,8 @@ pub enum Flow {
     Read,
     /// A result.
     Write,
+    /// A result that is also a source: the sums of `wgmma`.
+    ReadWrite,
 }
 
 /// What may stand at a position.
@@ -183,6 +187,15 @@ impl Op {
             }
             Op::CpAsyncWaitGroup => smallvec![read(SlotKind::Constant)],
             Op::CpAsyncMbarrierArrive { space, .. } => smallvec![read(SlotKind::Address(space))],
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. } => self.bulk(),
+            Op::CpAsyncBulkWaitGroup { .. } | Op::WgmmaWaitGroup => smallvec![read(SlotKind::Constant)],
+            Op::StAsync(st) => asynchronous::store(st.space, st.ty, st.vector),
+            Op::RedAsync(red) => asynchronous::store(red.space, red.ty, 1),
             Op::Ldmatrix(m) => {
                 smallvec![write(SlotKind::Vector(Type::B32, m.registers())), read(SlotKind::Address(m.space))]
             }
@@ -202,6 +215,7 @@ impl Op {
                 read(SlotKind::Vector(element(m.ty), m.registers())),
                 optional(value(Type::U32))
             ],
+            Op::Wgmma(wgmma) => asynchronous::product(&wgmma),
             Op::Shfl(_) => smallvec![
                 write(SlotKind::Pair(Type::B32)),
                 read(value(Type::B32)),
@@ -225,7 +239,10 @@ impl Op {
             Op::Elect => smallvec![write(SlotKind::Pair(Type::B32)), read(MASK)],
             Op::Bar { kind, .. } => barrier(kind),
             Op::BarWarpSync => smallvec![read(MASK)],
-            Op::Mbarrier(op) => mbarrier(op),
+            Op::Mbarrier(op) => asynchronous::mbarrier(op),
+            Op::FenceTensormap(FenceSem::Acquire, _) => {
+                smallvec![read(SlotKind::Address(Space::Generic)), read(SlotKind::Constant)]
+            }
             Op::Bra { .. } => smallvec![read(SlotKind::Label)],
             Op::BrxIdx { .. } => smallvec![read(value(Type::U32)), read(SlotKind::Labels)],
             Op::Call { .. } => {
@@ -240,6 +257,10 @@ impl Op {
             | Op::Fence(..)
             | Op::FenceProxy(_)
             | Op::FenceMbarrierInit
+            | Op::FenceTensormap(..)
+            | Op::CpAsyncBulkCommitGroup
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
             | Op::Ret { .. }
             | Op::Exit
             | Op::Trap
@@ -402,22 +423,6 @@ fn barrier(kind: BarKind) -> Signature {
     }
 }
 
-fn mbarrier(op: Mbarrier) -> Signature {
-    let (state, count, pred) = (value(Type::B64), value(Type::U32), value(Type::Pred));
-    let bar = SlotKind::Address(Space::Shared);
-    match op {
-        Mbarrier::Init => smallvec![read(bar), read(count)],
-        Mbarrier::Inval => smallvec![read(bar)],
-        Mbarrier::Arrive | Mbarrier::ArriveDrop => smallvec![write(state), read(bar), optional(count)],
-        Mbarrier::ArriveNoComplete => smallvec![write(state), read(bar), read(count)],
-        Mbarrier::TestWait => smallvec![write(pred), read(bar), read(state)],
-        Mbarrier::TestWaitParity => smallvec![write(pred), read(bar), read(count)],
-        Mbarrier::TryWait => smallvec![write(pred), read(bar), read(state), optional(count)],
-        Mbarrier::TryWaitParity => smallvec![write(pred), read(bar), read(count), optional(count)],
-        Mbarrier::PendingCount => smallvec![write(value(Type::U32)), read(state)],
-    }
-}
-
 impl Instruction {
     /// Calls `f` for each register that is read: sources, address bases and the guard. A guarded instruction leaves
     /// its results as they were where the guard is false; that is not counted as a read.
@@ -438,7 +443,7 @@ impl Instruction {
         for (i, operand) in self.operands.iter().enumerate() {
             // A missing optional operand in the middle (`bar.red`) shifts only reads among reads.
             let here = signature.get(i).map_or(Flow::Read, |slot| slot.flow);
-            if here == flow {
+            if here == flow || here == Flow::ReadWrite {
                 registers(operand, f);
             } else if flow == Flow::Read
                 && let Operand::Address(address) = operand

@@ -6,7 +6,7 @@ mod ptxas;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flashcore_ptx::{Module, parse};
+use flashcore_ptx::{Module, TensorMapSpec, parse};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn corpus() -> PathBuf {
@@ -53,6 +53,7 @@ fn launch(path: &Path) -> Result<(), Failed> {
     for (argument, param) in arguments.iter().zip(&entry.params) {
         let bytes = match argument["role"].as_str() {
             Some("u32" | "i32" | "f32") => 4,
+            Some("tensor_map") => TensorMapSpec::BYTES,
             _ => 8,
         };
         if bytes != param.bytes() {

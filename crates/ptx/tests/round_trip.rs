@@ -92,6 +92,25 @@ fn the_ends_of_the_number_line_read_back() {
     }
 }
 
+/// Coordinates that are missing, apart from their map, or behind something that is none.
+#[test]
+fn boxes_without_coordinates_read_back() {
+    let load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes";
+    for operands in [
+        "[%rd1], [%rd1], [%rd1]",
+        "[%rd1], [%rd1], {%rd1, %rd1}, [%rd1]",
+        "[%rd1, {%rd1, 0}], [%rd1]",
+        "[%rd1], [%rd1], %rd1",
+    ] {
+        let text = format!(
+            ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{{\n.reg .b64 %rd<2>;\n\
+             {load} {operands};\nst.b64 [%rd1, {{%rd1}}], %rd1;\nret;\n}}\n"
+        );
+        assert!(parse(&text).is_ok(), "{operands}");
+        survives(&text);
+    }
+}
+
 /// Texts made to take long or much memory.
 #[test]
 fn hostile_texts_are_refused_at_once() {

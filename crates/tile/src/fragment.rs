@@ -17,6 +17,25 @@ impl AccTile {
         AccTile { n_tiles, tiles }
     }
 
+    /// Registers that hold nothing yet, for a product that does not add to what is there.
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> AccTile {
+        let n_tiles = columns / 8;
+        AccTile { n_tiles, tiles: (0..rows / 16 * n_tiles).map(|_| k.regs()).collect() }
+    }
+
+    /// The same registers of the tiles of 8 columns from `first` on, of a tile of 16 rows.
+    #[must_use]
+    pub fn columns(&self, first: u32, n_tiles: u32) -> AccTile {
+        debug_assert_eq!(self.m_tiles(), 1, "the tiles of one row are neighbours");
+        let tiles = self.tiles[first as usize..(first + n_tiles) as usize].to_vec();
+        AccTile { n_tiles, tiles }
+    }
+
+    /// The lane's registers, tile by tile.
+    pub fn registers(&self) -> Vec<F32> {
+        self.tiles.concat()
+    }
+
     /// Tiles of 16 rows.
     pub fn m_tiles(&self) -> u32 {
         self.tiles.len() as u32 / self.n_tiles
@@ -78,6 +97,23 @@ impl AccTile {
     }
 }
 
+impl AccTile {
+    /// Zeros, in the registers that are there.
+    pub fn clear(&self, k: &mut Builder) {
+        for &element in self.tiles.iter().flatten() {
+            k.mov_to(element, 0.0);
+        }
+    }
+
+    /// As [`AccTile::round`], into registers that exist.
+    pub fn round_to(&self, k: &mut Builder, half: Half, p: &ProbTile) {
+        let rounded = self.round(k, half);
+        for (to, from) in p.fragments.iter().flatten().zip(rounded.fragments.iter().flatten()) {
+            k.mov_to(*to, *from);
+        }
+    }
+}
+
 /// An A operand of `16 · m` rows × `16 · k_tiles` columns in registers: the probabilities.
 #[derive(Clone, Debug)]
 pub struct ProbTile {
@@ -86,6 +122,12 @@ pub struct ProbTile {
 }
 
 impl ProbTile {
+    /// Registers that hold nothing yet.
+    pub fn unset(k: &mut Builder, rows: u32, columns: u32) -> ProbTile {
+        let k_tiles = columns / 16;
+        ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
+    }
+
     /// Tiles of 16 columns.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles

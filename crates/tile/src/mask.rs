@@ -2,7 +2,7 @@
 
 use ptx::{Builder, CmpOp, R32};
 
-use crate::{AccTile, Block, Threads, divide};
+use crate::{AccTile, Threads, divide};
 
 /// Which keys a query row sees. New masks are new variants, with their bound beside their predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,12 +100,12 @@ impl Masker {
         Masker { rule, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
-    /// Masks the scores of a block; nothing where all is seen.
-    pub fn apply(&self, k: &mut Builder, s: &AccTile, block: &Block) {
-        if block.coverage == Coverage::Full {
+    /// Masks the scores of keys from `origin` on; nothing where all is seen.
+    pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
+        if coverage == Coverage::Full {
             return;
         }
-        let first = k.add(block.origin, self.column);
+        let first = k.add(origin, self.column);
         for i in 0..s.lane_rows() {
             let end = self.keys_seen(k, i);
             let left = k.sub(end, first);

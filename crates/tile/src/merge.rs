@@ -68,13 +68,13 @@ impl OnlineSoftmax {
     }
 
     /// References and sums of the lane's two rows of a tile of 16.
-    fn statistics(&self, m: u32) -> [F32; 4] {
+    pub(crate) fn statistics(&self, m: u32) -> [F32; 4] {
         let [a, b] = [2 * m as usize, 2 * m as usize + 1];
         [self.reference[a], self.reference[b], self.sum[a], self.sum[b]]
     }
 
     /// Appends two rows joined from their parts' statistics; gives each part's weights in them.
-    fn join(&mut self, k: &mut Builder, parts: &[[F32; 4]]) -> Vec<[F32; 2]> {
+    pub(crate) fn join(&mut self, k: &mut Builder, parts: &[[F32; 4]]) -> Vec<[F32; 2]> {
         let mut weights = vec![[parts[0][0]; 2]; parts.len()];
         for row in 0..2 {
             let reference = parts[1..].iter().fold(parts[0][row], |a, part| k.max(a, part[row]));

@@ -3,7 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 
-use crate::{AccTile, Block, Coverage, ProbTile};
+use crate::{AccTile, Coverage, ProbTile};
 
 /// When the accumulators follow a row's maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -46,31 +46,48 @@ impl OnlineSoftmax {
     }
 
     /// Makes the references follow the scores of a block, and `o` and the running sums with them.
-    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile, block: &Block) {
-        let maxima: Vec<F32> = (0..s.lane_rows()).map(|i| self.scaled_maximum(k, s, i)).collect();
+    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile, coverage: Coverage) {
+        let own = LaneMaxima::of(k, s);
+        let maxima = self.scaled(k, &own);
         match self.when {
-            Rescale::Always => self.rescale(k, &maxima, o, block),
+            Rescale::Always => self.rescale(k, &maxima, o, coverage),
             Rescale::Beyond(threshold) => {
                 let exceeds = self.exceeds(k, &maxima, f32::from(threshold));
                 let any = k.vote_any(exceeds);
-                k.if_(any, |k| self.rescale(k, &maxima, o, block));
+                k.if_(any, |k| self.rescale(k, &maxima, o, coverage));
             }
         }
     }
 
+    /// Takes the maxima of the first block as references: there is nothing to rescale yet.
+    pub fn begin(&self, k: &mut Builder, maxima: &LaneMaxima) {
+        for (&reference, maximum) in self.reference.iter().zip(self.scaled(k, maxima)) {
+            k.mov_to(reference, maximum);
+        }
+    }
+
+    /// Moves the references to the maxima where those are larger, and scales the running sums. Gives each row's factor, by
+    /// which what was accumulated must be multiplied before more is added.
+    pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima, coverage: Coverage) -> Vec<F32> {
+        let maxima = self.scaled(k, maxima);
+        (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum, coverage)).collect()
+    }
+
     /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the running sums.
-    pub fn probabilities(&self, k: &mut Builder, s: &AccTile, block: &Block) -> ProbTile {
+    pub fn probabilities(&self, k: &mut Builder, s: &AccTile, coverage: Coverage) -> ProbTile {
         for i in 0..s.lane_rows() {
-            self.exponentiate(k, s, i, block);
+            self.exponentiate(k, s, i, coverage);
         }
         s.round(k, self.half)
     }
 
-    /// The row's largest score, times the factor: the lane's own, then the quad's.
-    fn scaled_maximum(&self, k: &mut Builder, s: &AccTile, i: u32) -> F32 {
-        let own = reduce(k, s.row(i), |k, a, b| k.max(a, b));
-        let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
-        k.mul(row, self.factor)
+    /// The rows' largest scores, times the factor.
+    fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
+        let of_row = |&own: &F32| {
+            let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
+            k.mul(row, self.factor)
+        };
+        maxima.0.iter().map(of_row).collect()
     }
 
     /// Whether a row's maximum exceeds its reference by more than `threshold`. What is not a number does not.
@@ -84,22 +101,28 @@ impl OnlineSoftmax {
     }
 
     /// Moves the references to the new maxima and rescales what was accumulated.
-    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, block: &Block) {
+    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, coverage: Coverage) {
         for (i, &maximum) in maxima.iter().enumerate() {
-            let reference = self.reference[i];
-            let next = k.max(reference, maximum);
-            let shift = finite(k, next, block);
-            let distance = k.sub(reference, shift);
-            let alpha = k.ex2(distance);
-            k.mov_to(reference, next);
-            k.mul_to(self.sum[i], self.sum[i], alpha);
+            let alpha = self.follow_row(k, i, maximum, coverage);
             o.scale_row(k, i as u32, alpha);
         }
     }
 
+    /// Moves a row's reference and its sum; gives the factor of what was accumulated.
+    fn follow_row(&self, k: &mut Builder, i: usize, maximum: F32, coverage: Coverage) -> F32 {
+        let reference = self.reference[i];
+        let next = k.max(reference, maximum);
+        let shift = finite(k, next, coverage);
+        let distance = k.sub(reference, shift);
+        let alpha = k.ex2(distance);
+        k.mov_to(reference, next);
+        k.mul_to(self.sum[i], self.sum[i], alpha);
+        alpha
+    }
+
     /// `s = exp2(s · c − m)` in place, and the row's sum.
-    fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32, block: &Block) {
-        let shift = finite(k, self.reference[i as usize], block);
+    fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32, coverage: Coverage) {
+        let shift = finite(k, self.reference[i as usize], coverage);
         let minus = k.neg(shift);
         for score in s.row(i) {
             k.mad_to(score, score, self.factor, minus);
@@ -112,27 +135,74 @@ impl OnlineSoftmax {
 
     /// Divides `o` by the rows' sums. A row that saw no key keeps its zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile) -> Finished {
-        let lse = (0..self.sum.len())
-            .map(|i| {
-                let sum = quad_reduce(k, self.sum[i], |k, a, b| k.add(a, b));
-                let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
-                let divisor = k.selp(1.0f32, sum, empty);
-                let inverse = k.rcp(divisor);
-                o.scale_row(k, i as u32, inverse);
-                // log2(0) = −∞ and the reference of such a row is −∞ too.
-                let log = k.lg2(sum);
-                let log = k.add(log, self.reference[i]);
-                k.mul(log, std::f32::consts::LN_2)
-            })
-            .collect();
-        Finished { lse }
+        self.gather_sums(k);
+        self.normalize(k, o);
+        Finished { lse: self.lse(k) }
+    }
+
+    /// Divides `o` by complete sums.
+    pub fn normalize(&self, k: &mut Builder, o: &AccTile) {
+        for (i, inverse) in (0..).zip(self.inverses(k)) {
+            o.scale_row(k, i, inverse);
+        }
+    }
+
+    /// Completes the sums: until now each lane has its own part of them.
+    pub fn gather_sums(&self, k: &mut Builder) {
+        for &sum in &self.sum {
+            for mask in QUAD {
+                let other = k.shfl_xor(sum, mask);
+                k.add_to(sum, sum, other);
+            }
+        }
+    }
+
+    /// What O is to be multiplied by, of complete sums: 1 for a row that saw no key.
+    pub(crate) fn inverses(&self, k: &mut Builder) -> Vec<F32> {
+        let of_row = |&sum: &F32| {
+            let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+            let divisor = k.selp(1.0f32, sum, empty);
+            k.rcp(divisor)
+        };
+        self.sum.iter().map(of_row).collect()
+    }
+
+    /// `ln Σ exp(scale · s)` of complete sums.
+    pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
+        let of_row = |(&sum, &reference): (&F32, &F32)| {
+            // log2(0) = −∞ and the reference of such a row is −∞ too.
+            let log = k.lg2(sum);
+            let log = k.add(log, reference);
+            k.mul(log, std::f32::consts::LN_2)
+        };
+        self.sum.iter().zip(&self.reference).map(of_row).collect()
+    }
+}
+
+/// What the lanes of a quad differ by, which share a row.
+const QUAD: [u32; 2] = [1, 2];
+
+/// The largest score of each row among those that a lane holds, gathered tile by tile while later ones are computed.
+#[derive(Clone, Debug)]
+pub struct LaneMaxima(pub(crate) Vec<F32>);
+
+impl LaneMaxima {
+    /// Of one tile of scores.
+    pub fn of(k: &mut Builder, s: &AccTile) -> LaneMaxima {
+        LaneMaxima((0..s.lane_rows()).map(|i| reduce(k, s.row(i), |k, a, b| k.max(a, b))).collect())
+    }
+
+    /// With those of another tile of the same rows.
+    #[must_use]
+    pub fn and(self, k: &mut Builder, other: &LaneMaxima) -> LaneMaxima {
+        LaneMaxima(self.0.iter().zip(&other.0).map(|(&a, &b)| k.max(a, b)).collect())
     }
 }
 
 /// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
 /// seen, −∞ can only come from the inputs, and NaN is the right answer.
-fn finite(k: &mut Builder, reference: F32, block: &Block) -> F32 {
-    if block.coverage == Coverage::Full { reference } else { shift_against(k, reference) }
+pub(crate) fn finite(k: &mut Builder, reference: F32, coverage: Coverage) -> F32 {
+    if coverage == Coverage::Full { reference } else { shift_against(k, reference) }
 }
 
 /// The reference, or 0 for −∞.
@@ -167,7 +237,7 @@ fn quad_reduce(
     mut value: F32,
     mut combine: impl FnMut(&mut Builder, F32, F32) -> F32,
 ) -> F32 {
-    for mask in [1, 2] {
+    for mask in QUAD {
         let other = k.shfl_xor(value, mask);
         value = combine(k, value, other);
     }

@@ -42,3 +42,4 @@ SIGNATURE = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "out": "*fp16", "lse": "*
 CONSTANTS = {"BM": 64, "BN": 32, "D": 64, "CAUSAL": True}
 ATTRIBUTES = {(i,): [["tt.divisibility", 16]] for i in range(5)}
 OPTIONS = {"num_warps": 4, "num_stages": 2}
+TARGETS = ("80", "89", "90a")

@@ -11,7 +11,13 @@ import sys
 
 SOURCES = pathlib.Path(__file__).resolve().parent
 CORPUS = SOURCES.parent
-TARGETS = (80, 89)
+TARGETS = ("80", "89")
+HEADERS = ("mma.cuh", "hopper.cuh")
+
+
+def targets(path, module=None):
+    """Those of a source: Hopper's own instructions for sm_90a alone; a Triton source may name some."""
+    return ("90a",) if path.stem.startswith("hopper_") else getattr(module, "TARGETS", TARGETS)
 
 
 def nvrtc(library, include, path, sm):
@@ -27,9 +33,9 @@ def nvrtc(library, include, path, sm):
             lib.nvrtcGetProgramLog(program, log)
             sys.exit(f"{path.name}: {log.value.decode()}")
 
-    header = (SOURCES / "mma.cuh").read_bytes()
-    headers, names = (ctypes.c_char_p * 1)(header), (ctypes.c_char_p * 1)(b"mma.cuh")
-    check(lib.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), 1, headers, names))
+    headers = (ctypes.c_char_p * len(HEADERS))(*((SOURCES / name).read_bytes() for name in HEADERS))
+    names = (ctypes.c_char_p * len(HEADERS))(*(name.encode() for name in HEADERS))
+    check(lib.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), path.name.encode(), len(HEADERS), headers, names))
     options = [f"--gpu-architecture=compute_{sm}".encode(), b"--std=c++17", f"--include-path={include}".encode()]
     check(lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)))
     size = ctypes.c_size_t()
@@ -46,7 +52,7 @@ def write(name, sm, text):
 
 def cuda(library, include):
     for path in sorted(SOURCES.glob("*.cu")):
-        for sm in TARGETS:
+        for sm in targets(path):
             write(f"cuda_{path.stem}", sm, nvrtc(library, include, path, sm))
 
 
@@ -75,9 +81,9 @@ def triton():
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for sm in TARGETS:
+        for sm in targets(path, module):
             source = ASTSource(fn=module.kernel, signature=module.SIGNATURE, constexprs=module.CONSTANTS, attrs=module.ATTRIBUTES)
-            compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=module.OPTIONS)
+            compiled = triton.compile(source, target=GPUTarget("cuda", int(sm.rstrip("a")), 32), options=module.OPTIONS)
             write(f"triton_{path.stem}", sm, without_debugging(compiled.asm["ptx"]))
             print(f"  shared {compiled.metadata.shared}, scratch {compiled.metadata.global_scratch_size}")
 

@@ -137,6 +137,55 @@ fn a_folder_that_cannot_be_written_is_counted_and_no_error() {
     }
 }
 
+const LIMITED: &str = "FLASHCORE_TEST_CACHE_LIMITED";
+
+/// Run by the next test where no file may grow beyond 512 bytes or a kilobyte; alone it does nothing.
+#[test]
+fn limited_child() {
+    let Some(folder) = std::env::var_os(LIMITED) else { return };
+    let cache = CubinCache::new(Some(folder.into()), 1 << 20);
+    cache.put(&key("large"), &cubin(1, 5000));
+    cache.put(&key("small"), &cubin(2, 100));
+    assert_eq!((cache.get(&key("large")), cache.get(&key("small"))), (None, Some(cubin(2, 100))));
+    let expected = CacheStats { hits: 1, misses: 1, stored: 1, unwritable: 1, ..CacheStats::default() };
+    assert_eq!(cache.stats(), expected);
+}
+
+/// A disk that is full in the middle of a write gives the same as a limit on the size of files: a part is written, then
+/// there is an error. Nothing of the part stays, and what was there before does.
+#[cfg(unix)]
+#[test]
+fn a_write_that_runs_out_of_room_leaves_nothing() {
+    let folder = Folder::new("room");
+    folder.cache().put(&key("before"), &cubin(7, 3000));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 1; trap '' XFSZ; exec \"$0\" --exact cache::tests::limited_child"]);
+    let child = shell.arg(std::env::current_exe().unwrap()).env(LIMITED, &folder.0).output().unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2, "the draft is still there");
+    assert_eq!(folder.cache().get(&key("before")), Some(cubin(7, 3000)));
+}
+
+/// What is in a folder that may be read and not written is used; what is not there is compiled each time. (Root may write
+/// there all the same.)
+#[cfg(unix)]
+#[test]
+fn a_read_only_folder_still_gives() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("read-only");
+    let cache = folder.cache();
+    cache.put(&key("a"), &cubin(1, 100));
+    let mode = |mode| std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o555);
+    let writable = cache.usage().writable;
+    cache.put(&key("b"), &cubin(2, 100));
+    let (a, b, stats) = (cache.get(&key("a")), cache.get(&key("b")), cache.stats());
+    // Before anything is asserted, so that the folder can be removed.
+    mode(0o755);
+    assert_eq!((a, b.is_some()), (Some(cubin(1, 100)), writable));
+    assert_eq!((stats.stored, stats.unwritable), if writable { (2, 0) } else { (1, 1) });
+}
+
 /// The file's name taken by a folder: the rename fails after the draft was written, and the draft goes.
 #[test]
 fn a_failed_rename_leaves_no_draft() {

@@ -2,10 +2,11 @@
 //! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
 //! errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block and shared memory, for the
-//! parameters (8 bytes each), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
+//! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. Kernels named `fail` break the context.
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it
+//! claims to be. Kernels named `fail` break the context, kernels named `hang` never end.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -21,6 +22,7 @@ const INVALID_IMAGE: Result = 200;
 const INVALID_PTX: Result = 218;
 const INVALID_HANDLE: Result = 400;
 const NOT_FOUND: Result = 500;
+const NOT_READY: Result = 600;
 const ILLEGAL_ADDRESS: Result = 700;
 const CAPTURE_UNSUPPORTED: Result = 900;
 
@@ -38,11 +40,17 @@ struct State {
     functions: BTreeMap<usize, (usize, String)>,
     /// Streams under capture, and what went into each.
     capturing: BTreeMap<usize, Vec<Work>>,
+    /// Captures begun.
+    captures: u64,
     graphs: BTreeMap<usize, Vec<Work>>,
     launches: u64,
     linked: u64,
+    /// Tensor maps encoded.
+    maps: u64,
     cubin: Vec<u8>,
     poison: Result,
+    /// A kernel named `hang` was launched.
+    hangs: bool,
 }
 
 /// A launch.
@@ -50,8 +58,8 @@ struct State {
 struct Work {
     module: usize,
     entry: String,
-    /// Grid, block and shared memory.
-    shape: [u32; 7],
+    /// Grid, block, shared memory and cluster.
+    shape: [u32; 10],
     params: Vec<u64>,
 }
 
@@ -68,12 +76,17 @@ fn with(f: impl FnOnce(&mut State) -> Result) -> Result {
     f(state)
 }
 
-/// A call that needs our context to be current, and not broken.
+/// A call that needs a context of ours to be current, and not broken.
 fn inside(f: impl FnOnce(&mut State) -> Result) -> Result {
-    if CURRENT.get() != CONTEXT {
+    if !(CONTEXT..CONTEXT + devices()).contains(&CURRENT.get()) {
         return INVALID_CONTEXT;
     }
     with(|state| if state.poison != 0 { state.poison } else { f(state) })
+}
+
+/// Each has a context; memory and all else they share.
+fn devices() -> usize {
+    variable("FAKE_DEVICES", 1) as usize
 }
 
 fn variable(name: &str, otherwise: u64) -> u64 {
@@ -106,9 +119,10 @@ impl State {
         self.launches += 1;
         match work.entry.as_str() {
             "fail" => self.poison = ILLEGAL_ADDRESS,
+            "hang" => self.hangs = true,
             // The second parameter, a word, goes where the first points.
             "store" => match self.range(work.params[0], 4) {
-                Some(to) => to.copy_from_slice(&(work.params[1] as u32).to_le_bytes()),
+                Some(to) => to.copy_from_slice(&(*work.params.last().unwrap() as u32).to_le_bytes()),
                 None => self.poison = ILLEGAL_ADDRESS,
             },
             _ => {
@@ -186,10 +200,10 @@ fake! {
     }
     cuInit(_flags: u32) { variable("FAKE_INIT", 0) as Result }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
-        *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", _ => c"CUDA_ERROR" }.as_ptr(); 0
+        *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", 800 => c"CUDA_ERROR_NOT_PERMITTED", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }
     cuGetErrorString(_error: Result, text: *mut *const c_char) { *text = c"told by the fake".as_ptr(); 0 }
-    cuDeviceGetCount(count: *mut i32) { *count = 1; 0 }
+    cuDeviceGetCount(count: *mut i32) { *count = devices() as i32; 0 }
     cuDeviceGet(device: *mut i32, ordinal: i32) { *device = ordinal; 0 }
     cuDeviceGetName(name: *mut c_char, length: i32, _device: i32) {
         let text = c"Fake GPU".to_bytes_with_nul();
@@ -200,10 +214,10 @@ fake! {
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { *bytes = 1 << 30; 0 }
     cuDeviceGetAttribute(value: *mut i32, which: u32, _device: i32) {
         // CUdevice_attribute: multiprocessors, L2, threads per SM, capability, shared per SM, shared opt-in, pools.
-        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => 9, 76 => 0, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
+        *value = match which { 16 => 132, 38 => 50 << 20, 39 => 2048, 75 => variable("FAKE_SM", 90) as i32 / 10, 76 => variable("FAKE_SM", 90) as i32 % 10, 81 => 228 << 10, 97 => 227 << 10, 115 => 1, _ => return INVALID_VALUE };
         0
     }
-    cuDevicePrimaryCtxRetain(context: *mut usize, _device: i32) { *context = CONTEXT; 0 }
+    cuDevicePrimaryCtxRetain(context: *mut usize, device: i32) { *context = CONTEXT + device as usize; 0 }
     cuCtxGetCurrent(context: *mut usize) { *context = CURRENT.get(); 0 }
     cuCtxResetPersistingL2Cache() { inside(|_| 0) }
     cuCtxSetCurrent(context: usize) { CURRENT.set(context); 0 }
@@ -216,15 +230,23 @@ fake! {
     cuStreamSynchronize(stream: usize) {
         inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) })
     }
-    cuStreamQuery(stream: usize) { inside(|s| s.stream(stream)) }
+    cuStreamQuery(stream: usize) { inside(|s| if s.hangs { NOT_READY } else { s.stream(stream) }) }
     cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
         inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
     }
     cuStreamIsCapturing(stream: usize, status: *mut u32) {
         inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
     }
+    cuStreamGetId(stream: usize, id: *mut u64) { inside(|s| { *id = stream as u64; s.stream(stream) }) }
+    cuStreamGetCaptureInfo_v2(stream: usize, status: *mut u32, id: *mut u64, _graph: *mut c_void, _nodes: *mut c_void, _count: *mut usize) {
+        inside(|s| {
+            *status = s.capturing.contains_key(&stream).into();
+            if *status == 1 { *id = s.captures; }
+            s.stream(stream)
+        })
+    }
     cuStreamBeginCapture_v2(stream: usize, _mode: u32) {
-        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.capturing.insert(stream, Vec::new()); s.stream(stream) })
+        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.captures += 1; s.capturing.insert(stream, Vec::new()); s.stream(stream) })
     }
     cuStreamEndCapture(stream: usize, graph: *mut usize) {
         inside(|s| {
@@ -265,7 +287,7 @@ fake! {
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         inside(|s| match s.allocate(bytes) { Ok(a) => { *address = a; 0 } Err(e) => e })
     }
-    cuMemFree_v2(address: u64) { inside(|s| if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
+    cuMemFree_v2(address: u64) { inside(|s| if s.hangs { panic!("waits for ever") } else if s.memory.remove(&address).is_some() { 0 } else { INVALID_VALUE }) }
     cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: u32) {
         inside(|s| {
             let mut memory = vec![0xcd; bytes];
@@ -352,9 +374,11 @@ fake! {
         inside(|s| {
             // Loading while some stream is captured asks for the relaxed mode.
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
-            if std::slice::from_raw_parts(image, 4) != b"ELF " { return INVALID_IMAGE; }
+            // A cubin of ours, or the text of a whole program.
+            let cubin = std::slice::from_raw_parts(image, 4) == b"ELF ";
+            let text = CStr::from_ptr(image.add(if cubin { 4 } else { 0 }).cast()).to_string_lossy().into_owned();
+            if !text.contains(".version") { return if cubin { INVALID_IMAGE } else { INVALID_PTX }; }
             *module = s.make();
-            let text = CStr::from_ptr(image.add(4).cast()).to_string_lossy().into_owned();
             s.modules.insert(*module, text);
             0
         })
@@ -379,7 +403,7 @@ fake! {
     }
     cuFuncGetAttribute(value: *mut i32, which: u32, _function: usize) {
         // CUfunction_attribute: max threads, shared, local, registers.
-        *value = match which { 0 => 256, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
+        *value = match which { 0 => variable("FAKE_THREADS", 256) as i32, 1 => 0, 3 => variable("FAKE_LOCAL", 0) as i32, 4 => 40, _ => return INVALID_VALUE };
         inside(|_| 0)
     }
     cuFuncSetAttribute(_function: usize, _which: u32, _value: i32) { inside(|_| 0) }
@@ -393,8 +417,17 @@ fake! {
             let stream = (*config).stream;
             // One `.param` for each parameter stands before the body.
             let head = s.modules[&module].split('{').next().unwrap_or("");
-            let params = (0..head.matches(".param").count()).map(|i| **params.add(i)).collect();
-            let work = Work { module, entry: name, shape: (*config).shape, params };
+            let words = |param: &str| if param.contains("[128]") { 16 } else { 1 };
+            let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
+            let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();
+            let params = sizes.iter().enumerate().flat_map(of).collect();
+            let mut shape = [1; 10];
+            shape[..7].copy_from_slice(&(*config).shape);
+            for attribute in std::slice::from_raw_parts((*config).attributes, (*config).count as usize) {
+                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                if attribute[0] == 4 { shape[7..].copy_from_slice(&attribute[2..5]); }
+            }
+            let work = Work { module, entry: name, shape, params };
             match s.capturing.get_mut(&stream) {
                 Some(captured) => captured.push(work),
                 None => s.run(&work),
@@ -406,9 +439,25 @@ fake! {
 
 #[cfg(not(lacking))]
 fake! {
-    cuTensorMapEncodeTiled(map: *mut [u8; 128], _kind: u32, rank: u32) {
-        (*map)[0] = rank as u8; 0
+    cuTensorMapEncodeTiled(map: *mut [u64; 16], element: u32, rank: u32, address: u64, extents: *const u64, strides: *const u64, boxes: *const u32, _steps: *const u32, _interleave: u32, swizzle: u32) {
+        // Ours, in place of the hardware's secret one: address; rank, element and swizzle; extents; strides; box.
+        (*map) = [0; 16];
+        (*map)[0] = address;
+        (*map)[1] = u64::from(rank) | u64::from(element) << 8 | u64::from(swizzle) << 16;
+        for i in 0..rank as usize {
+            (*map)[2 + i] = *extents.add(i);
+            if i > 0 { (*map)[6 + i] = *strides.add(i - 1); }
+            (*map)[11 + i] = u64::from(*boxes.add(i));
+        }
+        with(|s| { s.maps += 1; 0 })
     }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_maps() -> u64 {
+    let mut maps = 0;
+    with(|s| { maps = s.maps; 0 });
+    maps
 }
 
 #[repr(C)]
@@ -416,4 +465,7 @@ pub struct Config {
     /// Grid, block and shared memory.
     shape: [u32; 7],
     stream: usize,
+    /// `CUlaunchAttribute`: the identity, and from byte 8 on the value.
+    attributes: *const [u32; 18],
+    count: u32,
 }

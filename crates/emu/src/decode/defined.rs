@@ -53,6 +53,20 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
             let [_, _, _, results] = w.registers();
             uses.effect.extend(&list[results..]);
         }
+        // Whether D is read is the predicate's to say.
+        Op::Wgmma(w) => {
+            uses.effect.extend(sources());
+            uses.effect.extend(&list[w.d_registers()..]);
+        }
+        Op::CpAsyncBulk(_)
+        | Op::CpReduceAsyncBulk(_)
+        | Op::CpAsyncBulkTensor(_)
+        | Op::CpReduceAsyncBulkTensor(_)
+        | Op::StAsync(_)
+        | Op::RedAsync(_) => {
+            uses.effect.extend(sources());
+            uses.effect.extend(list);
+        }
         Op::Shfl(_) => {
             uses.data.push(inst.s[0]);
             uses.effect.extend(&inst.s[1..]);
@@ -60,7 +74,7 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
         _ if passes_on(&inst.op) => uses.data.extend(sources()),
         _ => uses.effect.extend(sources()),
     }
-    uses.effect.extend([inst.base, inst.source.0]);
+    uses.effect.extend([inst.base, inst.source.0, inst.signal.0]);
     uses.data.retain(|s| s.is_some());
     uses.effect.retain(|s| s.is_some());
     uses
@@ -80,6 +94,7 @@ fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
             let [_, _, _, results] = w.registers();
             slots.extend(&list[..results]);
         }
+        Op::Wgmma(w) => slots.extend(&list[..w.d_registers()]),
         _ => {}
     }
     slots.retain(|s| s.is_some());
@@ -112,6 +127,8 @@ fn passes_on(op: &Op) -> bool {
             | Op::Cvt(_)
             | Op::CvtPack { .. }
             | Op::Cvta { .. }
+            | Op::Mapa { .. }
+            | Op::Getctarank { .. }
     )
 }
 
@@ -122,6 +139,7 @@ pub(super) fn watch(program: &mut Program) {
         .iter()
         .map(|(slot, _)| *slot)
         .chain(program.specials.iter().map(|(slot, _)| *slot))
+        .chain(program.shared_addresses.iter().map(|(slot, _)| *slot))
         .chain([program.frame_pointer])
         .collect();
     let passed: HashSet<Slot> = program.calls.iter().flat_map(super::Call::passed_slots).collect();
@@ -137,6 +155,40 @@ pub(super) fn watch(program: &mut Program) {
         if let Some(watch) = watch_of(program, &program.code[pc], &index) {
             program.code[pc].watched = Some(program.watches.len() as u32);
             program.watches.push(watch);
+        }
+    }
+}
+
+/// Finds the instructions that touch registers of wgmma: they must not while it works on them (PTX ISA,
+/// "wgmma.mma_async").
+pub(super) fn touch(program: &mut Program) {
+    let of_wgmma = |inst: &&Inst| matches!(inst.op, Op::Wgmma(_));
+    let registers: HashSet<Slot> = program
+        .code
+        .iter()
+        .filter(of_wgmma)
+        .flat_map(|inst| program.slots(inst).iter().copied())
+        .filter(|slot| slot.is_some())
+        .collect();
+    if registers.is_empty() {
+        return;
+    }
+    for pc in 0..program.code.len() {
+        let inst = &program.code[pc];
+        if of_wgmma(&inst) {
+            continue;
+        }
+        let list = operand_list(program, inst);
+        let Uses { mut data, effect } = uses(inst, list);
+        data.extend(effect);
+        data.extend(defines(inst, list));
+        let mut touched: Vec<u16> =
+            data.iter().filter(|slot| registers.contains(slot)).map(|slot| slot.index).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        if !touched.is_empty() {
+            program.code[pc].touches = Some(program.touches.len() as u32);
+            program.touches.push(touched);
         }
     }
 }

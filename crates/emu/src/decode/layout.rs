@@ -122,7 +122,9 @@ impl Layout {
         if module.variables().filter(is_dynamic).count() == 0 && dynamic == 0 {
             return;
         }
-        let start = exactly_aligned(self.shared_extent, align);
+        // Where there is nothing else, code for sm_90 relies on the base: a multiple of 1024, behind what the system reserves.
+        let alone = self.shared_extent == 0 && module.target.sm >= 90;
+        let start = if alone { 0 } else { exactly_aligned(self.shared_extent, align) };
         for variable in module.variables().filter(is_dynamic) {
             let address = SHARED_BASE + u64::from(start);
             self.symbols.insert(variable.name.clone(), (Space::Shared, address));

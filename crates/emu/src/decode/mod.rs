@@ -1,6 +1,7 @@
 //! From PTX to a flat list of instructions whose operands are slots of the register files, whose targets are indices, and
 //! whose branches know where they reconverge. All that could fail for want of an implementation fails here.
 
+mod bulk;
 mod defined;
 mod flow;
 mod jumps;
@@ -13,10 +14,13 @@ mod wmma;
 
 use std::collections::HashMap;
 
-use ptx::{Function, Kernel, Name, Op, Operand, Param, ParamSpace, Space, SpecialReg, Statement, Type};
+use ptx::{
+    Body, Function, Kernel, Name, Op, Operand, Param, ParamSpace, Reg, Space, SpecialReg, Statement, Type,
+};
 
 pub(crate) use defined::Watch;
 pub(crate) use layout::Layout;
+pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
 pub(crate) use wmma::Fragment;
 
@@ -93,8 +97,12 @@ pub(crate) struct Inst {
     pub reconverge: u32,
     /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
     pub list: (u32, u16),
-    /// Start of the source address of cp.async.
+    /// Start of the source address of cp.async, the side in global memory or the tensor map of a bulk copy.
     pub source: (Slot, i64),
+    /// Address of the mbarrier that an asynchronous copy completes on.
+    pub signal: (Slot, i64),
+    /// Index in [`Program::touches`], when it reads or writes registers that a wgmma works on.
+    pub touches: Option<u32>,
     /// Index in [`Program::watches`], when it reads or writes a register that may be undefined.
     pub watched: Option<u32>,
 }
@@ -159,18 +167,26 @@ pub(crate) struct Program {
     pub sizes: [usize; 3],
     pub constants: Vec<(Slot, u64)>,
     pub specials: Vec<(Slot, SpecialReg)>,
+    /// Addresses in shared memory, but for the rank of the CTA in its cluster.
+    pub shared_addresses: Vec<(Slot, u64)>,
     /// Frame pointer into local memory.
     pub frame_pointer: Slot,
     pub layout: Layout,
     /// Bytes of parameters of the entry.
     pub params: Vec<u8>,
+    /// Where tensor maps lie among them.
+    pub maps: Vec<std::ops::Range<usize>>,
     /// Narrowest access to shared and to global memory.
     pub granules: [u32; 2],
     /// Registers that may be undefined where they are read.
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
+    /// Registers of wgmma that an instruction of another kind reads or writes.
+    pub touches: Vec<Vec<u16>>,
     /// CTAs may communicate: atomics, or strong accesses to global memory.
     pub communicates: bool,
+    /// There are accesses by the asynchronous proxy, or mbarriers.
+    pub asynchronous: bool,
 }
 
 /// Decodes the kernel's entry and what it calls.
@@ -197,6 +213,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         registers: Vec::new(),
         constants: HashMap::new(),
         specials: HashMap::new(),
+        shared_addresses: HashMap::new(),
         frame_pointer: Slot { class: Class::W64, index: 0 },
         labels: Vec::new(),
         code: Vec::new(),
@@ -206,6 +223,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments: Vec::new(),
         granules: [16, 16],
         communicates: false,
+        asynchronous: false,
     };
     decoder.assign_registers(&reached)?;
     for (index, function) in functions.iter().enumerate() {
@@ -216,6 +234,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         next,
         constants,
         specials,
+        shared_addresses,
         frame_pointer,
         code,
         pool,
@@ -224,6 +243,7 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         fragments,
         granules,
         communicates,
+        asynchronous,
         ..
     } = decoder;
     let mut program = Program {
@@ -237,18 +257,23 @@ pub(crate) fn decode(kernel: &Kernel, buffers: usize) -> Result<Program, EmuErro
         sizes: next.map(|n| n as usize),
         constants: constants.into_iter().map(|((_, value), slot)| (slot, value)).collect(),
         specials: specials.into_iter().map(|(special, slot)| (slot, special)).collect(),
+        shared_addresses: shared_addresses.into_iter().map(|((_, address), slot)| (slot, address)).collect(),
         frame_pointer,
         layout,
         params: Vec::new(),
+        maps: Vec::new(),
         granules,
         suspects: Vec::new(),
         watches: Vec::new(),
+        touches: Vec::new(),
         communicates,
+        asynchronous,
     };
     for info in program.functions.clone() {
         flow::reconvergence(&mut program.code, &program.targets, info.start, info.end);
     }
     defined::watch(&mut program);
+    defined::touch(&mut program);
     Ok(program)
 }
 
@@ -288,6 +313,7 @@ struct Decoder<'m> {
     registers: Vec<Vec<Slot>>,
     constants: HashMap<(Class, u64), Slot>,
     specials: HashMap<SpecialReg, Slot>,
+    shared_addresses: HashMap<(Class, u64), Slot>,
     frame_pointer: Slot,
     /// Instruction index of each label of the current function.
     labels: Vec<u32>,
@@ -298,6 +324,25 @@ struct Decoder<'m> {
     fragments: Vec<Fragment>,
     granules: [u32; 2],
     communicates: bool,
+    asynchronous: bool,
+}
+
+/// Which of a body's registers are parameters or named by its instructions.
+fn mentioned(function: &Function, body: &Body) -> Vec<bool> {
+    let mut mentioned = vec![false; body.registers.len()];
+    mentioned.iter_mut().take(function.register_params()).for_each(|parameter| *parameter = true);
+    let mut mark = |register: Reg| {
+        if let Some(slot) = mentioned.get_mut(register.0 as usize) {
+            *slot = true;
+        }
+    };
+    for statement in &body.statements {
+        if let Statement::Inst(instruction) = statement {
+            instruction.registers_read(&mut mark);
+            instruction.registers_written(&mut mark);
+        }
+    }
+    mentioned
 }
 
 impl Decoder<'_> {
@@ -306,12 +351,15 @@ impl Decoder<'_> {
         for (index, function) in self.functions.iter().enumerate() {
             let before = self.next.map(|n| n as u16);
             let mut slots = Vec::new();
-            for register in function.body.iter().filter(|_| reached[index]).flat_map(|b| &b.registers) {
-                slots.push(if register.ty == Type::B128 {
-                    Slot::NONE
-                } else {
-                    self.new_slot(Class::of(register.ty))?
-                });
+            for body in function.body.iter().filter(|_| reached[index]) {
+                // Compilers declare more than they use, and a recursion keeps a copy of each.
+                for (register, mentioned) in body.registers.iter().zip(mentioned(function, body)) {
+                    slots.push(if register.ty == Type::B128 || !mentioned {
+                        Slot::NONE
+                    } else {
+                        self.new_slot(Class::of(register.ty))?
+                    });
+                }
             }
             let count = |class: usize| (before[class], self.next[class] as u16 - before[class]);
             self.infos.push(FunctionInfo {
@@ -345,6 +393,16 @@ impl Decoder<'_> {
         }
         let slot = self.new_slot(class)?;
         self.constants.insert((class, value), slot);
+        Ok(slot)
+    }
+
+    /// An address in the shared memory of the CTA that runs.
+    pub(super) fn shared_address(&mut self, class: Class, address: u64) -> Result<Slot, EmuError> {
+        let slot = match self.shared_addresses.get(&(class, address)) {
+            Some(slot) => return Ok(*slot),
+            None => self.new_slot(class)?,
+        };
+        self.shared_addresses.insert((class, address), slot);
         Ok(slot)
     }
 
@@ -463,6 +521,8 @@ impl Inst {
             reconverge: NOWHERE,
             list: (0, 0),
             source: (Slot::NONE, 0),
+            signal: (Slot::NONE, 0),
+            touches: None,
             watched: None,
         }
     }

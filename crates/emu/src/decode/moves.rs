@@ -1,6 +1,6 @@
 //! Operands of `mov`: registers, packed vectors, addresses of variables.
 
-use ptx::{BinaryOp, Op, Operand, Type};
+use ptx::{BinaryOp, Op, Operand, Space, Type};
 
 use super::operands::{Operands, Result, is_clock};
 use super::{CLOCK, Class, Decoder, Inst, Slot};
@@ -60,12 +60,15 @@ impl Decoder<'_> {
             out.s[1] = self.constant(Class::W64, u64::from(at).wrapping_add_signed(offset))?;
             return Ok(());
         }
-        let entry = &self.functions[self.current].name;
-        let address =
-            self.layout.symbol(name).map(|(_, a)| a).or_else(|| self.layout.entry_param(entry, name));
-        match address {
-            Some(address) => {
-                out.s[0] = self.constant(out.d[0].class, address.wrapping_add_signed(offset))?;
+        let (class, entry) = (out.d[0].class, &self.functions[self.current].name);
+        let param = || self.layout.entry_param(entry, name).map(|at| (Space::Param, at));
+        match self.layout.symbol(name).or_else(param) {
+            Some((space, address)) => {
+                let address = address.wrapping_add_signed(offset);
+                out.s[0] = match space {
+                    Space::Shared => self.shared_address(class, address)?,
+                    _ => self.constant(class, address)?,
+                };
                 Ok(())
             }
             None => self.unsupported(format!("the address of `{name}`")),

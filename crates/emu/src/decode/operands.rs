@@ -130,10 +130,23 @@ impl Decoder<'_> {
             | Op::Exit
             | Op::Trap
             | Op::Brkpt => Ok(()),
-            Op::Mapa { .. } | Op::Getctarank { .. } | Op::BarrierCluster(_) => self.unsupported("clusters"),
-            Op::FenceProxy(_) => self.unsupported("proxy fences"),
-            Op::Setmaxnreg(_) => self.unsupported("setmaxnreg"),
-            Op::Griddepcontrol(_) => self.unsupported("griddepcontrol"),
+            Op::Mapa { ty, .. } => self.lanewise(out, o, ty, &[ty, U32]),
+            Op::Getctarank { ty, .. } => self.lanewise(out, o, U32, &[ty]),
+            Op::BarrierCluster(_) | Op::FenceProxy(_) | Op::Griddepcontrol(_) => Ok(()),
+            Op::FenceTensormap(..) => self.unsupported("tensor maps that a kernel changes"),
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            | Op::CpAsyncBulkCommitGroup
+            | Op::CpAsyncBulkWaitGroup { .. }
+            | Op::StAsync(_)
+            | Op::RedAsync(_) => self.bulk(out, o),
+            Op::Wgmma(w) => self.warpgroup_matrix(out, o, &w),
+            Op::WgmmaFence | Op::WgmmaCommitGroup => Ok(()),
+            Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => self.sources(out, o, 0, &[U32]),
         }
     }
 
@@ -225,19 +238,24 @@ impl Decoder<'_> {
             Operand::Imm(imm) => self.constant(class, immediate(*imm, ty)),
             Operand::Special(special) => self.special(*special, class),
             Operand::Symbol(name, offset) => {
-                let Some((_, address)) = self.layout.symbol(name) else {
+                let entry = &self.functions[self.current].name;
+                if let Some(at) = self.layout.entry_param(entry, name) {
+                    return self.constant(class, at.wrapping_add_signed(*offset));
+                }
+                let Some((space, address)) = self.layout.symbol(name) else {
                     return self.unsupported(format!("the address of `{name}` as an operand here"));
                 };
-                self.constant(class, address.wrapping_add_signed(*offset))
+                let address = address.wrapping_add_signed(*offset);
+                match space {
+                    Space::Shared => self.shared_address(class, address),
+                    _ => self.constant(class, address),
+                }
             }
             _ => self.malformed("an operand is not one that the instruction takes"),
         }
     }
 
     fn special(&mut self, special: SpecialReg, class: Class) -> Result<Slot> {
-        if special.name().contains("cluster") {
-            return self.unsupported(special.name());
-        }
         // Thread and CTA indices may be read at 16 bits (PTX ISA 1.x code); at 64 only what is that wide.
         if Class::of(special.ty()) != class {
             return self.malformed(format!("{} is read at another width", special.name()));
@@ -295,6 +313,11 @@ impl Decoder<'_> {
                     return Ok((zero, (at as i64).wrapping_add(*offset), Space::Param));
                 }
                 match self.layout.symbol(name) {
+                    Some((Space::Shared, address)) => Ok((
+                        self.shared_address(Class::W64, 0)?,
+                        (address as i64).wrapping_add(*offset),
+                        Space::Shared,
+                    )),
                     Some((at, address)) => Ok((zero, (address as i64).wrapping_add(*offset), at)),
                     None => self.malformed(format!("`{name}` is not declared")),
                 }
@@ -389,7 +412,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn elements_typed(&mut self, out: &mut Inst, operand: &Operand, ty: Type) -> Result<()> {
+    pub(super) fn elements_typed(&mut self, out: &mut Inst, operand: &Operand, ty: Type) -> Result<()> {
         let single = std::slice::from_ref(operand);
         let parts = if let Operand::Vector(parts) = operand { parts } else { single };
         let slots: Result<Vec<Slot>> = parts

@@ -1,6 +1,6 @@
 //! Operands of asynchronous copies, mbarriers and barriers.
 
-use ptx::{CacheOp, Imm, Mbarrier, Op, Operand, Space, Type};
+use ptx::{CacheOp, Imm, Mbarrier, MbarrierOp, Op, Operand, Space, Type};
 
 use super::operands::{Operands, Result};
 use super::{Decoder, Inst};
@@ -32,29 +32,22 @@ impl Decoder<'_> {
                 }
             }
             Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
-            Op::Mbarrier(op) => match op {
-                Mbarrier::Init => {
-                    self.address(out, o.get(0)?, Space::Shared)?;
-                    self.sources(out, o, 1, &[U32])
+            Op::Mbarrier(Mbarrier { op: MbarrierOp::PendingCount, .. }) => self.lanewise(out, o, U32, &[B64]),
+            Op::Mbarrier(m) => {
+                self.asynchronous = true;
+                let result = usize::from(m.op.arrives() || m.op.waits());
+                if result == 1 {
+                    out.d[0] = self.destination(o.get(0)?, if m.op.waits() { Pred } else { B64 })?;
                 }
-                Mbarrier::Inval => self.address(out, o.get(0)?, Space::Shared),
-                Mbarrier::Arrive | Mbarrier::ArriveDrop | Mbarrier::ArriveNoComplete => {
-                    out.d[0] = self.destination(o.get(0)?, B64)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    if o.list.len() > 2 { self.sources(out, o, 2, &[U32]) } else { Ok(()) }
+                self.address(out, o.get(result)?, m.space)?;
+                let by_state = m.op.waits() && !m.op.by_parity();
+                // The time that a wait may take is no matter.
+                if o.list.len() > result + 1 {
+                    self.sources(out, o, result + 1, &[if by_state { B64 } else { U32 }])
+                } else {
+                    Ok(())
                 }
-                Mbarrier::TestWait | Mbarrier::TryWait => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[B64])
-                }
-                Mbarrier::TestWaitParity | Mbarrier::TryWaitParity => {
-                    out.d[0] = self.destination(o.get(0)?, Pred)?;
-                    self.address(out, o.get(1)?, Space::Shared)?;
-                    self.sources(out, o, 2, &[U32])
-                }
-                Mbarrier::PendingCount => self.lanewise(out, o, U32, &[B64]),
-            },
+            }
             _ => Ok(()),
         }
     }

@@ -9,7 +9,8 @@ use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::{Class, Inst, Slot, strength};
 use crate::memory::{
-    CONST_BASE, Chunk, ForeignAccess, LOCAL_BASE, Region, SHARED_BASE, load_bytes, resolve, store_bytes,
+    CONST_BASE, Chunk, ForeignAccess, LOCAL_BASE, RANK_SHIFT, Region, SHARED_BASE, load_bytes, resolve,
+    store_bytes,
 };
 use crate::order::{Access, Conflict, Strength, Touch, Verdict};
 use crate::report::{HazardKind, ThreadId};
@@ -187,6 +188,11 @@ impl<'a> Env<'a> {
             space => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
                 let program = self.context.program;
+                if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
+                    self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
+                        "reads a tensor map: what it holds is not defined".into()
+                    });
+                }
                 let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
                 Some(load_bytes(memory, offset, size))
             }
@@ -229,7 +235,7 @@ impl<'a> Env<'a> {
     pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
         if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
             let lane = access.lanes.trailing_zeros() as usize;
-            self.report_conflict(site.inst, access.warp, lane, false, &c, (Space::Global, address));
+            self.report_conflict(site.inst, access.actor, lane, false, &c, (Space::Global, address));
         }
     }
 
@@ -253,13 +259,13 @@ impl<'a> Env<'a> {
         }
         if context.apart && context.options.checks.races && region.writable() {
             let granule = context.program.granules[1] as usize;
-            let other = region.note_read(offset, bytes, granule, self.cta as u32, inst.pc);
+            let other = region.note_read(offset, bytes, granule, self.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
         region.load(offset, bytes)
     }
 
-    fn report_foreign(
+    pub(super) fn report_foreign(
         &mut self,
         inst: &Inst,
         warp: usize,
@@ -271,7 +277,11 @@ impl<'a> Env<'a> {
         let Some(other) = other else { return };
         let other_line = Some(self.line(other.pc));
         let mut threads = vec![self.thread(warp, lane)];
-        threads.extend(other.cta.map(|cta| ThreadId { cta: u64::from(cta), warp: 0, lane: 0 }));
+        threads.extend(other.cta.map(|cta| ThreadId {
+            cta: self.context.cta(u64::from(cta), 0),
+            warp: 0,
+            lane: 0,
+        }));
         let place = self.place(Space::Global, address);
         self.findings.report(HazardKind::Race, inst.line, other_line, || {
             let message = format!("{verb} what another CTA accesses, and nothing orders CTAs");
@@ -319,8 +329,8 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some((c, at)) = self.shadow.write(offset, size, &access) {
                 let before = load_bytes(&self.shared, offset, size);
-                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
-                    let place = (Space::Shared, SHARED_BASE + at.max(offset) as u64);
+                if !(before == *chunk && same_store(&c, &access, self.actors.threads())) {
+                    let place = (Space::Shared, self.shared_address(at.max(offset)));
                     self.report_conflict(site.inst, warp.index, lane, true, &c, place);
                 }
             }
@@ -341,13 +351,13 @@ impl<'a> Env<'a> {
             let access = plain(warp, site, lane);
             if let Some(c) = self.order.shadow.write(address, bytes as u64, &access) {
                 let before = region.load(offset, bytes);
-                if !(before == *chunk && same_store(&c, &access, self.live.len())) {
+                if !(before == *chunk && same_store(&c, &access, self.actors.threads())) {
                     self.report_conflict(inst, warp.index, lane, true, &c, place);
                 }
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
-                let other = region.note_write(offset, bytes, granule, self.cta as u32, inst.pc);
+                let other = region.note_write(offset, bytes, granule, self.cluster as u32, inst.pc);
                 self.report_foreign(inst, warp.index, lane, "writes", other, address);
             }
         }
@@ -369,9 +379,21 @@ impl<'a> Env<'a> {
         lane: usize,
         address: u64,
     ) -> Option<usize> {
-        let start = self.context.program.layout.shared_start as usize;
-        let extent = (SHARED_BASE + start as u64, self.shared.len() - start);
-        Some(start + self.checked_offset(warp, site, lane, address, extent)?)
+        let layout = &self.context.program.layout;
+        let start = layout.shared_start as usize;
+        let rank = (address >> RANK_SHIFT) as usize;
+        let own = rank == self.rank(warp);
+        if !own && (rank >= self.ctas.len() || site.inst.space == Space::Shared) {
+            self.outside_of_window(warp, site, lane, address);
+            return None;
+        }
+        let extent = (SHARED_BASE + start as u64, layout.shared_extent as usize - start);
+        let inside = address & ((1 << RANK_SHIFT) - 1);
+        let offset = self.checked_offset(warp, site, lane, inside, extent)?;
+        if !own {
+            self.visit(warp, site.inst, lane, rank, address);
+        }
+        Some(rank * self.span + start + offset)
     }
 
     /// Offset of a good access from the start of local, constant or parameter memory.
@@ -434,6 +456,18 @@ impl<'a> Env<'a> {
     }
 
     #[cold]
+    fn outside_of_window(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) {
+        let (rank, ctas, own) = (address >> RANK_SHIFT, self.ctas.len(), self.rank(warp));
+        self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, Some((Space::Shared, address)), || {
+            if rank < ctas as u64 {
+                format!("an address of the CTA of rank {rank} in that of rank {own}: only .shared::cluster reaches it")
+            } else {
+                format!("accesses {} bytes outside of shared memory, at {address:#x}", site.bytes)
+            }
+        });
+    }
+
+    #[cold]
     fn out_of_bounds(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64, size: usize) {
         let place = Some((site.space, address));
         let bytes = site.bytes;
@@ -466,7 +500,9 @@ pub(super) fn mix(hash: u64, value: u64) -> u64 {
 pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> {
     Access {
         view: &warp.view,
-        warp: warp.index,
+        actor: warp.index,
+        epoch: warp.view.now(),
+        proxy: false,
         lanes: 1 << lane,
         pc: site.inst.pc,
         strength: site.strength,
@@ -479,8 +515,11 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
 /// (Triton, where a layout gives several threads the same element).
 fn same_store(c: &Conflict, a: &Access, warps: usize) -> bool {
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
-    let apart = warp < warps && warp != a.warp;
-    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && (apart || c.epoch == a.view.now() && warp == a.warp)
+    let apart = warp < warps && warp != a.actor;
+    c.wrote
+        && c.touch == Touch::Plain
+        && c.pc == a.pc
+        && (apart || c.epoch == a.view.now() && warp == a.actor)
 }
 
 /// Element `element` of what each lane loaded, to a register that may be wider.
@@ -510,7 +549,7 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
 
 /// Element `element` of what each lane stores, from a register that may be wider.
 #[inline(always)]
-fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
+pub(super) fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
     match ty.bits() {
         64 => {
             let value = registers.get_any(slot);

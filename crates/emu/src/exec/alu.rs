@@ -6,8 +6,8 @@ use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, Ternary
 use super::registers::{Registers, for_lanes};
 use super::scalar;
 use crate::decode::{Class, Inst};
-use crate::numerics::approx::{self, Function};
-use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op};
+use crate::numerics::approx::{self, DivApprox, Function};
+use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use crate::numerics::{Lanes32, Lanes64};
 
 /// Executes a lane-wise operation.
@@ -104,6 +104,15 @@ fn packed_format(ty: Type) -> Option<Packed> {
 #[inline(always)]
 fn binary(r: &mut Registers, inst: &Inst, op: BinaryOp, ty: Type, mods: FloatMods, mask: u32) -> bool {
     match ty {
+        Type::F32 if op == BinaryOp::Div => {
+            let kind = match mods.precision {
+                Precision::Approx => DivApprox::Approx,
+                Precision::Full => DivApprox::Full,
+                Precision::Unspecified | Precision::Rounded(_) => return false,
+            };
+            into32(r, inst, |d, [a, b, _]| approx::div_lanes(kind, mods.ftz, mask, d, [a, b]));
+            true
+        }
         Type::F32 if is_plain(mods) => {
             let op = match op {
                 BinaryOp::Add => F32Op::Add,
@@ -204,6 +213,18 @@ fn ternary(r: &mut Registers, inst: &Inst, op: TernaryOp, ty: Type, mods: FloatM
     match (op, ty) {
         (TernaryOp::Fma | TernaryOp::Mad, Type::F32) if is_plain(mods) => {
             into32(r, inst, |d, sources| f32_op(F32Op::Fma, mods.ftz, mask, d, sources));
+            true
+        }
+        // The two by which nvcc's `expf` splits its argument.
+        (TernaryOp::Fma, Type::F32) if is_plain(FloatMods { sat: false, ..mods }) => {
+            into32(r, inst, |d, sources| f32_op(F32Op::FmaSat, mods.ftz, mask, d, sources));
+            true
+        }
+        (TernaryOp::Fma, Type::F32)
+            if mods.precision == Precision::Rounded(Rounding::Rm)
+                && is_plain(FloatMods { precision: Precision::Unspecified, ..mods }) =>
+        {
+            into32(r, inst, |d, sources| f32_op(F32Op::FmaDown, mods.ftz, mask, d, sources));
             true
         }
         (TernaryOp::Fma, Type::F16x2 | Type::Bf16x2)
@@ -367,7 +388,8 @@ fn selp(r: &mut Registers, inst: &Inst, mask: u32) {
 
 /// The conversions that address arithmetic and attention use; the others go lane by lane.
 fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
-    use Type::{B32, B64, Bf16x2, F16x2, F32, S32, S64, U32, U64};
+    use Type::{B32, B64, Bf16, Bf16x2, F16, F16x2, F32, S32, S64, U32, U64};
+    const NEAREST: Option<ptx::CvtRounding> = Some(ptx::CvtRounding::Float(Rounding::Rn));
     match (cvt.to, cvt.from) {
         (U64 | S64 | B64, U32 | B32) if inst.s[0].class == Class::W32 => {
             let a = r.get32(inst.s[0]).map(u64::from);
@@ -388,12 +410,22 @@ fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
             r.set32(inst.d[0], mask, &a);
         }
         (F16x2 | Bf16x2, F32)
-            if cvt.rounding == Some(ptx::CvtRounding::Float(Rounding::Rn))
-                && !cvt.relu
-                && cvt.saturation == ptx::CvtSaturation::None =>
+            if cvt.rounding == NEAREST && !cvt.relu && cvt.saturation == ptx::CvtSaturation::None =>
         {
             let Some(format) = packed_format(cvt.to) else { return false };
             into32(r, inst, |d, [a, b, _]| pack(format, mask, d, [a, b]));
+        }
+        (F32, F16 | Bf16)
+            if cvt.rounding.is_none() && !cvt.relu && cvt.saturation == ptx::CvtSaturation::None =>
+        {
+            let format = if cvt.from == F16 { Packed::F16x2 } else { Packed::Bf16x2 };
+            into32(r, inst, |d, [a, ..]| unpack(format, mask, d, a));
+        }
+        (F32, S32 | U32) if cvt.rounding == NEAREST && cvt.saturation == ptx::CvtSaturation::None => {
+            let signed = cvt.from == S32;
+            let a = r.get32(inst.s[0]);
+            let d = a.map(|v| if signed { v as i32 as f32 } else { v as f32 }.to_bits());
+            r.set32(inst.d[0], mask, &d);
         }
         _ => return false,
     }

@@ -9,7 +9,7 @@ use super::run::Flow;
 use super::warp::{Split, Warp};
 use super::{Env, alu};
 use crate::decode::{Inst, strength};
-use crate::memory::{Chunk, Region, SHARED_BASE, load_bytes, resolve, store_bytes};
+use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch};
 use crate::report::HazardKind;
 
@@ -35,6 +35,8 @@ impl<'a> Env<'a> {
             space => (space, address),
         });
         self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
+        // Each lane is ordered by itself, which takes about as long as an instruction of a warp.
+        self.toll += u64::from(mask.count_ones());
         // Atomics are relaxed and of gpu scope where nothing is written.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         let mut old = [0u64; 32];
@@ -151,7 +153,7 @@ impl<'a> Env<'a> {
             Target::Shared => {
                 let written = self.shadow.is_written(offset, bytes);
                 let conflict = self.shadow.write(offset, bytes, &access);
-                (written, conflict.map(|(c, at)| (c, SHARED_BASE + at.max(offset) as u64)))
+                (written, conflict.map(|(c, at)| (c, self.shared_address(at.max(offset)))))
             }
             Target::Global(region) => {
                 let written = region.written.is_none_or(|w| w.all(offset, bytes));

@@ -1,4 +1,4 @@
-//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them, counted in warps.
+//! CTA barriers (PTX ISA, "bar, barrier"): sixteen of them in each CTA, counted in warps.
 
 use std::rc::Rc;
 
@@ -37,6 +37,7 @@ pub(crate) struct Barrier {
 #[derive(Clone, Debug)]
 pub(crate) struct Wake {
     pub warp: usize,
+    /// Counted over the cluster.
     pub barrier: u8,
     release: Rc<(Clock, Sequential)>,
     tally: Tally,
@@ -69,18 +70,20 @@ impl Env<'_> {
             });
             return Flow::Next;
         }
-        self.check_count(inst, warp.index, lane, id, count);
+        let at = 16 * self.rank(warp) + id as usize;
+        self.check_count(inst, warp.index, lane, at, count);
         if let Some(recorder) = &mut self.recorder {
-            let threads = count.unwrap_or(32 * self.live.len() as u32) as u16;
+            let threads = count.unwrap_or(32 * self.actors.warps as u32) as u16;
             recorder.barrier(warp.index, inst.number, lanes, id as u8, kind, threads);
             parts[1..].iter().for_each(|p| recorder.issue(warp.index, p.inst.number, p.lanes));
         }
         self.counters.barriers += 1;
-        self.arrive(warp, parts, kind, id as usize, count);
-        if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(id as u8)) }
+        self.arrive(warp, parts, kind, at, count);
+        if kind == BarKind::Arrive { Flow::Next } else { Flow::Hold(State::Barrier(at as u8)) }
     }
 
-    fn check_count(&mut self, inst: &Inst, warp: usize, lane: usize, id: u32, count: Option<u32>) {
+    fn check_count(&mut self, inst: &Inst, warp: usize, lane: usize, at: usize, count: Option<u32>) {
+        let id = at % 16;
         if let Some(n) = count
             && (n % 32 != 0 || n == 0)
         {
@@ -88,7 +91,7 @@ impl Env<'_> {
                 format!("barrier {id} counts {n} threads: the count must be a multiple of 32")
             });
         }
-        let barrier = &self.barriers[id as usize];
+        let barrier = &self.barriers[at];
         if !barrier.arrived.is_empty() && barrier.expected != count {
             let (first, line) = (barrier.expected, barrier.line);
             let thread = self.thread(warp, lane);
@@ -131,9 +134,11 @@ impl Env<'_> {
     /// Lets the waiting warps go when all have arrived.
     fn complete(&mut self, id: usize) {
         let barrier = &self.barriers[id];
+        let rank = id / 16;
         let full = match barrier.expected {
             Some(count) => 32 * barrier.arrived.len() as u32 >= count,
-            None => (0..self.live.len()).all(|w| self.live[w] == 0 || barrier.arrived.contains(&w)),
+            None => (rank * self.actors.warps..(rank + 1) * self.actors.warps)
+                .all(|w| self.live[w] == 0 || barrier.arrived.contains(&w)),
         };
         if barrier.arrived.is_empty() || !full {
             return;
@@ -163,6 +168,12 @@ impl Env<'_> {
             });
     }
 
+    /// Threads that have arrived at a barrier, and that it waits for.
+    pub(super) fn attendance(&self, barrier: u8) -> (usize, u32) {
+        let barrier = &self.barriers[usize::from(barrier)];
+        (32 * barrier.arrived.len(), barrier.expected.unwrap_or(32 * self.actors.warps as u32))
+    }
+
     /// A waiting split goes on behind its barrier.
     pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
         let ((clock, carried), tally) = (&*wake.release, wake.tally);
@@ -186,45 +197,6 @@ impl Env<'_> {
             }
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
-    }
-
-    /// Nobody can go on, or only in circles: says who waits for what.
-    pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
-        let mut lines = Vec::new();
-        let mut waiters: Vec<(u32, crate::report::ThreadId)> = Vec::new();
-        for warp in warps {
-            for split in &warp.splits {
-                let line = self.line(split.pc);
-                let thread = self.thread(warp.index, split.mask.trailing_zeros() as usize);
-                let id = match split.state {
-                    State::Barrier(id) => id,
-                    State::Run => {
-                        // It gave up its turn right behind the read.
-                        let line = self.line(split.pc.saturating_sub(1));
-                        waiters.push((line, thread));
-                        let lanes = split.mask;
-                        let what = "reads the same again and again, and nothing is left to change it";
-                        lines
-                            .push(format!("warp {} (lanes {lanes:#010x}) at line {line} {what}", warp.index));
-                        continue;
-                    }
-                    State::Parked | State::Lanes(_) => continue,
-                };
-                waiters.push((line, thread));
-                let barrier = &self.barriers[usize::from(id)];
-                let arrived = 32 * barrier.arrived.len();
-                let expected = barrier.expected.unwrap_or(32 * warps.len() as u32);
-                lines.push(format!(
-                    "warp {} waits at line {line} for barrier {id}, where {arrived} of {expected} threads have arrived",
-                    warp.index
-                ));
-            }
-        }
-        let line = waiters.first().map_or(0, |(line, _)| *line);
-        let other = waiters.iter().find(|(other, _)| *other != line);
-        let threads = waiters.first().into_iter().chain(other).map(|(_, thread)| *thread).collect();
-        let other_line = other.map(|(line, _)| *line);
-        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, lines.join("; ")));
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) fn parts(op: &Op) -> bool {
             | Op::Ret { .. }
             | Op::BrxIdx { .. }
             | Op::Bar { .. }
+            | Op::BarrierCluster(_)
             | Op::BarWarpSync
             | Op::Shfl(_)
             | Op::Vote(_)
@@ -32,6 +33,10 @@ pub(super) fn parts(op: &Op) -> bool {
             | Op::WmmaLoad(_)
             | Op::WmmaStore(_)
             | Op::Wmma(_)
+            | Op::Wgmma(_)
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
+            | Op::WgmmaWaitGroup
     )
 }
 
@@ -101,6 +106,8 @@ impl Env<'_> {
         let active = caller as usize == call.callee
             || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
         let saved = active.then(|| Box::new(save(warp, callee)));
+        // To keep a register of 32 lanes and to bring it back takes about as long as an instruction.
+        self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
         let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
         for (transfer, value) in call.arguments.iter().zip(given) {
             match *transfer {
@@ -155,10 +162,14 @@ impl Env<'_> {
     pub(super) fn exit(&mut self, warp: &mut Warp, split: &mut Split, lanes: u32) -> Flow {
         split.mask &= !lanes;
         self.live[warp.index] &= !lanes;
+        self.leave_bulk(warp, lanes);
+        self.leave_cluster(warp, lanes);
         warp.leave(lanes);
+        self.leave_wgmma(warp, &self.context.program.code[split.pc as usize]);
         warp.join_waiting();
         self.meet_apart(warp);
         self.complete_barriers_after_exit();
+        self.complete_cluster_barrier();
         if split.mask == 0 { Flow::Gone } else { Flow::Next }
     }
 

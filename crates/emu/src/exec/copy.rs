@@ -9,8 +9,8 @@ use super::access::{Site, addresses, based, plain};
 use super::registers::for_lanes;
 use super::warp::Warp;
 use crate::decode::Inst;
-use crate::memory::{SHARED_BASE, resolve, store_bytes};
-use crate::order::{Access, Epoch, Strength, Touch};
+use crate::memory::{resolve, store_bytes};
+use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
 use crate::report::Schedule;
 
 /// A copy on its way, for some lanes.
@@ -23,6 +23,7 @@ struct Flight {
     open: u32,
     /// Number of the group, per lane.
     group: [u32; 32],
+    /// Offsets in the shared memory of the cluster.
     destination: [u32; 32],
     source: [u64; 32],
     bytes: u32,
@@ -68,9 +69,12 @@ impl Env<'_> {
                 (warp.registers.lane(inst.s[0], lane) as u32).min(bytes)
             }
         });
-        let (mut good, mut watched) = (0, 0);
+        let (mut good, mut watched, mut destination) = (0, 0, [0; 32]);
         for_lanes(mask, |lane| {
-            if let Some(watch) = self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane])) {
+            if let Some((watch, offset)) =
+                self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane]))
+            {
+                destination[lane] = offset;
                 good |= 1 << lane;
                 watched |= u32::from(watch) << lane;
             }
@@ -80,7 +84,7 @@ impl Env<'_> {
             lanes: good,
             open: good,
             group: [0; 32],
-            destination: to.map(|a| a.wrapping_sub(SHARED_BASE) as u32),
+            destination,
             source: from,
             bytes,
             taken,
@@ -99,14 +103,14 @@ impl Env<'_> {
     }
 
     /// Checks a lane's copy as it is issued, its destination, its source and the bytes it takes. Whether its source is memory
-    /// that the kernel may write; `None` when it cannot be made.
+    /// that the kernel may write, and where its destination lies; `None` when it cannot be made.
     fn issue_copy(
         &mut self,
         warp: &Warp,
         inst: &Inst,
         lane: usize,
         (to, from, taken): (u64, u64, u32),
-    ) -> Option<bool> {
+    ) -> Option<(bool, u32)> {
         let write = copy_site(inst, Space::Shared, inst.target);
         let offset = self.shared_offset(warp, &write, lane, to)?;
         // The source is aligned to the copy's size, however little of it is read.
@@ -114,17 +118,17 @@ impl Env<'_> {
         let races = self.context.options.checks.races;
         let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.writable() && races;
         if watch {
-            let access = Access { touch: Touch::Copy, ..plain(warp, &read, lane) };
+            let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &read, lane) };
             self.note_global_read(&read, &access, from, taken);
         }
         if races {
-            let access = Access { touch: Touch::Copy, ..plain(warp, &write, lane) };
+            let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &write, lane) };
             if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
-                let place = (Space::Shared, SHARED_BASE + at as u64);
+                let place = (Space::Shared, self.shared_address(at));
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
-        Some(watch)
+        Some((watch, offset as u32))
     }
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {

@@ -38,7 +38,7 @@ impl Env<'_> {
         let strength = scope_strength(scope);
         for seen in std::mem::take(&mut warp.seen) {
             let here = seen.lanes & lanes;
-            if here != 0 && (strength == Strength::Gpu || seen.strength != Strength::Gpu) {
+            if here != 0 && strength >= seen.strength {
                 warp.view.acquire(here, warp.live, &seen.clock);
             }
             self.toll += toll(&seen.clock);
@@ -59,6 +59,18 @@ impl Env<'_> {
         warp.released.push(FenceState { lanes, strength, sequential, clock, last: None });
     }
 
+    /// What a relaxed arrival at the cluster's barrier makes known: what fences of these lanes released before, those of
+    /// initialised mbarriers included.
+    pub(super) fn released_by_fences(&mut self, warp: &mut Warp, lanes: u32) -> Clock {
+        let mut clock = warp.view.release(lanes);
+        clock.keep(&self.actors.initialisations(), self.actors.total());
+        for fence in warp.released.iter().filter(|f| f.lanes & lanes != 0 && f.strength >= Strength::Cluster)
+        {
+            clock.join(warp.view.home(), &fence.clock);
+        }
+        clock
+    }
+
     fn variables(&mut self, space: Space) -> &mut std::collections::HashMap<u64, SyncVariable> {
         if space == Space::Shared { &mut self.shared_sync } else { &mut self.order.sync }
     }
@@ -75,7 +87,7 @@ impl Env<'_> {
         let strength = site.strength;
         let release = matches!(kind, Publication::Release | Publication::UpdateRelease);
         let update = matches!(kind, Publication::Update | Publication::UpdateRelease);
-        let home = warp.view.home();
+        let (home, agent) = (warp.view.home(), warp.view.agent());
         let mut clock: Option<Clock> = None;
         let mut reach = Strength::Weak;
         if release {
@@ -102,11 +114,11 @@ impl Env<'_> {
                 joined.join_foreign(home, &old.clock, old.home);
                 let sequential = sequential || old.sequential;
                 let clock = Arc::new(joined);
-                *old = SyncVariable { clock, home, strength: reach.min(old.strength), sequential };
+                *old = SyncVariable { clock, home, agent, strength: reach.min(old.strength), sequential };
             }
             (Some(clock), _) => {
                 let clock = Arc::new(clock);
-                variables.insert(address, SyncVariable { clock, home, strength: reach, sequential });
+                variables.insert(address, SyncVariable { clock, home, agent, strength: reach, sequential });
             }
             (None, Some(_)) if !update => {
                 variables.remove(&address);
@@ -124,14 +136,13 @@ impl Env<'_> {
         address: u64,
         kind: Observation,
     ) {
-        let warps = self.live.len();
+        let actors = self.actors.total();
         let Some(variable) = self.variables(site.space).get(&address) else { return };
         let home = warp.view.home();
-        let (foreign, sequential) = (variable.home != home, variable.sequential);
-        if foreign && variable.strength.min(site.strength) != Strength::Gpu {
+        let (reach, sequential) = (warp.view.reach(variable.agent), variable.sequential);
+        if reach > Strength::Cta && variable.strength.min(site.strength) < reach {
             return;
         }
-        let reach = if foreign { Strength::Gpu } else { Strength::Cta };
         let last = Arc::clone(&variable.clock);
         let mut seen = warp.seen.iter_mut().find(|s| s.lanes == 1 << lane && s.strength == reach);
         if kind == Observation::Relaxed
@@ -140,7 +151,7 @@ impl Env<'_> {
         {
             return;
         }
-        let mut clock = Clock::new(warps);
+        let mut clock = Clock::new(actors);
         clock.join_foreign(home, &last, variable.home);
         self.toll += toll(&clock);
         if kind == Observation::Acquire {
@@ -161,7 +172,7 @@ impl Env<'_> {
     }
 }
 
-/// What a clock costs to copy and join, in warp instructions; nothing where warps synchronise as a whole.
+/// What a clock costs to copy and join, in warp instructions.
 fn toll(clock: &Clock) -> u64 {
-    clock.parts() as u64 / 16
+    1 + clock.parts() as u64 / 16
 }

@@ -1,9 +1,9 @@
-//! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory. What their 64 bits hold is opaque; the state
-//! kept here stands for them.
+//! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for bytes of
+//! asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them.
 
 use std::collections::HashMap;
 
-use ptx::{Mbarrier, Space};
+use ptx::{Mbarrier, MbarrierOp, MemSem, Space};
 
 use super::Env;
 use super::access::{Site, addresses};
@@ -11,9 +11,12 @@ use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::Inst;
-use crate::memory::resolve;
-use crate::order::{Clock, Strength};
+use crate::memory::{RANK_SHIFT, resolve};
+use crate::order::{Agent, Clock, Epoch, Strength};
 use crate::report::HazardKind;
+
+/// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
+const LIMIT: u32 = (1 << 20) - 1;
 
 /// One object.
 #[derive(Clone, Debug)]
@@ -21,10 +24,19 @@ struct Object {
     /// Arrivals a phase needs, and how many it still does.
     expected: u32,
     pending: u32,
+    /// Bytes that the phase still expects; negative where more have come than were announced so far.
+    bytes: i64,
     phase: u64,
     /// What this phase's arrivals release, and what those of all completed ones did.
     arriving: Clock,
     completed: Clock,
+    /// The actor that its copies are accesses of.
+    actor: usize,
+    /// Copies on their way that will complete on it.
+    flights: u32,
+    /// Who initialised it, and when.
+    maker: (Agent, u32, Epoch),
+    made_at: u32,
 }
 
 /// An arrival.
@@ -32,14 +44,28 @@ struct Arrival<'c> {
     count: u32,
     /// By how much the count of later phases goes down.
     dropped: u32,
+    /// Bytes announced with it.
+    bytes: u32,
     /// What it releases.
-    clock: &'c Clock,
+    clock: Option<&'c Clock>,
 }
 
-/// The objects of a CTA, by address.
+/// Who brings a phase forward.
+#[derive(Clone, Copy)]
+pub(super) struct Cause<'i> {
+    pub inst: &'i Inst,
+    pub warp: usize,
+    pub lane: usize,
+}
+
+/// The objects of a cluster, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Mbarriers {
     objects: HashMap<u64, Object>,
+    /// Objects initialised so far.
+    made: usize,
+    /// By actor, the phase that copies now complete in.
+    phases: HashMap<usize, Epoch>,
 }
 
 impl Mbarriers {
@@ -49,6 +75,38 @@ impl Mbarriers {
             object.pending += 1;
         }
     }
+
+    /// The actor of an object, and the epoch of what completes on it now.
+    pub fn actor(&self, address: u64) -> Option<(usize, Epoch)> {
+        let actor = self.objects.get(&address)?.actor;
+        Some((actor, self.phases.get(&actor).copied().unwrap_or(1)))
+    }
+
+    /// A copy that will complete on an object sets out.
+    pub fn depart(&mut self, address: u64) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.flights += 1;
+        }
+    }
+
+    /// What a phase still waits for, in words.
+    pub fn describe(&self, address: u64) -> String {
+        let Some(object) = self.objects.get(&address) else { return "which is not initialised".into() };
+        let Object { expected, pending, bytes, flights, phase, .. } = *object;
+        format!(
+            "phase {phase}: {pending} of {expected} arrivals and {bytes} bytes are missing, {flights} copies are on their way"
+        )
+    }
+
+    /// The objects whose bytes will never add up: their addresses, where they were initialised, and the bytes.
+    pub fn unbalanced(&self) -> impl Iterator<Item = (u64, u32, i64)> {
+        let off = |(address, o): (&u64, &Object)| {
+            (o.bytes != 0 && o.flights == 0).then_some((*address, o.made_at, o.bytes))
+        };
+        let mut list: Vec<_> = self.objects.iter().filter_map(off).collect();
+        list.sort_unstable();
+        list.into_iter()
+    }
 }
 
 impl Env<'_> {
@@ -57,43 +115,45 @@ impl Env<'_> {
         warp: &mut Warp,
         split: &mut Split,
         inst: &Inst,
-        op: Mbarrier,
+        m: Mbarrier,
         mask: u32,
     ) -> Flow {
-        if op == Mbarrier::PendingCount {
+        if m.op == MbarrierOp::PendingCount {
             let counts = warp.registers.get64(inst.s[0]).map(|state| state as u32);
             warp.registers.set32(inst.d[0], mask, &counts);
             return Flow::Next;
         }
         let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
-        let wait = matches!(
-            op,
-            Mbarrier::TestWait | Mbarrier::TryWait | Mbarrier::TestWaitParity | Mbarrier::TryWaitParity
-        );
-        if wait {
-            return self.test_wait(warp, split, inst, op, mask, &places);
-        }
-        let counts: [u32; 32] = std::array::from_fn(|l| {
-            if inst.s[0].is_some() { warp.registers.lane(inst.s[0], l) as u32 } else { 1 }
+        let mut good = 0;
+        for_lanes(mask, |lane| {
+            let inside = self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_some();
+            good |= u32::from(
+                inside && (m.op == MbarrierOp::Init || self.check_made(warp, inst, lane, places[lane])),
+            ) << lane;
         });
+        if m.op.waits() {
+            return self.test_wait(warp, split, inst, m, good, mask, &places);
+        }
+        let operand = |l: usize| warp.registers.lane(inst.s[0], l) as u32;
+        let operands: [u32; 32] = std::array::from_fn(|l| if inst.s[0].is_some() { operand(l) } else { 1 });
         let mut states = [0u64; 32];
         // An arrival releases what the thread did before.
-        let clock = (!matches!(op, Mbarrier::Init | Mbarrier::Inval)).then(|| warp.view.release(mask));
-        for_lanes(mask, |lane| {
-            if self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_none() {
-                return;
-            }
-            match op {
-                Mbarrier::Init => self.init(places[lane], counts[lane]),
-                Mbarrier::Inval => {
-                    self.mbarriers.objects.remove(&places[lane]);
+        let clock = (m.op.arrives() && m.sem != MemSem::Relaxed).then(|| warp.view.release(mask));
+        for_lanes(good, |lane| {
+            let (address, n, cause) = (places[lane], operands[lane], Cause { inst, warp: warp.index, lane });
+            match m.op {
+                MbarrierOp::Init => self.init(warp, cause, address, n),
+                MbarrierOp::Inval => {
+                    self.mbarriers.objects.remove(&address);
                 }
+                MbarrierOp::ExpectTx => self.expect_bytes(cause, address, n),
+                MbarrierOp::CompleteTx => self.complete_bytes(cause, address, n, None),
                 _ => {
-                    let dropped = u32::from(op == Mbarrier::ArriveDrop);
-                    if let Some(clock) = &clock {
-                        let arrival = Arrival { count: counts[lane], dropped, clock };
-                        states[lane] = self.arrive_at(warp, inst, lane, places[lane], &arrival);
-                    }
+                    let announces = m.op.expects_bytes();
+                    let (count, bytes) = if announces { (1, n) } else { (n, 0) };
+                    let dropped = if m.op.drops() { count } else { 0 };
+                    let arrival = Arrival { count, dropped, bytes, clock: clock.as_ref() };
+                    states[lane] = self.arrive_at(cause, address, &arrival);
                 }
             }
         });
@@ -102,79 +162,182 @@ impl Env<'_> {
         Flow::Next
     }
 
-    fn init(&mut self, address: u64, count: u32) {
-        let clock = Clock::new(self.live.len());
-        let object =
-            Object { expected: count, pending: count, phase: 0, arriving: clock.clone(), completed: clock };
+    fn init(&mut self, warp: &Warp, cause: Cause, address: u64, count: u32) {
+        if !(1..=LIMIT).contains(&count) {
+            self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+                format!("an mbarrier for {count} arrivals: there may be 1 to {LIMIT}")
+            });
+        }
+        if self.mbarriers.objects.get(&address).is_some_and(|o| o.flights > 0) {
+            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
+                "initialises an mbarrier that copies on their way will complete on".into()
+            });
+        }
+        let clock = Clock::new(self.actors.total());
+        let actor = self.actors.mbarrier((address >> RANK_SHIFT) as usize, self.mbarriers.made);
+        self.mbarriers.made += 1;
+        let object = Object {
+            expected: count,
+            pending: count,
+            bytes: 0,
+            phase: 0,
+            arriving: clock.clone(),
+            completed: clock,
+            actor,
+            flights: 0,
+            maker: (warp.view.agent(), 1 << cause.lane, warp.view.now()),
+            made_at: cause.inst.line,
+        };
         self.mbarriers.objects.insert(address, object);
     }
 
-    /// Returns the state: the phase and what was pending before.
-    fn arrive_at(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64, arrival: &Arrival) -> u64 {
-        let Arrival { count, dropped, clock } = *arrival;
-        let Some(object) = self.mbarriers.objects.get_mut(&address) else {
-            self.report(
-                HazardKind::UninitialisedRead,
-                inst,
-                warp.index,
-                lane,
-                Some((Space::Shared, address)),
-                || "arrives at an mbarrier that was not initialised".into(),
-            );
-            return 0;
+    /// Whether there is an object that the lane may use: one whose initialisation it knows of.
+    pub(super) fn check_made(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) -> bool {
+        let cause = Cause { inst, warp: warp.index, lane };
+        let Some(object) = self.mbarriers.objects.get(&address) else {
+            self.report_at(HazardKind::UninitialisedRead, cause, address, || {
+                "uses an mbarrier that was not initialised".into()
+            });
+            return false;
         };
+        let (agent, maker, epoch) = object.maker;
+        if epoch <= warp.view.known_to_all(agent.wrapping_sub(warp.view.home()) as usize)
+            || warp.view.knows_agent(lane, agent, maker, epoch)
+            || self.knows_initialisation(warp, lane, address)
+            || !self.context.options.checks.races
+        {
+            return true;
+        }
+        let (line, threads) = (
+            object.made_at,
+            vec![self.thread(warp.index, lane), self.thread_of(agent, maker.trailing_zeros())],
+        );
+        let place = Some(self.place(Space::Shared, address));
+        self.findings.report(HazardKind::Race, inst.line, Some(line), || {
+            (threads, place, "uses an mbarrier, and nothing orders that after its initialisation".into())
+        });
+        true
+    }
+
+    /// Whether a `fence.mbarrier_init` or a proxy fence stands between the initialisation and the lane.
+    pub(super) fn knows_initialisation(&self, warp: &Warp, lane: usize, address: u64) -> bool {
+        let Some(object) = self.mbarriers.objects.get(&address) else { return true };
+        let ((agent, maker, epoch), home) = (object.maker, warp.view.home());
+        let maker_warp = agent.wrapping_sub(home) as usize;
+        [self.actors.initialised(maker_warp), maker_warp + self.actors.fenced()].into_iter().any(|actor| {
+            epoch <= warp.view.known_to_all(actor)
+                || warp.view.was_told(lane, home + actor as Agent, maker, epoch)
+        })
+    }
+
+    /// `fence.mbarrier_init`: the asynchronous proxy, and other CTAs, may use what these lanes initialised.
+    pub(super) fn fence_initialisations(&mut self, warp: &mut Warp, mask: u32) {
+        if self.context.program.asynchronous {
+            let epoch = warp.view.now();
+            warp.view.release(mask);
+            let own = self.actors.initialised(warp.index);
+            let of = if mask == warp.live { !0 } else { mask };
+            warp.view.learn(mask, warp.live, (own, of), epoch);
+        }
+    }
+
+    fn expect_bytes(&mut self, cause: Cause, address: u64, bytes: u32) {
+        let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
+        object.bytes += i64::from(bytes);
+        if object.bytes > i64::from(LIMIT) {
+            let bytes = object.bytes;
+            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
+                format!("{bytes} bytes expected of one phase: at most {LIMIT}")
+            });
+        }
+    }
+
+    /// Bytes have come. `landed` is the actor and epoch of the copy that brought them.
+    pub(super) fn complete_bytes(&mut self, cause: Cause, address: u64, bytes: u32, landed: Option<Epoch>) {
+        let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
+        object.bytes -= i64::from(bytes);
+        object.flights -= u32::from(landed.is_some() && object.flights > 0);
+        if object.bytes < -i64::from(LIMIT) {
+            let bytes = -object.bytes;
+            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
+                format!("{bytes} bytes more than expected have come in one phase")
+            });
+        }
+        self.complete_phase(cause, address);
+    }
+
+    /// Returns the state: the phase and what was pending before.
+    fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
+        let Arrival { count, dropped, bytes, clock } = *arrival;
+        self.expect_bytes(cause, address, bytes);
+        // An object of another CTA is of the same cluster: clocks have one home.
+        let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
+        let Some(object) = self.mbarriers.objects.get_mut(&address) else { return 0 };
         let state = object.phase << 32 | u64::from(object.pending);
-        object.arriving.join(warp.view.home(), clock);
+        if let Some(clock) = clock {
+            object.arriving.join(home, clock);
+        }
         object.expected -= dropped.min(object.expected);
         if count > object.pending {
             let pending = object.pending;
             object.pending = 0;
-            self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, Some((Space::Shared, address)), || {
-                format!("{count} arrivals at an mbarrier that waits for {pending} more: the count is too small")
+            self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+                format!(
+                    "{count} arrivals at an mbarrier that waits for {pending} more: the count is too small"
+                )
             });
         } else {
             object.pending -= count;
         }
-        self.complete_phase(warp, address);
+        self.complete_phase(cause, address);
         state
     }
 
-    fn complete_phase(&mut self, warp: &Warp, address: u64) {
-        let warps = self.live.len();
+    fn complete_phase(&mut self, cause: Cause, address: u64) {
+        let total = self.actors.total();
+        let home = (self.cluster as u32).wrapping_mul(total as u32);
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
-        if object.pending == 0 {
-            object.phase += 1;
-            object.pending = object.expected;
-            let arrived = std::mem::replace(&mut object.arriving, Clock::new(warps));
-            object.completed.join(warp.view.home(), &arrived);
+        if object.pending != 0 || object.bytes != 0 {
+            return;
+        }
+        let flights = object.flights;
+        object.phase += 1;
+        object.pending = object.expected;
+        let arrived = std::mem::replace(&mut object.arriving, Clock::new(total));
+        object.completed.join(home, &arrived);
+        let epoch = self.mbarriers.phases.entry(object.actor).or_insert(1);
+        object.completed.learn(home, home + object.actor as Agent, !0, *epoch);
+        *epoch += 1;
+        if flights > 0 {
+            let lines = self.lines_of_flights(address);
+            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
+                format!("completes the phase of an mbarrier before {flights} copies that count on it ({lines}): their bytes were not expected")
+            });
         }
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the lanes that may and those that ask differ")]
     fn test_wait(
         &mut self,
         warp: &mut Warp,
         split: &mut Split,
         inst: &Inst,
-        op: Mbarrier,
+        m: Mbarrier,
+        good: u32,
         mask: u32,
         places: &[u64; 32],
     ) -> Flow {
-        let parity = matches!(op, Mbarrier::TestWaitParity | Mbarrier::TryWaitParity);
-        let mut done = 0;
-        for_lanes(mask, |lane| {
+        // A wait for what is no mbarrier was reported, and does not wait.
+        let mut done = mask & !good;
+        for_lanes(good, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
-            let Some(object) = self.mbarriers.objects.get(&places[lane]) else {
-                done |= 1 << lane;
-                let place = Some((Space::Shared, places[lane]));
-                return self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, place, || {
-                    "waits for an mbarrier that was not initialised".into()
-                });
-            };
-            let complete = if parity { object.phase & 1 != token & 1 } else { object.phase != token >> 32 };
+            let Some(object) = self.mbarriers.objects.get(&places[lane]) else { return };
+            let complete =
+                if m.op.by_parity() { object.phase & 1 != token & 1 } else { object.phase != token >> 32 };
             done |= u32::from(complete) << lane;
         });
         warp.registers.set_pred(inst.d[0], mask, done);
-        let mut left = done;
+        let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
         while left != 0 {
             // Lanes that wait for one object learn together.
             let address = places[left.trailing_zeros() as usize];
@@ -189,8 +352,15 @@ impl Env<'_> {
             split.polls = 0;
             return Flow::Next;
         }
+        // Nobody may count on a copy before somebody has waited in vain.
+        let mut left = mask & !done;
+        while left != 0 {
+            let address = places[left.trailing_zeros() as usize];
+            for_lanes(left, |l| left &= !(u32::from(places[l] == address) << l));
+            self.land_on(address);
+        }
         match self.poll(warp, split, u64::from(inst.pc)) {
-            _ if matches!(op, Mbarrier::TryWait | Mbarrier::TryWaitParity) => Flow::Yield,
+            _ if matches!(m.op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
     }
@@ -205,8 +375,21 @@ impl Env<'_> {
         clock: &Clock,
     ) {
         for_lanes(mask, |lane| {
-            self.arrive_at(warp, inst, lane, places[lane], &Arrival { count: 1, dropped: 0, clock });
+            if self.check_made(warp, inst, lane, places[lane]) {
+                let arrival = Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(clock) };
+                self.arrive_at(Cause { inst, warp: warp.index, lane }, places[lane], &arrival);
+            }
         });
+    }
+
+    pub(super) fn report_at(
+        &mut self,
+        kind: HazardKind,
+        cause: Cause,
+        address: u64,
+        message: impl FnOnce() -> String,
+    ) {
+        self.report(kind, cause.inst, cause.warp, cause.lane, Some((Space::Shared, address)), message);
     }
 }
 

@@ -1,12 +1,18 @@
-//! Running a CTA: its warps in turns, until all have exited or none can go on.
+//! Running a cluster of CTAs, most often of one: its warps in turns, until all have exited or none can go on.
 
 mod access;
 mod alu;
 mod atomic;
 mod barrier;
+mod bulk;
+mod bulk_store;
+mod cluster;
 mod collective;
+mod conflict;
 mod control;
 mod copy;
+mod deadlock;
+mod descriptor;
 mod fence;
 mod matrix;
 mod mbarrier;
@@ -14,34 +20,41 @@ mod moves;
 mod registers;
 mod run;
 mod scalar;
+mod tensor_map;
 mod undefined;
 mod warp;
+mod wgmma;
 mod wmma;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ptx::{Launch, Space, SpecialReg};
+use ptx::{Launch, Space, TensorMapSpec};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::counters::{Counter, Counters};
 use crate::decode::{Inst, Program};
-use crate::memory::{GlobalMemory, SHARED_BASE};
+use crate::memory::{GlobalMemory, RANK_SHIFT, SHARED_BASE};
 use crate::numerics::tensor::TensorRules;
-use crate::order::{Clock, Conflict, DenseShadow, PagedShadow, Strength, Touch};
+use crate::order::{Actors, Agent, Clock, DenseShadow, PagedShadow, Strength};
 use crate::report::{Findings, HazardKind, Options, Place, Schedule, ThreadId};
 use crate::trace::{CtaTrace, Recorder};
 use crate::{EmuError, exec::warp::State};
 
 use barrier::{Barrier, Wake};
+use bulk::Flight;
+use cluster::{ClusterRendezvous, Visits};
 use mbarrier::Mbarriers;
 use warp::Warp;
 
 pub(crate) use atomic::atomic_supported;
+pub(crate) use bulk::reduce_supported;
 pub(crate) use matrix::mma_supported;
 pub(crate) use scalar::evaluate;
+pub(crate) use tensor_map::map_image;
+pub(crate) use wgmma::wgmma_supported;
 pub(crate) use wmma::wmma_supported;
 
 /// What is the same for all CTAs of a launch.
@@ -51,11 +64,14 @@ pub(crate) struct Context<'a> {
     pub global: &'a GlobalMemory<'a>,
     pub options: &'a Options,
     pub rules: TensorRules,
-    /// CTAs run one by one and cannot see each other.
+    /// Clusters run one by one and cannot see each other.
     pub apart: bool,
+    pub actors: Actors,
+    /// Tensor maps of the launch.
+    pub maps: &'a [TensorMapSpec],
 }
 
-/// Order of accesses to global memory: one for each CTA when they run apart, else one for the grid.
+/// Order of accesses to global memory: one for each cluster when they run apart, else one for the grid.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalOrder {
     pub shadow: PagedShadow,
@@ -63,8 +79,8 @@ pub(crate) struct GlobalOrder {
 }
 
 impl GlobalOrder {
-    pub fn new(granule: u32, warps: usize) -> GlobalOrder {
-        GlobalOrder { shadow: PagedShadow::new(granule, warps), sync: HashMap::new() }
+    pub fn new(granule: u32) -> GlobalOrder {
+        GlobalOrder { shadow: PagedShadow::new(granule), sync: HashMap::new() }
     }
 
     /// Bytes that knowing who read what takes.
@@ -77,17 +93,18 @@ impl GlobalOrder {
 #[derive(Clone, Debug)]
 struct SyncVariable {
     clock: Arc<Clock>,
-    /// First agent of the CTA that the clock is of.
-    home: u32,
+    /// First agent of the cluster that the clock is of, and who released it.
+    home: Agent,
+    agent: Agent,
     strength: Strength,
     sequential: bool,
 }
 
-/// What a CTA left behind.
+/// What a cluster left behind.
 pub(crate) struct Outcome {
     pub findings: Findings,
     pub counters: Counters,
-    pub trace: Option<CtaTrace>,
+    pub traces: Vec<CtaTrace>,
     pub steps: u64,
     /// Steps, and what else took time.
     pub effort: u64,
@@ -98,23 +115,37 @@ const SPINS: u32 = 10_000;
 /// Instructions a warp of a recorded CTA issues before the next one's turn.
 const RECORDED_TURN: u32 = 16;
 
-/// How a CTA stands after a turn.
+/// How a cluster stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Running,
     Done,
 }
 
-/// Everything of a CTA but its warps.
+/// Everything of a cluster but its warps.
 pub(crate) struct Env<'a> {
     context: &'a Context<'a>,
-    cta: u64,
+    /// Linear index of the cluster, and of its CTAs by their rank.
+    cluster: u64,
+    ctas: Vec<u64>,
+    actors: Actors,
+    /// Shared memory of the CTAs, one behind the other, and the bytes of each.
     shared: Vec<u8>,
+    span: usize,
     shadow: DenseShadow,
     pub order: GlobalOrder,
     shared_sync: HashMap<u64, SyncVariable>,
+    /// Sixteen of each CTA.
     barriers: Vec<Barrier>,
+    rendezvous: ClusterRendezvous,
+    visits: Visits,
     mbarriers: Mbarriers,
+    /// Copies on their way to shared memory, in the order of their issue, and by mbarrier who sent the last of them.
+    flights: Vec<Flight>,
+    senders: HashMap<usize, (usize, usize)>,
+    /// Groups of wgmma that each warp has committed, and that each warpgroup has waited for.
+    wgmma_committed: Vec<u32>,
+    wgmma_waited: Vec<u32>,
     counters: Counters,
     findings: Findings,
     recorder: Option<Recorder>,
@@ -128,70 +159,73 @@ pub(crate) struct Env<'a> {
     toll: u64,
 }
 
-/// A CTA being run.
-pub(crate) struct Cta<'a> {
+/// A cluster being run.
+pub(crate) struct Cluster<'a> {
     pub env: Env<'a>,
     warps: Vec<Warp>,
     turn: Vec<usize>,
 }
 
-impl<'a> Cta<'a> {
-    pub fn new(context: &'a Context<'a>, cta: u64, order: GlobalOrder) -> Cta<'a> {
-        let program = context.program;
+impl<'a> Cluster<'a> {
+    pub fn new(context: &'a Context<'a>, cluster: u64, order: GlobalOrder) -> Cluster<'a> {
+        let (program, actors) = (context.program, context.actors);
         let threads = context.launch.block.count() as usize;
-        let warps = threads.div_ceil(32);
-        let present: Vec<u32> = (0..warps).map(|w| u32::MAX >> (32 - (threads - 32 * w).min(32))).collect();
-        let home = (cta as u32).wrapping_mul(warps as u32);
-        let shared = program.layout.shared_extent as usize;
-        let seed = context.options.seed ^ cta.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut env = Env {
+        let in_cta = |w: usize| u32::MAX >> (32 - (threads - 32 * w).min(32));
+        let present: Vec<u32> = (0..actors.threads()).map(|w| in_cta(w % actors.warps)).collect();
+        let home = (cluster as u32).wrapping_mul(actors.total() as u32);
+        let span = (program.layout.shared_extent as usize).next_multiple_of(16);
+        let ctas: Vec<u64> = (0..actors.ctas as u64).map(|rank| context.cta(cluster, rank)).collect();
+        let traced = ctas.iter().any(|cta| context.options.traced_ctas.contains(cta));
+        let env = Env {
             context,
-            cta,
-            shared: vec![0xff; shared],
-            shadow: DenseShadow::new(shared, program.granules[0], warps),
+            cluster,
+            actors,
+            shared: vec![0xff; span * actors.ctas],
+            span,
+            shadow: DenseShadow::new(span * actors.ctas, program.granules[0], actors),
             order,
             shared_sync: HashMap::new(),
-            barriers: vec![Barrier::default(); 16],
+            barriers: vec![Barrier::default(); 16 * actors.ctas],
+            rendezvous: ClusterRendezvous::default(),
+            visits: Visits::new(actors),
             mbarriers: Mbarriers::default(),
+            flights: Vec::new(),
+            senders: HashMap::new(),
+            wgmma_committed: vec![0; actors.threads()],
+            wgmma_waited: vec![0; actors.threads()],
             counters: Counters {
                 instructions: vec![Counter::default(); program.code.len()],
                 shared_bytes: program.layout.shared_bytes,
-                warps: warps as u32,
+                warps: actors.warps as u32,
                 ..Counters::default()
             },
             findings: Findings::default(),
-            recorder: context
-                .options
-                .traced_ctas
-                .contains(&cta)
-                .then(|| Recorder::new(cta, warps, Recorder::DEFAULT_LIMIT)),
-            rng: SmallRng::seed_from_u64(seed),
+            recorder: traced.then(|| Recorder::of_cluster(&ctas, actors.warps, Recorder::DEFAULT_LIMIT)),
+            ctas,
+            rng: SmallRng::seed_from_u64(context.options.seed ^ cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             wakes: Vec::new(),
             live: present.clone(),
             steps: 0,
             toll: 0,
         };
         let warps: Vec<Warp> =
-            (0..warps).map(|w| Warp::new(program, w, present.len(), home, present[w])).collect();
-        let mut cta = Cta {
-            turn: (0..warps.len()).collect(),
-            warps,
-            env: {
-                env.counters.warps = present.len() as u32;
-                env
-            },
-        };
-        cta.set_specials();
+            (0..present.len()).map(|w| Warp::new(program, w, actors, home, present[w])).collect();
+        let mut cluster = Cluster { turn: (0..warps.len()).collect(), warps, env };
+        cluster.set_specials();
         if context.options.schedule != Schedule::Late {
-            cta.turn.shuffle(&mut cta.env.rng);
+            cluster.turn.shuffle(&mut cluster.env.rng);
         }
-        cta
+        cluster
     }
 
     fn set_specials(&mut self) {
         let env = &self.env;
         for warp in &mut self.warps {
             warp.registers.fill(env.context.program.frame_pointer, |_| crate::memory::LOCAL_BASE);
+            let window = (env.rank(warp) as u64) << RANK_SHIFT;
+            for &(slot, address) in &env.context.program.shared_addresses {
+                warp.registers.fill(slot, |_| window.wrapping_add(address));
+            }
             for &(slot, special) in &env.context.program.specials {
                 let index = warp.index;
                 warp.registers.fill(slot, |lane| env.special(special, index, lane));
@@ -199,7 +233,7 @@ impl<'a> Cta<'a> {
         }
     }
 
-    /// Runs the CTA to its end.
+    /// Runs the cluster to its end.
     pub fn run(mut self) -> Result<(Outcome, GlobalOrder), EmuError> {
         while self.turn()? == Progress::Running {
             if self.is_spinning() {
@@ -256,9 +290,12 @@ impl<'a> Cta<'a> {
 
     /// Lets warps go on that a barrier released.
     fn wake(&mut self) {
-        let waiting = self.warps.iter().filter(|w| !w.is_done()).count();
-        if self.env.wakes.len() == waiting {
-            self.end_interval();
+        if let Some(first) = self.env.wakes.first() {
+            let cta = self.warps_of(first.warp / self.env.actors.warps);
+            let waiting = self.warps[cta.clone()].iter().filter(|w| !w.is_done()).count();
+            if self.env.wakes.len() == waiting {
+                self.end_interval(cta);
+            }
         }
         while let Some(wake) = self.env.wakes.pop() {
             let warp = &mut self.warps[wake.warp];
@@ -270,15 +307,20 @@ impl<'a> Cta<'a> {
         }
     }
 
-    /// All warps have met: counts what the busiest of them issued while the others waited for it.
-    fn end_interval(&mut self) {
+    fn warps_of(&self, rank: usize) -> std::ops::Range<usize> {
+        let warps = self.env.actors.warps;
+        rank * warps..(rank + 1) * warps
+    }
+
+    /// All warps of a CTA have met: counts what the busiest of them issued while the others waited for it.
+    fn end_interval(&mut self, cta: std::ops::Range<usize>) {
         let (mut busiest, mut second) = (0, 0);
-        for warp in &mut self.warps {
+        for warp in &mut self.warps[cta] {
             let issued = warp.steps - std::mem::replace(&mut warp.steps_at_barrier, warp.steps);
             (busiest, second) = (busiest.max(issued), second.max(issued.min(busiest)));
         }
         self.env.counters.critical_issues += busiest;
-        if self.warps.len() > 1 {
+        if self.env.actors.warps > 1 {
             self.env.counters.lone_warp_issues += busiest - second;
         }
     }
@@ -294,26 +336,28 @@ impl<'a> Cta<'a> {
         self.warps.iter_mut().any(|warp| self.env.force(warp))
     }
 
-    /// What the CTA found and counted.
+    /// What the cluster found and counted.
     pub fn finish(mut self) -> (Outcome, GlobalOrder) {
         for warp in &mut self.warps {
             self.env.land_all(warp);
         }
-        self.end_interval();
+        self.env.land_flights();
+        for rank in 0..self.env.ctas.len() {
+            let cta = self.warps_of(rank);
+            self.end_interval(cta);
+        }
         let effort = self.effort();
-        let Env { findings, counters, recorder, steps, order, .. } = self.env;
-        (Outcome { findings, counters, trace: recorder.map(Recorder::finish), steps, effort }, order)
+        let Env { context, findings, counters, recorder, steps, order, .. } = self.env;
+        let mut traces = recorder.map(Recorder::finish_all).unwrap_or_default();
+        traces.retain(|trace| context.options.traced_ctas.contains(&trace.cta));
+        (Outcome { findings, counters, traces, steps, effort }, order)
     }
 }
 
 impl Env<'_> {
     fn thread(&self, warp: usize, lane: usize) -> ThreadId {
-        ThreadId { cta: self.cta, warp: warp as u32, lane: lane as u32 }
-    }
-
-    fn thread_of(&self, agent: u32, lane: u32) -> ThreadId {
-        let warps = self.live.len() as u32;
-        ThreadId { cta: u64::from(agent / warps), warp: agent % warps, lane }
+        let Actors { warps, .. } = self.actors;
+        ThreadId { cta: self.ctas[warp / warps], warp: (warp % warps) as u32, lane: lane as u32 }
     }
 
     fn line(&self, pc: u32) -> u32 {
@@ -324,7 +368,8 @@ impl Env<'_> {
     fn place(&self, space: Space, address: u64) -> Place {
         let (name, offset) = match space {
             Space::Shared => {
-                self.context.program.layout.shared_place(address.wrapping_sub(SHARED_BASE) as i64)
+                let inside = address & ((1 << RANK_SHIFT) - 1);
+                self.context.program.layout.shared_place(inside as i64 - SHARED_BASE as i64)
             }
             Space::Global => match self.context.global.find(address) {
                 Some((region, offset)) => (region.name.clone(), offset),
@@ -350,85 +395,5 @@ impl Env<'_> {
             (vec![thread], place.map(|(space, address)| self.place(space, address)), message())
         });
         self.findings = findings;
-    }
-
-    /// An access that an earlier one is not ordered with.
-    fn report_conflict(
-        &mut self,
-        inst: &Inst,
-        warp: usize,
-        lane: usize,
-        writes: bool,
-        conflict: &Conflict,
-        place: (Space, u64),
-    ) {
-        let copied = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive);
-        let kind = if copied && (conflict.in_flight || conflict.wrote && !writes) {
-            HazardKind::AsyncNotWaited
-        } else {
-            HazardKind::Race
-        };
-        let threads = vec![self.thread(warp, lane), self.thread_of(conflict.agent, conflict.lane)];
-        let other_line = Some(self.line(conflict.pc));
-        let verb = if writes { "writes" } else { "reads" };
-        let mut findings = std::mem::take(&mut self.findings);
-        findings.report(kind, inst.line, other_line, || {
-            let message = match (copied, conflict.in_flight, conflict.wrote) {
-                (true, true, true) => {
-                    format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
-                }
-                (true, true, false) => {
-                    format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
-                }
-                (true, false, true) if !writes => {
-                    "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
-                        .into()
-                }
-                (true, false, false) => {
-                    format!("{verb} what an asynchronous copy reads, and nothing orders the two")
-                }
-                (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
-                (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
-            };
-            (threads, Some(self.place(place.0, place.1)), message)
-        });
-        self.findings = findings;
-    }
-
-    fn special(&self, special: SpecialReg, warp: usize, lane: usize) -> u64 {
-        use SpecialReg as S;
-        let ptx::Dim3(bx, by, bz) = self.context.launch.block;
-        let ptx::Dim3(gx, gy, gz) = self.context.launch.grid;
-        let thread = (32 * warp + lane) as u32;
-        let cta = self.cta;
-        let below = (1u64 << lane) - 1;
-        let value = match special {
-            S::TidX => thread % bx,
-            S::TidY => thread / bx % by,
-            S::TidZ => thread / bx / by,
-            S::NtidX => bx,
-            S::NtidY => by,
-            S::NtidZ => bz,
-            S::CtaidX => (cta % u64::from(gx)) as u32,
-            S::CtaidY => (cta / u64::from(gx) % u64::from(gy)) as u32,
-            S::CtaidZ => (cta / u64::from(gx) / u64::from(gy)) as u32,
-            S::NctaidX => gx,
-            S::NctaidY => gy,
-            S::NctaidZ => gz,
-            S::LaneId => lane as u32,
-            S::WarpId => warp as u32,
-            S::NwarpId => self.live.len() as u32,
-            S::LanemaskEq => 1 << lane,
-            S::LanemaskLt => below as u32,
-            S::LanemaskLe => (below << 1 | 1) as u32,
-            S::LanemaskGt => !((below << 1 | 1) as u32),
-            S::LanemaskGe => !(below as u32),
-            S::DynamicSmemSize => self.context.launch.dynamic_shared,
-            S::TotalSmemSize | S::AggrSmemSize => self.context.program.layout.shared_bytes,
-            S::NsmId => 132,
-            S::SmId => (cta % 132) as u32,
-            _ => 0,
-        };
-        u64::from(value)
     }
 }

@@ -1,6 +1,6 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::{FenceSem, Op};
+use ptx::{FenceSem, Op, ProxyFence};
 
 use super::Env;
 use super::control::parts;
@@ -16,7 +16,9 @@ pub(super) enum Flow {
     Jump,
     /// On to the next one, and let others run: nothing here can change before they do.
     Yield,
-    /// It could not be executed yet.
+    /// It could not be executed yet: again, when others have run.
+    Retry,
+    /// The same, until lanes or warps that the state names come.
     Wait(State),
     /// It was executed, and holds the split until a barrier lets go.
     Hold(State),
@@ -29,6 +31,12 @@ pub(super) enum Flow {
 }
 
 impl Env<'_> {
+    /// The split waits for others.
+    pub(super) fn retry(&mut self, split: &mut Split) -> Flow {
+        split.polls += 1;
+        Flow::Retry
+    }
+
     /// Runs a warp for at most `quantum` instructions, or until none of its lanes can go on.
     pub fn run_warp(&mut self, warp: &mut Warp, mut quantum: u32) -> Result<(), EmuError> {
         while quantum > 0 {
@@ -38,7 +46,7 @@ impl Env<'_> {
         }
         if self.steps + self.toll > self.context.options.step_limit {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
-            return Err(EmuError::StepLimit { cta: self.cta, steps: self.steps, line });
+            return Err(EmuError::StepLimit { cta: self.ctas[self.rank(warp)], steps: self.steps, line });
         }
         Ok(())
     }
@@ -81,9 +89,12 @@ impl Env<'_> {
                 let rest = split_off(warp, &mut split, mask);
                 warp.splits.push(rest);
             }
+            if let Some(registers) = inst.touches {
+                self.touch_registers(warp, inst, &program.touches[registers as usize], mask);
+            }
             let pc = split.pc as usize;
             let flow = self.execute(warp, &mut split, inst, mask);
-            if !matches!(flow, Flow::Wait(_) | Flow::Again(_)) {
+            if !matches!(flow, Flow::Wait(_) | Flow::Again(_) | Flow::Retry) {
                 self.count(warp, pc, inst, mask);
             }
             match flow {
@@ -93,6 +104,7 @@ impl Env<'_> {
                     split.pc += 1;
                     *quantum = 0;
                 }
+                Flow::Retry => *quantum = 0,
                 Flow::Wait(state) => {
                     split.state = state;
                     warp.splits.push(split);
@@ -137,6 +149,7 @@ impl Env<'_> {
             Op::Exit => return self.exit(warp, split, mask),
             Op::Trap => return self.trap(warp, split, inst, mask),
             Op::Bar { .. } => return self.bar(warp, split, inst),
+            Op::BarrierCluster(_) => return self.cluster_barrier(warp, split, inst, mask),
             Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect => {
                 return self.collective(warp, split, inst, mask);
             }
@@ -156,8 +169,24 @@ impl Env<'_> {
             Op::CpAsyncCommitGroup => warp.copies.commit(mask),
             Op::CpAsyncWaitGroup => self.wait_group(warp, inst, mask),
             Op::CpAsyncWaitAll => self.wait_all(warp, mask),
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_) => self.bulk(warp, inst, mask),
+            Op::StAsync(_) | Op::RedAsync(_) => self.store_async(warp, inst, mask),
+            Op::CpAsyncBulkCommitGroup => warp.bulk.commit(mask),
+            Op::CpAsyncBulkWaitGroup { read } => self.bulk_wait(warp, inst, read, mask),
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
+                return self.warpgroup(warp, split, inst, mask);
+            }
+            Op::FenceProxy(kind) => {
+                if kind != ProxyFence::Alias && self.context.program.asynchronous {
+                    warp.view.fence_proxy(mask, warp.live);
+                }
+            }
+            Op::FenceMbarrierInit => self.fence_initialisations(warp, mask),
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
-            Op::Mbarrier(op) => return self.mbarrier(warp, split, inst, op, mask),
+            Op::Mbarrier(m) => return self.mbarrier(warp, split, inst, m, mask),
             Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
             Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {
@@ -165,10 +194,20 @@ impl Env<'_> {
                 warp.registers.set32(inst.d[0], mask, &active);
             }
             Op::Nanosleep => return Flow::Yield,
-            Op::Prefetch(..) | Op::Discard(_) | Op::Pmevent | Op::Brkpt | Op::FenceMbarrierInit => {}
+            Op::Prefetch(..)
+            | Op::Discard(_)
+            | Op::Pmevent
+            | Op::Brkpt
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            // Registers are the assembler's business, and launches run one after the other.
+            | Op::Setmaxnreg(_)
+            | Op::Griddepcontrol(_) => {}
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
             Op::Mov(ty) => self.mov(warp, inst, ty, mask),
             Op::Cvta { space, to_space, .. } => self.cvta(warp, inst, space, to_space, mask),
+            Op::Mapa { space, .. } => self.mapa(warp, inst, space, mask),
+            Op::Getctarank { .. } => self.getctarank(warp, inst, mask),
             Op::Isspacep(space) => self.isspacep(warp, inst, space, mask),
             _ => super::alu::execute(&mut warp.registers, &mut warp.carry, inst, mask),
         }

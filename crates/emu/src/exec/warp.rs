@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::bulk_store::BulkQueue;
+use super::cluster::Attendance;
 use super::copy::CopyQueue;
 use super::registers::Registers;
 use super::undefined::Undefined;
+use super::wgmma::WgmmaQueue;
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
-use crate::order::{Clock, Strength, WarpView};
+use crate::order::{Actors, Clock, Strength, WarpView};
 
 /// Where a called function returns to.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,9 +116,10 @@ fn join_option(known: &mut Option<Clock>, home: u32, clock: &Clock) {
     }
 }
 
-/// A warp of a CTA.
+/// A warp of a cluster.
 #[derive(Debug)]
 pub(crate) struct Warp {
+    /// Index in the cluster: those of the first CTA come first.
     pub index: usize,
     /// Lanes that have not exited.
     pub live: u32,
@@ -126,16 +130,19 @@ pub(crate) struct Warp {
     pub view: WarpView,
     pub local: LocalMemory,
     pub copies: CopyQueue,
+    pub bulk: BulkQueue,
+    pub wgmma: WgmmaQueue,
     pub undefined: Undefined,
     pub released: Vec<FenceState>,
     pub seen: Vec<FenceState>,
+    pub attendance: Attendance,
     /// Instructions issued, and of these up to the last CTA barrier.
     pub steps: u64,
     pub steps_at_barrier: u64,
 }
 
 impl Warp {
-    pub fn new(program: &Program, index: usize, warps: usize, home: u32, present: u32) -> Warp {
+    pub fn new(program: &Program, index: usize, actors: Actors, home: u32, present: u32) -> Warp {
         let entry = &program.functions[program.entry];
         let mut local = LocalMemory::default();
         local.grow(entry.frame as usize);
@@ -157,12 +164,15 @@ impl Warp {
                 forced: false,
             }],
             groups: Vec::new(),
-            view: WarpView::new(home, index, warps, present),
+            view: WarpView::new(home, index, actors, present),
             local,
             copies: CopyQueue::default(),
+            bulk: BulkQueue::default(),
+            wgmma: WgmmaQueue::default(),
             undefined: Undefined::new(program),
             released: Vec::new(),
             seen: Vec::new(),
+            attendance: Attendance::default(),
             steps: 0,
             steps_at_barrier: 0,
         }

@@ -185,6 +185,11 @@ impl GlobalMemory<'_> {
         ((index as u64 + 1) << SLOT_BITS) + (1 << (SLOT_BITS - 1))
     }
 
+    /// The number of the region an address belongs to.
+    pub fn index(address: u64) -> Option<usize> {
+        ((address >> SLOT_BITS) as usize).checked_sub(1)
+    }
+
     /// The region an address belongs to, and the offset from its start, in bounds or not.
     #[inline(always)]
     pub fn find(&self, address: u64) -> Option<(&Region<'_>, i64)> {

@@ -16,6 +16,8 @@ use ptx::Space;
 const WINDOW_BITS: u32 = 40;
 /// Shared memory begins here in its window: address 0 is no valid one, and the base is aligned for every swizzle.
 pub(crate) const SHARED_BASE: u64 = 1024;
+/// A CTA's rank in its cluster begins at this bit of addresses in shared memory.
+pub(crate) const RANK_SHIFT: u32 = 24;
 /// Local memory begins here in its window.
 pub(crate) const LOCAL_BASE: u64 = 1024;
 /// Constant variables begin here in their window.

@@ -154,6 +154,22 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         Op::Bra { .. } | Op::BrxIdx { .. } | Op::Call { .. } | Op::Ret { .. } | Op::Exit => {
             c.of(Pipe::None, 1)
         }
+        // Asynchronous units: nothing runs them yet.
+        Op::CpAsyncBulk(_)
+        | Op::CpReduceAsyncBulk(_)
+        | Op::CpAsyncBulkTensor(_)
+        | Op::CpReduceAsyncBulkTensor(_)
+        | Op::CpAsyncBulkPrefetch { .. }
+        | Op::CpAsyncBulkPrefetchTensor { .. }
+        | Op::CpAsyncBulkCommitGroup
+        | Op::CpAsyncBulkWaitGroup { .. }
+        | Op::StAsync(_)
+        | Op::RedAsync(_)
+        | Op::FenceTensormap(..)
+        | Op::Wgmma(_)
+        | Op::WgmmaFence
+        | Op::WgmmaCommitGroup
+        | Op::WgmmaWaitGroup => c.of(Pipe::None, 1),
         Op::Trap | Op::Brkpt | Op::Nanosleep | Op::Pmevent | Op::Setmaxnreg(_) | Op::Griddepcontrol(_) => {
             c.of(Pipe::None, 1)
         }

@@ -105,6 +105,8 @@ pub(super) struct MemorySystem<'a> {
     /// Sectors read or written beyond L1 and from DRAM.
     pub l2_traffic: u64,
     pub dram_traffic: u64,
+    /// Of those beyond L1, local memory's.
+    pub local_traffic: u64,
 }
 
 /// How the SM and the device are filled.
@@ -139,6 +141,7 @@ impl<'a> MemorySystem<'a> {
             owed: 0.0,
             l2_traffic: 0,
             dram_traffic: 0,
+            local_traffic: 0,
         }
     }
 
@@ -207,6 +210,9 @@ impl<'a> MemorySystem<'a> {
         let missing = self.misses(f, direction, how);
         if missing.l2 == 0 {
             return Answer { done: start + u64::from(self.gpu.latency.l1) * TICK + tags, cause: Cause::L1 };
+        }
+        if how == Cached::Local {
+            self.local_traffic += missing.l2;
         }
         self.beyond(start, tags, missing)
     }

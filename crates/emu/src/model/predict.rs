@@ -210,6 +210,7 @@ impl Scene<'_> {
             clock_mhz,
             cycles,
             tensor_share: roofline.tensor_flops / us * 1e-6 / gpu.tensor_tflops(),
+            local_fraction: outcome.local_sectors as f64 / outcome.l2_sectors.max(1) as f64,
             tensor_fraction: roofline.tensor_flops / all_flops,
             roofline,
             replayed: if scale > 1.0 { 1.0 / scale } else { 1.0 },

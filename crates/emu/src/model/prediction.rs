@@ -149,6 +149,8 @@ pub struct Prediction {
     pub cycles: f64,
     /// Fraction of the machine's dense mma.sync rate that is reached over the whole time.
     pub tensor_share: f64,
+    /// Fraction of what passes between L1 and L2 that is local memory: spills and private arrays that L1 does not hold.
+    pub local_fraction: f64,
     /// Fraction of arithmetic done on tensor cores.
     pub tensor_fraction: f64,
     /// The roofline point.

@@ -51,6 +51,8 @@ pub(super) struct Outcome {
     /// Sectors beyond L1, and from DRAM.
     pub l2_sectors: u64,
     pub dram_sectors: u64,
+    /// Of those beyond L1, local memory's.
+    pub local_sectors: u64,
     /// Operations of active lanes on the ordinary pipes, and on tensor cores.
     pub flops: u64,
     pub tensor_flops: u64,
@@ -510,6 +512,7 @@ impl<'a> Sm<'a> {
         self.outcome.bandwidth = self.memory.bandwidth_use(self.outcome.end);
         self.outcome.l2_sectors = self.memory.l2_traffic;
         self.outcome.dram_sectors = self.memory.dram_traffic;
+        self.outcome.local_sectors = self.memory.local_traffic;
         self.outcome
     }
 }

@@ -100,6 +100,7 @@ fn predict_module(
         cluster: Dim3(1, 1, 1),
         block: Dim3(32 * warps, 1, 1),
         dynamic_shared: 0,
+        overlapping: false,
     };
     let subject = Subject {
         module,
@@ -544,7 +545,7 @@ fn a_long_kernel_is_replayed_in_part() {
 fn nothing_traced_is_an_error() {
     let code = Code::new();
     let dim = Dim3(1, 1, 1);
-    let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0 };
+    let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0, overlapping: false };
     let module = code.module();
     let of = |launch: &Launch| {
         let subject = Subject {

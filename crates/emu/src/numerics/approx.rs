@@ -250,6 +250,7 @@ impl<F: Fn(f32) -> f32> WithSimd for Lanes<'_, F> {
 
 /// `div.approx.f32` and `div.full.f32`: a product with the unit's reciprocal. `div.full` scales both operands of a huge
 /// divisor, for which `div.approx` gives 0; without `.ftz` those of a subnormal one are scaled too.
+#[inline(always)]
 pub fn div_f32(op: DivApprox, ftz: bool, a: u32, b: u32) -> u32 {
     let kept = if ftz { MIN_NORMAL } else { 0 };
     let [a, b] = [a, b].map(|bits| f32::from_bits(flush(bits, kept)));
@@ -263,6 +264,32 @@ pub fn div_f32(op: DivApprox, ftz: bool, a: u32, b: u32) -> u32 {
     let scaled = |x: f32| f32::from_bits(flush((x * factor).to_bits(), kept));
     let quotient = unit(mufu::rcp)(scaled(b)) * scaled(a);
     if quotient.is_nan() { 0x7FFF_FFFF } else { flush(quotient.to_bits(), kept) }
+}
+
+/// [`div_f32`] in the lanes of `active`; the others keep `d`.
+pub fn div_lanes(op: DivApprox, ftz: bool, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2]) {
+    pulp::Arch::new().dispatch(Quotients { op, ftz, active, d, inputs });
+}
+
+struct Quotients<'a> {
+    op: DivApprox,
+    ftz: bool,
+    active: u32,
+    d: &'a mut Lanes32,
+    inputs: [&'a Lanes32; 2],
+}
+
+impl WithSimd for Quotients<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { op, ftz, active, d, inputs: [a, b] } = self;
+        for lane in 0..32 {
+            let quotient = div_f32(op, ftz, a[lane], b[lane]);
+            d[lane] = if active >> lane & 1 == 1 { quotient } else { d[lane] };
+        }
+    }
 }
 
 /// The approximate divisions.

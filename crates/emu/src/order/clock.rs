@@ -1,12 +1,14 @@
 use std::ops::Range;
 
+use super::Actors;
+
 /// A point in a warp's time. It advances whenever a lane of the warp releases; 0 is before everything.
 pub(crate) type Epoch = u32;
 
 /// The epoch of an asynchronous write that nobody has waited for: later than everything anyone can know.
 pub(crate) const FLIGHT: Epoch = Epoch::MAX;
 
-/// A warp of the grid: CTA · warps per CTA + warp.
+/// A warp of the grid, or another of its [`Actors`]: cluster · actors of a cluster + actor.
 pub(crate) type Agent = u32;
 
 /// All accesses of some lanes of a warp up to an epoch.
@@ -17,29 +19,29 @@ struct Part {
     epoch: Epoch,
 }
 
-/// A set of accesses that happened before. Nearly always whole warps of one CTA synchronise, so that is what is stored
-/// densely; lanes of their own, and warps of other CTAs, are listed.
+/// A set of accesses that happened before. Nearly always whole warps of one cluster synchronise, so that is what is stored
+/// densely; lanes of their own, and warps of other clusters, are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock {
-    /// For each warp of the home CTA: everything its 32 lanes did up to this epoch.
+    /// For each actor of the home cluster: everything its 32 lanes did up to this epoch.
     warps: Vec<Epoch>,
     /// By agent, the latest epoch first. A lane is in one part of its agent at most.
     parts: Vec<Part>,
 }
 
 impl Clock {
-    /// Knows of nothing, in a CTA of `warps` warps.
+    /// Knows of nothing, in a cluster of `warps` actors.
     pub fn new(warps: usize) -> Clock {
         Clock { warps: vec![0; warps], parts: Vec::new() }
     }
 
-    /// Epoch up to which every lane of a warp of the home CTA is known.
+    /// Epoch up to which every lane of an actor of the home cluster is known.
     #[inline(always)]
     pub fn warp(&self, warp: usize) -> Epoch {
         self.warps.get(warp).copied().unwrap_or(0)
     }
 
-    /// Learns all that `lanes` of `agent` did up to `epoch`. `home` is the first agent of the home CTA.
+    /// Learns all that `lanes` of `agent` did up to `epoch`. `home` is the first agent of the home cluster.
     pub fn learn(&mut self, home: Agent, agent: Agent, lanes: u32, epoch: Epoch) {
         let local = agent.wrapping_sub(home) as usize;
         if self.warps.get(local).is_some_and(|known| *known >= epoch) {
@@ -122,6 +124,29 @@ impl Clock {
         }
         let parts = self.parts[range(&self.parts, agent)].iter();
         parts.take_while(|p| epoch <= p.epoch).fold(lanes, |left, p| left & !p.lanes)
+    }
+
+    /// All that is known is ordered for the asynchronous proxy, too.
+    pub fn fence(&mut self, home: Agent, actors: Actors) {
+        let fenced = actors.fenced();
+        for warp in 0..actors.threads() {
+            self.warps[warp + fenced] = self.warps[warp + fenced].max(self.warps[warp]);
+        }
+        for part in self.parts.clone() {
+            if let Some(agent) = actors.fenced_agent(part.agent) {
+                self.learn(home, agent, part.lanes, part.epoch);
+            }
+        }
+    }
+
+    /// Only what is known of these actors of each cluster.
+    pub fn keep(&mut self, actors: &Range<usize>, total: usize) {
+        for (actor, epoch) in self.warps.iter_mut().enumerate() {
+            if !actors.contains(&actor) {
+                *epoch = 0;
+            }
+        }
+        self.parts.retain(|p| actors.contains(&(p.agent as usize % total)));
     }
 
     /// Lanes and warps known apart: what copying and joining the clock costs.

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::shadow::{Access, Conflict, Read, Strength, Touch, Verdict, Write, read_unordered, write_ordered};
-use super::{Agent, Epoch, FLIGHT};
+use super::{Actors, Agent, Epoch, FLIGHT};
 
 /// Bytes of a block: what the accesses that matter for speed, cp.async and ldmatrix, move per lane.
 const BLOCK: usize = 16;
@@ -10,15 +10,16 @@ const BLOCK: usize = 16;
 /// Cells of one size.
 #[derive(Debug)]
 struct Level {
-    warps: usize,
+    slots: usize,
     writes: Vec<Write>,
-    /// One per warp for each cell.
+    /// One per slot for each cell.
     reads: Vec<Read>,
-    /// Reads that neither fit a warp's slot nor are implied by what is there: lanes of a warp that synchronised apart.
+    /// Reads that neither fit a slot nor are implied by what is there: lanes of a warp that synchronised apart, and actors
+    /// that have none.
     extra: HashMap<usize, Vec<(usize, Read)>>,
 }
 
-/// Shadow of a CTA's shared memory: the last write, and the last reads of each warp, of every 16-byte block; of every
+/// Shadow of a cluster's shared memory: the last write, and the last reads of each warp, of every 16-byte block; of every
 /// granule of it, once a narrower access has been there.
 #[derive(Debug)]
 pub(crate) struct DenseShadow {
@@ -30,13 +31,13 @@ pub(crate) struct DenseShadow {
 }
 
 impl DenseShadow {
-    pub fn new(bytes: usize, granule: u32, warps: usize) -> DenseShadow {
+    pub fn new(bytes: usize, granule: u32, actors: Actors) -> DenseShadow {
         let blocks = bytes.div_ceil(BLOCK);
         let per_block = BLOCK / granule as usize;
         DenseShadow {
             shift: granule.trailing_zeros(),
-            blocks: Level::new(blocks, warps),
-            granules: Level::new(if per_block == 1 { 0 } else { blocks * per_block }, warps),
+            blocks: Level::new(blocks, actors.slots()),
+            granules: Level::new(if per_block == 1 { 0 } else { blocks * per_block }, actors.slots()),
             split: vec![false; blocks],
         }
     }
@@ -103,11 +104,11 @@ impl DenseShadow {
     #[cold]
     fn split(&mut self, block: usize) {
         self.split[block] = true;
-        let (warps, per_block) = (self.blocks.warps, BLOCK >> self.shift);
+        let (slots, per_block) = (self.blocks.slots, BLOCK >> self.shift);
         for granule in block * per_block..(block + 1) * per_block {
             self.granules.writes[granule] = self.blocks.writes[block];
-            let reads = &self.blocks.reads[block * warps..][..warps];
-            self.granules.reads[granule * warps..][..warps].copy_from_slice(reads);
+            let reads = &self.blocks.reads[block * slots..][..slots];
+            self.granules.reads[granule * slots..][..slots].copy_from_slice(reads);
             if let Some(extra) = self.blocks.extra.get(&block) {
                 self.granules.extra.insert(granule, extra.clone());
             }
@@ -116,11 +117,11 @@ impl DenseShadow {
 }
 
 impl Level {
-    fn new(cells: usize, warps: usize) -> Level {
+    fn new(cells: usize, slots: usize) -> Level {
         Level {
-            warps,
+            slots,
             writes: vec![Write::NEVER; cells],
-            reads: vec![Read::NEVER; cells * warps],
+            reads: vec![Read::NEVER; cells * slots],
             extra: HashMap::new(),
         }
     }
@@ -128,12 +129,11 @@ impl Level {
     #[inline(always)]
     fn read(&mut self, cell: usize, a: &Access) -> Verdict {
         let write = &self.writes[cell];
-        let local = write.agent.wrapping_sub(a.view.home()) as usize;
         let mut verdict = Verdict::Fine;
         if write.epoch == 0 {
             verdict = Verdict::Uninitialised;
-        } else if write.epoch > a.view.known_to_all(local) && !write_ordered(write, a, local, self.warps) {
-            verdict = Verdict::Conflict(write.conflict());
+        } else if write.epoch > a.view.known_to_all(write.actor(a)) && !write_ordered(write, a) {
+            verdict = Verdict::Conflict(write.conflict(a));
         } else if write.touch == Touch::Atomic
             && a.strength == Strength::Weak
             && let Some(conflict) = self.unordered_reads(cell, a, true)
@@ -147,9 +147,8 @@ impl Level {
     #[inline(always)]
     fn write(&mut self, cell: usize, a: &Access) -> Option<Conflict> {
         let write = &self.writes[cell];
-        let local = write.agent.wrapping_sub(a.view.home()) as usize;
-        let ordered = write.epoch <= a.view.known_to_all(local) || write_ordered(write, a, local, self.warps);
-        let found = if ordered { self.unordered_reads(cell, a, false) } else { Some(write.conflict()) };
+        let ordered = write.epoch <= a.view.known_to_all(write.actor(a)) || write_ordered(write, a);
+        let found = if ordered { self.unordered_reads(cell, a, false) } else { Some(write.conflict(a)) };
         self.writes[cell] = Write::of(a);
         if a.touch == Touch::Atomic {
             self.note_read(cell, a);
@@ -159,30 +158,40 @@ impl Level {
 
     #[inline(always)]
     fn note_read(&mut self, cell: usize, a: &Access) {
-        let slot = &mut self.reads[cell * self.warps + a.warp];
+        if a.actor >= self.slots {
+            return self.note_extra(cell, a);
+        }
+        let slot = &mut self.reads[cell * self.slots + a.actor];
         let old = *slot;
         if !slot.absorb(a) {
             *slot = Read::of(a);
-            self.extra.entry(cell).or_default().push((a.warp, old));
+            self.extra.entry(cell).or_default().push((a.actor, old));
         }
+    }
+
+    /// A read by an actor that has no slot: its last one of each lane stands for those before.
+    fn note_extra(&mut self, cell: usize, a: &Access) {
+        let list = self.extra.entry(cell).or_default();
+        list.retain(|(actor, read)| *actor != a.actor || read.lanes != a.lanes);
+        list.push((a.actor, Read::of(a)));
     }
 
     #[inline(always)]
     fn unordered_reads(&self, cell: usize, a: &Access, atomics_only: bool) -> Option<Conflict> {
         let home = a.view.home();
-        let unordered = |warp: usize, read: &Read| {
-            if read.epoch <= a.view.known_to_all(warp) || atomics_only && read.touch != Touch::Atomic {
+        let unordered = |actor: usize, read: &Read| {
+            if read.epoch <= a.view.known_to_all(actor) || atomics_only && read.touch != Touch::Atomic {
                 return None;
             }
-            let agent = home + warp as Agent;
-            let lanes = read_unordered(read, agent, a, true);
+            let agent = home + actor as Agent;
+            let lanes = read_unordered(read, agent, a);
             (lanes != 0).then(|| read.conflict(agent, lanes))
         };
-        let slots = &self.reads[cell * self.warps..][..self.warps];
-        let found = slots.iter().enumerate().find_map(|(warp, read)| unordered(warp, read));
+        let slots = &self.reads[cell * self.slots..][..self.slots];
+        let found = slots.iter().enumerate().find_map(|(actor, read)| unordered(actor, read));
         if found.is_some() || self.extra.is_empty() {
             return found;
         }
-        self.extra.get(&cell)?.iter().find_map(|(warp, read)| unordered(*warp, read))
+        self.extra.get(&cell)?.iter().find_map(|(actor, read)| unordered(*actor, read))
     }
 }

@@ -18,7 +18,6 @@ const PAGE: u64 = 256;
 /// Shadow of global memory, by pages of granules as they are touched.
 #[derive(Debug, Default)]
 pub(crate) struct PagedShadow {
-    warps: usize,
     shift: u32,
     pages: HashMap<u64, Vec<Cell>>,
     /// Reads kept beyond the first of each granule.
@@ -28,8 +27,8 @@ pub(crate) struct PagedShadow {
 }
 
 impl PagedShadow {
-    pub fn new(granule: u32, warps: usize) -> PagedShadow {
-        PagedShadow { warps, shift: granule.trailing_zeros(), ..PagedShadow::default() }
+    pub fn new(granule: u32) -> PagedShadow {
+        PagedShadow { shift: granule.trailing_zeros(), ..PagedShadow::default() }
     }
 
     /// What looking through reads has cost, in warp instructions.
@@ -53,15 +52,14 @@ impl PagedShadow {
     }
 
     pub fn read(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
-        let (mut found, warps) = (None, self.warps);
+        let mut found = None;
         let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
-            let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
-            if !write_ordered(&cell.write, a, local, warps) {
-                found = found.or(Some(cell.write.conflict()));
+            if !write_ordered(&cell.write, a) {
+                found = found.or(Some(cell.write.conflict(a)));
             } else if cell.write.touch == Touch::Atomic && a.strength == Strength::Weak {
                 work += cell.reads.len();
-                found = found.or(unordered(&cell.reads, a, warps, true));
+                found = found.or(unordered(&cell.reads, a, true));
             }
             records += note_read(&mut cell.reads, a);
         }
@@ -70,15 +68,14 @@ impl PagedShadow {
     }
 
     pub fn write(&mut self, address: u64, bytes: u64, a: &Access) -> Option<Conflict> {
-        let (mut found, warps) = (None, self.warps);
+        let mut found = None;
         let (mut records, mut work) = (0, 0);
         for cell in self.cells(address, bytes) {
-            let local = cell.write.agent.wrapping_sub(a.view.home()) as usize;
-            if !write_ordered(&cell.write, a, local, warps) {
-                found = found.or(Some(cell.write.conflict()));
+            if !write_ordered(&cell.write, a) {
+                found = found.or(Some(cell.write.conflict(a)));
             }
             work += cell.reads.len();
-            found = found.or_else(|| unordered(&cell.reads, a, warps, false));
+            found = found.or_else(|| unordered(&cell.reads, a, false));
             cell.write = Write::of(a);
             if a.touch == Touch::Atomic {
                 records += note_read(&mut cell.reads, a);
@@ -128,10 +125,9 @@ impl PagedShadow {
     }
 }
 
-fn unordered(reads: &[(Agent, Read)], a: &Access, warps: usize, atomics_only: bool) -> Option<Conflict> {
+fn unordered(reads: &[(Agent, Read)], a: &Access, atomics_only: bool) -> Option<Conflict> {
     reads.iter().filter(|(_, r)| !atomics_only || r.touch == Touch::Atomic).find_map(|(agent, r)| {
-        let same_cta = (agent.wrapping_sub(a.view.home()) as usize) < warps;
-        let lanes = read_unordered(r, *agent, a, same_cta);
+        let lanes = read_unordered(r, *agent, a);
         (lanes != 0).then(|| r.conflict(*agent, lanes))
     })
 }
@@ -143,7 +139,7 @@ fn spilled(reads: &[(Agent, Read)]) -> i64 {
 
 /// Notes a read, and says how many more are kept than before.
 fn note_read(reads: &mut SmallVec<[(Agent, Read); 1]>, a: &Access) -> i64 {
-    let agent = a.view.agent();
+    let agent = a.agent();
     let start = reads.partition_point(|(owner, _)| *owner < agent);
     for (_, read) in reads[start..].iter_mut().take_while(|(owner, _)| *owner == agent) {
         if read.absorb(a) {

@@ -22,14 +22,24 @@ pub(crate) enum Touch {
     Copy,
     /// The same, complete with the phase of an mbarrier: its own thread must have seen that, too.
     CopyArrive,
+    /// What a wgmma reads.
+    Wgmma,
+    /// The read and the write of a bulk copy, and the write of `st.async`.
+    Bulk,
+    /// The same, combined with what is there: such writes do not race with each other.
+    Reduce,
 }
 
 /// One access, by the lanes of one instruction that take part in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     pub view: &'a WarpView,
-    /// Index of the warp in its CTA.
-    pub warp: usize,
+    /// Who accesses: the index of the warp in its cluster, or of another of its actors.
+    pub actor: usize,
+    /// When: later than all that anyone can know, for what is in flight.
+    pub epoch: Epoch,
+    /// Whether it is made by the asynchronous proxy, which sees only those generic writes that a proxy fence ordered.
+    pub proxy: bool,
     /// The threads that access: one, or all that get a part of what ldmatrix reads.
     pub lanes: u32,
     pub pc: u32,
@@ -48,9 +58,10 @@ pub(super) struct Write {
     pub(super) touch: Touch,
 }
 
-/// The time of an access made now; what a cp.async does happens later than all that anyone can know.
-fn epoch(a: &Access) -> Epoch {
-    if a.touch == Touch::Copy { FLIGHT } else { a.view.now() }
+impl Access<'_> {
+    pub(super) fn agent(&self) -> Agent {
+        self.view.home() + self.actor as Agent
+    }
 }
 
 impl Write {
@@ -59,8 +70,8 @@ impl Write {
 
     pub(super) fn of(a: &Access) -> Write {
         Write {
-            epoch: epoch(a),
-            agent: a.view.agent(),
+            epoch: a.epoch,
+            agent: a.agent(),
             pc: a.pc,
             lane: a.lanes.trailing_zeros() as u8,
             strength: a.strength,
@@ -68,7 +79,9 @@ impl Write {
         }
     }
 
-    pub(super) fn conflict(&self) -> Conflict {
+    /// Of this write with an access that is not ordered after it.
+    pub(super) fn conflict(&self, a: &Access) -> Conflict {
+        let generic = Access { proxy: false, ..*a };
         Conflict {
             agent: self.agent,
             lane: u32::from(self.lane),
@@ -77,7 +90,16 @@ impl Write {
             touch: self.touch,
             in_flight: self.epoch == FLIGHT,
             epoch: self.epoch,
+            unfenced: a.proxy && write_ordered(self, &generic),
         }
+    }
+
+    /// Where the asynchronous proxy looks for it, from the index of a warp.
+    #[inline(always)]
+    pub(super) fn actor(&self, a: &Access) -> usize {
+        let local = self.agent.wrapping_sub(a.view.home()) as usize;
+        let actors = a.view.actors();
+        if a.proxy && local < actors.threads() { local + actors.fenced() } else { local }
     }
 }
 
@@ -96,7 +118,7 @@ impl Read {
         Read { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain };
 
     pub(super) fn of(a: &Access) -> Read {
-        Read { epoch: epoch(a), lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
+        Read { epoch: a.epoch, lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
     }
 
     pub(super) fn conflict(&self, agent: Agent, lanes: u32) -> Conflict {
@@ -108,6 +130,7 @@ impl Read {
             touch: self.touch,
             in_flight: self.epoch == FLIGHT,
             epoch: self.epoch,
+            unfenced: false,
         }
     }
 
@@ -121,7 +144,7 @@ impl Read {
             return true;
         }
         if self.epoch == 0
-            || a.view.subsumes_own(self.epoch)
+            || self.epoch <= a.view.known_to_all(a.actor)
             || self.lanes == new.lanes && self.touch == new.touch
         {
             *self = new;
@@ -141,6 +164,8 @@ pub(crate) struct Conflict {
     pub touch: Touch,
     pub in_flight: bool,
     pub epoch: Epoch,
+    /// Ordered, but not for the asynchronous proxy.
+    pub unfenced: bool,
 }
 
 /// What became of an access.
@@ -152,28 +177,34 @@ pub(crate) enum Verdict {
     Conflict(Conflict),
 }
 
-fn exempt(a: Strength, b: Strength, same_cta: bool) -> bool {
-    let weaker = a.min(b);
-    weaker == Strength::Gpu || same_cta && weaker != Strength::Weak
+/// Whether two accesses are strong enough to see each other.
+fn exempt(a: Strength, b: Strength, reach: Strength) -> bool {
+    a.min(b) >= reach
 }
 
 /// Whether the write happened before what each lane of the access does, or does not race with it.
 #[inline(always)]
-pub(super) fn write_ordered(w: &Write, a: &Access, local: usize, local_warps: usize) -> bool {
-    if w.epoch == 0 {
+pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
+    if w.epoch == 0 || w.touch == Touch::Reduce && a.touch == Touch::Reduce {
         return true;
     }
-    if w.touch == Touch::CopyArrive {
+    if w.touch == Touch::CopyArrive && !a.proxy {
         return each_lane(a.lanes).all(|lane| a.view.was_told(lane, w.agent, 1 << w.lane, w.epoch));
     }
-    if local < local_warps && a.lanes.is_power_of_two() {
+    if a.proxy
+        && let Some(fenced) = a.view.actors().fenced_agent(w.agent)
+    {
+        return each_lane(a.lanes).all(|lane| a.view.was_told(lane, fenced, 1 << w.lane, w.epoch));
+    }
+    let local = w.agent.wrapping_sub(a.view.home()) as usize;
+    if local < a.view.actors().threads() && a.lanes.is_power_of_two() {
         if a.view.knows(a.lanes.trailing_zeros() as usize, local, 1 << w.lane, w.epoch) {
             return true;
         }
     } else if each_lane(a.lanes).all(|lane| a.view.knows_agent(lane, w.agent, 1 << w.lane, w.epoch)) {
         return true;
     }
-    w.epoch != FLIGHT && exempt(w.strength, a.strength, local < local_warps)
+    w.epoch != FLIGHT && exempt(w.strength, a.strength, a.view.reach(w.agent))
 }
 
 fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
@@ -187,14 +218,14 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
 }
 
 /// The lanes of a read that a present write is not ordered after.
-pub(super) fn read_unordered(r: &Read, agent: Agent, a: &Access, same_cta: bool) -> u32 {
-    if r.epoch == 0 || exempt(r.strength, a.strength, same_cta) {
+pub(super) fn read_unordered(r: &Read, agent: Agent, a: &Access) -> u32 {
+    if r.epoch == 0 || exempt(r.strength, a.strength, a.view.reach(agent)) {
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
     let knows = |lanes: u32| match r.touch {
         Touch::CopyArrive => a.view.was_told(lane, agent, lanes, r.epoch),
-        Touch::Plain | Touch::Atomic | Touch::Copy => a.view.knows_agent(lane, agent, lanes, r.epoch),
+        _ => a.view.knows_agent(lane, agent, lanes, r.epoch),
     };
     if knows(r.lanes) {
         return 0;

@@ -1,12 +1,13 @@
-use super::{Agent, Clock, Epoch, FLIGHT};
+use super::{Actors, Agent, Clock, Epoch, FLIGHT, Strength};
 
 /// What the lanes of one warp know.
 #[derive(Clone, Debug)]
 pub(crate) struct WarpView {
-    /// First warp of the CTA.
+    /// First warp of the cluster.
     home: Agent,
-    /// Index in the CTA.
+    /// Index in the cluster.
     warp: usize,
+    actors: Actors,
     /// Lanes that exist.
     present: u32,
     /// Time of accesses made now.
@@ -18,8 +19,8 @@ pub(crate) struct WarpView {
 }
 
 impl WarpView {
-    pub fn new(home: Agent, warp: usize, warps: usize, present: u32) -> WarpView {
-        WarpView { home, warp, present, now: 1, base: Clock::new(warps), groups: Vec::new() }
+    pub fn new(home: Agent, warp: usize, actors: Actors, present: u32) -> WarpView {
+        WarpView { home, warp, actors, present, now: 1, base: Clock::new(actors.total()), groups: Vec::new() }
     }
 
     pub fn now(&self) -> Epoch {
@@ -30,17 +31,36 @@ impl WarpView {
         self.home
     }
 
+    pub fn actors(&self) -> Actors {
+        self.actors
+    }
+
+    /// How strong an access must be for an agent of that number to see it.
+    pub fn reach(&self, agent: Agent) -> Strength {
+        let (total, threads) = (self.actors.total() as Agent, self.actors.threads() as Agent);
+        let local = agent.wrapping_sub(self.home);
+        if local >= total {
+            Strength::Gpu
+        } else if local < threads
+            && local / self.actors.warps as Agent == (self.warp / self.actors.warps) as Agent
+        {
+            Strength::Cta
+        } else {
+            Strength::Cluster
+        }
+    }
+
     pub fn agent(&self) -> Agent {
         self.home + self.warp as Agent
     }
 
-    /// Epoch up to which every lane of this warp knows every lane of another warp of the CTA; 0 for other CTAs.
+    /// Epoch up to which every lane of this warp knows every lane of another actor of the cluster; 0 for other clusters.
     #[inline(always)]
     pub fn known_to_all(&self, warp: usize) -> Epoch {
         self.base.warp(warp)
     }
 
-    /// Whether the accesses of `lanes` of a warp of this CTA at `epoch` happened before what `lane` does now.
+    /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does now.
     #[inline(always)]
     pub fn knows(&self, lane: usize, warp: usize, lanes: u32, epoch: Epoch) -> bool {
         epoch <= self.base.warp(warp)
@@ -68,12 +88,6 @@ impl WarpView {
         left == 0
     }
 
-    /// Whether all lanes of this warp know what any of them did at `epoch`: a later access then stands for it.
-    #[inline(always)]
-    pub fn subsumes_own(&self, epoch: Epoch) -> bool {
-        epoch <= self.base.warp(self.warp)
-    }
-
     /// What `lanes` know and did so far, and a new epoch begins.
     pub fn release(&mut self, lanes: u32) -> Clock {
         let mut clock = self.base.clone();
@@ -98,6 +112,24 @@ impl WarpView {
             Some((_, known)) => known.join(self.home, clock),
             None => self.groups.push((lanes, clock.clone())),
         }
+    }
+
+    /// `lanes` learn what an actor of the cluster did up to `epoch`.
+    pub fn learn(&mut self, lanes: u32, live: u32, (actor, of): (usize, u32), epoch: Epoch) {
+        let agent = self.home + actor as Agent;
+        if lanes & live == live {
+            return self.base.learn(self.home, agent, of, epoch);
+        }
+        let mut clock = Clock::new(self.actors.total());
+        clock.learn(self.home, agent, of, epoch);
+        self.acquire(lanes, live, &clock);
+    }
+
+    /// A proxy fence by `lanes`: all that they know and did is ordered for the asynchronous proxy.
+    pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
+        let mut clock = self.release(lanes);
+        clock.fence(self.home, self.actors);
+        self.acquire(lanes, live, &clock);
     }
 
     /// All live lanes meet: what one knows, all know.

@@ -106,13 +106,17 @@ pub fn sample_ctas(grid: u64, count: u64) -> Vec<u64> {
     }
 }
 
-/// Records one CTA. The executor calls one method for each instruction a warp issues.
+/// Records the CTAs of a cluster, most often of one. The executor calls one method for each instruction a warp issues; warps
+/// are counted over the cluster.
 #[derive(Debug)]
 pub struct Recorder {
-    trace: CtaTrace,
+    traces: Vec<CtaTrace>,
+    /// Warps of a CTA.
+    warps: usize,
     /// Events that may still be kept.
     room: u64,
-    reuse: ReuseStack,
+    /// Of each CTA: they need not share an SM.
+    reuse: Vec<ReuseStack>,
 }
 
 /// Addresses of the 32 lanes; those of lanes that do not take part are not read.
@@ -135,8 +139,14 @@ impl Recorder {
 
     /// For the CTA of linear index `cta` with `warps` warps, keeping at most `limit` events.
     pub fn new(cta: u64, warps: usize, limit: u64) -> Recorder {
-        let trace = CtaTrace { cta, warps: vec![Vec::new(); warps], dropped: 0 };
-        Recorder { trace, room: limit, reuse: ReuseStack::default() }
+        Recorder::of_cluster(&[cta], warps, limit)
+    }
+
+    /// For the CTAs of a cluster, which share the limit.
+    pub fn of_cluster(ctas: &[u64], warps: usize, limit: u64) -> Recorder {
+        let trace = |cta: &u64| CtaTrace { cta: *cta, warps: vec![Vec::new(); warps], dropped: 0 };
+        let reuse = ctas.iter().map(|_| ReuseStack::default()).collect();
+        Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse }
     }
 
     /// An instruction that accesses no memory and is no barrier.
@@ -159,7 +169,7 @@ impl Recorder {
 
     /// An access of `bytes` per lane to global or constant memory; atomics included.
     pub fn global(&mut self, warp: usize, pc: u32, lanes: u32, addresses: &LaneAddresses, bytes: u32) {
-        let footprint = CacheFootprint::of(lanes, addresses, bytes, &mut self.reuse);
+        let footprint = CacheFootprint::of(lanes, addresses, bytes, self.reuse(warp));
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
 
@@ -183,7 +193,8 @@ impl Recorder {
         lanes: u32,
         parts: impl Iterator<Item = AccessPart<'a>>,
     ) {
-        let footprints = parts.map(|p| CacheFootprint::of(p.lanes, p.addresses, p.bytes, &mut self.reuse));
+        let stack = self.reuse(warp);
+        let footprints = parts.map(|p| CacheFootprint::of(p.lanes, p.addresses, p.bytes, stack));
         let footprint = footprints.fold(CacheFootprint::default(), CacheFootprint::and);
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
@@ -191,7 +202,7 @@ impl Recorder {
     /// An access to local memory: `offsets` are each thread's own, from 0. The hardware interleaves the threads of a
     /// warp word by word, so that lanes at one offset share lines.
     pub fn local(&mut self, warp: usize, pc: u32, lanes: u32, offsets: &LaneAddresses, bytes: u32) {
-        let footprint = CacheFootprint::of_local(warp, lanes, offsets, bytes, &mut self.reuse);
+        let footprint = CacheFootprint::of_local(warp, lanes, offsets, bytes, self.reuse(warp));
         self.push(warp, Event { pc, lanes, detail: Detail::Cached(footprint) });
     }
 
@@ -205,7 +216,7 @@ impl Recorder {
         source: &LaneAddresses,
         bytes: u32,
     ) {
-        let source = CacheFootprint::of(lanes, source, bytes, &mut self.reuse);
+        let source = CacheFootprint::of(lanes, source, bytes, self.reuse(warp));
         let passes = shared_passes(lanes, destination, bytes).min(255) as u8;
         self.push(warp, Event { pc, lanes, detail: Detail::Copy { source, passes } });
     }
@@ -217,16 +228,27 @@ impl Recorder {
 
     /// The trace.
     pub fn finish(self) -> CtaTrace {
-        self.trace
+        self.finish_all().into_iter().next().unwrap_or_default()
+    }
+
+    /// What was recorded of each CTA of the cluster.
+    pub fn finish_all(self) -> Vec<CtaTrace> {
+        self.traces
+    }
+
+    fn reuse(&mut self, warp: usize) -> &mut ReuseStack {
+        let last = self.reuse.len() - 1;
+        &mut self.reuse[(warp / self.warps).min(last)]
     }
 
     fn push(&mut self, warp: usize, event: Event) {
-        match (self.room, self.trace.warps.get_mut(warp)) {
-            (1.., Some(events)) => {
+        let Some(trace) = self.traces.get_mut(warp / self.warps) else { return };
+        match self.room {
+            0 => trace.dropped += 1,
+            _ => {
                 self.room -= 1;
-                events.push(event);
+                trace.warps[warp % self.warps].push(event);
             }
-            _ => self.trace.dropped += 1,
         }
     }
 }

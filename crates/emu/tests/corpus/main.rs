@@ -2,6 +2,7 @@
 //! in every schedule, on ragged shapes.
 
 mod cuda;
+mod hopper;
 mod reference;
 mod triton;
 
@@ -63,28 +64,39 @@ struct Case {
 impl Case {
     /// Runs every schedule on both targets and hands each result's buffers to `check`.
     fn check(&self, check: impl Fn(&[Vec<u8>])) {
-        for sm in [80, 89] {
-            let kernel = self.kernel(sm);
-            for (schedule, seed) in [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)] {
-                let mut buffers: Vec<Buffer> = self
-                    .data
-                    .iter()
-                    .map(|(_, data)| match data {
-                        Data::In(bytes) | Data::InOut(bytes) => Buffer::from_bytes(bytes),
-                        Data::Out(bytes) => Buffer::uninitialised(*bytes),
-                    })
-                    .collect();
-                let options = Options { seed, schedule, ..Options::default() };
-                let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
-                    .unwrap_or_else(|e| panic!("{} sm_{sm}: {e}", self.file));
-                let found: Vec<String> = report.hazards.iter().map(ToString::to_string).collect();
-                assert!(found.is_empty(), "{} sm_{sm} {schedule:?}: {}", self.file, found.join("\n"));
-                check(&buffers.iter().map(Buffer::to_bytes).collect::<Vec<_>>());
-            }
+        for sm in ["80", "89"] {
+            self.check_kernel(&self.kernel(sm), &check);
         }
     }
 
-    fn kernel(&self, sm: u32) -> Kernel {
+    /// As [`Case::check`], for one kernel.
+    fn check_kernel(&self, kernel: &Kernel, check: impl Fn(&[Vec<u8>])) {
+        self.each_schedule(kernel, |hazards, buffers| {
+            assert!(hazards.is_empty(), "{} {}: {hazards:#?}", self.file, kernel.module.target);
+            check(buffers);
+        });
+    }
+
+    /// Runs every schedule and hands what it found and the buffers to `check`.
+    fn each_schedule(&self, kernel: &Kernel, check: impl Fn(&[String], &[Vec<u8>])) {
+        for (schedule, seed) in [(Schedule::Late, 0), (Schedule::Early, 1), (Schedule::Random, 2)] {
+            let mut buffers: Vec<Buffer> = self
+                .data
+                .iter()
+                .map(|(_, data)| match data {
+                    Data::In(bytes) | Data::InOut(bytes) => Buffer::from_bytes(bytes),
+                    Data::Out(bytes) => Buffer::uninitialised(*bytes),
+                })
+                .collect();
+            let options = Options { seed, schedule, ..Options::default() };
+            let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
+                .unwrap_or_else(|e| panic!("{} {}: {e}", self.file, kernel.module.target));
+            let found: Vec<String> = report.hazards.iter().map(|h| format!("{schedule:?}: {h}")).collect();
+            check(&found, &buffers.iter().map(Buffer::to_bytes).collect::<Vec<_>>());
+        }
+    }
+
+    fn kernel(&self, sm: &str) -> Kernel {
         let file = format!("../../filetests/corpus/{}_sm{sm}.ptx", self.file);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let text = std::fs::read_to_string(&path).expect("a file of the corpus");
@@ -109,7 +121,9 @@ impl Case {
                 cluster: Dim3(1, 1, 1),
                 block: self.block,
                 dynamic_shared: self.shared,
+                overlapping: false,
             },
+            tensor_maps: Vec::new(),
             args: pointers.chain(self.scalars.iter().copied()).collect(),
             buffers,
         }

@@ -1,8 +1,10 @@
 //! Which plans are tried, in which order.
 
 use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::SmallPlan;
+use kernels::forward::wgmma::WgmmaPlan;
 use kernels::select::{self, Source, TunedTable};
-use kernels::{KernelError, Plan};
+use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
 use tile::{CopyMode, Order};
 
@@ -15,7 +17,7 @@ pub enum PlanSource {
     Tuned,
     /// A row of the time model's.
     Predicted,
-    /// The family's default for the problem and the device.
+    /// The default of a family for the problem and the device.
     Default,
     /// A small one that any driver compiles without spilling.
     Safe,
@@ -39,7 +41,7 @@ pub(super) fn candidates(
     given: Option<&Plan>,
 ) -> Result<(Vec<Candidate>, Vec<String>), KernelError> {
     problem.check()?;
-    let of = |plan: &Plan, source| Candidate { plan: with_lse(plan, lse), source };
+    let of = |plan: &Plan, source| Candidate { plan: plan.with_lse(lse), source };
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["taken: the plan that was given".to_owned()]));
     }
@@ -51,36 +53,33 @@ pub(super) fn candidates(
         Source::Default => PlanSource::Default,
     };
     let mut all = vec![of(&choice.plan, source)];
-    if choice.plan != default {
-        all.push(of(&default, PlanSource::Default));
+    let universal = MmaPlan::default_for(problem, &device.arch);
+    let safe = Plan::Mma(safe(&universal));
+    for (plan, source) in [
+        (default, PlanSource::Default),
+        (Plan::Mma(universal), PlanSource::Default),
+        (safe, PlanSource::Safe),
+    ] {
+        let candidate = of(&plan, source);
+        if all.iter().all(|known| known.plan != candidate.plan) {
+            all.push(candidate);
+        }
     }
-    all.extend(safe(&default).map(|plan| of(&plan, PlanSource::Safe)));
     Ok((all, choice.why))
 }
 
 /// 16 rows a warp, few keys, one stage: half of the registers and a fraction of the shared memory of the default.
-fn safe(default: &Plan) -> Option<Plan> {
-    match default {
-        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan {
-            block_m: 64,
-            block_n: 16,
-            warps: 4,
-            kv_warps: 1,
-            stages: 1,
-            order: Order::InTurn,
-            resident_ctas: None,
-            queries: QueryHome::Shared,
-            ..plan.clone()
-        })),
-        Plan::Ladder { .. } => None,
-    }
-}
-
-/// The same plan with or without the LSE.
-fn with_lse(plan: &Plan, lse: bool) -> Plan {
-    match plan {
-        Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
-        Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
+fn safe(default: &MmaPlan) -> MmaPlan {
+    MmaPlan {
+        block_m: 64,
+        block_n: 16,
+        warps: 4,
+        kv_warps: 1,
+        stages: 1,
+        order: Order::InTurn,
+        resident_ctas: None,
+        queries: QueryHome::Shared,
+        ..default.clone()
     }
 }
 
@@ -88,15 +87,22 @@ fn with_lse(plan: &Plan, lse: bool) -> Plan {
 pub(super) fn needs_alignment(plan: &Plan) -> bool {
     match plan {
         Plan::Mma(plan) => plan.copy == CopyMode::Async16,
+        // Tensor maps begin at such multiples.
+        Plan::Wgmma(_) | Plan::Small(_) => true,
         // They load single elements, or 16 bytes of rows that the caller's plan vouches for.
         Plan::Ladder { .. } => true,
     }
 }
 
-/// The same plan for tensors at any address; `None` where the family has none.
-pub(super) fn unaligned(plan: &Plan) -> Option<Plan> {
+/// A plan for tensors at any address: the same where the family has one, else that of the family for every GPU; `None` for the
+/// ladder, whose plans are the caller's.
+pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<Plan> {
+    let copy = CopyMode::Elements;
     match plan {
-        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan.clone() })),
+        Plan::Mma(plan) => Some(Plan::Mma(MmaPlan { copy, ..plan.clone() })),
+        Plan::Wgmma(WgmmaPlan { lse, .. }) | Plan::Small(SmallPlan { lse, .. }) => {
+            Some(Plan::Mma(MmaPlan { copy, lse: *lse, ..MmaPlan::default_for(problem, arch) }))
+        }
         Plan::Ladder { .. } => None,
     }
 }
@@ -118,11 +124,11 @@ mod tests {
                     let all = candidates(&problem, true, &select::Device { name: "unknown", arch }, None)
                         .unwrap()
                         .0;
-                    assert!((2..=3).contains(&all.len()));
+                    assert!((2..=4).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
                         assert!(needs_alignment(&candidate.plan));
-                        let unaligned = unaligned(&candidate.plan).unwrap();
+                        let unaligned = unaligned(&candidate.plan, &problem, &arch).unwrap();
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert!(!needs_alignment(&unaligned));
                         let kernel = kernels::emit(&problem, &unaligned, &arch).unwrap();

@@ -5,7 +5,7 @@ use driver::{PoolBuffer, Stream, bytes_of, bytes_of_mut};
 use kernels::select;
 use problem::{Problem, ProblemError, Tensor};
 
-use super::{Gpu, candidates};
+use super::{Gpu, Prepared, candidates};
 use crate::AttentionError;
 
 /// Whether the device has a kernel family for the problem.
@@ -23,10 +23,22 @@ pub(crate) fn attend<T: Element>(
     lse: Option<&mut [f32]>,
 ) -> Result<(), AttentionError> {
     let prepared = gpu.prepare(problem, lse.is_some(), None)?;
-    let (stream, pool) = (gpu.stream()?, gpu.pool()?);
+    gpu.on_stream(|stream| attend_on(gpu, stream, &prepared, problem, [q, k, v], out, lse))
+}
+
+fn attend_on<T: Element>(
+    gpu: &Gpu,
+    stream: &Stream,
+    prepared: &Prepared,
+    problem: &Problem,
+    [q, k, v]: [&[T]; 3],
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+) -> Result<(), AttentionError> {
+    let pool = gpu.pool()?;
     let upload = |tensor: Tensor, data: &[T]| -> Result<PoolBuffer, AttentionError> {
         let bytes = bytes(&data[..span(problem, tensor)?]);
-        let buffer = pool.allocate(&stream, bytes.len())?;
+        let buffer = pool.allocate(stream, bytes.len())?;
         stream.upload(buffer.slice(), bytes)?;
         Ok(buffer)
     };
@@ -35,15 +47,14 @@ pub(crate) fn attend<T: Element>(
     let out = &mut out[..elements];
     // What lies between the rows must come back as it was.
     let dense = problem.extents(Tensor::Out).iter().product::<usize>() == elements;
-    let device_out =
-        if dense { pool.allocate(&stream, size_of_val(out))? } else { upload(Tensor::Out, out)? };
+    let device_out = if dense { pool.allocate(stream, size_of_val(out))? } else { upload(Tensor::Out, out)? };
     let device_lse = match &lse {
-        Some(lse) => Some(pool.allocate(&stream, size_of_val(&**lse))?),
+        Some(lse) => Some(pool.allocate(stream, size_of_val(&**lse))?),
         None => None,
     };
     let lse_slice = device_lse.as_ref().map(PoolBuffer::slice);
-    prepared.enqueue(&stream, q.slice(), k.slice(), v.slice(), device_out.slice(), lse_slice)?;
-    download(&stream, &device_out, out)?;
+    prepared.enqueue(stream, q.slice(), k.slice(), v.slice(), device_out.slice(), lse_slice)?;
+    download(stream, &device_out, out)?;
     if let (Some(host), Some(device)) = (lse, &device_lse) {
         stream.download(device.slice(), bytes_of_mut(host))?;
     }

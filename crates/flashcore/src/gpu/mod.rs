@@ -7,6 +7,7 @@
 mod candidates;
 mod host;
 mod prepared;
+mod scratch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -35,6 +36,8 @@ pub struct Gpu {
     context: Arc<Context>,
     arch: Arch,
     pool: OnceLock<Pool>,
+    /// Streams of calls on host slices, while no one uses them.
+    streams: Mutex<Vec<Stream>>,
     prepared: RwLock<HashMap<Key, Arc<Prepared>>>,
 }
 
@@ -51,7 +54,13 @@ impl Gpu {
         }
         let context = Context::open(ordinal)?;
         let arch = arch_of(context.info())?;
-        let gpu = Gpu { context, arch, pool: OnceLock::new(), prepared: RwLock::default() };
+        let gpu = Gpu {
+            context,
+            arch,
+            pool: OnceLock::new(),
+            streams: Mutex::default(),
+            prepared: RwLock::default(),
+        };
         let gpu = Arc::new(gpu);
         open.insert(ordinal, gpu.clone());
         Ok(gpu)
@@ -106,8 +115,17 @@ impl Gpu {
         Ok(self.pool.get_or_init(|| pool))
     }
 
-    fn stream(&self) -> Result<Stream, AttentionError> {
-        Ok(Stream::new(&self.context)?)
+    /// Does something on a stream of our own, which a later call uses again: what kernels keep for each stream stays bounded.
+    fn on_stream<T>(
+        &self,
+        work: impl FnOnce(&Stream) -> Result<T, AttentionError>,
+    ) -> Result<T, AttentionError> {
+        let idle = || self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = idle().pop();
+        let stream = known.map_or_else(|| Stream::new(&self.context), Ok)?;
+        let result = work(&stream)?;
+        idle().push(stream);
+        Ok(result)
     }
 }
 
@@ -118,9 +136,10 @@ impl fmt::Debug for Gpu {
 }
 
 /// The architecture that kernels are emitted for: the device's own, or the newest before it that runs on it too, with the
-/// device's own sizes.
+/// device's own sizes. Kernels for 9.0 may use what that has alone (`sm_90a`), so no other device is given it.
 fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
-    let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(|&sm| sm <= info.sm()).max();
+    let runs = |sm: &u32| *sm == info.sm() || *sm < info.sm() && *sm != Arch::SM_90.sm;
+    let sm = Arch::ALL.iter().map(|arch| arch.sm).filter(runs).max();
     let sm = sm.ok_or_else(|| AttentionError::Unsupported {
         what: format!("{} (sm_{})", info.name, info.sm()),
         accepted: "GPUs of sm_80 (A100, RTX 30) and later, or the CPU".to_owned(),
@@ -186,7 +205,7 @@ mod tests {
     #[test]
     fn a_device_gets_the_newest_architecture_that_runs_on_it() {
         for (capability, sm) in
-            [((8, 0), 80), ((8, 7), 86), ((8, 9), 89), ((9, 0), 90), ((10, 3), 90), ((12, 1), 120)]
+            [((8, 0), 80), ((8, 7), 86), ((8, 9), 89), ((9, 0), 90), ((10, 3), 89), ((12, 1), 120)]
         {
             let arch = arch_of(&device(capability)).unwrap();
             assert_eq!((arch.sm, arch.multiprocessors), (sm, 66));

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use driver::{Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
+use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
 use kernels::{Arch, Plan, emit, select};
 use problem::Problem;
-use ptx::{Arg, Launch};
+use ptx::{Kernel, Launch};
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
+use super::scratch::Counters;
 use crate::AttentionError;
 
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
@@ -15,9 +16,12 @@ use crate::AttentionError;
 const SPILLS: u32 = 64;
 /// The same of a plan that was measured: what it spilled then is in its time, and only another compiler makes it more.
 const MEASURED_SPILLS: u32 = 256;
-/// What `cp.async` of 16 bytes asks of every address (PTX ISA, "cp.async").
+/// What `cp.async` of 16 bytes and tensor maps ask of every address (PTX ISA, "cp.async"; CUDA Driver API,
+/// `cuTensorMapEncodeTiled`).
 const ALIGNED: u64 = 16;
 const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
+/// The buffer after these that a kernel may have for itself: zero before each launch, and after it.
+const COUNTER: &str = "counter";
 
 /// A plan that was tried and not taken.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,10 +58,10 @@ pub struct Prepared {
 struct Loaded {
     plan: Plan,
     function: Function,
-    launch: Launch,
-    args: Vec<Arg>,
-    /// Bytes that each buffer must have.
+    call: Call,
+    /// Bytes that each of the caller's buffers must have.
     needed: Vec<usize>,
+    counters: Option<Counters>,
 }
 
 impl Prepared {
@@ -129,17 +133,20 @@ impl Prepared {
         self.main.function.resources()
     }
 
-    /// The function, its launch and its arguments, for measuring what [`Prepared::enqueue`] adds.
-    pub fn parts(&self) -> (&Function, &Launch, &[Arg]) {
-        (&self.main.function, &self.main.launch, &self.main.args)
+    /// The function and its call, for measuring what [`Prepared::enqueue`] adds.
+    pub fn parts(&self) -> (&Function, &Call) {
+        (&self.main.function, &self.main.call)
     }
 
     /// Puts the computation on the stream and returns: it waits for nothing and may be captured in a graph.
     ///
     /// Each slice begins at the lowest element of its tensor in memory and holds all that the problem's strides reach. `lse`
     /// is `[batch, heads_q, seq_q]` in f32 and is given where [`Gpu::prepare`](super::Gpu::prepare) was asked for it. Tensors
-    /// whose addresses are no multiples of 16 bytes are taken by a slower variant of the kernel, which the first such call
-    /// compiles.
+    /// whose addresses are no multiples of 16 bytes are taken by a slower kernel, which the first such call compiles.
+    ///
+    /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has one for each stream
+    /// and each capture, allocated 64 at a time; a graph that was captured here must not run twice at the same time, which no graph
+    /// does.
     ///
     /// # Errors
     /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
@@ -162,8 +169,8 @@ impl Prepared {
         let all = [q, k, v, out, lse.unwrap_or(DeviceSlice::EMPTY)];
         let slices = &all[..4 + usize::from(self.lse)];
         let loaded = self.variant(slices)?;
-        loaded.check(slices)?;
-        Ok(loaded.function.launch(stream, &loaded.launch, &loaded.args, slices)?)
+        check_slices(&loaded.needed, slices)?;
+        loaded.enqueue(stream, slices)
     }
 
     /// The kernel for the slices' addresses.
@@ -173,11 +180,13 @@ impl Prepared {
             return Ok(&self.main);
         }
         let made = self.unaligned.get_or_init(|| {
-            let plan = unaligned(&self.main.plan).ok_or_else(|| AttentionError::Unsupported {
-                what: format!(
-                    "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
-                ),
-                accepted: "aligned tensors, or another plan".to_owned(),
+            let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
+                AttentionError::Unsupported {
+                    what: format!(
+                        "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
+                    ),
+                    accepted: "aligned tensors, or another plan".to_owned(),
+                }
             })?;
             Loaded::new(&self.context, &self.arch, &self.problem, self.lse, plan, None)
         });
@@ -195,22 +204,38 @@ impl Loaded {
         spills: Option<u32>,
     ) -> Result<Loaded, AttentionError> {
         let kernel = emit(problem, &plan, arch)?;
-        let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
-        let wanted = &NAMES[..4 + usize::from(lse)];
-        if names != wanted {
-            return Err(AttentionError::Unsupported {
-                what: format!("a plan whose kernel takes the buffers {names:?}"),
-                accepted: format!("one that takes {wanted:?}"),
-            });
-        }
+        let tensors = 4 + usize::from(lse);
+        let counter = counter(&kernel, &NAMES[..tensors])?;
         let expect = Expect { local_bytes: spills, ..expect(&plan, &kernel.launch) };
+        let call = Call::of(&kernel);
+        call.check()?;
         let function = Function::load(context, &kernel, &expect)?;
-        let needed = kernel.buffers.iter().map(|buffer| buffer.bytes).collect();
-        Ok(Loaded { plan, function, launch: kernel.launch, args: kernel.args, needed })
+        let needed = kernel.buffers.iter().take(tensors).map(|buffer| buffer.bytes).collect();
+        let counters = counter.map(|bytes| Counters::new(context, bytes)).transpose()?;
+        Ok(Loaded { plan, function, call, needed, counters })
     }
 
-    fn check(&self, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
-        check_slices(&self.needed, slices)
+    fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
+        let Some(counters) = &self.counters else {
+            return Ok(self.function.launch(stream, &self.call, slices)?);
+        };
+        let mut all = [DeviceSlice::EMPTY; NAMES.len() + 1];
+        all[..slices.len()].copy_from_slice(slices);
+        all[slices.len()] = counters.of(stream)?;
+        Ok(self.function.launch(stream, &self.call, &all[..=slices.len()])?)
+    }
+}
+
+/// Bytes of the kernel's counter, if it has one; an error when its other buffers are not those of the caller.
+fn counter(kernel: &Kernel, wanted: &[&str]) -> Result<Option<usize>, AttentionError> {
+    let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
+    match names.strip_prefix(wanted) {
+        Some([]) => Ok(None),
+        Some([COUNTER]) => Ok(kernel.buffers.last().map(|buffer| buffer.bytes)),
+        _ => Err(AttentionError::Unsupported {
+            what: format!("a plan whose kernel takes the buffers {names:?}"),
+            accepted: format!("one that takes {wanted:?}, and {COUNTER} after them or not"),
+        }),
     }
 }
 
@@ -238,7 +263,8 @@ fn expect(plan: &Plan, launch: &Launch) -> Expect {
             let share = Arch::REGISTERS_PER_SM / (plan.threads() * plan.resident_ctas.unwrap_or(1)).max(1);
             Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
         }
-        Plan::Ladder { .. } => expect,
+        // Registers move between the warpgroups at run time.
+        Plan::Wgmma(_) | Plan::Small(_) | Plan::Ladder { .. } => expect,
     }
 }
 
@@ -256,7 +282,12 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
         reason,
         AttentionError::Kernel(_)
             | AttentionError::Unsupported { .. }
-            | AttentionError::Driver(DriverError::Admission { .. } | DriverError::Compile { .. })
+            | AttentionError::Driver(
+                DriverError::Admission { .. }
+                    | DriverError::Compile { .. }
+                    | DriverError::TensorMap(_)
+                    | DriverError::Call { call: "cuTensorMapEncodeTiled", .. }
+            )
     )
 }
 
@@ -314,6 +345,8 @@ mod tests {
             accepted: 64,
         };
         assert!(is_the_plans_fault(&admission.into()));
+        let refused = DriverError::Call { call: "cuTensorMapEncodeTiled", message: "no".into() };
+        assert!(is_the_plans_fault(&refused.into()));
         assert!(!is_the_plans_fault(&DriverError::OutOfMemory { what: "x".into() }.into()));
         assert!(!is_the_plans_fault(&DriverError::NoDriver.into()));
     }

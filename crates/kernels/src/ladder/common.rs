@@ -127,8 +127,10 @@ pub(super) fn kernel(
             cluster: Dim3(1, 1, 1),
             block: Dim3(threads, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: Tensor::ALL.map(buffer).into(),
+        tensor_maps: Vec::new(),
         args,
     }
 }

@@ -160,6 +160,7 @@ pub(super) fn emit<T: Tiles>(
             cluster: Dim3(1, 1, 1),
             block: Dim3(THREADS, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: vec![
             buffer("q_codes", elements, Access::Read),
@@ -168,6 +169,7 @@ pub(super) fn emit<T: Tiles>(
             buffer("out", 2 * elements, Access::Write),
             buffer("scales", 3 * 4 * heads as usize, Access::Read),
         ],
+        tensor_maps: Vec::new(),
         args,
     }
 }

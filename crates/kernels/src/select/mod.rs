@@ -9,6 +9,7 @@ pub use table::{Fault, Kind, Shape, TableError, TunedRow, TunedTable};
 use problem::Problem;
 use serde::Serialize;
 
+use crate::forward::mma::MmaPlan;
 use crate::{Arch, KernelError, Plan, PlanError};
 
 /// The device to choose for.
@@ -112,9 +113,12 @@ fn neighbours<'t>(
 
 /// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit.
 fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
-    let mut plan = plan.clone();
-    if let (Plan::Mma(ours), Plan::Mma(safe)) = (&mut plan, default) {
-        ours.lse = safe.lse;
+    let mut plan = plan.with_lse(false);
+    if let Plan::Mma(ours) = &mut plan {
+        let safe = match default {
+            Plan::Mma(safe) => safe.clone(),
+            _ => MmaPlan::default_for(problem, arch),
+        };
         if matches!(ours.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             ours.copy = safe.copy;
         }
@@ -161,16 +165,17 @@ mod tests {
     use problem::{DType, Layout, Mask};
 
     use super::*;
+    use crate::Family;
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
-    /// A measured row with the default plan.
+    /// A measured row with the default plan of the family for every GPU.
     pub(super) fn row(problem: Problem) -> TunedRow {
         TunedRow {
             device: "NVIDIA H200".to_owned(),
             sm: 90,
             multiprocessors: 132,
-            plan: Plan::default_for(&problem, &Arch::SM_90).unwrap(),
+            plan: Family::Mma.default_for(&problem, &Arch::SM_90).unwrap(),
             problem: Shape::of(&problem),
             us: 10.0,
             kind: Kind::Measured,
@@ -200,7 +205,7 @@ mod tests {
     fn block_n(choice: &Choice) -> u32 {
         match &choice.plan {
             Plan::Mma(plan) => plan.block_n,
-            Plan::Ladder { .. } => 0,
+            _ => 0,
         }
     }
 
@@ -237,6 +242,25 @@ mod tests {
         assert_eq!(block_n(&choose(&mission, &H200, &both).unwrap()), 48);
         let choice = choose(&mission, &H200, &table(vec![predicted])).unwrap();
         assert!(matches!(choice.source, Source::Predicted { distance: 0.0, .. }));
+    }
+
+    /// A row of a family stands for the problems that the family computes; for others the next one does.
+    #[test]
+    fn what_tensor_maps_cannot_take_goes_to_another_family() {
+        let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
+        let mut wgmma = row(long.clone());
+        wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap().with_lse(true);
+        let slower = marked(long.clone(), 48, 20.0);
+        let table = table(vec![wgmma, slower]);
+        let choice = choose(&long, &H200, &table).unwrap();
+        assert_eq!(choice.plan, Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap());
+        let mut ragged = long;
+        (ragged.k.row, ragged.k.head, ragged.k.batch) = (65, 65 * 2048, 65 * 2048 * 16);
+        let choice = choose(&ragged, &H200, &table).unwrap();
+        assert_eq!(block_n(&choice), 48, "{:?}", choice.why);
+        assert!(choice.why[0].starts_with("refused: "), "{:?}", choice.why);
+        let without_rows = choose(&ragged, &H200, &TunedTable::default()).unwrap();
+        assert_eq!(without_rows.plan.family(), "mma");
     }
 
     #[test]

@@ -87,7 +87,9 @@ pub fn run_kernel<M: Machine>(
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
     let mut contents: Vec<Vec<u8>> = inputs.iter().map(|data| bytes(data, u16::to_le_bytes)).collect();
     for spec in &kernel.buffers[3..] {
-        contents.push(bytes(&vec![POISON; spec.bytes / 2], u16::to_le_bytes));
+        // Scratch is zero before a launch, and after it.
+        let fill = if spec.name == "counter" { 0 } else { POISON };
+        contents.push(bytes(&vec![fill; spec.bytes / 2], u16::to_le_bytes));
     }
     let mut buffers: Vec<M::Buffer> = contents
         .iter()
@@ -104,7 +106,12 @@ pub fn run_kernel<M: Machine>(
         machine.download(buffer, data).expect("download");
     }
     let out = contents[3].chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
-    let lse = contents.get(4).map_or_else(Vec::new, |data| {
+    let named = |name| kernel.buffers.iter().position(|spec| spec.name == name).map(|i| &contents[i]);
+    assert!(
+        named("counter").is_none_or(|data| data.iter().all(|&byte| byte == 0)),
+        "the counter is left in use"
+    );
+    let lse = named("lse").map_or_else(Vec::new, |data| {
         data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     });
     Ok(Run { problem: problem.clone(), inputs, out, lse })

@@ -48,6 +48,8 @@ pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
         Command::new(ptxas).args(["-v", &arch]).arg(&text.0).arg("-o").arg(&cubin.0).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "ptxas refuses the kernel:\n{log}");
+    // C7508: setmaxnreg is ignored; C7510 to C7512: products of a warpgroup are serialised.
+    assert!(!log.contains("C75"), "{log}");
     Assembled {
         registers: number_before(&log, " registers").unwrap_or_else(|| panic!("no registers in {log}")),
         spills: [" bytes spill stores", " bytes spill loads"]

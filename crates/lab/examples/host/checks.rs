@@ -177,7 +177,8 @@ pub fn refusals() -> Outcome {
     refused("lse not expected", "without it", without.enqueue(&stream, q, k, v, out, Some(lse)));
     refused("out of memory", "out of memory", Buffer::new(context, 1 << 50).map(drop));
     refused("device 99", "device 99 does not exist", driver::Context::open(99).map(drop));
-    let (_, launch, _) = prepared.parts();
+    let (_, call) = prepared.parts();
+    let launch = call.launch();
     let kernel = kernels::emit(&problem, prepared.plan(), gpu.arch())?;
     let strict = Expect { max_registers: 16, ..Expect::of(launch) };
     refused("admission", "registers per thread", Function::load(context, &kernel, &strict).map(drop));
@@ -190,7 +191,7 @@ pub fn refusals() -> Outcome {
     broken.module.target = ptx::Target::sm(120);
     refused(
         "a newer target",
-        "refused the module for",
+        "its code is for sm_120",
         Function::load(context, &broken, &Expect::of(launch)).map(drop),
     );
     let judged = tensors.compute(&prepared, &stream).and_then(|result| tensors.judge(&result));
@@ -222,8 +223,9 @@ pub fn fault() -> Outcome {
     let wild = Kernel {
         module: k.into_module(gpu.info().target()),
         entry: "wild".to_owned(),
-        launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0 },
+        launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false },
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: vec![Arg::Null, Arg::U32(1)],
     };
     let mut machine = driver::Gpu::open(0)?;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use driver::{Context, Expect, Function, Graph, Stream};
+use driver::{Call, Context, Expect, Function, Graph, Stream};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
 use flashcore_lab::bench::{median, quantile};
@@ -59,15 +59,13 @@ pub fn calls() -> Outcome {
     let prepared = gpu.prepare(&problem, false, None)?;
     let tensors = Tensors::new(context, &problem, 1, 0)?;
     let [q, k, v, out, _] = tensors.slices()?;
-    let (function, launch, args) = prepared.parts();
+    let (function, call) = prepared.parts();
     let slices = [q, k, v, out];
     let (idle, nothing) = nothing(context)?;
     let graph = Graph::capture(&stream, |stream| prepared.enqueue(stream, q, k, v, out, None))?;
     time("Prepared::enqueue", &stream, || prepared.enqueue(&stream, q, k, v, out, None))?;
-    time("Function::launch, the same kernel", &stream, || {
-        Ok(function.launch(&stream, launch, args, &slices)?)
-    })?;
-    time("Function::launch, an empty kernel", &stream, || Ok(idle.launch(&stream, &nothing, &[], &[])?))?;
+    time("Function::launch, the same kernel", &stream, || Ok(function.launch(&stream, call, &slices)?))?;
+    time("Function::launch, an empty kernel", &stream, || Ok(idle.launch(&stream, &nothing, &[])?))?;
     time("GraphExec::launch, one call in it", &stream, || Ok(graph.launch(&stream)?))?;
     time("Gpu::prepare, prepared before", &stream, || gpu.prepare(&problem, false, None).map(drop))?;
     tell("calls", Ok(format!("{CALLS} of each")));
@@ -78,17 +76,19 @@ pub fn calls() -> Outcome {
 }
 
 /// A kernel that does nothing.
-fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Launch)> {
+fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Call)> {
     let one = Dim3(1, 1, 1);
-    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let launch =
+        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
         module: Builder::kernel("nothing").into_module(context.info().target()),
         entry: "nothing".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
-    Ok((Function::load(context, &kernel, &Expect::of(&launch))?, launch))
+    Ok((Function::load(context, &kernel, &Expect::of(&launch))?, Call::of(&kernel)))
 }
 
 /// Times each call by the host's clock; the wait between batches is not counted.

@@ -1,13 +1,12 @@
 //! Streams, graphs, copies, pools and threads.
 
-use driver::{
-    Element, Event, Expect, Function, Graph, Order, Pinned, Pool, Stream, Swizzle, TensorMap, TensorMapSpec,
-    Value,
-};
+use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap, Value};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
 use problem::{DType, Mask, Problem};
-use ptx::{Arg, Builder, Dim3, Kernel, Launch, Target, TargetSuffix};
+use ptx::{
+    Arg, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, Target, TargetSuffix, TensorMapSpec,
+};
 
 use crate::tensors::Tensors;
 use crate::{Outcome, ensure, tell};
@@ -176,26 +175,29 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
         cluster: Dim3(4, 1, 1),
         block: Dim3(32, 1, 1),
         dynamic_shared: 64 << 10,
+        overlapping: false,
     };
     let kernel = Kernel {
         module: k.into_module(gpu.info().target()),
         entry: "number".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let number = Function::load(context, &kernel, &Expect::of(&launch))?;
     let stream = Stream::new(context)?;
     let buffer = driver::Buffer::new(context, 256)?;
-    for order in [Order::AfterPrevious, Order::Overlapping] {
+    for overlapping in [false, true] {
+        let launch = Launch { overlapping, ..launch };
         stream.fill(buffer.slice(), 0xff)?;
         let values = [Value::Pointer(buffer.slice().address())];
-        number.launch_values(&stream, &launch, order, &values)?;
-        number.launch_values(&stream, &launch, order, &values)?;
+        number.launch_values(&stream, &launch, &values)?;
+        number.launch_values(&stream, &launch, &values)?;
         let mut bytes = [0; 256];
         stream.download(buffer.slice(), &mut bytes)?;
         let expected: Vec<u8> = (0..64u32).flat_map(u32::to_le_bytes).collect();
-        ensure(bytes.as_slice() == expected, || format!("{order:?}: wrong numbers"))?;
+        ensure(bytes.as_slice() == expected, || format!("overlapping {overlapping}: wrong numbers"))?;
     }
     Ok(format!("{} CTAs resident", number.resident_ctas(&launch)?))
 }
@@ -207,18 +209,20 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
         return Ok(format!("sm_{} has none", target.sm));
     }
     let one = Dim3(1, 1, 1);
-    let launch = Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0 };
+    let launch =
+        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
     let kernel = Kernel {
         module: Builder::kernel("specific").into_module(target),
         entry: "specific".to_owned(),
         launch,
         buffers: Vec::new(),
+        tensor_maps: Vec::new(),
         args: Vec::<Arg>::new(),
     };
     let (context, stream) = (gpu.context(), Stream::new(gpu.context())?);
     let before = context.cache().stats();
     for _ in 0..2 {
-        Function::load(context, &kernel, &Expect::of(&launch))?.launch(&stream, &launch, &[], &[])?;
+        Function::load(context, &kernel, &Expect::of(&launch))?.launch(&stream, &Call::of(&kernel), &[])?;
     }
     stream.synchronize()?;
     let after = context.cache().stats();
@@ -228,23 +232,19 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
 
 fn tensor_map(gpu: &Gpu) -> Outcome<String> {
     let buffer = driver::Buffer::new(gpu.context(), 8 * 512 * 128)?;
-    let map = TensorMap::encode(&TensorMapSpec {
+    let spec = TensorMapSpec {
+        buffer: 0,
+        offset: 0,
         element: Element::F16,
-        memory: buffer.slice(),
         extents: vec![64, 512, 8],
         strides: vec![128, 512 * 128],
         box_extents: vec![64, 128, 1],
         swizzle: Swizzle::Bytes128,
-    })?;
+        l2_promotion: L2Promotion::default(),
+    };
+    let smaller = TensorMapSpec { box_extents: vec![64, 64, 1], ..spec.clone() };
     ensure(
-        map != TensorMap::encode(&TensorMapSpec {
-            element: Element::F16,
-            memory: buffer.slice(),
-            extents: vec![64, 512, 8],
-            strides: vec![128, 512 * 128],
-            box_extents: vec![64, 64, 1],
-            swizzle: Swizzle::Bytes128,
-        })?,
+        TensorMap::encode(&spec, buffer.slice())? != TensorMap::encode(&smaller, buffer.slice())?,
         || "two boxes, one map".to_owned(),
     )?;
     Ok(String::new())

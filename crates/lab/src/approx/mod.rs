@@ -140,8 +140,10 @@ impl Subject {
                 cluster: Dim3(1, 1, 1),
                 block: Dim3(THREADS, 1, 1),
                 dynamic_shared: 0,
+                overlapping: false,
             },
             buffers: vec![buffer("x", Access::Read), buffer("y", Access::Write)],
+            tensor_maps: Vec::new(),
             args: vec![
                 Arg::Buffer { index: 0, offset: 0 },
                 Arg::Buffer { index: 1, offset: 0 },

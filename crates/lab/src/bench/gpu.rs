@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream};
+use driver::{
+    Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
+};
 use problem::{Problem, Tensor};
 use serde_json::Value;
 
@@ -133,6 +135,12 @@ impl Contestant {
                     held.push(buffer);
                     slice
                 }
+                Role::Counter => {
+                    let buffer = Buffer::zeroed(stream.context(), spec.bytes)?;
+                    let slice = buffer.slice();
+                    held.push(buffer);
+                    slice
+                }
                 Role::Codes(_) | Role::Scales | Role::Fill { .. } => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
@@ -144,9 +152,10 @@ impl Contestant {
         }
         let tensors = Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out };
         tensors.check(&problem)?;
+        let call = Call::of(kernel);
         let capture = |calls: u32| {
             Graph::capture(stream, |stream| {
-                (0..calls).try_for_each(|_| function.launch(stream, &kernel.launch, &kernel.args, &slices))
+                (0..calls).try_for_each(|_| function.launch(stream, &call, &slices))
             })
         };
         Ok(Contestant {
@@ -353,7 +362,7 @@ pub struct Workbench {
 }
 
 struct Ready {
-    kernel: ptx::Kernel,
+    call: Call,
     function: Function,
     buffers: Vec<Buffer>,
     /// With the number of calls in it.
@@ -387,15 +396,15 @@ impl Workbench {
     /// When the driver refuses it, or there is no room.
     pub fn prepare(&mut self, bound: &Bound, contents: &[Vec<u8>]) -> Result<(), WorkbenchError> {
         let context = self.stream.context();
-        let kernel = bound.kernel.clone();
-        let function = Function::load(context, &kernel, &Expect::of(&kernel.launch))?;
+        let kernel = &bound.kernel;
+        let function = Function::load(context, kernel, &Expect::of(&kernel.launch))?;
         let mut buffers = Vec::new();
         for bytes in contents {
             let buffer = Buffer::new(context, bytes.len())?;
             self.stream.upload(buffer.slice(), bytes)?;
             buffers.push(buffer);
         }
-        self.ready.push(Ready { kernel, function, buffers, graph: None });
+        self.ready.push(Ready { call: Call::of(kernel), function, buffers, graph: None });
         Ok(())
     }
 
@@ -408,9 +417,9 @@ impl Workbench {
         let ready = self.ready.get_mut(number).ok_or(WorkbenchError::Number { number, count })?;
         if ready.graph.as_ref().is_none_or(|(of, _)| *of != calls) {
             let slices: Vec<DeviceSlice> = ready.buffers.iter().map(Buffer::slice).collect();
-            let Ready { kernel, function, .. } = &*ready;
+            let Ready { call, function, .. } = &*ready;
             let graph = Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
-                (0..calls).try_for_each(|_| function.launch(stream, &kernel.launch, &kernel.args, &slices))
+                (0..calls).try_for_each(|_| function.launch(stream, call, &slices))
             })?;
             ready.graph = Some((calls, graph));
         }

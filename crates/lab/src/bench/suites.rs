@@ -1,6 +1,6 @@
 //! The problems that races are held on, as data: the command line and the Python package use the same.
 
-use problem::{DType, Mask, Problem};
+use problem::{DType, Layout, Mask, Problem};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,18 +10,21 @@ pub enum Suite {
     /// Its neighbours: grids that do not fill a GPU.
     Small,
     /// 16k tokens of hidden size 2048, the grid on which attention libraries publish their rates.
+    Forward,
+    /// The same, for what `mma.sync` reaches on it.
     Ampere,
 }
 
 impl Suite {
     /// Every suite.
-    pub const ALL: [Suite; 3] = [Suite::Mission, Suite::Small, Suite::Ampere];
+    pub const ALL: [Suite; 4] = [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere];
 
     /// The name in rows and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Suite::Mission => "mission",
             Suite::Small => "small",
+            Suite::Forward => "forward",
             Suite::Ampere => "ampere",
         }
     }
@@ -49,7 +52,7 @@ impl Suite {
                 }
                 problems
             }
-            Suite::Ampere => {
+            Suite::Forward | Suite::Ampere => {
                 let mut problems = Vec::new();
                 for dim in [64, 128, 256] {
                     for seq in [512, 1024, 2048, 4096, 8192, 16384] {
@@ -85,19 +88,71 @@ pub fn calls(problem: &Problem) -> u32 {
     }
 }
 
+/// What a problem in words may be; says so as an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "BATCH,HEADS,SEQ,DIM,DTYPE[,causal][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
+     QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32"
+)]
+pub struct Accepted;
+
+/// A problem in words: `4,32/8,1x8192,128,bf16,causal`. Tensors are dense as `[batch, head, sequence, dim]`, or with `bshd` as
+/// `[batch, sequence, head, dim]`.
+///
+/// # Errors
+/// [`Accepted`] where that is no problem.
+pub fn parse(text: &str) -> Result<Problem, Accepted> {
+    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
+    let (shape, words) = fields.split_at_checked(5).ok_or(Accepted)?;
+    let (mask, layout) = match words {
+        [] => (Mask::None, Layout::Bhsd),
+        ["causal"] => (Mask::Causal, Layout::Bhsd),
+        ["bshd"] => (Mask::None, Layout::Bshd),
+        ["causal", "bshd"] => (Mask::Causal, Layout::Bshd),
+        _ => return Err(Accepted),
+    };
+    let number = |text: &str| text.parse::<usize>().map_err(|_| Accepted);
+    // One number for both, or two.
+    let pair = |text: &str, between: char| match text.split_once(between) {
+        Some((a, b)) => Ok((number(a)?, number(b)?)),
+        None => number(text).map(|n| (n, n)),
+    };
+    let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
+    let (dim, dim_v) = pair(shape[3], '/')?;
+    let dtype: DType = shape[4].parse().map_err(|_| Accepted)?;
+    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype).with_mask(mask);
+    let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, ..problem }.with_layout(layout);
+    problem.check().map_err(|_| Accepted)?;
+    Ok(problem)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn problems_as_written() {
+        assert_eq!(parse("1,8,512,64,f16").unwrap(), Problem::mission());
+        let decode = parse("4, 32/8, 1x8192, 192/128, bf16, causal, bshd").unwrap();
+        assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
+        assert_eq!((decode.head_dim, decode.head_dim_v, decode.mask), (192, 128, Mask::Causal));
+        assert_eq!(decode.v, Layout::Bshd.strides(8, 8192, 128));
+        for bad in
+            ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16", "1,8,512,64,f8", "1,8/3,512,64,f16"]
+        {
+            assert_eq!(parse(bad), Err(Accepted), "{bad}");
+        }
+    }
+
+    #[test]
     fn suites_hold_what_they_say() {
         let count = |suite: Suite| suite.problems().len();
-        assert_eq!((count(Suite::Mission), count(Suite::Small), count(Suite::Ampere)), (4, 48, 36));
+        assert_eq!(Suite::ALL.map(count), [4, 48, 36, 36]);
         for problem in Suite::ALL.into_iter().flat_map(Suite::problems) {
             problem.check().unwrap();
         }
         assert!(
-            Suite::Ampere
+            Suite::Forward
                 .problems()
                 .iter()
                 .all(|p| p.batch * p.seq_q == TOKENS && p.heads_q * p.head_dim == HIDDEN)

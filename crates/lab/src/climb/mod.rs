@@ -2,6 +2,7 @@
 //! cause named; the seeds' own figures stand beside, marked as quoted.
 
 mod card;
+mod record;
 
 use std::time::Instant;
 
@@ -18,6 +19,7 @@ use crate::gate::{GateError, HazardRow, Settings, Verdict, bind, prove};
 use crate::launchfile::Bound;
 use crate::study::{Study, analyse};
 pub use card::{Card, Measured, measure, rank_correlation};
+pub use record::{Quoted, Record, Recorded};
 
 /// One rung before it is climbed.
 #[derive(Clone, Debug)]
@@ -37,8 +39,8 @@ pub struct Rung {
     pub expected: Verdict,
     /// For a rung that must be refuted: a word of the right reason.
     pub reason: Option<String>,
-    /// Time that the seeds give, µs on an L4.
-    pub quoted_us: Option<f64>,
+    /// Time that the seeds give.
+    pub quoted: Option<Quoted>,
     /// What was forecast for it at the time, µs.
     pub forecast_us: Option<(f64, f64)>,
 }
@@ -49,10 +51,19 @@ pub struct Climbed {
     pub rung: Rung,
     /// Everything found.
     pub study: Study,
+    /// Predicted time on an L4 of what the quoted time is of, µs.
+    pub as_quoted_us: Option<f64>,
     /// Wall time that the study took, s.
     pub seconds: f64,
     /// The rung on this machine's GPU, where there is one.
     pub measured: Option<Measured>,
+}
+
+impl Rung {
+    /// Time that the seeds give, µs on an L4.
+    pub fn quoted_us(&self) -> Option<f64> {
+        self.quoted.as_ref().map(|q| q.us)
+    }
 }
 
 impl Climbed {
@@ -102,7 +113,9 @@ impl Climbed {
             "us_predicted": self.predicted_us(),
             "measured": self.measured,
             "us_on": machines.map(|p| (p.machine.to_owned(), json!([p.us_low, p.us, p.us_high]))).collect::<serde_json::Map<_, _>>(),
-            "us_quoted": self.rung.quoted_us,
+            "us_quoted": self.rung.quoted_us(),
+            "quoted_batch": self.rung.quoted.as_ref().map(|q| q.batch),
+            "us_predicted_as_quoted": self.as_quoted_us,
             "us_forecast": self.rung.forecast_us,
             "bound": prediction.map(|p| p.bound),
             "split": prediction.map(|p| p.split.clone()),
@@ -145,6 +158,7 @@ impl Climb {
             "ptxas": self.ptxas,
             "card": self.card,
             "forecast": self.score(),
+            "record": self.record(),
             "rungs": self.rungs.iter().map(Climbed::json).chain(cpu).collect::<Vec<_>>(),
         })
     }
@@ -152,10 +166,7 @@ impl Climb {
     /// How good the forecasts were: median relative error, rank correlation, number of rungs. `None` without a card.
     pub fn score(&self) -> Option<Score> {
         let pairs: Vec<(f64, f64)> = self.rungs.iter().filter_map(Climbed::forecast_and_outcome).collect();
-        let errors: Vec<f64> = pairs.iter().map(|(predicted, us)| (predicted / us - 1.0).abs()).collect();
-        let score =
-            Score { rungs: pairs.len(), median_error: median(&errors), spearman: rank_correlation(&pairs) };
-        (!pairs.is_empty()).then_some(score)
+        (!pairs.is_empty()).then(|| Score::of(&pairs))
     }
 
     /// Rungs whose verdict or reason is not the expected one.
@@ -173,6 +184,14 @@ pub struct Score {
     pub median_error: f64,
     /// Spearman's rank correlation.
     pub spearman: f64,
+}
+
+impl Score {
+    /// Of pairs of a forecast and its outcome.
+    pub fn of(pairs: &[(f64, f64)]) -> Score {
+        let errors: Vec<f64> = pairs.iter().map(|(predicted, us)| (predicted / us - 1.0).abs()).collect();
+        Score { rungs: pairs.len(), median_error: median(&errors), spearman: rank_correlation(pairs) }
+    }
 }
 
 /// Why a climb ended early.
@@ -243,7 +262,9 @@ pub fn climb<C: Card>(
         let start = Instant::now();
         let study = examine(&rung, options, &machines)
             .map_err(|source| ClimbError::Gate { rung: rung.name.clone(), source })?;
-        climbed.push(Climbed { rung, study, seconds: start.elapsed().as_secs_f64(), measured: None });
+        let as_quoted_us = record::as_quoted(&rung, &study);
+        let seconds = start.elapsed().as_secs_f64();
+        climbed.push(Climbed { rung, study, as_quoted_us, seconds, measured: None });
         if let Some(last) = climbed.last() {
             progress(Progress::Done(last));
         }
@@ -298,6 +319,7 @@ pub enum Progress<'a> {
 /// When a kernel cannot be made for the problem.
 pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
     let seeds = kernels::ladder::rungs().into_iter().map(|seed| {
+        let quoted = Quoted::of(&seed, problem, arch)?;
         let problem = problem.clone().with_mask(seed.mask);
         let (expected, reason) = match seed.expected {
             Expected::Proven => (Verdict::Proven, None),
@@ -306,7 +328,7 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
         let rung = Rung {
             expected,
             reason,
-            quoted_us: seed.quoted_us,
+            quoted,
             forecast_us: seed.forecast_us,
             ..rung(seed.name, seed.story, &Plan::Ladder { rung: seed.plan }, &problem, arch)?
         };
@@ -343,7 +365,7 @@ fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) ->
         whole: bound(problem)?,
         expected: Verdict::Proven,
         reason: None,
-        quoted_us: None,
+        quoted: None,
         forecast_us: None,
     })
 }

@@ -105,12 +105,15 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
         return None;
     }
     let moved: u64 = evidence.executed.iter().map(|e| e.counter.local_bytes).sum();
-    let share = evidence.critical_share(local);
+    let share = local_share(evidence, &local);
+    let misses = evidence.prediction.map_or(0.0, |p| p.local_fraction);
     Some(Finding {
         name: if lines.is_empty() { "register spills" } else { LOCAL_MEMORY },
         evidence: format!(
-            "{stack} bytes of local memory a thread, {spills} bytes of spill code; {:.1} MB moved to and from it, lines {}",
+            "{stack} bytes of local memory a thread, {spills} bytes of spill code; {:.1} MB moved to and from it, {:.0} % of \
+             what L1 asks of L2, lines {}",
             moved as f64 * 1e-6,
+            100.0 * misses,
             if lines.is_empty() { "chosen by ptxas".to_owned() } else { show_lines(&lines) }
         ),
         lines,
@@ -118,6 +121,20 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
         expected_gain: amdahl(share, 0.05),
         cure: "index arrays with constants only (unroll), and split accumulators over more threads until they fit registers",
     })
+}
+
+/// Local memory's part of the time: of the waits for the caches by its part of the accesses and of the misses, of the rest by
+/// its instructions.
+fn local_share(evidence: &Evidence, local: &dyn Fn(&Executed) -> bool) -> f64 {
+    let slots = evidence.critical_share(local);
+    let Some(prediction) = evidence.prediction else { return slots };
+    let issues = |select: &dyn Fn(&Executed) -> bool| -> f64 {
+        evidence.executed.iter().filter(|e| select(e)).map(|e| e.counter.issues as f64).sum()
+    };
+    let requests = issues(local) / issues(&|e| local(e) || e.counter.global_accesses > 0).max(1.0);
+    let hits = evidence.predicted(&[Cause::L1], 0.0);
+    let waits = evidence.predicted(&GLOBAL, 0.0);
+    slots * (1.0 - waits) + requests * hits + prediction.local_fraction * (waits - hits)
 }
 
 /// Bytes read from global memory again and again.

@@ -68,6 +68,7 @@ pub(super) fn launch(bytes: [usize; 4], module: Module, batch: u64) -> Kernel {
             cluster: Dim3(1, 1, 1),
             block: Dim3(WARPS_PER_CTA as u32 * 32, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: vec![
             buffer(0, Access::Read),
@@ -75,6 +76,7 @@ pub(super) fn launch(bytes: [usize; 4], module: Module, batch: u64) -> Kernel {
             buffer(2, Access::Read),
             buffer(3, Access::Write),
         ],
+        tensor_maps: Vec::new(),
         args: (0..4).map(|index| Arg::Buffer { index, offset: 0 }).collect(),
     }
 }

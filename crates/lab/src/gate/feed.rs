@@ -90,6 +90,7 @@ impl Feed {
                     let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
                     Buffer::from_bytes(&scales.collect::<Vec<u8>>())
                 }
+                (Role::Counter, _) => Buffer::from_bytes(&vec![0; spec.bytes]),
                 (Role::Tensor(_) | Role::Lse | Role::Codes(Tensor::Out), _) => {
                     Buffer::uninitialised(spec.bytes)
                 }
@@ -104,7 +105,7 @@ impl Feed {
         proof.error
     }
 
-    /// A kernel must leave its inputs as they are.
+    /// A kernel must leave its inputs as they are, and its counter as the next launch needs it.
     pub(super) fn check_inputs_kept(
         &self,
         bound: &Bound,
@@ -118,6 +119,9 @@ impl Feed {
                 role,
                 Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) | Role::Codes(_) | Role::Scales
             );
+            if *role == Role::Counter && before != after {
+                proof.refute(format!("the kernel left its {} at another value than 0", spec.name));
+            }
             if input && before != after {
                 proof.refute(format!("the kernel changed its input {}", spec.name));
             }

@@ -61,7 +61,7 @@ pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Kernel
     let kernel = kernels::emit(problem, plan, arch)?;
     // Every family names its buffers as `emit` promises.
     Bound::of_kernel(kernel, problem).map_err(|_| {
-        let accepted = "q, k, v, out, lse, q_codes, k_codes, v_codes, scales";
+        let accepted = "q, k, v, out, lse, counter, q_codes, k_codes, v_codes, scales";
         ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
             .into()
     })
@@ -133,6 +133,9 @@ fn guarded(kernel: &Kernel) -> Kernel {
         if let Arg::Buffer { offset, .. } = arg {
             *offset += GUARD as u64;
         }
+    }
+    for map in &mut kernel.tensor_maps {
+        map.offset += GUARD as u64;
     }
     kernel
 }

@@ -16,6 +16,8 @@ pub enum Role {
     Scales,
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
+    /// What the kernel keeps for itself from launch to launch: zeros before and after each.
+    Counter,
     /// Memory with a given start; what becomes of it is not judged.
     Fill {
         /// Element type.
@@ -38,7 +40,7 @@ pub struct Bound {
 
 impl Bound {
     /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`, or `q_codes` and so on with `scales` where
-    /// inputs are quantised; its module is numbered as it prints, so
+    /// inputs are quantised, and `counter` where the kernel hands out its tiles; its module is numbered as it prints, so
     /// that findings name lines.
     ///
     /// # Errors
@@ -48,11 +50,16 @@ impl Bound {
         let role = |buffer: &BufferSpec| match buffer.name.as_str() {
             "lse" => Ok(Role::Lse),
             "scales" => Ok(Role::Scales),
+            "counter" => Ok(Role::Counter),
             "q_codes" => Ok(Role::Codes(Tensor::Q)),
             "k_codes" => Ok(Role::Codes(Tensor::K)),
             "v_codes" => Ok(Role::Codes(Tensor::V)),
             name => Tensor::ALL.into_iter().find(|t| t.name() == name).map(Role::Tensor).ok_or_else(|| {
-                LaunchError::value("buffer", name, "q, k, v, out, lse, q_codes, k_codes, v_codes, scales")
+                LaunchError::value(
+                    "buffer",
+                    name,
+                    "q, k, v, out, lse, counter, q_codes, k_codes, v_codes, scales",
+                )
             }),
         };
         let roles = kernel.buffers.iter().map(role).collect::<Result<_, _>>()?;
@@ -73,6 +80,7 @@ impl LaunchSpec {
             cluster: self.cluster,
             block: self.block_for(entry)?,
             dynamic_shared: self.dynamic_shared,
+            overlapping: false,
         };
         let (mut buffers, mut roles, mut args) = (Vec::new(), Vec::new(), Vec::new());
         for (index, arg) in self.args.iter().enumerate() {
@@ -99,7 +107,7 @@ impl LaunchSpec {
         }
         let entry = entry.name.to_string();
         Ok(Bound {
-            kernel: Kernel { module, entry, launch, buffers, args },
+            kernel: Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers, args },
             roles,
             problem: self.problem.clone(),
         })

@@ -60,6 +60,7 @@ impl ArgSpec {
             ArgSpec::Scalar(Arg::U64(_)) => "u64",
             ArgSpec::Scalar(Arg::I64(_)) => "i64",
             ArgSpec::Scalar(Arg::F32(_)) => "f32",
+            ArgSpec::Scalar(Arg::TensorMap { .. }) => "tensor_map",
             ArgSpec::Scalar(Arg::Buffer { .. } | Arg::Null) => "buffer",
         }
     }

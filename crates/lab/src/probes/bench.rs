@@ -156,8 +156,10 @@ pub(super) fn fill(target: Target, chain: Chain, bytes: usize) -> Kernel {
             cluster: Dim3(1, 1, 1),
             block: Dim3(THREADS, 1, 1),
             dynamic_shared: 0,
+            overlapping: false,
         },
         buffers: vec![BufferSpec { name: "data".to_owned(), bytes, access: Access::ReadWrite }],
+        tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],
     }
 }

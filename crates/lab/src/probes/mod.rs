@@ -112,12 +112,14 @@ impl Probe {
                 cluster: Dim3(1, 1, 1),
                 block: Dim3(32 * self.warps, 1, 1),
                 dynamic_shared: 0,
+                overlapping: false,
             },
             buffers: vec![
                 buffer("data", self.data, Access::ReadWrite),
                 buffer("clocks", out, Access::Write),
                 buffer("kept", 4 * (32 * ctas * self.warps) as usize, Access::Write),
             ],
+            tensor_maps: Vec::new(),
             args: vec![
                 Arg::Buffer { index: 0, offset: 0 },
                 Arg::Buffer { index: 1, offset: 0 },

@@ -18,9 +18,27 @@ pub struct Bar<'a> {
     pub class: &'a str,
 }
 
-const NAME: f64 = 190.0;
 const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
+/// More than the mean width of a character at the size of names and values, since a file cannot ask a font.
+const CHARACTER: f64 = 7.0;
+
+fn width(text: &str) -> f64 {
+    CHARACTER * text.chars().count() as f64
+}
+
+/// Where bars start: right of the longest name.
+fn start<'a>(names: impl Iterator<Item = &'a str>) -> f64 {
+    names.map(width).fold(120.0, f64::max) + 16.0
+}
+
+impl Bar<'_> {
+    /// What stands right of it.
+    fn label(&self) -> String {
+        let figures = [self.value.map(short), self.quoted.map(|us| format!("◆ {}", short(us)))];
+        figures.into_iter().flatten().collect::<Vec<_>>().join("  ")
+    }
+}
 
 /// A logarithmic axis from one power of ten to another.
 struct Log {
@@ -61,7 +79,10 @@ pub fn short(value: f64) -> String {
 pub fn bars(bars: &[Bar]) -> Markup {
     let values = bars.iter().flat_map(|b| [b.value, b.quoted, b.range.map(|r| r.0), b.range.map(|r| r.1)]);
     let axis = Log::over(values.flatten());
-    let x = |value: f64| NAME + axis.at(value) * (WIDTH - NAME - 70.0);
+    let start = start(bars.iter().map(|bar| bar.name));
+    // The longest bar leaves room for what is written right of it.
+    let room = bars.iter().map(|bar| width(&bar.label()) + 24.0).fold(70.0, f64::max);
+    let x = |value: f64| start + axis.at(value) * (WIDTH - start - room);
     let height = ROW * bars.len() as f64 + 26.0;
     html! {
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
@@ -71,10 +92,10 @@ pub fn bars(bars: &[Bar]) -> Markup {
             }
             @for (i, bar) in bars.iter().enumerate() {
                 @let y = ROW * i as f64;
-                text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (bar.name) }
+                text.name x=(start - 8.0) y=(y + 17.0) text-anchor="end" { (bar.name) }
                 @if let Some(value) = bar.value {
-                    rect class=(format!("bar {}", bar.class)) x=(NAME) y=(y + 4.0) height=(ROW - 8.0)
-                        width=((x(value) - NAME).max(1.0)) {}
+                    rect class=(format!("bar {}", bar.class)) x=(start) y=(y + 4.0) height=(ROW - 8.0)
+                        width=((x(value) - start).max(1.0)) {}
                     // Right of everything in its row.
                     @let right = [bar.range.map(|r| r.1), bar.quoted].into_iter().flatten().fold(value, f64::max);
                     text.value x=(x(right) + 10.0) y=(y + 17.0) {
@@ -121,19 +142,20 @@ pub struct Part<'a> {
 /// Bars that are split by cause.
 pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
     let height = ROW * rows.len() as f64;
-    let span = WIDTH - NAME;
+    let left = start(rows.iter().map(|(name, _)| *name));
+    let span = WIDTH - left;
     html! {
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
             @for (i, (name, parts)) in rows.iter().enumerate() {
                 @let y = ROW * i as f64;
-                text.name x=(NAME - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
+                text.name x=(left - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
                 @for (start, &Part { name, share, colour }) in starts(parts).into_iter().zip(parts) {
-                    rect class=(format!("c{colour}")) x=(NAME + start * span) y=(y + 3.0) height=(ROW - 6.0)
+                    rect class=(format!("c{colour}")) x=(left + start * span) y=(y + 3.0) height=(ROW - 6.0)
                         width=(share * span) {
                         title { (name) ": " (format!("{:.1}", 100.0 * share)) " %" }
                     }
                     @if share > 0.07 {
-                        text.part x=(NAME + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
+                        text.part x=(left + (start + share / 2.0) * span) y=(y + 17.0) text-anchor="middle" {
                             (format!("{:.0}", 100.0 * share))
                         }
                     }
@@ -223,7 +245,6 @@ fn labels<'a>(
     middle: f64,
 ) -> Vec<Label<'a>> {
     const LINE: f64 = 13.0;
-    let width = |name: &str| 7.0 * name.len() as f64;
     let mut dots: Vec<_> = points.iter().map(|p| (p.name, place(p))).collect();
     // From the edges inwards.
     dots.sort_by(|a, b| (b.1.1 - middle).abs().total_cmp(&(a.1.1 - middle).abs()));
@@ -265,6 +286,31 @@ mod tests {
             labels(&points, |_| (10.0, 10.0), 100.0, 50.0).iter().map(|label| label.at.1).collect();
         heights.sort_by(f64::total_cmp);
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
+    }
+
+    /// Every text within the picture, by the width of a character that names and values are given.
+    #[test]
+    fn nothing_is_clipped() {
+        let names = ["bf16 B16 H32/8 S16384×16384 D128 causal", "f16"];
+        let rows = names.map(|name| {
+            let (value, quoted) = (Some(9_990.0), Some(9_999.0));
+            Bar { name, value, range: None, quoted, mark: "best peer", class: "measured" }
+        });
+        let svg = bars(&rows).into_string();
+        let attribute = |text: &str, name: &str| -> f64 {
+            let from = text.split_once(&format!("{name}=\"")).unwrap().1;
+            from.split_once('"').unwrap().0.parse().unwrap()
+        };
+        let texts: Vec<&str> = svg.split("<text ").skip(1).collect();
+        let of =
+            |class: &'static str| texts.iter().filter(move |t| t.starts_with(&format!("class=\"{class}\"")));
+        for (text, name) in of("name").zip(names) {
+            assert!(attribute(text, "x") >= width(name), "{text}");
+        }
+        for (text, bar) in of("value").zip(&rows) {
+            assert!(attribute(text, "x") + width(&bar.label()) <= WIDTH, "{text}");
+        }
+        assert_eq!((of("name").count(), of("value").count()), (2, 2));
     }
 
     #[test]

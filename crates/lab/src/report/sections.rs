@@ -32,7 +32,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td.n { (proof.error.map_or("–".into(), |e| e.brief())) }
                     td.n { (rung.predicted_us().map_or("–".into(), short)) }
                     @if climb.card.is_some() { td.n { (measured(rung)) } }
-                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
                     td { (rung.study.prediction().map_or("–".into(), |p| format!("{:?}", p.bound).to_lowercase())) }
                     td { (rung.study.findings.first().map_or("–", |f| f.name)) }
@@ -52,7 +52,7 @@ pub(super) fn times(climb: &Climb) -> Markup {
             name: &rung.rung.name,
             value: rung.us(),
             range: rung.study.prediction().map(|p| (p.us_low, p.us_high)),
-            quoted: rung.rung.quoted_us,
+            quoted: rung.rung.quoted_us(),
             mark: "quoted",
             class: rung.study.proof.verdict.name(),
         })
@@ -82,12 +82,13 @@ pub(super) fn times(climb: &Climb) -> Markup {
 const SHOWN: usize = 8;
 
 pub(super) fn causes(climb: &Climb) -> Markup {
-    let mut total: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
+    // By the largest share in any rung: what only one suffers from is not grey where it is most of the time.
+    let mut largest: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
     for prediction in climb.rungs.iter().filter_map(|r| r.study.prediction()) {
-        total.iter_mut().for_each(|(cause, sum)| *sum += prediction.share(*cause));
+        largest.iter_mut().for_each(|(cause, share)| *share = share.max(prediction.share(*cause)));
     }
-    total.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let colour = |cause: Cause| total.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
+    largest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let colour = |cause: Cause| largest.iter().position(|(c, _)| *c == cause).unwrap_or(SHOWN).min(SHOWN);
     let rows: Vec<_> = climb
         .rungs
         .iter()
@@ -101,7 +102,7 @@ pub(super) fn causes(climb: &Climb) -> Markup {
         .collect();
     html! {
         div.legend {
-            @for (i, (cause, _)) in total.iter().take(SHOWN).enumerate() {
+            @for (i, (cause, _)) in largest.iter().take(SHOWN).enumerate() {
                 span { i class=(format!("c{i}")) {} (cause.name()) }
             }
             span { i.c8 {} "other" }
@@ -157,12 +158,13 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.rung.forecast_us?)));
     html! {
         (outcomes(climb))
+        @if let Some(record) = climb.record() { p { (record.summary()) } }
         div.scroll { table {
             thead { tr { th { "rung" } th.n { "forecast by the seeds, µs" } th.n { "their outcome, quoted" } th.n { "predicted here" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
                     td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
-                    td.n { (rung.rung.quoted_us.map_or("–".into(), short)) }
+                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n { (rung.predicted_us().map_or("–".into(), short)) }
                 }
             } }

@@ -22,7 +22,7 @@ struct Case {
     references: Option<References>,
 }
 
-/// The torture set on variations of the fused family's plan; `progress` is told of each check.
+/// The torture set on variations of each family's plan; `progress` is told of each check.
 pub fn torture<M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -32,8 +32,11 @@ pub fn torture<M: Machine>(
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
         let cases = cases(dtype, dim, arch, settings);
-        for variant in Variant::all().into_iter().take(variants) {
-            let mut right = Making::new("attention", format!("mma {dtype} dim {dim}, {}", variant.name));
+        for variant in Variant::first(variants) {
+            let mut right = Making::new(
+                "attention",
+                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
+            );
             let mut bits = Making::new("emulator's bits", right.check.name.clone());
             for case in &cases {
                 let Some(plan) = variant.plan(&case.problem.problem, arch) else { continue };
@@ -169,8 +172,11 @@ pub fn repeats<M: Machine>(
     for &(dtype, dim, variants) in &settings.kinds {
         let shapes =
             [(1, 2, 300), (2, 3, 129)].map(|(batch, heads, seq)| Problem::new(batch, heads, seq, dim, dtype));
-        for variant in Variant::all().into_iter().take(variants) {
-            let mut making = Making::new("repeats", format!("mma {dtype} dim {dim}, {}", variant.name));
+        for variant in Variant::first(variants) {
+            let mut making = Making::new(
+                "repeats",
+                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
+            );
             let bounds: Vec<Bound> = shapes
                 .iter()
                 .filter_map(|problem| bind(&variant.plan(problem, arch)?, problem, arch).ok())

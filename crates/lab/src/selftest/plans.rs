@@ -1,62 +1,117 @@
-//! Variations of a problem's default plan, gene by gene, so that every branch of the generator is run.
+//! Variations of each family's default plan, gene by gene, so that every branch of the generators is run.
 
-use kernels::{Arch, Plan};
+use kernels::{Arch, Family, Plan};
 use problem::Problem;
 use serde_json::{Value, json};
 
-/// A variation: genes by their names in a plan's serde form. Genes that the family does not have change nothing.
+use crate::genes::with_genes;
+
+/// A variation: genes by their names in a plan's serde form.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Variant {
+    /// The family that has the genes.
+    pub family: Family,
     /// For tables.
     pub name: &'static str,
     genes: Value,
 }
 
 impl Variant {
-    /// The default first; then those that between them reach every gene.
+    /// Of each family the default first; then those that between them reach every gene.
     pub fn all() -> Vec<Variant> {
-        let variant = |name, genes| Variant { name, genes };
-        vec![
-            variant("default", json!({})),
-            variant("queries in shared memory", json!({ "queries": "shared" })),
-            variant("keys shared by two warps", json!({ "block_m": 32, "warps": 4, "kv_warps": 2 })),
-            variant("copies of elements", json!({ "copy": "elements" })),
-            variant("one stage", json!({ "stages": 1 })),
-            variant("three stages", json!({ "stages": 3, "resident_ctas": null })),
-            variant("one warp", json!({ "block_m": 16, "warps": 1, "kv_warps": 1 })),
-            variant(
-                "32 rows a warp",
-                json!({ "block_m": 64, "warps": 2, "kv_warps": 1, "queries": "shared" }),
-            ),
-            variant(
-                "eight warps",
-                json!({ "block_m": 128, "warps": 8, "kv_warps": 1, "resident_ctas": null }),
-            ),
-            variant("16 keys a block", json!({ "block_n": 16 })),
-            variant("48 keys a block", json!({ "block_n": 48, "resident_ctas": null })),
-            variant("rescaled always", json!({ "rescale": "always" })),
-            variant("rescaled late", json!({ "rescale": { "beyond": 15 } })),
-            variant("heads first", json!({ "grid": "heads_first" })),
-            variant("rows first", json!({ "grid": "rows_first" })),
-            variant("four warps on one row tile", json!({ "block_m": 16, "warps": 4, "kv_warps": 4 })),
-        ]
+        let variants = [(Family::Mma, mma()), (Family::Small, small()), (Family::Wgmma, wgmma())];
+        let of = |(family, list): (Family, Vec<(&'static str, Value)>)| {
+            std::iter::once(("default", json!({}))).chain(list).map(move |(name, genes)| Variant {
+                family,
+                name,
+                genes,
+            })
+        };
+        variants.into_iter().flat_map(of).collect()
+    }
+
+    /// The first so many of each family.
+    pub fn first(count: usize) -> Vec<Variant> {
+        let all = Variant::all();
+        let of = |family| all.iter().filter(move |variant| variant.family == family).take(count).cloned();
+        [Family::Mma, Family::Small, Family::Wgmma].into_iter().flat_map(of).collect()
     }
 
     /// The plan, with LSE; `None` where it does not fit the problem or is the default under another name.
     pub fn plan(&self, problem: &Problem, arch: &Arch) -> Option<Plan> {
-        let mut default = json!(Plan::default_for(problem, arch).ok()?);
-        default["lse"] = true.into();
-        let mut varied = default.clone();
-        let known = self.genes.as_object()?.iter().filter(|(gene, _)| default.get(*gene).is_some());
-        for (gene, value) in known {
-            varied[gene] = value.clone();
-        }
-        if varied == default && self.genes != json!({}) {
-            return None;
-        }
-        let plan: Plan = serde_json::from_value(varied).ok()?;
-        plan.check(problem, arch).is_ok().then_some(plan)
+        // Where the default itself does not fit, other genes may.
+        let default = self.family.proposal(problem, arch).with_lse(true);
+        let plan = with_genes(&default, &self.genes).ok()?;
+        let same = plan == default && self.genes != json!({});
+        (!same && plan.check(problem, arch).is_ok()).then_some(plan)
     }
+}
+
+fn mma() -> Vec<(&'static str, Value)> {
+    vec![
+        ("queries in shared memory", json!({ "queries": "shared" })),
+        ("keys shared by two warps", json!({ "block_m": 32, "warps": 4, "kv_warps": 2 })),
+        ("copies of elements", json!({ "copy": "elements" })),
+        ("one stage", json!({ "stages": 1 })),
+        ("three stages", json!({ "stages": 3, "resident_ctas": null })),
+        ("one warp", json!({ "block_m": 16, "warps": 1, "kv_warps": 1 })),
+        ("32 rows a warp", json!({ "block_m": 64, "warps": 2, "kv_warps": 1, "queries": "shared" })),
+        ("eight warps", json!({ "block_m": 128, "warps": 8, "kv_warps": 1, "resident_ctas": null })),
+        ("16 keys a block", json!({ "block_n": 16 })),
+        ("48 keys a block", json!({ "block_n": 48, "resident_ctas": null })),
+        ("rescaled always", json!({ "rescale": "always" })),
+        ("rescaled late", json!({ "rescale": { "beyond": 15 } })),
+        ("heads first", json!({ "grid": "heads_first" })),
+        ("rows first", json!({ "grid": "rows_first" })),
+        ("four warps on one row tile", json!({ "block_m": 16, "warps": 4, "kv_warps": 4 })),
+    ]
+}
+
+fn wgmma() -> Vec<(&'static str, Value)> {
+    vec![
+        ("one consumer", json!({ "consumers": 1, "turns": "free" })),
+        ("two consumers in turns", json!({ "consumers": 2, "turns": "ping_pong", "block_n": 64 })),
+        ("three consumers", json!({ "consumers": 3, "turns": "free", "block_n": 64 })),
+        ("tiles by a counter", json!({ "handout": "dynamic" })),
+        ("tiles by number", json!({ "handout": "static" })),
+        ("long tiles first", json!({ "order": "longest_first" })),
+        ("tiles in order", json!({ "order": "in_order" })),
+        ("classic softmax", json!({ "softmax": "classic" })),
+        ("lazy softmax", json!({ "softmax": { "lazy": { "slack": 8 } } })),
+        ("optimistic softmax", json!({ "softmax": { "optimistic": { "slack": 4, "limit": 12 } } })),
+        ("tiles overlapped", json!({ "tiles": "overlapped" })),
+        ("tiles in turn", json!({ "tiles": "in_turn" })),
+        ("one stage", json!({ "stages": 1 })),
+        ("three stages", json!({ "stages": 3, "block_n": 32 })),
+        ("16 keys a block", json!({ "block_n": 16 })),
+        ("80 keys a block", json!({ "block_n": 80 })),
+        ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
+    ]
+}
+
+fn small() -> Vec<(&'static str, Value)> {
+    let pieces = |n: u32| json!({ "key_copies": n, "qk_pieces": n, "pv_pieces": n });
+    vec![
+        ("one CTA", json!({ "cluster": 1, "kv_warpgroups": 1, "merge": "shares" })),
+        ("parts exchanged by shares", json!({ "merge": "shares" })),
+        ("may overlap", json!({ "overlapping": true })),
+        ("four CTAs", json!({ "cluster": 4, "merge": "shares" })),
+        ("two warpgroups share rows", json!({ "kv_warpgroups": 2, "merge": "shares" })),
+        ("two warpgroups of rows", json!({ "row_warpgroups": 2 })),
+        ("256 keys a warpgroup", json!({ "block_n": 256 })),
+        ("in one piece", pieces(1)),
+        ("in two pieces", pieces(2)),
+        ("in four pieces", pieces(4)),
+        ("one step of the softmax", json!({ "softmax_steps": 1 })),
+        ("two steps of the softmax", json!({ "softmax_steps": 2, "qk_pieces": 2 })),
+        ("scores step by step", json!({ "softmax_steps": 2, "qk_pieces": 2, "scores": "step_by_step" })),
+        ("all requested at once", json!({ "requests": "at_once" })),
+        ("values requested late", json!({ "requests": "values_late" })),
+        ("first keys alone requested first", json!({ "requests": "first_keys_only" })),
+        ("pairs stored", json!({ "store": "pairs" })),
+        ("chunks stored", json!({ "store": "chunks" })),
+        ("two CTAs resident", json!({ "resident_ctas": 2 })),
+    ]
 }
 
 #[cfg(test)]
@@ -68,11 +123,19 @@ mod tests {
     #[test]
     fn variants_are_plans_and_differ() {
         let problem = Problem::new(1, 2, 300, 64, DType::F16);
-        let plans: Vec<Plan> = Variant::all().iter().filter_map(|v| v.plan(&problem, &Arch::SM_90)).collect();
-        assert!(plans.len() >= 10, "{}", plans.len());
-        for (i, plan) in plans.iter().enumerate() {
-            assert!(!plans[..i].contains(plan), "{plan:?}");
+        let mut counts = [0; 3];
+        let mut plans: Vec<Plan> = Vec::new();
+        for variant in Variant::all() {
+            // A gene that was renamed would be left out without a word.
+            let proposal = variant.family.proposal(&problem, &Arch::SM_90);
+            with_genes(&proposal, &variant.genes).unwrap_or_else(|error| panic!("{}: {error}", variant.name));
+            let Some(plan) = variant.plan(&problem, &Arch::SM_90) else { continue };
+            assert!(!plans.contains(&plan), "{plan:?}");
             assert_eq!(json!(plan)["lse"], true);
+            counts[variant.family as usize] += 1;
+            plans.push(plan);
         }
+        assert!(counts.iter().all(|&count| count >= 10), "{counts:?}");
+        assert!(Variant::first(2).len() == 6 && Variant::first(usize::MAX) == Variant::all());
     }
 }

@@ -1,6 +1,6 @@
 //! The same launch on several streams at once, in changing order, must give the same bits each time.
 
-use driver::{Buffer, DriverError, Expect, Function, Gpu, Stream};
+use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
 use kernels::Arch;
 use problem::Problem;
 
@@ -18,9 +18,12 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
         let problem = Problem::new(1, 5, 333, dim, dtype);
-        for variant in Variant::all().into_iter().take(variants) {
+        for variant in Variant::first(variants) {
             let Some(plan) = variant.plan(&problem, arch) else { continue };
-            let mut making = Making::new("streams", format!("mma {dtype} dim {dim}, {}", variant.name));
+            let mut making = Making::new(
+                "streams",
+                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
+            );
             match bind(&plan, &problem, arch) {
                 Ok(bound) => {
                     if let Err(error) = at_once(gpu, &bound, settings.repeats, &mut making) {
@@ -41,6 +44,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
     let context = gpu.context();
     let kernel = &bound.kernel;
     let function = Function::load(context, kernel, &Expect::of(&kernel.launch))?;
+    let call = Call::of(kernel);
     let Some(feed) = Feed::draw(bound, Style::Normal, 3) else { return Ok(()) };
     let contents: Vec<Vec<u8>> = feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
     let mut lanes: Vec<(Stream, Vec<Buffer>)> = Vec::new();
@@ -62,7 +66,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
         for lane in order {
             let (stream, buffers) = &lanes[lane];
             let slices: Vec<_> = buffers.iter().map(Buffer::slice).collect();
-            function.launch(stream, &kernel.launch, &kernel.args, &slices)?;
+            function.launch(stream, &call, &slices)?;
             making.check.cases += 1;
         }
         for (stream, _) in &lanes {

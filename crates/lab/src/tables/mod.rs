@@ -180,6 +180,7 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
                 let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
                 let from = if document.starts_with("docs") { Path::new("images") } else { images };
                 text += &format!("\n\n![{suite} on {device}]({})", from.join(&picture).display());
+                text += "  \nBars: FlashCore, L2 warm; ◆: the best peer; the axis is logarithmic.";
                 pictures.push(Made { path: root.join(images).join(picture), contents });
             }
             Ok(text)

@@ -1,8 +1,10 @@
 //! What a library with host code can try, on the race.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use flashcore_lab::bench::{Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SpeedVerdict, race};
+use flashcore_lab::bench::{
+    Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SpeedVerdict, median, race,
+};
 use flashcore_lab::values::Values;
 use problem::DType;
 
@@ -135,6 +137,27 @@ fn answers_to_zeros_and_constants_are_wrong() {
         assert!(is_wrong(&fault_of(&race)));
         assert!(race.measurements[1].samples.is_empty(), "no time is taken of what is wrong");
     }
+}
+
+/// Every other call waits for something else, so that the median of all samples and of those that count differ; the events
+/// and the host's clock agree on each.
+#[test]
+fn a_busy_machine_is_no_fault() {
+    let (mut calls, mut met, mut waits) = (0, HashSet::new(), true);
+    let busy: Host = Box::new(move |world, batch| {
+        calls += 1;
+        *world.out = world.answer();
+        let new = met.insert(world.inputs.q.get(0).unwrap().to_bits());
+        // A call and five turns come before the rounds; in a turn an untimed call goes before the one that is timed.
+        waits ^= calls > 11 && calls % 2 == 1 && !new;
+        let factor = if calls > 11 && (new || waits) { 3.0 } else { 1.0 };
+        factor * WARM_US * f64::from(batch)
+    });
+    let race = against(busy, Mode::Warm);
+    let other = &race.measurements[1];
+    assert_eq!(other.fault, None);
+    let all: Vec<f64> = other.samples.iter().map(|sample| sample.host_us).collect();
+    assert!(median(&all) > 2.0 * other.us(), "the case that it is about");
 }
 
 #[test]

@@ -28,7 +28,10 @@
 //! ```
 
 mod arith;
+mod bulk;
+mod cluster;
 mod control;
+mod mbarrier;
 mod memory;
 mod registers;
 mod tensor;
@@ -36,18 +39,25 @@ mod tensor;
 mod tests;
 mod value;
 mod warp;
+mod wgmma;
 
 pub use arith::Number;
+pub use bulk::BulkOptions;
 pub use tensor::Half;
-pub use value::{F32, F64, Float, Global, Int, Local, Pointer, Pred, R16, R32, R64, Shared, Src, Value};
+pub use value::{
+    ClusterShared, F32, F64, Float, Global, Int, Local, Pointer, Pred, R16, R32, R64, Shared, SharedPointer,
+    Src, TensorMapPtr, Value,
+};
 pub use warp::Word;
+pub use wgmma::Major;
 
 use smallvec::SmallVec;
 
 use crate::module::ParamSpace;
 use crate::{
     Base, Body, Function, FunctionKind, Guard, Instruction, Item, Label, LaunchBounds, Linkage, Module, Op,
-    Operand, Param, Reg, Register, Space, SpecialReg, Statement, Target, Type, Variable, Version,
+    Operand, Param, Reg, Register, Space, SpecialReg, Statement, Target, TensorMapSpec, Type, Variable,
+    Version,
 };
 
 /// A kernel under construction.
@@ -97,7 +107,6 @@ impl Builder {
         self.op(Op::Ret { uni: false }, []);
         registers::sort(&mut self.body);
         self.body.number_labels();
-        let version = self.version.max(target.minimum_version());
         let function = Function {
             kind: FunctionKind::Entry,
             linkage: Linkage::Visible,
@@ -109,7 +118,8 @@ impl Builder {
         };
         let mut items: Vec<Item> = self.globals.into_iter().map(Item::Variable).collect();
         items.push(Item::Function(function));
-        let mut module = Module { version, target, items };
+        let mut module = Module { version: self.version, target, items };
+        module.version = module.minimum_version().max(self.version);
         module.number_lines();
         module
     }
@@ -193,6 +203,23 @@ impl Builder {
     /// Declares the next parameter, an f32, and loads it.
     pub fn param_f32(&mut self, name: &str) -> F32 {
         self.param(name, Type::F32)
+    }
+
+    /// Declares the next parameter, a tensor map by value, and takes its generic address.
+    pub fn param_tensor_map(&mut self, name: &str) -> TensorMapPtr {
+        self.params.push(Param {
+            space: ParamSpace::Param,
+            align: TensorMapSpec::ALIGN,
+            ty: Type::B8,
+            name: name.into(),
+            elements: Some(TensorMapSpec::BYTES),
+            pointer: None,
+        });
+        let (parameter, base): (R64, R64) = (self.reg(), self.reg());
+        self.compute(parameter, Op::Mov(Type::U64), [Operand::Symbol(name.into(), 0)]);
+        let cvta = Op::Cvta { space: Space::Param, to_space: false, ty: Type::U64 };
+        self.compute(base, cvta, [Operand::Reg(parameter.reg())]);
+        TensorMapPtr { base }
     }
 
     /// Declares a shared array of `bytes` bytes and takes its address.

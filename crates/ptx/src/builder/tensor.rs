@@ -81,7 +81,6 @@ impl Builder {
     /// Stores `N` = 1, 2 or 4 matrices of 8×8 16-bit elements (sm_90).
     pub fn stmatrix<const N: usize>(&mut self, row: Shared, matrix: [R32; N]) {
         const { assert!(N == 1 || N == 2 || N == 4, "stmatrix stores 1, 2 or 4 matrices") };
-        self.require(7, 8);
         self.op(Op::Stmatrix(matrices(N, false)), [Operand::Address(row.address()), vector(&matrix)]);
     }
 

@@ -1,4 +1,7 @@
-use crate::{AtomicOp, Builder, CmpOp, F32, Half, MatrixOrder, Pointer, R32, SpecialReg, Target, Version};
+use crate::{
+    AtomicOp, Builder, BulkOptions, CmpOp, F32, Half, Major, MatrixOrder, Pointer, R16, R32, R64, SpecialReg,
+    Target, Version,
+};
 
 /// The statements of a kernel's body, as printed.
 fn body(build: impl FnOnce(&mut Builder)) -> String {
@@ -111,4 +114,83 @@ fn the_version_is_the_lowest_that_knows_the_kernel() {
     assert_eq!(version(80, stores_matrix), Version { major: 7, minor: 8 });
     assert_eq!(version(89, |_| {}), Version { major: 7, minor: 8 });
     assert_eq!(version(120, |_| {}), Version { major: 8, minor: 7 });
+}
+
+/// One CTA of a pair loads a tile for both, multiplies, sends a sum to the other and stores a box.
+fn hopper() -> Builder {
+    let mut k = Builder::kernel("t");
+    let (map, out) = (k.param_tensor_map("map"), k.param_pointer("out"));
+    k.max_threads(128);
+    let tile = k.dynamic_shared(1024);
+    let bar = k.shared_array("bar", 8, 8);
+    let warp = k.warp_index_uniform();
+    let first = k.setp_u(CmpOp::Eq, warp, 0);
+    k.prefetch_tensor_map(map);
+    k.guarded(first, |k| k.mbarrier_init(bar, 1));
+    k.fence_mbarrier_init();
+    k.cluster_arrive_relaxed();
+    k.cluster_wait();
+    k.setmaxnreg_dec(232);
+    k.griddep_wait();
+    let one = k.elect();
+    let both = k.mov::<R16>(3);
+    k.guarded(one, |k| {
+        k.mbarrier_arrive_expect_tx(bar, 8192);
+        let options = BulkOptions { multicast: Some(both), policy: None };
+        k.tma_load(tile, map, &[0.into(), warp.into()], bar, options);
+    });
+    k.mbarrier_wait_parity(bar, 0);
+    k.griddep_launch_dependents();
+    let (a, b): (R64, R64) = (k.mov(0), k.mov(0));
+    let sums: [F32; 4] = k.regs();
+    k.wgmma_fence();
+    k.wgmma_ss(Half::F16, &sums, (a, Major::K), (b, Major::Mn), false);
+    k.wgmma_rs(Half::Bf16, &sums, [warp; 4], (b, Major::K), first);
+    k.wgmma_commit();
+    k.wgmma_wait(0);
+    k.named_barrier_arrive(warp, 64);
+    k.named_barrier_sync(2, 64);
+    let (there, there_bar) = (k.mapa(tile.at(64), 1), k.mapa(bar, 1));
+    k.st_async_vec(there, sums, there_bar);
+    k.mbarrier_arrive(there_bar);
+    k.fence_proxy_async_shared();
+    k.tma_store(map, &[0.into(), warp.into()], tile);
+    k.bulk_store(out, tile, 64);
+    k.bulk_commit();
+    k.bulk_wait_read(0);
+    k.cluster_arrive();
+    k
+}
+
+#[test]
+fn a_kernel_of_sm_90a_says_what_it_was_told() {
+    let module = hopper().into_module(Target::sm_a(90));
+    assert_eq!(module.version, Version { major: 8, minor: 1 });
+    module.verify().unwrap_or_else(|violations| panic!("{violations}\n{module}"));
+    let text = module.to_string();
+    for line in [
+        ".target sm_90a",
+        ".param .align 64 .b8 map[128]",
+        "mov.u64 %rd0, map;",
+        "cvta.param.u64 %rd1, %rd0;",
+        "shfl.sync.idx.b32 %r4, %r3, 0, 31, 4294967295;",
+        "@%p0 mbarrier.init.shared.b64 [%r1], 1;",
+        "elect.sync _|%p1, 4294967295;",
+        "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8192;",
+        "@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], \
+         [%rd1, {0, %r4}], [%r1], %h0;",
+        "mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0;",
+        "@!%p2 bra $L0_do;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd4, %rd5, 0, 1, 1, 0, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, {%r4, %r4, %r4, %r4}, %rd5, %p0, 1, 1, 0;",
+        "bar.arrive %r4, 64;",
+        "bar.sync 2, 64;",
+        "mapa.shared::cluster.u32 %r5, %r0, 1;",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%r5+64], {%f0, %f1, %f2, %f3}, [%r6];",
+        "mbarrier.arrive.shared::cluster.b64 _, [%r6];",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {0, %r4}], [%r0];",
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd3], [%r0], 64;",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
 }

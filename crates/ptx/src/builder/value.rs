@@ -138,6 +138,12 @@ integer_immediates! {
     R64: i32, u32, i64, u64;
 }
 
+impl From<bool> for Src<Pred> {
+    fn from(value: bool) -> Src<Pred> {
+        Src::imm(Imm::Int(value.into()))
+    }
+}
+
 impl From<f32> for Src<F32> {
     fn from(value: f32) -> Src<F32> {
         Src::imm(Imm::F32(value.to_bits()))
@@ -197,6 +203,47 @@ impl Pointer for Shared {
     fn at(self, bytes: i64) -> Shared {
         Shared { offset: self.offset + bytes, ..self }
     }
+}
+
+/// An address in shared memory of any CTA of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClusterShared {
+    /// The base.
+    pub base: R32,
+    /// Bytes from it.
+    pub offset: i64,
+}
+
+impl Pointer for ClusterShared {
+    const SPACE: Space = Space::SharedCluster;
+    fn address(self) -> Address {
+        Address { base: Base::Reg(self.base.0), offset: self.offset }
+    }
+    fn at(self, bytes: i64) -> ClusterShared {
+        ClusterShared { offset: self.offset + bytes, ..self }
+    }
+}
+
+/// An address of the own CTA is one of the cluster.
+impl From<Shared> for ClusterShared {
+    fn from(own: Shared) -> ClusterShared {
+        ClusterShared { base: own.base, offset: own.offset }
+    }
+}
+
+/// An address in shared memory, of the own CTA or of any CTA of the cluster.
+pub trait SharedPointer: Pointer + sealed::Sealed {}
+
+impl sealed::Sealed for Shared {}
+impl sealed::Sealed for ClusterShared {}
+impl SharedPointer for Shared {}
+impl SharedPointer for ClusterShared {}
+
+/// The generic address of a tensor map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorMapPtr {
+    /// The address, a multiple of 64.
+    pub base: R64,
 }
 
 impl From<R64> for Global {

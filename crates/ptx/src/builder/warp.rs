@@ -68,22 +68,22 @@ impl Builder {
 
     /// Barrier of the CTA.
     pub fn bar_sync(&mut self) {
-        self.barrier(BarKind::Sync, 0, None);
+        self.barrier(BarKind::Sync, 0.into(), None);
     }
 
-    /// Barrier `id` (0–15) of `threads` threads, a multiple of 32.
-    pub fn bar_sync_n(&mut self, id: u32, threads: u32) {
-        self.barrier(BarKind::Sync, id, Some(threads));
+    /// Waits at barrier `id` (0–15) for `threads` threads in all, a multiple of 32.
+    pub fn named_barrier_sync(&mut self, id: impl Into<Src<R32>>, threads: u32) {
+        self.barrier(BarKind::Sync, id.into(), Some(threads));
     }
 
-    /// Arrives at barrier `id` of `threads` threads without waiting.
-    pub fn bar_arrive(&mut self, id: u32, threads: u32) {
-        self.barrier(BarKind::Arrive, id, Some(threads));
+    /// Arrives at barrier `id` (0–15) of `threads` threads in all, a multiple of 32, without waiting.
+    pub fn named_barrier_arrive(&mut self, id: impl Into<Src<R32>>, threads: u32) {
+        self.barrier(BarKind::Arrive, id.into(), Some(threads));
     }
 
-    fn barrier(&mut self, kind: BarKind, id: u32, threads: Option<u32>) {
-        let numbers = std::iter::once(id).chain(threads);
-        self.op(Op::Bar { kind, aligned: true }, numbers.map(|n| Src::<R32>::from(n).into()));
+    fn barrier(&mut self, kind: BarKind, id: Src<R32>, threads: Option<u32>) {
+        let threads = threads.map(|n| Src::<R32>::from(n).into());
+        self.op(Op::Bar { kind, aligned: true }, std::iter::once(id.into()).chain(threads));
     }
 
     /// `fence.acq_rel` at a scope.

@@ -14,28 +14,3 @@ pub struct CpAsync {
     /// `.shared::cta` is written out.
     pub shared_cta: bool,
 }
-
-/// Operations on an mbarrier object in shared memory (sm_80 forms; transactions and remote arrivals need sm_90).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mbarrier {
-    /// `[mbar], count`.
-    Init,
-    /// `[mbar]`.
-    Inval,
-    /// `state, [mbar], count?`.
-    Arrive,
-    /// `state, [mbar], count`: arrives without completing the phase.
-    ArriveNoComplete,
-    /// `state, [mbar], count?`.
-    ArriveDrop,
-    /// `p, [mbar], state`.
-    TestWait,
-    /// `p, [mbar], parity`.
-    TestWaitParity,
-    /// `p, [mbar], state, hint?`.
-    TryWait,
-    /// `p, [mbar], parity, hint?`.
-    TryWaitParity,
-    /// `count, state`.
-    PendingCount,
-}

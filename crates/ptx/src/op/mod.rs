@@ -3,17 +3,23 @@
 
 mod arith;
 mod async_copy;
+mod bulk;
 mod control;
+mod mbarrier;
 mod memory;
 mod names;
 mod tensor;
+mod wgmma;
 mod wmma;
 
 pub use arith::*;
 pub use async_copy::*;
+pub use bulk::*;
 pub use control::*;
+pub use mbarrier::*;
 pub use memory::*;
 pub use tensor::*;
+pub use wgmma::*;
 pub use wmma::*;
 
 use crate::{Space, Type};
@@ -164,6 +170,41 @@ pub enum Op {
         space: Space,
     },
 
+    // ---- bulk asynchronous copies; `size` counts bytes, `mask` the CTAs of a multicast -----------------------------
+    /// `[dst], [src], size, [mbar]` (`size` alone to global memory), then `mask` with `multicast`, `policy` with `cache_hint`.
+    CpAsyncBulk(BulkCopy),
+    /// `[dst], [src], size, [mbar]`; to global memory `[dst], [src], size`, then `policy` with `cache_hint`.
+    CpReduceAsyncBulk(BulkReduce),
+    /// To shared memory: `[dst], [map], {coords}, [mbar]`, then `mask` with `multicast`, `policy` with `cache_hint`. To global
+    /// memory: `[map], {coords}, [src]`, then `policy`. The text merges map and coordinates: `[map, {x, y}]`; coordinates are
+    /// s32, the innermost first.
+    CpAsyncBulkTensor(BulkTensor),
+    /// `[map], {coords}, [src]`, then `policy` with `cache_hint`.
+    CpReduceAsyncBulkTensor(BulkTensorReduce),
+    /// `[src], size`, then `policy` with `cache_hint`: global memory to L2.
+    CpAsyncBulkPrefetch {
+        /// `.L2::cache_hint`.
+        cache_hint: bool,
+    },
+    /// `[map], {coords}`, then `policy` with `cache_hint`: a box to L2.
+    CpAsyncBulkPrefetchTensor {
+        /// Dimensions of the tensor, 1 to 5.
+        dims: u8,
+        /// `.L2::cache_hint`.
+        cache_hint: bool,
+    },
+    /// No operands.
+    CpAsyncBulkCommitGroup,
+    /// `n`: groups that may stay in flight.
+    CpAsyncBulkWaitGroup {
+        /// `.read`: until the sources have been read.
+        read: bool,
+    },
+    /// `[dst], value, [mbar]`; a vector when `vector` > 1.
+    StAsync(StAsync),
+    /// `[dst], value, [mbar]`.
+    RedAsync(RedAsync),
+
     // ---- matrices ----------------------------------------------------------------------------------------------
     /// `{r…}, [row]`.
     Ldmatrix(MatrixAccess),
@@ -179,6 +220,15 @@ pub enum Op {
     WmmaStore(WmmaAccess),
     /// `{d…}, {a…}, {b…}, {c…}`.
     Wmma(Wmma),
+    /// `{d…}, a, b-desc, scale-d`, then for floats `imm-scale-a, imm-scale-b`, then for 16-bit inputs `imm-trans-a` (A in shared
+    /// memory only) and `imm-trans-b`. `a` is a descriptor or `{a0, a1, a2, a3}`; D is added to where the predicate `scale-d` holds.
+    Wgmma(Wgmma),
+    /// No operands: orders registers and shared memory before the `wgmma`s that follow.
+    WgmmaFence,
+    /// No operands.
+    WgmmaCommitGroup,
+    /// `n`: groups that may stay in flight.
+    WgmmaWaitGroup,
 
     // ---- warp ----------------------------------------------------------------------------------------------------
     /// `d[|p], a, b, c, membermask`; always `.b32`, always `.sync`.
@@ -222,6 +272,8 @@ pub enum Op {
     Fence(FenceSem, Scope),
     /// No operands.
     FenceProxy(ProxyFence),
+    /// `[map], 128` with `Acquire`, no operands with `Release`: `fence.proxy.tensormap::generic`.
+    FenceTensormap(FenceSem, Scope),
     /// No operands: `fence.mbarrier_init.release.cluster`.
     FenceMbarrierInit,
     /// Operations on an mbarrier object; see [`Mbarrier`].
@@ -262,4 +314,17 @@ pub enum Op {
     Setmaxnreg(RegisterChange),
     /// No operands.
     Griddepcontrol(GridDependency),
+}
+
+impl Op {
+    /// The position of a tensor map's address, behind which its coordinates stand.
+    pub const fn tensor_map_operand(&self) -> Option<usize> {
+        match self {
+            Op::CpAsyncBulkTensor(copy) if copy.route.has_mbarrier() => Some(1),
+            Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetchTensor { .. } => Some(0),
+            _ => None,
+        }
+    }
 }

@@ -124,23 +124,33 @@ impl ClusterBarrier {
     }
 }
 
-impl Mbarrier {
-    /// Every operation with what follows `mbarrier.` in PTX text.
-    pub const NAMES: [(Mbarrier, &'static str); 10] = [
-        (Mbarrier::Init, "init.shared.b64"),
-        (Mbarrier::Inval, "inval.shared.b64"),
-        (Mbarrier::Arrive, "arrive.shared.b64"),
-        (Mbarrier::ArriveNoComplete, "arrive.noComplete.shared.b64"),
-        (Mbarrier::ArriveDrop, "arrive_drop.shared.b64"),
-        (Mbarrier::TestWait, "test_wait.shared.b64"),
-        (Mbarrier::TestWaitParity, "test_wait.parity.shared.b64"),
-        (Mbarrier::TryWait, "try_wait.shared.b64"),
-        (Mbarrier::TryWaitParity, "try_wait.parity.shared.b64"),
-        (Mbarrier::PendingCount, "pending_count.b64"),
+impl MbarrierOp {
+    /// Every operation with its name in PTX text.
+    pub const NAMES: [(MbarrierOp, &'static str); 15] = [
+        (MbarrierOp::Init, "init"),
+        (MbarrierOp::Inval, "inval"),
+        (MbarrierOp::ExpectTx, "expect_tx"),
+        (MbarrierOp::CompleteTx, "complete_tx"),
+        (MbarrierOp::Arrive, "arrive"),
+        (MbarrierOp::ArriveNoComplete, "arrive.noComplete"),
+        (MbarrierOp::ArriveExpectTx, "arrive.expect_tx"),
+        (MbarrierOp::ArriveDrop, "arrive_drop"),
+        (MbarrierOp::ArriveDropNoComplete, "arrive_drop.noComplete"),
+        (MbarrierOp::ArriveDropExpectTx, "arrive_drop.expect_tx"),
+        (MbarrierOp::TestWait, "test_wait"),
+        (MbarrierOp::TestWaitParity, "test_wait.parity"),
+        (MbarrierOp::TryWait, "try_wait"),
+        (MbarrierOp::TryWaitParity, "try_wait.parity"),
+        (MbarrierOp::PendingCount, "pending_count"),
     ];
 
-    /// What follows `mbarrier.` in PTX text.
+    /// The name in PTX text.
     pub fn name(self) -> &'static str {
-        Mbarrier::NAMES.iter().find(|(op, _)| *op == self).map_or("", |(_, name)| name)
+        MbarrierOp::NAMES.iter().find(|(op, _)| *op == self).map_or("", |(_, name)| name)
+    }
+
+    /// The operation of a name.
+    pub fn from_name(name: &str) -> Option<MbarrierOp> {
+        MbarrierOp::NAMES.iter().find(|(_, n)| *n == name).map(|&(op, _)| op)
     }
 }

@@ -9,6 +9,7 @@ use super::variable::declared_space;
 use super::{Failure, Parser, mnemonic};
 use crate::{
     Body, Guard, Imm, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
+    WgmmaSource,
 };
 
 /// Labels that a compiler writes for its debugger only.
@@ -166,6 +167,9 @@ impl<'t> Parser<'t> {
         if let (Op::CpAsync(copy), Some(&Operand::Reg(Reg(r)))) = (&mut op, operands.get(3)) {
             copy.ignore_src = body.registers.get(r as usize).is_some_and(|reg| reg.ty == Type::Pred);
         }
+        if let (Op::Wgmma(wgmma), Some(Operand::Vector(_))) = (&mut op, operands.get(1)) {
+            wgmma.a_source = WgmmaSource::Registers;
+        }
         for (operand, slot) in operands.iter_mut().zip(op.signature()) {
             normalise(operand, slot.kind);
         }
@@ -201,7 +205,7 @@ impl<'t> Parser<'t> {
             Op::Call { .. } => self.call(&mut operands)?,
             _ => {
                 while self.peek() != Kind::Punct(b';', 0) {
-                    operands.push(self.operand()?);
+                    self.operands_of_one(&mut operands)?;
                     if !self.eat(b',') {
                         break;
                     }

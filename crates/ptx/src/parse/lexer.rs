@@ -142,6 +142,14 @@ impl Lexer<'_> {
             return Ok(Kind::Name);
         }
         match c {
+            // The dimensions of a tensor, `.1d` to `.5d`.
+            b'.' if matches!(self.peek(1), b'1'..=b'5')
+                && self.peek(2) == b'd'
+                && !continues_name(self.peek(3)) =>
+            {
+                self.at += 3;
+                Ok(Kind::Dot)
+            }
             b'.' if self.peek(1).is_ascii_digit() => {
                 self.number();
                 Ok(Kind::Number)

@@ -6,7 +6,7 @@ use super::variable::declared_space;
 use super::{Failure, Parser};
 use crate::{
     Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Reg, Register,
-    Space, Target, TargetSuffix, Version,
+    Space, Target, Version,
 };
 
 impl<'t> Parser<'t> {
@@ -57,16 +57,10 @@ impl<'t> Parser<'t> {
     }
 
     fn target(&mut self) -> Result<Target, Failure> {
-        let wrong = self.expected("a target such as `sm_80` or `sm_90a`");
-        let Some(number) = self.text().strip_prefix("sm_") else { return Err(wrong) };
-        let (number, suffix) = match number.as_bytes().last() {
-            Some(b'a') => (&number[..number.len() - 1], TargetSuffix::ArchSpecific),
-            Some(b'f') => (&number[..number.len() - 1], TargetSuffix::Family),
-            _ => (number, TargetSuffix::None),
-        };
-        let Ok(sm) = number.parse() else { return Err(wrong) };
+        let target = self.text().strip_prefix("sm_").and_then(|name| name.parse().ok());
+        let target = target.ok_or_else(|| self.expected("a target such as `sm_80` or `sm_90a`"))?;
         self.next();
-        Ok(Target { sm, suffix })
+        Ok(target)
     }
 
     fn item(&mut self, items: &mut Vec<Item>) -> Result<(), Failure> {

@@ -1,5 +1,7 @@
 //! Operands as written; which of them an instruction takes is the verifier's business.
 
+use smallvec::SmallVec;
+
 use super::lexer::Kind;
 use super::scope::Symbol;
 use super::{Failure, Parser};
@@ -10,9 +12,26 @@ impl<'t> Parser<'t> {
     pub(super) fn operand(&mut self) -> Result<Operand, Failure> {
         match self.peek() {
             Kind::Punct(b'{', 0) => self.vector(),
-            Kind::Punct(b'[', 0) => Ok(Operand::Address(self.address()?)),
+            Kind::Punct(b'[', 0) => {
+                let address = self.address()?;
+                self.punct(b']')?;
+                Ok(Operand::Address(address))
+            }
             _ => self.element(),
         }
+    }
+
+    /// One operand, or the two of `[map, {x, y}]`.
+    pub(super) fn operands_of_one(&mut self, operands: &mut SmallVec<[Operand; 4]>) -> Result<(), Failure> {
+        if self.peek() != Kind::Punct(b'[', 0) {
+            operands.push(self.operand()?);
+            return Ok(());
+        }
+        operands.push(Operand::Address(self.address()?));
+        if self.eat(b',') {
+            operands.push(self.vector()?);
+        }
+        self.punct(b']')
     }
 
     /// An operand that may also stand in a vector.
@@ -132,12 +151,11 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `[base+offset]`.
+    /// `[base+offset`, what follows left to the caller.
     fn address(&mut self) -> Result<Address, Failure> {
         self.punct(b'[')?;
         if self.starts_constant() {
             let offset = self.integer()?;
-            self.punct(b']')?;
             return Ok(Address { base: Base::Absolute, offset });
         }
         let base = match self.peek() {
@@ -152,10 +170,6 @@ impl<'t> Parser<'t> {
             _ => return Err(self.expected("a register, a variable or a constant address")),
         };
         let offset = self.displacement()?;
-        if self.peek() == Kind::Punct(b',', 0) {
-            return Err(Failure::at(self.here(), "tensor coordinates are not supported; expected `]`"));
-        }
-        self.punct(b']')?;
         Ok(Address { base, offset })
     }
 

@@ -66,6 +66,51 @@ impl Display for Op {
             Op::CpAsyncMbarrierArrive { noinc, space } => {
                 write!(f, "cp.async.mbarrier.arrive{}{}.b64", flag(noinc, ".noinc"), space.suffix())
             }
+            Op::CpAsyncBulk(BulkCopy { route, multicast, cache_hint }) => {
+                f.write_str("cp.async.bulk")?;
+                bulk(f, route, "")?;
+                f.write_str(flag(multicast, ".multicast::cluster"))?;
+                f.write_str(flag(cache_hint, ".L2::cache_hint"))
+            }
+            Op::CpReduceAsyncBulk(BulkReduce { route, op, ty, noftz, cache_hint }) => {
+                f.write_str("cp.reduce.async.bulk")?;
+                bulk(f, route, "")?;
+                f.write_str(flag(cache_hint, ".L2::cache_hint"))?;
+                write!(f, ".{}{}.{ty}", op.name(), flag(noftz, ".noftz"))
+            }
+            Op::CpAsyncBulkTensor(BulkTensor { route, dims, multicast, cache_hint }) => {
+                write!(f, "cp.async.bulk.tensor.{dims}d")?;
+                bulk(f, route, "")?;
+                f.write_str(flag(multicast, ".multicast::cluster"))?;
+                f.write_str(flag(cache_hint, ".L2::cache_hint"))
+            }
+            Op::CpReduceAsyncBulkTensor(BulkTensorReduce { dims, op, cache_hint }) => {
+                write!(f, "cp.reduce.async.bulk.tensor.{dims}d")?;
+                bulk(f, BulkRoute::CtaToGlobal, op.name())?;
+                f.write_str(flag(cache_hint, ".L2::cache_hint"))
+            }
+            Op::CpAsyncBulkPrefetch { cache_hint } => {
+                write!(f, "cp.async.bulk.prefetch.L2.global{}", flag(cache_hint, ".L2::cache_hint"))
+            }
+            Op::CpAsyncBulkPrefetchTensor { dims, cache_hint } => {
+                let hint = flag(cache_hint, ".L2::cache_hint");
+                write!(f, "cp.async.bulk.prefetch.tensor.{dims}d.L2.global{hint}")
+            }
+            Op::CpAsyncBulkCommitGroup => f.write_str("cp.async.bulk.commit_group"),
+            Op::CpAsyncBulkWaitGroup { read } => {
+                write!(f, "cp.async.bulk.wait_group{}", flag(read, ".read"))
+            }
+            Op::StAsync(StAsync { space, vector, ty }) => {
+                write!(f, "st.async{}.mbarrier::complete_tx::bytes", space.suffix())?;
+                if vector > 1 {
+                    write!(f, ".v{vector}")?;
+                }
+                write!(f, ".{ty}")
+            }
+            Op::RedAsync(RedAsync { space, op, ty }) => {
+                let space = space.suffix();
+                write!(f, "red.async.relaxed.cluster{space}.mbarrier::complete_tx::bytes.{}.{ty}", op.name())
+            }
             Op::Ldmatrix(m) => matrix(f, "ldmatrix", &m),
             Op::Stmatrix(m) => matrix(f, "stmatrix", &m),
             Op::Movmatrix => f.write_str("movmatrix.sync.aligned.m8n8.trans.b16"),
@@ -73,6 +118,10 @@ impl Display for Op {
             Op::WmmaLoad(m) => fragment(f, "load", &m),
             Op::WmmaStore(m) => fragment(f, "store", &m),
             Op::Wmma(wmma) => write!(f, "{wmma}"),
+            Op::Wgmma(wgmma) => write!(f, "{wgmma}"),
+            Op::WgmmaFence => f.write_str("wgmma.fence.sync.aligned"),
+            Op::WgmmaCommitGroup => f.write_str("wgmma.commit_group.sync.aligned"),
+            Op::WgmmaWaitGroup => f.write_str("wgmma.wait_group.sync.aligned"),
             Op::Shfl(mode) => write!(f, "shfl.sync.{}.b32", mode.name()),
             Op::Vote(mode) => {
                 write!(
@@ -97,7 +146,10 @@ impl Display for Op {
             Op::Fence(sem, scope) => write!(f, "fence.{}.{}", sem.name(), scope.name()),
             Op::FenceProxy(fence) => write!(f, "fence.proxy.{}", fence.name()),
             Op::FenceMbarrierInit => f.write_str("fence.mbarrier_init.release.cluster"),
-            Op::Mbarrier(op) => write!(f, "mbarrier.{}", op.name()),
+            Op::FenceTensormap(sem, scope) => {
+                write!(f, "fence.proxy.tensormap::generic.{}.{}", sem.name(), scope.name())
+            }
+            Op::Mbarrier(m) => mbarrier(f, &m),
             Op::Bra { uni } => write!(f, "bra{}", flag(uni, ".uni")),
             Op::BrxIdx { uni } => write!(f, "brx.idx{}", flag(uni, ".uni")),
             Op::Call { uni } => write!(f, "call{}", flag(uni, ".uni")),
@@ -135,6 +187,25 @@ fn barrier(f: &mut Formatter<'_>, kind: BarKind, aligned: bool) -> fmt::Result {
         BarKind::RedOr => (".or", ".pred"),
     };
     write!(f, "{}.{}{reduction}{ty}", if aligned { "bar" } else { "barrier" }, kind.name())
+}
+
+fn mbarrier(f: &mut Formatter<'_>, m: &Mbarrier) -> fmt::Result {
+    write!(f, "mbarrier.{}", m.op.name())?;
+    if m.says_ordering() {
+        ordering(f, m.sem, Some(m.scope))?;
+    }
+    write!(f, "{}.b64", m.space.suffix())
+}
+
+/// Destination, source, the operation of a tensor reduction, and how the end is told.
+fn bulk(f: &mut Formatter<'_>, route: BulkRoute, reduction: &str) -> fmt::Result {
+    for space in [route.destination(), route.source()] {
+        f.write_str(if space == Space::Shared { ".shared::cta" } else { space.suffix() })?;
+    }
+    if !reduction.is_empty() {
+        write!(f, ".{reduction}")?;
+    }
+    f.write_str(if route.has_mbarrier() { ".mbarrier::complete_tx::bytes" } else { ".bulk_group" })
 }
 
 fn precision(p: Precision) -> &'static str {
@@ -286,6 +357,16 @@ impl Display for Wmma {
         } else {
             write!(f, ".{}.{}.{}.{}", self.d, self.a, self.b, self.c)?;
         }
+        f.write_str(flag(self.satfinite, ".satfinite"))
+    }
+}
+
+impl Display for Wgmma {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Wgmma { shape, d, a, b, .. } = self;
+        write!(f, "wgmma.mma_async.sync.aligned.{shape}.{d}.{a}.{b}")?;
+        // Bits are multiplied in one way only, which is written all the same.
+        f.write_str(flag(*a == Type::B1, ".and.popc"))?;
         f.write_str(flag(self.satfinite, ".satfinite"))
     }
 }

@@ -1,6 +1,6 @@
 //! Ranges of immediates.
 
-use crate::{CacheOp, Imm, Instruction, Mbarrier, Op, Operand};
+use crate::{CacheOp, Imm, Instruction, Mbarrier, MbarrierOp, Op, Operand, Wgmma};
 
 use super::{Fault, Rule, fault};
 
@@ -45,12 +45,36 @@ pub(super) fn check(inst: &Instruction) -> Result<(), Fault> {
         Op::Vote(_) | Op::Match(..) | Op::Redux { .. } => mask(at(2)),
         Op::Elect => mask(at(1)),
         Op::BarWarpSync => mask(at(0)),
-        Op::Mbarrier(Mbarrier::Init) => range("the arrivals of an mbarrier", at(1), 1, (1 << 20) - 1),
-        Op::Mbarrier(Mbarrier::TestWaitParity | Mbarrier::TryWaitParity) => {
+        Op::CpAsyncBulkWaitGroup { .. } | Op::WgmmaWaitGroup => {
+            range("the groups that may stay in flight", at(0), 0, i64::from(u32::MAX))
+        }
+        Op::Wgmma(wgmma) if wgmma.has_scales() => factors(&wgmma, [at(4), at(5)], [at(6), at(7)]),
+        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => bulk_bytes(at(2)),
+        Op::CpAsyncBulkPrefetch { .. } => bulk_bytes(at(1)),
+        Op::FenceTensormap(..) => range("the bytes of a tensor map", at(1), 128, 128),
+        Op::Mbarrier(Mbarrier { op: MbarrierOp::Init, .. }) => {
+            range("the arrivals of an mbarrier", at(1), 1, (1 << 20) - 1)
+        }
+        Op::Mbarrier(Mbarrier { op: MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity, .. }) => {
             range("the parity of a phase", at(2), 0, 1)
         }
         _ => Ok(()),
     }
+}
+
+/// `imm-scale-a, imm-scale-b` and, where they are taken, `imm-trans-a, imm-trans-b`.
+fn factors(wgmma: &Wgmma, scales: [Option<i64>; 2], majors: [Option<i64>; 2]) -> Result<(), Fault> {
+    if let Some(scale) = scales.into_iter().flatten().find(|scale| !matches!(scale, -1 | 1)) {
+        return fault(Rule::Constant, format!("a scale of wgmma: {scale} is neither 1 nor -1"));
+    }
+    let majors = if wgmma.has_transpose() { majors } else { [None, None] };
+    majors.into_iter().try_for_each(|major| range("a transposition of wgmma", major, 0, 1))
+}
+
+/// An mbarrier counts up to 2^20 - 1 bytes (PTX ISA, "mbarrier: Tracking asynchronous operations").
+fn bulk_bytes(value: Option<i64>) -> Result<(), Fault> {
+    range("the bytes of a bulk copy", value, 0, (1 << 20) - 16)?;
+    multiple("the bytes of a bulk copy", value, 16)
 }
 
 fn mask(value: Option<i64>) -> Result<(), Fault> {

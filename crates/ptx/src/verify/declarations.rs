@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use crate::{
-    Body, Function, FunctionKind, Initializer, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Space,
-    Type, Variable, Version,
+    Body, Function, FunctionKind, Initializer, Item, LaunchBounds, Linkage, Module, Op, Param, ParamSpace,
+    Space, Statement, Type, Variable, Version,
 };
 
 use super::constants::MOST_THREADS;
@@ -150,6 +150,7 @@ pub(super) fn function(module: &Module, function: &Function, report: &mut Report
         entry(module, function, report);
     }
     bounds(&function.bounds, report);
+    warpgroups(function, report);
     let needs = function.bounds.requirement();
     if !needs.met_by(module.target) || needs.version > module.version {
         let (target, version) = (module.target, module.version);
@@ -212,6 +213,23 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
         if value == Some(0) {
             report.declare(Rule::LaunchBounds, format!("{what} 0"));
         }
+    }
+}
+
+/// Four warps execute a `wgmma` or a `setmaxnreg` together.
+fn warpgroups(function: &Function, report: &mut Report) {
+    let statements = function.body.iter().flat_map(|body| &body.statements);
+    let uses = statements.into_iter().any(|statement| match statement {
+        Statement::Inst(inst) => matches!(inst.op, Op::Wgmma(_) | Op::Setmaxnreg(_)),
+        Statement::Label(_) | Statement::Pragma(_) => false,
+    });
+    let bound = function.bounds.required_threads.or(function.bounds.max_threads);
+    let threads = bound.map(|extents| extents.iter().fold(1u64, |n, &e| n.saturating_mul(e.into())));
+    if let Some(threads) = threads.filter(|&n| uses && n < 128) {
+        report.declare(
+            Rule::LaunchBounds,
+            format!("{threads} threads are no warpgroup of 128, which wgmma and setmaxnreg need"),
+        );
     }
 }
 

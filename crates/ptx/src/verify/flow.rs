@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Body, Function, Instruction, Name, Op, Operand, ParamSpace, Reg, Statement};
+use crate::{Body, Function, Imm, Instruction, Name, Op, Operand, ParamSpace, Reg, Statement};
 
 use super::{Report, Rule};
 
@@ -34,12 +34,23 @@ pub(super) fn check(function: &Function, body: &Body, report: &mut Report) {
     for (block, start) in blocks.iter().zip(starts) {
         let Some(mut defined) = start else { continue };
         for inst in instructions(body, block) {
+            if !adds_always(inst) {
+                inst.registers_written(|reg| {
+                    defined.insert(reg.0 as usize);
+                });
+            }
             inst.registers_read(|reg| undefined(reg, &defined, &mut reported, body, inst, report));
             inst.registers_written(|reg| {
                 defined.insert(reg.0 as usize);
             });
         }
     }
+}
+
+/// Whether what an instruction writes and reads is read for certain: `wgmma` adds to its sums where scale-d says so, and the
+/// emulator knows where that is.
+fn adds_always(inst: &Instruction) -> bool {
+    !matches!(inst.op, Op::Wgmma(_)) || inst.operands.get(3) == Some(&Operand::Imm(Imm::Int(1)))
 }
 
 fn undefined(

@@ -24,13 +24,17 @@
 //! have as many elements as the type, the fragment or the packed width says; only `mov` packs, on one side at a time.
 //!
 //! **Addresses.** A base register is 64 bits wide, or 32 for `.shared`, `.local`, `.const` and `.param`. A symbol lies in the space that the
-//! instruction names. Where base and offset are known, the access is aligned to its size and ends inside the variable.
+//! instruction names. Where base and offset are known, the access is aligned to its size and ends inside the variable; a bulk copy
+//! is aligned to 16 bytes, a box of a tensor to 128. A tensor map's address has no offset.
 //!
 //! **Modifiers.** The operation has the type and takes the modifiers, alone and together: roundings, `.ftz`, `.sat`,
 //! comparisons, conversions, orderings with their scopes, cache operators, matrix shapes.
 //!
 //! **Constants.** Barriers are 0 to 15 and count whole warps; `cp.async` copies 4, 8 or 16 bytes (`.cg` 16) and reads no more than that;
-//! `lop3` tables are 8 bits; `setmaxnreg` takes 24 to 256 in steps of 8; groups to wait for are not negative; a member mask is not 0.
+//! `lop3` tables are 8 bits; `setmaxnreg` takes 24 to 256 in steps of 8; groups to wait for are not negative; a member mask is not 0. The scales
+//! of `wgmma` are 1 or -1, its transpositions 0 or 1. Bulk copies move multiples of 16 bytes.
+//!
+//! **Warpgroups.** A kernel that uses `wgmma` or `setmaxnreg` has launch bounds, if any, that hold a warpgroup of 128 threads.
 //!
 //! **Calls.** The callee is declared, is no kernel, and takes and returns as many values of the same sizes.
 //!
@@ -38,6 +42,7 @@
 //! code that compilers emit passes, a register that no path could have written does not. Reads that only some paths
 //! leave undefined are found by the emulator, which knows the paths taken.
 
+mod async_modifiers;
 mod calls;
 mod constants;
 mod declarations;
@@ -48,6 +53,7 @@ mod operands;
 mod requirement;
 mod symbols;
 mod tensor_modifiers;
+mod wgmma_modifiers;
 mod wmma_modifiers;
 
 use std::fmt;

@@ -1,11 +1,11 @@
 //! Which types and modifiers each arithmetic operation has (PTX ISA, the syntax block of each instruction).
 
 use crate::{
-    BinaryOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, FloatMods, Op, Precision, ReduxOp, TernaryOp,
-    Type, UnaryOp,
+    BinaryOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, FloatMods, Op, Precision, ReduxOp, Space,
+    TernaryOp, Type, UnaryOp,
 };
 
-use super::{memory_modifiers, tensor_modifiers, wmma_modifiers};
+use super::{async_modifiers, memory_modifiers, tensor_modifiers, wgmma_modifiers, wmma_modifiers};
 
 /// Says what is wrong with the operation itself, whatever its operands.
 pub(super) fn check(op: &Op) -> Result<(), String> {
@@ -40,8 +40,12 @@ pub(super) fn check(op: &Op) -> Result<(), String> {
         }
         Op::Mov(ty) => one_of("mov", ty, &MOVABLE),
         Op::Cvt(cvt) => convert(&cvt),
-        Op::Cvta { ty, .. } | Op::Mapa { ty, .. } | Op::Getctarank { ty, .. } => {
-            one_of("an address conversion", ty, &[Type::U32, Type::U64])
+        Op::Cvta { ty, .. } => one_of("an address conversion", ty, &[Type::U32, Type::U64]),
+        Op::Mapa { space, ty } | Op::Getctarank { space, ty } => {
+            one_of("an address conversion", ty, &[Type::U32, Type::U64])?;
+            ensure(matches!(space, Space::Generic | Space::SharedCluster), || {
+                format!("an address of the cluster lies in .shared::cluster, not in {}", space.suffix())
+            })
         }
         Op::Match(_, ty) => one_of("match", ty, &[Type::B32, Type::B64]),
         Op::Redux { op, ty, abs, nan } => redux(op, ty, abs || nan),
@@ -53,7 +57,8 @@ pub(super) fn check(op: &Op) -> Result<(), String> {
         Op::WmmaLoad(m) => wmma_modifiers::access(&m),
         Op::WmmaStore(m) => wmma_modifiers::store(&m),
         Op::Wmma(wmma) => wmma_modifiers::product(&wmma),
-        _ => Ok(()),
+        Op::Wgmma(wgmma) => wgmma_modifiers::check(&wgmma),
+        _ => async_modifiers::check(op),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Address, Base, Body, Flow, Imm, Instruction, Op, Operand, Reg, Slot, SlotKind, Space, SpecialReg,
-    Statement, Type,
+    Statement, TensorMapSpec, Type,
 };
 
 use super::symbols::{Scope, Symbol};
@@ -16,10 +16,10 @@ pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Resul
     {
         return fault(Rule::Type, "a guard is a .pred register");
     }
-    for (slot, operand) in matched(inst)? {
-        checker.operand(slot, operand)?;
+    for (position, (slot, operand)) in matched(inst)?.into_iter().enumerate() {
+        checker.operand(position, slot, operand)?;
     }
-    Ok(())
+    sink(&inst.op, inst.operands.first())
 }
 
 /// Operands with their positions. An optional position in the middle (`bar.red`) is skipped when an operand is missing.
@@ -79,7 +79,7 @@ impl Checker<'_> {
         }
     }
 
-    fn operand(&self, slot: Slot, operand: &Operand) -> Result<(), Fault> {
+    fn operand(&self, position: usize, slot: Slot, operand: &Operand) -> Result<(), Fault> {
         match slot.kind {
             SlotKind::Value(ty) => self.value(slot.flow, ty, false, operand),
             SlotKind::Wide(ty) => self.value(slot.flow, ty, true, operand),
@@ -88,7 +88,7 @@ impl Checker<'_> {
             SlotKind::WideVector(ty, n) => self.vector(slot.flow, ty, n, true, operand),
             SlotKind::Pair(ty) => self.pair(ty, operand),
             SlotKind::Address(space) => match operand {
-                Operand::Address(address) => self.address(space, address),
+                Operand::Address(address) => self.address(position, space, address),
                 _ => fault(Rule::Operand, "an address in brackets belongs here"),
             },
             SlotKind::Constant => match operand {
@@ -133,7 +133,7 @@ impl Checker<'_> {
             (Operand::Special(register), Flow::Read) => special(ty, *register),
             (Operand::Symbol(name, _), Flow::Read) => self.symbol(ty, name),
             (Operand::Vector(_), _) => fault(Rule::Vector, "one value belongs here, not a vector"),
-            (_, Flow::Write) => fault(Rule::Operand, "a register belongs here"),
+            (_, Flow::Write | Flow::ReadWrite) => fault(Rule::Operand, "a register belongs here"),
             _ => fault(Rule::Operand, "a register or an immediate belongs here"),
         }
     }
@@ -194,27 +194,32 @@ impl Checker<'_> {
 
     fn pair(&self, ty: Type, operand: &Operand) -> Result<(), Fault> {
         let Operand::Pair(first, second) = operand else {
-            if let Op::Lop3(Some(_)) = self.inst.op {
-                return fault(Rule::Operand, "lop3 with a predicate writes two results: d|p");
-            }
-            return self.value(Flow::Write, ty, false, operand);
+            return match self.inst.op {
+                Op::Lop3(Some(_)) => fault(Rule::Operand, "lop3 with a predicate writes two results: d|p"),
+                Op::Elect => fault(Rule::Operand, "elect writes two results: d|p"),
+                _ => self.value(Flow::Write, ty, false, operand),
+            };
         };
         first.map_or(Ok(()), |reg| self.typed(reg, ty, false))?;
         second.map_or(Ok(()), |reg| self.typed(reg, Type::Pred, false))
     }
 
-    fn address(&self, space: Space, address: &Address) -> Result<(), Fault> {
-        let bytes = accessed(&self.inst.op);
+    fn address(&self, position: usize, space: Space, address: &Address) -> Result<(), Fault> {
+        let op = &self.inst.op;
+        if op.tensor_map_operand() == Some(position) && address.offset != 0 {
+            return fault(Rule::Address, "the address of a tensor map takes no offset");
+        }
+        let (bytes, unit) = (accessed(op, position), alignment(op, position));
         match &address.base {
             Base::Reg(reg) => self.base(space, *reg),
-            Base::Absolute => aligned(bytes, bytes.unwrap_or(1), address.offset),
+            Base::Absolute => aligned(unit, unit.unwrap_or(1), address.offset),
             Base::Symbol(name) => {
                 let Some(symbol) = self.scope.get(name) else {
                     return fault(Rule::Symbol, format!("{name} is not declared"));
                 };
                 reachable(space, name, &symbol)?;
                 let (align, size) = symbol.layout().unwrap_or((1, None));
-                aligned(bytes, align, address.offset)?;
+                aligned(unit, align, address.offset)?;
                 inside(bytes, size, address.offset, name)
             }
         }
@@ -233,15 +238,45 @@ impl Checker<'_> {
     }
 }
 
-/// Bytes an instruction accesses at its address, where they must be aligned to that size.
-fn accessed(op: &Op) -> Option<u32> {
+/// Bytes an instruction accesses at the address at that position, where they must be aligned to that size.
+fn accessed(op: &Op, position: usize) -> Option<u32> {
     match op {
         Op::Ld(m) | Op::St(m) => Some(m.bytes()),
         Op::Atom(a) | Op::Red(a) => Some(a.ty.bytes() * u32::from(a.vector)),
         Op::Ldmatrix(_) | Op::Stmatrix(_) => Some(16),
         Op::WmmaLoad(m) | Op::WmmaStore(m) => Some(m.address_alignment()),
         Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Some(8),
+        Op::StAsync(st) => Some(if position == 0 { st.bytes() } else { 8 }),
+        Op::RedAsync(red) => Some(if position == 0 { red.ty.bytes() } else { 8 }),
+        // The smallest copy; an mbarrier stands behind the size.
+        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => Some(if position < 2 { 16 } else { 8 }),
+        Op::CpAsyncBulkPrefetch { .. } => Some(16),
+        // A box is no smaller than 16 bytes; its map stands before it or, in a load, between it and the mbarrier.
+        Op::CpAsyncBulkTensor(_) | Op::CpReduceAsyncBulkTensor(_) => Some(if position == 3 { 8 } else { 16 }),
+        Op::FenceTensormap(..) => Some(TensorMapSpec::BYTES),
         _ => None,
+    }
+}
+
+/// An mbarrier of another CTA tells no state.
+fn sink(op: &Op, result: Option<&Operand>) -> Result<(), Fault> {
+    match (op, result) {
+        (Op::Mbarrier(m), Some(result))
+            if m.space == Space::SharedCluster && m.op.arrives() && *result != Operand::Sink =>
+        {
+            fault(Rule::Operand, "an arrival at .shared::cluster has no state: `_` belongs here")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the address at that position must be a multiple of, where that is not the size of the access: a box in shared memory and a
+/// tensor map have alignments of their own (PTX ISA, "cp.async.bulk.tensor").
+fn alignment(op: &Op, position: usize) -> Option<u32> {
+    match op.tensor_map_operand() {
+        Some(map) if map == position => Some(TensorMapSpec::ALIGN),
+        Some(_) if position != 3 => Some(128),
+        _ => accessed(op, position),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::{
-    Atomic, AtomicOp, BarKind, BinaryOp, BitOp, ClusterBarrier, CpAsync, Cvt, CvtRounding, CvtSaturation,
-    Eviction, FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape, Mbarrier, MemSem,
-    Memory, Mma, MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence, Scope, Space, SpecialReg,
-    Statement, Target, TargetSuffix, TernaryOp, Type, UnaryOp, Version,
+    Atomic, AtomicOp, BarKind, BinaryOp, BitOp, BulkRoute, ClusterBarrier, CpAsync, Cvt, CvtRounding,
+    CvtSaturation, Eviction, FenceSem, FloatMods, Instruction, LaunchBounds, MatrixAccess, MatrixShape,
+    Mbarrier, MbarrierOp, MemSem, Memory, Mma, MmaShape, Module, Op, Operand, PrefetchLevel, ProxyFence,
+    Scope, Space, SpecialReg, Statement, Target, TargetSuffix, TernaryOp, Type, UnaryOp, Version,
 };
 
 /// The least target and `.version` that something needs.
@@ -112,7 +112,15 @@ impl LaunchBounds {
 impl Instruction {
     /// What the instruction needs, special registers among its operands included.
     pub fn requirement(&self) -> Requirement {
-        self.operands.iter().fold(self.op.requirement(), |all, operand| match operand {
+        // A count on an arrival that may complete the phase came later than the arrival (PTX ISA, "mbarrier.arrive").
+        let counted = match self.op {
+            Op::Mbarrier(m) => {
+                matches!(m.op, MbarrierOp::Arrive | MbarrierOp::ArriveDrop) && self.operands.len() > 2
+            }
+            _ => false,
+        };
+        let own = self.op.requirement().and(when(counted, need(78, 90)));
+        self.operands.iter().fold(own, |all, operand| match operand {
             Operand::Special(register) => all.and(special(*register)),
             _ => all,
         })
@@ -182,11 +190,19 @@ impl Op {
             Op::Membar(s) => scope(Some(s)),
             Op::FenceProxy(ProxyFence::Alias) => need(75, 75),
             Op::FenceProxy(_) | Op::FenceMbarrierInit => need(80, 90),
-            Op::Mbarrier(op) => match op {
-                Mbarrier::TryWait | Mbarrier::TryWaitParity => need(78, 90),
-                Mbarrier::TestWaitParity => need(71, 80),
-                _ => need(70, 80),
-            },
+            Op::FenceTensormap(..) => need(83, 90),
+            Op::Mbarrier(m) => mbarrier(&m),
+            Op::CpAsyncBulk(copy) => bulk(copy.route),
+            Op::CpAsyncBulkTensor(copy) => bulk(copy.route),
+            Op::CpReduceAsyncBulk(_)
+            | Op::CpReduceAsyncBulkTensor(_)
+            | Op::CpAsyncBulkPrefetch { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. }
+            | Op::CpAsyncBulkCommitGroup
+            | Op::CpAsyncBulkWaitGroup { .. } => need(80, 90),
+            Op::StAsync(_) | Op::RedAsync(_) => need(81, 90),
+            Op::Wgmma(w) => need_specific(if w.a.is_integer() && w.a != w.b { 84 } else { 80 }, 90),
+            Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => need_specific(80, 90),
             Op::Setmaxnreg(_) => need_specific(80, 90),
             Op::Griddepcontrol(_) => need(78, 90),
             _ => BASE,
@@ -300,6 +316,26 @@ fn async_copy(copy: &CpAsync) -> Requirement {
     ]
     .into_iter()
     .fold(BASE, Requirement::and)
+}
+
+fn mbarrier(m: &Mbarrier) -> Requirement {
+    let operation = match m.op {
+        MbarrierOp::TryWait | MbarrierOp::TryWaitParity => need(78, 90),
+        MbarrierOp::TestWaitParity => need(71, 80),
+        MbarrierOp::ExpectTx
+        | MbarrierOp::CompleteTx
+        | MbarrierOp::ArriveExpectTx
+        | MbarrierOp::ArriveDropExpectTx => need(80, 90),
+        _ => need(70, 80),
+    };
+    let counts_bytes = matches!(m.op, MbarrierOp::ExpectTx | MbarrierOp::CompleteTx);
+    operation
+        .and(when(m.space == Space::SharedCluster || m.scope == Scope::Cluster, need(80, 90)))
+        .and(when(m.sem == MemSem::Relaxed && !counts_bytes, need(86, 90)))
+}
+
+fn bulk(route: BulkRoute) -> Requirement {
+    need(if route == BulkRoute::GlobalToCta { 86 } else { 80 }, 90)
 }
 
 fn stmatrix(m: &MatrixAccess) -> Requirement {

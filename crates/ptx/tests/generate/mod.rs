@@ -162,6 +162,47 @@ fn wmma(c: &mut Choices) -> Wmma {
     }
 }
 
+fn mbarrier(c: &mut Choices) -> Mbarrier {
+    let mbarrier = Mbarrier::new(c.named(&MbarrierOp::NAMES));
+    if mbarrier.op == MbarrierOp::PendingCount {
+        return mbarrier;
+    }
+    let mbarrier =
+        Mbarrier { space: c.of(&[Space::Generic, Space::Shared, Space::SharedCluster]), ..mbarrier };
+    if !(mbarrier.op.arrives() || mbarrier.op.waits()) {
+        return mbarrier;
+    }
+    let sem = c.of(&[mbarrier.sem, MemSem::Relaxed]);
+    Mbarrier { sem, scope: c.of(&[Scope::Cta, Scope::Cluster]), ..mbarrier }
+}
+
+fn bulk(c: &mut Choices) -> Op {
+    let (route, dims) = (c.of(&BulkRoute::ALL), 1 + (c.number() % 5) as u8);
+    let tensor = c.of(&[BulkRoute::GlobalToCluster, BulkRoute::GlobalToCta, BulkRoute::CtaToGlobal]);
+    let (multicast, cache_hint) = (c.flag(), c.flag());
+    let op = c.named(AtomicOp::NAMES);
+    let space = c.of(&[Space::Generic, Space::SharedCluster]);
+    match c.number() % 10 {
+        0 => Op::CpAsyncBulk(BulkCopy { route, multicast, cache_hint }),
+        1 => Op::CpReduceAsyncBulk(BulkReduce { route, op, ty: ty(c), noftz: c.flag(), cache_hint }),
+        2 | 3 => Op::CpAsyncBulkTensor(BulkTensor { route: tensor, dims, multicast, cache_hint }),
+        4 => Op::CpReduceAsyncBulkTensor(BulkTensorReduce { dims, op, cache_hint }),
+        5 => Op::CpAsyncBulkPrefetch { cache_hint },
+        6 => Op::CpAsyncBulkPrefetchTensor { dims, cache_hint },
+        7 => c.of(&[Op::CpAsyncBulkCommitGroup, Op::CpAsyncBulkWaitGroup { read: multicast }]),
+        8 => Op::StAsync(StAsync { space, vector: c.of(&[1, 2, 4]), ty: ty(c) }),
+        _ => Op::RedAsync(RedAsync { space, op, ty: ty(c) }),
+    }
+}
+
+fn wgmma(c: &mut Choices) -> Wgmma {
+    let source = c.of(&[WgmmaSource::Registers, WgmmaSource::Shared]);
+    let input =
+        c.of(&[Type::F16, Type::Bf16, Type::Tf32, Type::E4m3, Type::E5m2, Type::S8, Type::U8, Type::B1]);
+    let sums = c.of(&[Type::F32, Type::F16, Type::S32]);
+    Wgmma { satfinite: c.flag(), ..Wgmma::new(c.of(&[8, 64, 256]), sums, input, source) }
+}
+
 fn conversion(c: &mut Choices) -> Cvt {
     let (float, integer) = (CvtRounding::Float(c.of(&ROUNDINGS)), CvtRounding::Integer(c.of(&ROUNDINGS)));
     Cvt {
@@ -207,7 +248,7 @@ fn arithmetic(c: &mut Choices) -> Op {
 
 fn other(c: &mut Choices) -> Op {
     let space = c.of(&SPACES);
-    match c.number() % 27 {
+    match c.number() % 35 {
         0 => Op::Cvta { space: c.of(&SPACES[1..]), to_space: c.flag(), ty: ty(c) },
         1 => Op::Isspacep(space),
         2 => Op::Mapa { space, ty: ty(c) },
@@ -250,7 +291,13 @@ fn other(c: &mut Choices) -> Op {
             Op::Bar { kind: c.of(&[Sync, Arrive, RedPopc, RedAnd, RedOr]), aligned: c.flag() }
         }
         21 => Op::Fence(c.named(FenceSem::NAMES), c.named(Scope::NAMES)),
-        22 => Op::Mbarrier(c.named(&Mbarrier::NAMES)),
+        22 => Op::Mbarrier(mbarrier(c)),
+        27 | 28 => bulk(c),
+        29 => c.of(&[Op::WgmmaFence, Op::WgmmaCommitGroup, Op::WgmmaWaitGroup]),
+        30 | 31 => Op::Wgmma(wgmma(c)),
+        32 => Op::FenceTensormap(c.of(&[FenceSem::Acquire, FenceSem::Release]), c.named(Scope::NAMES)),
+        33 => Op::Elect,
+        34 => Op::FenceProxy(c.named(ProxyFence::NAMES)),
         _ => Op::Bra { uni: c.flag() },
     }
 }

@@ -18,13 +18,17 @@ pub enum F32Op {
     Mul,
     /// a · b + c, rounded once.
     Fma,
+    /// a · b + c, rounded once and clamped to [0, 1]: `.sat`, which takes NaN for 0.
+    FmaSat,
+    /// a · b + c, rounded down: `.rm`.
+    FmaDown,
     /// The smaller operand; a NaN loses.
     Min,
     /// The larger operand; a NaN loses.
     Max,
 }
 
-/// `d = op(a, b, c)` in the lanes of `active`, `c` being read by [`F32Op::Fma`] alone.
+/// `d = op(a, b, c)` in the lanes of `active`, `c` being read by the fused operations alone.
 #[inline]
 pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&Lanes32; 3]) {
     let arch = pulp::Arch::new();
@@ -40,6 +44,20 @@ pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&L
         }
         F32Op::Fma => arch.dispatch(Lanewise {
             f: |[a, b, c]: [f32; 3]| a.mul_add(b, c),
+            ftz,
+            active,
+            d,
+            inputs: [a, b, c],
+        }),
+        F32Op::FmaSat => arch.dispatch(Lanewise {
+            f: |[a, b, c]: [f32; 3]| clamped(a.mul_add(b, c)),
+            ftz,
+            active,
+            d,
+            inputs: [a, b, c],
+        }),
+        F32Op::FmaDown => arch.dispatch(Lanewise {
+            f: |[a, b, c]: [f32; 3]| fma_down(a, b, c),
             ftz,
             active,
             d,
@@ -75,6 +93,26 @@ fn smaller(a: f32, b: f32) -> f32 {
     };
     // A comparison with NaN is false and leaves b.
     if b.is_nan() { a } else { ordered }
+}
+
+#[inline(always)]
+fn clamped(x: f32) -> f32 {
+    if x > 0.0 { x.min(1.0) } else { 0.0 }
+}
+
+/// a · b + c rounded toward −∞. The product of two f32 is exact in f64; the sum is known with its error, so that its
+/// neighbour below is taken where the nearest f32 lies above the exact result.
+#[inline(always)]
+fn fma_down(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let (sum, error) = two_sum(product, c);
+    if sum == 0.0 {
+        // Exact, since nothing here is as small as an f64 can be; what cancels is −0 when rounding down (IEEE 754, 6.3).
+        return if product.is_sign_positive() && c.is_sign_positive() { 0.0 } else { -0.0 };
+    }
+    let near = sum as f32;
+    let above = f64::from(near) > sum || (f64::from(near) == sum && error < 0.0);
+    if above { near.next_down() } else { near }
 }
 
 /// A value rather than a closure, so that its body is sure to be compiled for the vector set chosen.
@@ -182,6 +220,35 @@ pub fn pack(format: Packed, active: u32, d: &mut Lanes32, inputs: [&Lanes32; 2])
     }
 }
 
+/// `cvt.f32.{f16,bf16} d, a` in the lanes of `active`.
+pub fn unpack(format: Packed, active: u32, d: &mut Lanes32, a: &Lanes32) {
+    let arch = pulp::Arch::new();
+    match format {
+        Packed::F16x2 => arch.dispatch(UnpackLanes::<10> { active, d, a }),
+        Packed::Bf16x2 => arch.dispatch(UnpackLanes::<7> { active, d, a }),
+    }
+}
+
+struct UnpackLanes<'a, const FRACTION: u32> {
+    active: u32,
+    d: &'a mut Lanes32,
+    a: &'a Lanes32,
+}
+
+impl<const FRACTION: u32> WithSimd for UnpackLanes<'_, FRACTION> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { active, d, a } = self;
+        for lane in 0..32 {
+            let value = widen::<FRACTION>(a[lane] & 0xFFFF) as f32;
+            let bits = if value.is_nan() { 0x7FFF_FFFF } else { value.to_bits() };
+            d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
+        }
+    }
+}
+
 struct PackLanes<'a, const FRACTION: u32, const EXPONENT: u32> {
     active: u32,
     d: &'a mut Lanes32,
@@ -249,14 +316,19 @@ fn smaller64(a: f64, b: f64) -> f64 {
 /// IEEE TC 2008).
 #[inline(always)]
 fn sum_to_odd(x: f64, y: f64) -> f64 {
-    let sum = x + y;
-    // Knuth's two-sum: sum + error = x + y exactly.
-    let y_part = sum - x;
-    let error = (x - (sum - y_part)) + (y - y_part);
+    let (sum, error) = two_sum(x, y);
     let bits = sum.to_bits();
     // An even sum that lost something moves one unit toward what it lost.
     let moved = if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits.wrapping_sub(1) };
     if error != 0.0 && error.is_finite() && bits & 1 == 0 { f64::from_bits(moved) } else { sum }
+}
+
+/// Knuth's two-sum: sum + error = x + y exactly.
+#[inline(always)]
+fn two_sum(x: f64, y: f64) -> (f64, f64) {
+    let sum = x + y;
+    let y_part = sum - x;
+    (sum, (x - (sum - y_part)) + (y - y_part))
 }
 
 /// A 16-bit float as f64.

@@ -1,7 +1,7 @@
 //! Rounding against the CPU, directed modes against exact brackets, and the special cases by hand.
 
 use super::compare::{Comparison, Property, compare, test};
-use super::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op};
+use super::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use super::*;
 use crate::numerics::Lanes32;
 
@@ -158,22 +158,24 @@ fn comparisons_order_zeros_and_nan() {
 fn whole_registers_agree_with_scalars() {
     let mut p = Patterns(3);
     let ops = [
-        (F32Op::Add, Operation::Add),
-        (F32Op::Sub, Operation::Sub),
-        (F32Op::Mul, Operation::Mul),
-        (F32Op::Fma, Operation::Fma),
+        (F32Op::Add, Operation::Add, RN, false),
+        (F32Op::Sub, Operation::Sub, RN, false),
+        (F32Op::Mul, Operation::Mul, RN, false),
+        (F32Op::Fma, Operation::Fma, RN, false),
+        (F32Op::FmaSat, Operation::Fma, RN, true),
+        (F32Op::FmaDown, Operation::Fma, Rounding::Down, false),
     ];
-    for round in 0..300u32 {
+    for round in 0..2000u32 {
         let [a, b, c] = [0; 3].map(|_| std::array::from_fn(|_| p.next(Format::F32) as u32));
         let ftz = round % 2 == 1;
         let active = round.wrapping_mul(0x9E37_79B9);
         let word = |lane: usize| [a, b, c].map(|x: Lanes32| u64::from(x[lane]));
-        for (op, scalar) in ops {
+        for (op, scalar, rounding, sat) in ops {
             let mut d = [7; 32];
             f32_op(op, ftz, active, &mut d, [&a, &b, &c]);
             for (lane, &found) in d.iter().enumerate() {
-                let m = Modifiers { ftz, ..Modifiers::NONE };
-                let on = arithmetic(scalar, Format::F32, RN, m, word(lane)) as u32;
+                let m = Modifiers { ftz, sat, ..Modifiers::NONE };
+                let on = arithmetic(scalar, Format::F32, rounding, m, word(lane)) as u32;
                 assert_eq!(found, if active >> lane & 1 == 1 { on } else { 7 }, "{op:?} {:x?}", word(lane));
             }
         }
@@ -245,6 +247,50 @@ fn packing_a_register_is_cvt_on_each_lane() {
                     b[lane]
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn unpacking_a_register_is_cvt_on_each_lane() {
+    use crate::numerics::convert::{Conversion, FloatType, NumberType};
+    for (packed, from) in [(Packed::F16x2, FloatType::F16), (Packed::Bf16x2, FloatType::Bf16)] {
+        let scalar = Conversion::new(NumberType::Float(FloatType::F32), NumberType::Float(from));
+        for first in (0..=0xFFFF).step_by(32) {
+            // The upper half is not the operand's.
+            let a: Lanes32 = std::array::from_fn(|lane| 0xABCD_0000 | (first + lane as u32));
+            let mut d = [7; 32];
+            unpack(packed, 0x7FFF_FFFF, &mut d, &a);
+            assert_eq!(d[31], 7);
+            for lane in 0..31 {
+                assert_eq!(
+                    u64::from(d[lane]),
+                    scalar.apply(u64::from(a[lane] & 0xFFFF)),
+                    "{packed:?} {:x}",
+                    a[lane]
+                );
+            }
+        }
+    }
+}
+
+/// Near cancellation and near powers of two, where rounding down differs most from rounding to nearest.
+#[test]
+fn rounding_down_is_exact_where_terms_cancel() {
+    let mut p = Patterns(23);
+    for _ in 0..3_000 {
+        let [a, b]: [Lanes32; 2] =
+            [0; 2].map(|_| std::array::from_fn(|_| p.next(Format::F32) as u32 & 0x83FF_FFFF | 0x3C00_0000));
+        let c: Lanes32 = std::array::from_fn(|l| {
+            let product = f32::from_bits(a[l]) * f32::from_bits(b[l]);
+            (-product).to_bits().wrapping_add(p.next(Format::F32) as u32 % 3).wrapping_sub(1)
+        });
+        let mut d = [0; 32];
+        f32_op(F32Op::FmaDown, false, !0, &mut d, [&a, &b, &c]);
+        for lane in 0..32 {
+            let words = [a, b, c].map(|x| u64::from(x[lane]));
+            let exact = arithmetic(Operation::Fma, Format::F32, Rounding::Down, Modifiers::NONE, words);
+            assert_eq!(u64::from(d[lane]), exact, "{words:x?}");
         }
     }
 }

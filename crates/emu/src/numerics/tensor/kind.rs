@@ -89,6 +89,9 @@ pub enum TensorRules {
     Ada,
     /// sm_90: 25 bits kept, 16 f16 products in one sum; fp8 `mma.sync` runs as f16.
     Hopper,
+    /// `wgmma` of sm_90a: as Hopper, but fp8 is native, with 32 products in one sum and 13 bits (MMA-Sim; not re-measured
+    /// here).
+    HopperAsync,
     /// sm_100, sm_103: as Hopper; fp8 `mma.sync` runs as f16 there too.
     Blackwell,
     /// sm_120, sm_121: 25 bits kept; fp8 is native with 32 products in one sum (MMA-Sim; not re-measured here).

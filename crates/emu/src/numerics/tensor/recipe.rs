@@ -45,13 +45,22 @@ impl Recipe {
                 output_fraction: if kind.accumulator() == Accumulator::F32 { 13 } else { 23 },
                 order: Order::Natural,
             },
+            TensorRules::HopperAsync if fp8 => Self {
+                chunk: k,
+                fraction_bits: 13,
+                output_fraction: if kind.accumulator() == Accumulator::F32 { 13 } else { 23 },
+                order: Order::Natural,
+            },
             TensorRules::Ampere | TensorRules::Ada => {
                 Self { chunk: stepped, fraction_bits: 24, output_fraction: 23, order: Order::Natural }
             }
             TensorRules::Hopper | TensorRules::Blackwell if fp8 => {
                 Self { chunk: k / 2, fraction_bits: 25, output_fraction: 23, order: Order::SplitPairs }
             }
-            TensorRules::Hopper | TensorRules::Blackwell | TensorRules::RtxBlackwell => {
+            TensorRules::Hopper
+            | TensorRules::HopperAsync
+            | TensorRules::Blackwell
+            | TensorRules::RtxBlackwell => {
                 Self { chunk: k, fraction_bits: 25, output_fraction: 23, order: Order::Natural }
             }
         }

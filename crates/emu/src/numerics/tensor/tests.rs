@@ -2,10 +2,11 @@
 
 use super::*;
 
-const RULES: [TensorRules; 5] = [
+const RULES: [TensorRules; 6] = [
     TensorRules::Ampere,
     TensorRules::Ada,
     TensorRules::Hopper,
+    TensorRules::HopperAsync,
     TensorRules::Blackwell,
     TensorRules::RtxBlackwell,
 ];

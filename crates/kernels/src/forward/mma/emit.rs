@@ -1,10 +1,7 @@
 //! The generator.
 
-use problem::{DType, Mask, Problem, Strides, Tensor};
-use ptx::{
-    Access, Arg, BufferSpec, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared,
-    SpecialReg,
-};
+use problem::{Mask, Problem, Tensor};
+use ptx::{Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
     RowRange, Sign, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
@@ -13,6 +10,7 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
+use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -29,7 +27,8 @@ impl MmaPlan {
             module: k.into_module(arch.target()),
             entry: ENTRY.to_owned(),
             launch: self.launch(problem),
-            buffers: buffers(problem, self.lse),
+            buffers: tensor_buffers(problem, self.lse),
+            tensor_maps: Vec::new(),
             args: args(problem, self.lse),
         }
     }
@@ -45,6 +44,7 @@ impl MmaPlan {
             cluster: Dim3(1, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
+            overlapping: false,
         }
     }
 }
@@ -98,7 +98,7 @@ impl<'a> Forward<'a> {
         Forward {
             plan,
             problem,
-            half: if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 },
+            half: half(problem),
             rule,
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
             rows: RowRange { first, rows: plan.block_m, seq_q: params.seq_q, seq_kv: params.seq_kv },
@@ -123,14 +123,14 @@ impl<'a> Forward<'a> {
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
-            mask.apply(k, &s, block);
+            mask.apply(k, &s, block.origin, block.coverage);
             s
         };
         let follow = |k: &mut Builder, s: &AccTile, block: &Block| {
-            softmax.follow(k, s, &o, block); //                  m = max(m, S·c); O, l rescaled
+            softmax.follow(k, s, &o, block.coverage); //         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = softmax.probabilities(k, s, block); //       P = exp2(S·c − m); l += Σ P
+            let p = softmax.probabilities(k, s, block.coverage); // P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         };
@@ -293,7 +293,7 @@ impl<'a> Forward<'a> {
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
-        used(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+        stepped(self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
     }
 
     fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {
@@ -327,48 +327,13 @@ fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
     .map(|register| k.special(register))
 }
 
-/// A stride in bytes; 0 where it is never stepped over.
-fn used(extent: usize, stride: i64) -> i64 {
-    if extent > 1 { stride.wrapping_mul(2) } else { 0 }
-}
-
-fn buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
-    let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
-    let mut buffers: Vec<BufferSpec> = Tensor::ALL
-        .into_iter()
-        .map(|tensor| {
-            let dense = 2 * problem.extents(tensor).iter().product::<usize>();
-            let access = match tensor {
-                Tensor::Out if dense == bytes(tensor) => Access::Write,
-                // What lies between the rows stays as it is.
-                Tensor::Out => Access::ReadWrite,
-                _ => Access::Read,
-            };
-            BufferSpec { name: tensor.name().to_owned(), bytes: bytes(tensor), access }
-        })
-        .collect();
-    if lse {
-        let bytes = 4 * problem.batch * problem.heads_q * problem.seq_q;
-        buffers.push(BufferSpec { name: "lse".to_owned(), bytes, access: Access::Write });
-    }
-    buffers
-}
-
 /// One value per parameter, in the order in which [`Forward::new`] declares them.
 fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
-    let pointer = |(index, tensor): (usize, Tensor)| {
-        let origin = problem.span(tensor).map_or(0, |(_, origin)| origin);
-        Arg::Buffer { index, offset: 2 * origin as u64 }
-    };
-    let mut args: Vec<Arg> = Tensor::ALL.into_iter().enumerate().map(pointer).collect();
+    let mut args: Vec<Arg> = Tensor::ALL.into_iter().map(|tensor| pointer(problem, tensor)).collect();
     args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
     for tensor in Tensor::ALL {
-        let ([batches, heads, ..], Strides { batch, head, .. }) =
-            (problem.extents(tensor), problem.strides(tensor));
-        args.extend([Arg::I64(used(batches, batch)), Arg::I64(used(heads, head))]);
+        args.extend(head_strides(problem, tensor));
     }
-    let scale = f64::from(problem.softmax_scale()).abs();
-    let factor = if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 };
-    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor)]);
+    args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor(problem))]);
     args
 }

@@ -2,6 +2,7 @@
 
 use super::super::Failure;
 use super::super::modifiers::Modifiers;
+use super::bulk;
 use crate::*;
 
 pub(super) fn address(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
@@ -20,6 +21,9 @@ pub(super) fn address(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
 }
 
 pub(super) fn load_store(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
+    if m.base == "st" && m.take("async") {
+        return bulk::store(m);
+    }
     let (sem, scope) = m.ordering();
     let memory = Memory {
         sem,
@@ -40,9 +44,8 @@ pub(super) fn load_store(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
 }
 
 pub(super) fn atomic(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
-    // `red.async` and its kin are other instructions.
-    if m.take("async") {
-        return Err(Failure::at(m.offset, format!("`{}.async` is not supported", m.base)));
+    if m.base == "red" && m.take("async") {
+        return bulk::store(m);
     }
     let (sem, scope) = m.ordering();
     let atomic = Atomic {
@@ -92,13 +95,17 @@ pub(super) fn create_policy(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     Ok(Op::CreatePolicy(CreatePolicy { primary, secondary: m.eviction("L2::") }))
 }
 
-/// `cp.async` without bulk forms.
+/// `cp.async` and `cp.reduce.async`.
 pub(super) fn copy(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
+    let reduces = m.take("reduce");
     if !m.take("async") {
         return Err(m.unknown());
     }
     if m.take("bulk") {
-        return Err(Failure::at(m.offset, "`cp.async.bulk` is not supported"));
+        return bulk::copy(m, reduces);
+    }
+    if reduces {
+        return Err(m.unknown());
     }
     if m.take("commit_group") {
         return Ok(Op::CpAsyncCommitGroup);

@@ -1,6 +1,7 @@
 //! From a mnemonic with its modifiers to an [`Op`].
 
 mod arith;
+mod bulk;
 mod memory;
 mod sync;
 mod tensor;
@@ -9,7 +10,8 @@ use super::Failure;
 use super::modifiers::Modifiers;
 use crate::{BinaryOp, GridDependency, Op, RegisterChange, TernaryOp, UnaryOp};
 
-/// The operation that a mnemonic names. Flags that only operands decide (`cp.async` with a predicate) are left unset.
+/// The operation that a mnemonic names. What only operands decide (`cp.async` with a
+/// predicate, A of `wgmma` in registers) is left as it is without.
 pub(super) fn op(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     let op = named(m)?;
     m.finish()?;
@@ -47,6 +49,7 @@ fn named(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
         "movmatrix" => tensor::movmatrix(m),
         "mma" => tensor::mma(m),
         "wmma" => tensor::wmma(m),
+        "wgmma" => tensor::wgmma(m),
 
         "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => sync::warp(m),
         "bar" | "barrier" => sync::barrier(m),

@@ -108,6 +108,14 @@ fn proxy(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     if m.take("alias") {
         return Ok(Op::FenceProxy(ProxyFence::Alias));
     }
+    if m.take("tensormap::generic") {
+        let sem = m.one("`.acquire` or `.release`", |word| match word {
+            "acquire" => Some(FenceSem::Acquire),
+            "release" => Some(FenceSem::Release),
+            _ => None,
+        })?;
+        return Ok(Op::FenceTensormap(sem, m.one("a scope such as `.gpu`", Scope::from_name)?));
+    }
     m.require("async")?;
     let fence = m.find(|word| {
         Some(match word {
@@ -120,42 +128,35 @@ fn proxy(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     Ok(Op::FenceProxy(fence.unwrap_or(ProxyFence::Async)))
 }
 
-/// The forms of sm_80. `.acquire.cta` and `.release.cta` are what they mean when nothing is written.
 pub(super) fn mbarrier(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
-    const KINDS: [(&str, Mbarrier); 7] = [
-        ("init", Mbarrier::Init),
-        ("inval", Mbarrier::Inval),
-        ("arrive", Mbarrier::Arrive),
-        ("arrive_drop", Mbarrier::ArriveDrop),
-        ("test_wait", Mbarrier::TestWait),
-        ("try_wait", Mbarrier::TryWait),
-        ("pending_count", Mbarrier::PendingCount),
-    ];
-    let op = m.one("an operation such as `.init`", |word| {
-        KINDS.iter().find(|(name, _)| *name == word).map(|&(_, op)| op)
-    })?;
-    m.require("b64")?;
-    if op == Mbarrier::PendingCount {
-        return Ok(Op::Mbarrier(op));
-    }
-    if m.space() != Space::Shared {
-        return Err(Failure::at(m.offset, "`mbarrier` is supported with `.shared` or `.shared::cta` only"));
-    }
-    let op = match op {
-        Mbarrier::Arrive if m.take("noComplete") => Mbarrier::ArriveNoComplete,
-        Mbarrier::TestWait if m.take("parity") => Mbarrier::TestWaitParity,
-        Mbarrier::TryWait if m.take("parity") => Mbarrier::TryWaitParity,
+    use MbarrierOp as M;
+    // The first word: `arrive` stands before its `expect_tx`.
+    let base = m.one("an operation such as `.init`", M::from_name)?;
+    let op = match base {
+        M::Arrive if m.take("noComplete") => M::ArriveNoComplete,
+        M::Arrive if m.take("expect_tx") => M::ArriveExpectTx,
+        M::ArriveDrop if m.take("noComplete") => M::ArriveDropNoComplete,
+        M::ArriveDrop if m.take("expect_tx") => M::ArriveDropExpectTx,
+        M::TestWait if m.take("parity") => M::TestWaitParity,
+        M::TryWait if m.take("parity") => M::TryWaitParity,
         other => other,
     };
-    let default = match op {
-        Mbarrier::Arrive | Mbarrier::ArriveNoComplete | Mbarrier::ArriveDrop => "release",
-        Mbarrier::TestWait | Mbarrier::TestWaitParity | Mbarrier::TryWait | Mbarrier::TryWaitParity => {
-            "acquire"
-        }
-        _ => return Ok(Op::Mbarrier(op)),
-    };
-    if m.take(default) {
-        m.require("cta")?;
+    m.require("b64")?;
+    let mut mbarrier = Mbarrier::new(op);
+    if op == M::PendingCount {
+        return Ok(Op::Mbarrier(mbarrier));
     }
-    Ok(Op::Mbarrier(op))
+    mbarrier.space = m.space();
+    match m.ordering() {
+        (MemSem::Default, None) => {}
+        (sem @ (MemSem::Relaxed | MemSem::Acquire | MemSem::Release), Some(scope)) => {
+            mbarrier = Mbarrier { sem, scope, ..mbarrier };
+        }
+        _ => {
+            let message =
+                "`mbarrier` takes `.relaxed`, `.acquire` or `.release` together with `.cta` or `.cluster`";
+            return Err(Failure::at(m.offset, message));
+        }
+    }
+    Ok(Op::Mbarrier(mbarrier))
 }

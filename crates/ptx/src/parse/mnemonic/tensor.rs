@@ -105,3 +105,28 @@ fn wmma_product(m: &mut Modifiers<'_>) -> Result<Wmma, Failure> {
     };
     Ok(Wmma { a_order, b_order, shape, rounding, d, a, b, c, satfinite, bits })
 }
+
+pub(super) fn wgmma(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
+    aligned(m)?;
+    if m.take("fence") {
+        return Ok(Op::WgmmaFence);
+    }
+    if m.take("commit_group") {
+        return Ok(Op::WgmmaCommitGroup);
+    }
+    if m.take("wait_group") {
+        return Ok(Op::WgmmaWaitGroup);
+    }
+    m.require("mma_async")?;
+    if m.take("sp") {
+        return Err(Failure::at(m.offset, "sparse `wgmma` (`.sp`) is not supported"));
+    }
+    let shape = m.one(SHAPE, shape)?;
+    let (d, a, b) = (m.ty()?, m.ty()?, m.ty()?);
+    if a == Type::B1 {
+        m.require("and")?;
+        m.require("popc")?;
+    }
+    let satfinite = m.take("satfinite");
+    Ok(Op::Wgmma(Wgmma { shape, d, a, b, a_source: WgmmaSource::Shared, satfinite }))
+}

@@ -1,0 +1,486 @@
+//! Copies to shared memory that complete on an mbarrier: `cp.async.bulk`, `cp.async.bulk.tensor`, `st.async`, `red.async`
+//! (PTX ISA, "Asynchronous operations"). They land some time between their issue and the first wait in vain on their
+//! mbarrier; until its phase has completed, and a thread has seen that, nobody may touch what they write.
+
+use std::rc::Rc;
+
+use ptx::{AtomicOp, BulkRoute, Op, Space, TensorMapSpec, Type};
+
+use super::access::{Site, addresses, based, plain};
+use super::mbarrier::Cause;
+use super::registers::for_lanes;
+use super::tensor_map::{Piece, map_index, pieces};
+use super::warp::Warp;
+use super::{Env, alu};
+use crate::decode::Inst;
+use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
+use crate::order::{Access, FLIGHT, Strength, Touch};
+use crate::report::{HazardKind, Schedule};
+
+/// What a copy brings.
+#[derive(Clone, Debug)]
+enum Payload {
+    /// Pieces of a buffer.
+    Global(usize, Rc<Vec<Piece>>),
+    /// Shared memory of the cluster from this offset on.
+    Shared(usize),
+    /// Values from registers.
+    Values(Chunk),
+}
+
+/// A copy on its way to shared memory.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pc: u32,
+    warp: usize,
+    lane: usize,
+    /// The object that it completes on, and the actor it is an access of.
+    mbarrier: u64,
+    actor: usize,
+    /// Offset in the shared memory of the cluster, and bytes.
+    offset: usize,
+    bytes: u32,
+    payload: Payload,
+    /// How it is combined with what is there.
+    reduce: Option<(AtomicOp, Type)>,
+}
+
+/// A tensor map and a place in it.
+pub(super) struct Box<'a> {
+    pub spec: &'a TensorMapSpec,
+    pub coordinates: Vec<i32>,
+}
+
+impl<'a> Env<'a> {
+    /// `cp.async.bulk` and its kin.
+    pub(super) fn bulk(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
+        for_lanes(mask, |lane| match inst.op {
+            Op::CpAsyncBulk(copy) if copy.route.has_mbarrier() => {
+                let ctas = self.ctas_of(warp, inst, lane, copy.multicast);
+                self.bulk_copy(warp, inst, lane, copy.route, ctas, None);
+            }
+            Op::CpReduceAsyncBulk(r) if r.route.has_mbarrier() => {
+                self.bulk_copy(warp, inst, lane, r.route, None, Some((r.op, r.ty)));
+            }
+            Op::CpAsyncBulkTensor(copy) if copy.route.has_mbarrier() => {
+                let ctas = self.ctas_of(warp, inst, lane, copy.multicast);
+                self.tensor_load(warp, inst, lane, ctas);
+            }
+            Op::CpAsyncBulk(_) => self.bulk_store(warp, inst, lane, None),
+            Op::CpReduceAsyncBulk(r) => self.bulk_store(warp, inst, lane, Some((r.op, r.ty))),
+            Op::CpAsyncBulkTensor(_) => self.tensor_store(warp, inst, lane, None),
+            Op::CpReduceAsyncBulkTensor(r) => self.tensor_store(warp, inst, lane, Some(r.op)),
+            _ => {}
+        });
+    }
+
+    /// The CTAs of a multicast; `None` for the one that the address names.
+    fn ctas_of(&mut self, warp: &Warp, inst: &Inst, lane: usize, multicast: bool) -> Option<u32> {
+        let mask = multicast.then(|| warp.registers.lane(inst.s[1], lane) as u32 & 0xffff)?;
+        let present = (1u32 << self.ctas.len()) - 1;
+        if mask == 0 || mask & !present != 0 {
+            let ctas = self.ctas.len();
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                format!("a multicast to the CTAs of {mask:#06x}, of a cluster of {ctas}")
+            });
+        }
+        Some(mask & present)
+    }
+
+    fn bulk_copy(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        route: BulkRoute,
+        ctas: Option<u32>,
+        reduce: Option<(AtomicOp, Type)>,
+    ) {
+        let bytes = warp.registers.lane(inst.s[0], lane) as u32;
+        let from = based(&warp.registers, inst.source.0, inst.source.1)[lane];
+        if !self.check_size(warp, inst, lane, bytes) {
+            return;
+        }
+        let payload = if route.source() == Space::Global {
+            let site = Site { inst, space: Space::Global, bytes: 16, strength: Strength::Weak };
+            let Some((index, pieces)) = self.global_pieces(warp, &site, lane, resolve(from).1, bytes) else {
+                return;
+            };
+            Payload::Global(index, Rc::new(pieces))
+        } else {
+            let Some(offset) = self.bulk_range(warp, inst, lane, resolve(from).1, bytes, 16) else { return };
+            Payload::Shared(offset)
+        };
+        self.depart_to(warp, inst, lane, ctas, (bytes, 16), &payload, reduce);
+    }
+
+    /// `bytes` of a buffer in pieces of 16.
+    pub(super) fn global_pieces(
+        &mut self,
+        warp: &Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+        bytes: u32,
+    ) -> Option<(usize, Vec<Piece>)> {
+        let (_, offset) = self.global_region(warp, site, lane, address)?;
+        let last = address + u64::from(bytes) - 16;
+        self.global_region(warp, site, lane, last)?;
+        let index = GlobalMemory::index(address)?;
+        let piece = |at: u32| Piece { shared: at, global: offset as u64 + u64::from(at), inside: (0, 16) };
+        Some((index, (0..bytes).step_by(16).map(piece).collect()))
+    }
+
+    pub(super) fn check_size(&mut self, warp: &Warp, inst: &Inst, lane: usize, bytes: u32) -> bool {
+        if bytes.is_multiple_of(16) {
+            return bytes > 0;
+        }
+        self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
+            format!("a bulk copy of {bytes} bytes, which is no multiple of 16")
+        });
+        false
+    }
+
+    /// Offset in the shared memory of the cluster of a range that a bulk copy may read or write.
+    pub(super) fn bulk_range(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        address: u64,
+        bytes: u32,
+        align: u32,
+    ) -> Option<usize> {
+        let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
+        if !address.is_multiple_of(u64::from(align)) {
+            self.report(
+                HazardKind::Misaligned,
+                inst,
+                warp.index,
+                lane,
+                Some((Space::Shared, address)),
+                || format!("a bulk copy to or from address {address:#x}, which is no multiple of {align}"),
+            );
+            return None;
+        }
+        self.shared_offset(warp, &site, lane, address + u64::from(bytes) - 16)?;
+        self.shared_offset(warp, &site, lane, address)
+    }
+
+    /// The tensor map that the instruction names, and its coordinates.
+    pub(super) fn tensor_box(&mut self, warp: &Warp, inst: &Inst, lane: usize) -> Option<Box<'a>> {
+        let context = self.context;
+        let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
+        let index = match resolve(address) {
+            (Space::Param, at) => context.program.params.get(at as usize..).and_then(map_index),
+            _ => None,
+        };
+        let Some(spec) = index.and_then(|index| context.maps.get(index)) else {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                format!("the address {address:#x} is not that of a tensor map among the parameters")
+            });
+            return None;
+        };
+        let slots = context.program.slots(inst);
+        let coordinates: Vec<i32> = slots.iter().map(|s| warp.registers.lane(*s, lane) as i32).collect();
+        if coordinates.len() != spec.extents.len() {
+            let (given, has) = (coordinates.len(), spec.extents.len());
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                format!("{given} coordinates for a tensor map of {has} dimensions")
+            });
+            return None;
+        }
+        Some(Box { spec, coordinates })
+    }
+
+    fn tensor_load(&mut self, warp: &Warp, inst: &Inst, lane: usize, ctas: Option<u32>) {
+        let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
+        let to = resolve(addresses(&warp.registers, inst)[lane]).1;
+        let pieces = pieces(spec, &coordinates, to & ((1 << RANK_SHIFT) - 1));
+        let payload = Payload::Global(spec.buffer, Rc::new(pieces));
+        // A box lies at a multiple of 128 bytes (PTX ISA, "cp.async.bulk.tensor").
+        self.depart_to(warp, inst, lane, ctas, (spec.box_bytes(), 128), &payload, None);
+    }
+
+    /// Sends a copy to the CTA that the address names, or to each of `ctas`.
+    #[allow(clippy::too_many_arguments, reason = "what a copy is")]
+    fn depart_to(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        ctas: Option<u32>,
+        (bytes, align): (u32, u32),
+        payload: &Payload,
+        reduce: Option<(AtomicOp, Type)>,
+    ) {
+        let to = resolve(addresses(&warp.registers, inst)[lane]).1;
+        let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
+        self.check_source(warp, inst, lane, payload, bytes);
+        let counter = &mut self.counters.instructions[inst.pc as usize];
+        counter.bulk_copies += 1;
+        counter.bulk_bytes += u64::from(bytes);
+        let inside = |address: u64, rank: u64| rank << RANK_SHIFT | address & ((1 << RANK_SHIFT) - 1);
+        let ranks: Vec<u64> = match ctas {
+            Some(mask) => (0..16).filter(|r| mask >> r & 1 == 1).collect(),
+            None => vec![to >> RANK_SHIFT],
+        };
+        for rank in ranks {
+            let mbarrier = if ctas.is_some() { inside(signal, rank) } else { signal };
+            let offset = self.bulk_range(warp, inst, lane, inside(to, rank), bytes, align);
+            if let Some(offset) = offset {
+                self.depart(warp, inst, lane, (offset, bytes), mbarrier, payload.clone(), reduce);
+            }
+        }
+    }
+
+    /// `st.async` and `red.async`.
+    pub(super) fn store_async(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
+        let (ty, vector, reduce) = match inst.op {
+            Op::StAsync(st) => (st.ty, st.vector, None),
+            Op::RedAsync(red) => (red.ty, 1, Some((red.op, red.ty))),
+            _ => return,
+        };
+        let bytes = ty.bytes() * u32::from(vector);
+        let to = addresses(&warp.registers, inst).map(|a| resolve(a).1);
+        let signals = based(&warp.registers, inst.signal.0, inst.signal.1).map(|a| resolve(a).1);
+        let mut chunks: [Chunk; 32] = [[0; 8]; 32];
+        for (element, slot) in self.context.program.slots(inst).iter().enumerate() {
+            super::access::gather(&warp.registers, *slot, &mut chunks, element, ty);
+        }
+        let site = Site { inst, space: Space::Shared, bytes, strength: Strength::Weak };
+        let counter = &mut self.counters.instructions[inst.pc as usize];
+        counter.shared(mask, &to, bytes, false);
+        for_lanes(mask, |lane| {
+            if to[lane] >> RANK_SHIFT != signals[lane] >> RANK_SHIFT {
+                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                    "the destination and the mbarrier lie in different CTAs".into()
+                });
+                return;
+            }
+            if let Some(offset) = self.shared_offset(warp, &site, lane, to[lane]) {
+                let payload = Payload::Values(chunks[lane]);
+                self.depart(warp, inst, lane, (offset, bytes), signals[lane], payload, reduce);
+            }
+        });
+    }
+
+    /// A copy sets out for one CTA.
+    #[allow(clippy::too_many_arguments, reason = "what a copy is")]
+    fn depart(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        (offset, bytes): (usize, u32),
+        mbarrier: u64,
+        payload: Payload,
+        reduce: Option<(AtomicOp, Type)>,
+    ) {
+        let proxy = !matches!(payload, Payload::Values(_));
+        let site = Site { inst, space: Space::Shared, bytes: 8, strength: Strength::Cta };
+        if self.shared_offset(warp, &site, lane, mbarrier).is_none()
+            || !self.check_made(warp, inst, lane, mbarrier)
+        {
+            return;
+        }
+        let Some((actor, _)) = self.mbarriers.actor(mbarrier) else { return };
+        if self.context.options.checks.races {
+            if proxy && !self.knows_initialisation(warp, lane, mbarrier) {
+                let cause = Cause { inst, warp: warp.index, lane };
+                self.report_at(HazardKind::MissingProxyFence, cause, mbarrier, || {
+                    "a bulk copy completes on an mbarrier that no fence.mbarrier_init or fence.proxy.async has shown to the asynchronous proxy".into()
+                });
+            }
+            let touch = if reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
+            let access = Access { actor, epoch: FLIGHT, proxy, touch, ..plain(warp, &site, lane) };
+            if let Some((c, at)) = self.shadow.write(offset, bytes as usize, &access) {
+                let place = (Space::Shared, self.shared_address(at.max(offset)));
+                self.report_conflict(inst, warp.index, lane, true, &c, place);
+            }
+        }
+        self.senders.insert(actor, (warp.index, lane));
+        self.mbarriers.depart(mbarrier);
+        let flight =
+            Flight { pc: inst.pc, warp: warp.index, lane, mbarrier, actor, offset, bytes, payload, reduce };
+        let now = match self.context.options.schedule {
+            Schedule::Late => false,
+            Schedule::Early => true,
+            Schedule::Random => rand::Rng::random(&mut self.rng),
+        };
+        if now { self.land_flight(&flight) } else { self.flights.push(flight) }
+    }
+
+    /// What is read: whether the asynchronous proxy may see it.
+    fn check_source(&mut self, warp: &Warp, inst: &Inst, lane: usize, payload: &Payload, bytes: u32) {
+        if !self.context.options.checks.races {
+            return;
+        }
+        let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
+        let access = Access {
+            actor: self.actors.bulk(warp.index),
+            proxy: true,
+            touch: Touch::Bulk,
+            ..plain(warp, &site, lane)
+        };
+        match payload {
+            Payload::Shared(offset) => {
+                let verdict = self.shadow.read(*offset, bytes as usize, &access);
+                let address = self.shared_address(*offset);
+                self.judge_shared_read(verdict, inst, warp.index, lane, address);
+            }
+            Payload::Global(index, pieces) if self.context.global.regions[*index].writable() => {
+                let site = Site { space: Space::Global, ..site };
+                for piece in pieces.iter().filter(|p| p.inside.0 < p.inside.1) {
+                    let address = GlobalMemory::base(*index) + piece.global;
+                    self.note_global_read(&site, &access, address & !15, 16);
+                }
+            }
+            Payload::Global(..) | Payload::Values(_) => {}
+        }
+    }
+
+    /// The copies that complete on an object land.
+    pub(super) fn land_on(&mut self, mbarrier: u64) {
+        if self.flights.iter().all(|f| f.mbarrier != mbarrier) {
+            return;
+        }
+        let (landing, rest) =
+            std::mem::take(&mut self.flights).into_iter().partition(|f| f.mbarrier == mbarrier);
+        self.flights = rest;
+        let landing: Vec<Flight> = landing;
+        landing.iter().for_each(|flight| self.land_flight(flight));
+    }
+
+    /// Lines of the copies on their way to an object.
+    pub(super) fn lines_of_flights(&self, mbarrier: u64) -> String {
+        let mut lines: Vec<u32> =
+            self.flights.iter().filter(|f| f.mbarrier == mbarrier).map(|f| self.line(f.pc)).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        lines.iter().map(|line| format!("line {line}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn land_flight(&mut self, flight: &Flight) {
+        let inst = &self.context.program.code[flight.pc as usize];
+        let cause = Cause { inst, warp: flight.warp, lane: flight.lane };
+        match &flight.payload {
+            Payload::Global(index, pieces) => {
+                for piece in pieces.iter() {
+                    let chunk = self.fetch(cause, *index, piece);
+                    store_bytes(&mut self.shared, flight.offset + piece.shared as usize, 16, &chunk);
+                }
+            }
+            Payload::Shared(from) => {
+                let bytes = self.shared[*from..from + flight.bytes as usize].to_vec();
+                self.combine(flight, &bytes);
+            }
+            Payload::Values(chunk) => {
+                let bytes: Vec<u8> = chunk.iter().flat_map(|w| w.to_le_bytes()).collect();
+                self.combine(flight, &bytes[..flight.bytes as usize]);
+            }
+        }
+        let epoch = self.mbarriers.actor(flight.mbarrier).map_or(1, |(_, epoch)| epoch);
+        if self.context.options.checks.races {
+            let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
+            let thread = (home + flight.actor as u32, flight.lane);
+            let touch = if flight.reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
+            self.shadow.land(flight.offset, flight.bytes as usize, thread, epoch, touch);
+        }
+        self.complete_bytes(cause, flight.mbarrier, flight.bytes, Some(epoch));
+    }
+
+    fn combine(&mut self, flight: &Flight, bytes: &[u8]) {
+        let target = &mut self.shared[flight.offset..flight.offset + bytes.len()];
+        match flight.reduce {
+            None => target.copy_from_slice(bytes),
+            Some((op, ty)) => reduce(op, ty, target, bytes),
+        }
+    }
+
+    /// 16 bytes of a buffer; what lies outside the tensor is zero.
+    fn fetch(&mut self, cause: Cause, index: usize, piece: &Piece) -> Chunk {
+        let region = &self.context.global.regions[index];
+        let (from, to) = piece.inside;
+        if (from, to) == (0, 16) && piece.global.is_multiple_of(16) {
+            self.check_fetch(cause, index, region, piece.global as usize, 16);
+            return region.load(piece.global as usize, 16);
+        }
+        let mut bytes = [0u8; 32];
+        for at in from..to {
+            let offset = piece.global.wrapping_add(u64::from(at)) as usize;
+            self.check_fetch(cause, index, region, offset, 1);
+            bytes[usize::from(at)] = region.load(offset, 1)[0] as u8;
+        }
+        load_bytes(&bytes, 0, 32)
+    }
+
+    #[inline(always)]
+    fn check_fetch(&mut self, cause: Cause, index: usize, region: &Region, offset: usize, bytes: usize) {
+        let context = self.context;
+        if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
+            let place = Some((Space::Global, GlobalMemory::base(index) + offset as u64));
+            self.report(HazardKind::UninitialisedRead, cause.inst, cause.warp, cause.lane, place, || {
+                "copies global memory that nothing was written to".into()
+            });
+        }
+        if context.apart && context.options.checks.races && region.writable() {
+            let granule = context.program.granules[1] as usize;
+            let other = region.note_read(offset, bytes, granule, self.cluster as u32, cause.inst.pc);
+            let address = GlobalMemory::base(index) + offset as u64;
+            self.report_foreign(cause.inst, cause.warp, cause.lane, "reads", other, address);
+        }
+    }
+
+    /// A CTA exits: what is on its way to its shared memory has nowhere to go.
+    pub(super) fn check_flights_to(&mut self, rank: usize) {
+        let range = rank * self.span..(rank + 1) * self.span;
+        let late: Vec<(u32, usize, usize, u64)> = self
+            .flights
+            .iter()
+            .filter(|f| range.contains(&f.offset))
+            .map(|f| (f.pc, f.warp, f.lane, self.shared_address(f.offset)))
+            .collect();
+        for (pc, warp, lane, address) in late {
+            let inst = &self.context.program.code[pc as usize];
+            self.report(HazardKind::AsyncNotWaited, inst, warp, lane, Some((Space::Shared, address)), || {
+                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: nobody waited for it")
+            });
+        }
+    }
+
+    /// At the end everything lands.
+    pub(super) fn land_flights(&mut self) {
+        while let Some(flight) = self.flights.pop() {
+            self.land_flight(&flight);
+        }
+        let surplus: Vec<(u64, u32, i64)> = self.mbarriers.unbalanced().filter(|m| m.2 < 0).collect();
+        for (address, line, bytes) in surplus {
+            let place = Some(self.place(Space::Shared, address));
+            self.findings.report(HazardKind::TransactionMismatch, line, None, || {
+                let message =
+                    format!("{} bytes more have come to this mbarrier than it was told to expect", -bytes);
+                (Vec::new(), place, message)
+            });
+        }
+    }
+}
+
+/// Combines elements with those in memory.
+pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
+    let size = ty.bytes() as usize;
+    for (to, from) in target.chunks_exact_mut(size).zip(source.chunks_exact(size)) {
+        let value = |bytes: &[u8]| {
+            let mut eight = [0; 8];
+            eight[..size].copy_from_slice(bytes);
+            u64::from_le_bytes(eight)
+        };
+        let after = alu::atomic(op, ty, value(to), value(from), 0);
+        to.copy_from_slice(&after.to_le_bytes()[..size]);
+    }
+}
+
+/// Whether elements of that type can be combined so.
+pub(crate) fn reduce_supported(op: AtomicOp, ty: Type) -> bool {
+    super::atomic_supported(op, ty)
+}

@@ -1,0 +1,226 @@
+//! Bulk copies from shared to global memory and the groups that tell their end (PTX ISA, "cp.async.bulk.commit_group",
+//! "cp.async.bulk.wait_group").
+
+use ptx::{AtomicOp, Element, Space, Type};
+
+use super::Env;
+use super::access::{Site, addresses, based, plain};
+use super::bulk::{Box, reduce};
+use super::registers::for_lanes;
+use super::tensor_map::{Piece, pieces};
+use super::warp::Warp;
+use crate::decode::Inst;
+use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
+use crate::order::{Access, Epoch, Strength, Touch};
+use crate::report::HazardKind;
+
+/// A copy on its way to global memory.
+#[derive(Debug)]
+struct Departure {
+    pc: u32,
+    lane: usize,
+    /// The group that it is or will be in.
+    group: u32,
+    /// Offset in the shared memory of the cluster.
+    offset: usize,
+    buffer: usize,
+    pieces: Vec<Piece>,
+    reduce: Option<(AtomicOp, Type)>,
+}
+
+/// Those of a warp.
+#[derive(Debug, Default)]
+pub(crate) struct BulkQueue {
+    departures: Vec<Departure>,
+    /// Groups committed per lane.
+    committed: [u32; 32],
+}
+
+/// When the copies of a group read, and when they write: what a wait for the reads makes known ends in between.
+fn read_epoch(group: u32) -> Epoch {
+    2 * (group + 1)
+}
+
+impl BulkQueue {
+    pub fn commit(&mut self, mask: u32) {
+        for_lanes(mask, |lane| self.committed[lane] += 1);
+    }
+}
+
+impl Env<'_> {
+    pub(super) fn bulk_store(
+        &mut self,
+        warp: &mut Warp,
+        inst: &Inst,
+        lane: usize,
+        reduce: Option<(AtomicOp, Type)>,
+    ) {
+        let bytes = warp.registers.lane(inst.s[0], lane) as u32;
+        let to = based(&warp.registers, inst.source.0, inst.source.1)[lane];
+        if !self.check_size(warp, inst, lane, bytes) {
+            return;
+        }
+        let site = Site { inst, space: Space::Global, bytes: 16, strength: Strength::Weak };
+        if let Some((buffer, pieces)) = self.global_pieces(warp, &site, lane, resolve(to).1, bytes) {
+            self.send(warp, inst, lane, (buffer, pieces), (bytes, 16), reduce);
+        }
+    }
+
+    pub(super) fn tensor_store(&mut self, warp: &mut Warp, inst: &Inst, lane: usize, op: Option<AtomicOp>) {
+        let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
+        let from = resolve(addresses(&warp.registers, inst)[lane]).1;
+        let pieces = pieces(spec, &coordinates, from & ((1 << RANK_SHIFT) - 1));
+        let reduce = op.map(|op| (op, element_type(spec.element)));
+        self.send(warp, inst, lane, (spec.buffer, pieces), (spec.box_bytes(), 128), reduce);
+    }
+
+    fn send(
+        &mut self,
+        warp: &mut Warp,
+        inst: &Inst,
+        lane: usize,
+        (buffer, pieces): (usize, Vec<Piece>),
+        (bytes, align): (u32, u32),
+        reduce: Option<(AtomicOp, Type)>,
+    ) {
+        let from = resolve(addresses(&warp.registers, inst)[lane]).1;
+        let Some(offset) = self.bulk_range(warp, inst, lane, from, bytes, align) else { return };
+        if !self.context.global.regions[buffer].writable() {
+            return self.report_read_only(inst, warp.index, lane, GlobalMemory::base(buffer));
+        }
+        let counter = &mut self.counters.instructions[inst.pc as usize];
+        counter.bulk_copies += 1;
+        counter.bulk_bytes += u64::from(bytes);
+        let group = warp.bulk.committed[lane];
+        let departure = Departure { pc: inst.pc, lane, group, offset, buffer, pieces, reduce };
+        if self.context.options.checks.races {
+            self.check_departure(warp, inst, &departure, bytes);
+        }
+        warp.bulk.departures.push(departure);
+    }
+
+    fn check_departure(&mut self, warp: &Warp, inst: &Inst, d: &Departure, bytes: u32) {
+        let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
+        let read = Access {
+            actor: self.actors.bulk(warp.index),
+            epoch: read_epoch(d.group),
+            proxy: true,
+            touch: Touch::Bulk,
+            ..plain(warp, &site, d.lane)
+        };
+        let verdict = self.shadow.read(d.offset, bytes as usize, &read);
+        let address = self.shared_address(d.offset);
+        self.judge_shared_read(verdict, inst, warp.index, d.lane, address);
+        let write = match d.reduce {
+            None => Access { epoch: read.epoch + 1, ..read },
+            Some(_) => {
+                Access { epoch: read.epoch + 1, touch: Touch::Atomic, strength: Strength::Gpu, ..read }
+            }
+        };
+        let context = self.context;
+        let region = &context.global.regions[d.buffer];
+        for piece in d.pieces.iter().filter(|p| p.inside.0 < p.inside.1) {
+            let first = piece.global.wrapping_add(u64::from(piece.inside.0));
+            let count = u64::from(piece.inside.1 - piece.inside.0);
+            let base = GlobalMemory::base(d.buffer);
+            // Whole pieces at once; the bytes of others one by one.
+            let whole = count == 16 && first.is_multiple_of(16);
+            let step = if whole { 16 } else { 1 };
+            for at in (0..count).step_by(step as usize) {
+                let address = base + first + at;
+                if let Some(c) = self.order.shadow.write(address, step, &write) {
+                    self.report_conflict(inst, warp.index, d.lane, true, &c, (Space::Global, address));
+                }
+                if context.apart && d.reduce.is_none() {
+                    let granule = context.program.granules[1] as usize;
+                    let offset = (first + at) as usize;
+                    let other =
+                        region.note_write(offset, step as usize, granule, self.cluster as u32, inst.pc);
+                    self.report_foreign(inst, warp.index, d.lane, "writes", other, address);
+                }
+            }
+        }
+    }
+
+    /// `cp.async.bulk.wait_group`: all but the last `n` groups have read their sources and, without `.read`, have written.
+    pub(super) fn bulk_wait(&mut self, warp: &mut Warp, inst: &Inst, read: bool, mask: u32) {
+        let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
+        let actor = self.actors.bulk(warp.index);
+        for_lanes(mask, |lane| {
+            let done = warp.bulk.committed[lane].saturating_sub(keep);
+            if done == 0 {
+                return;
+            }
+            self.carry_out(warp, |d| d.lane == lane && d.group < done);
+            let epoch = read_epoch(done - 1) + u32::from(!read);
+            warp.view.learn(1 << lane, warp.live, (actor, 1 << lane), epoch);
+        });
+    }
+
+    /// Makes the copies that `due` chooses.
+    fn carry_out(&mut self, warp: &mut Warp, due: impl Fn(&Departure) -> bool) {
+        let (now, later) = std::mem::take(&mut warp.bulk.departures).into_iter().partition(due);
+        warp.bulk.departures = later;
+        let now: Vec<Departure> = now;
+        for d in &now {
+            let region = &self.context.global.regions[d.buffer];
+            for piece in &d.pieces {
+                let at = d.offset + piece.shared as usize;
+                let (from, to) = (usize::from(piece.inside.0), usize::from(piece.inside.1));
+                if from >= to {
+                    continue;
+                }
+                let first = piece.global.wrapping_add(from as u64) as usize;
+                let source = &self.shared[at + from..at + to];
+                match d.reduce {
+                    None if to - from == 16 && first.is_multiple_of(16) => {
+                        region.store(first, 16, &load_bytes(&self.shared, at, 16));
+                    }
+                    None => {
+                        for (i, byte) in source.iter().enumerate() {
+                            region.store(first + i, 1, &[u32::from(*byte), 0, 0, 0, 0, 0, 0, 0]);
+                        }
+                    }
+                    Some((op, ty)) => {
+                        let mut bytes: Vec<u8> =
+                            (first..first + source.len()).map(|o| region.load(o, 1)[0] as u8).collect();
+                        reduce(op, ty, &mut bytes, source);
+                        for (i, byte) in bytes.iter().enumerate() {
+                            region.store(first + i, 1, &[u32::from(*byte), 0, 0, 0, 0, 0, 0, 0]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lanes exit, and with them who could wait for their copies.
+    pub(super) fn leave_bulk(&mut self, warp: &mut Warp, lanes: u32) {
+        let waiting = |d: &Departure| lanes >> d.lane & 1 == 1;
+        let unread: Vec<(u32, usize)> =
+            warp.bulk.departures.iter().filter(|d| waiting(d)).map(|d| (d.pc, d.lane)).collect();
+        for (pc, lane) in unread {
+            let inst = &self.context.program.code[pc as usize];
+            self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
+                "the thread exits while its bulk copy still reads shared memory: no wait_group covers it"
+                    .into()
+            });
+        }
+        self.carry_out(warp, waiting);
+    }
+}
+
+fn element_type(element: Element) -> Type {
+    match element {
+        Element::U8 => Type::U8,
+        Element::U16 => Type::U16,
+        Element::U32 => Type::U32,
+        Element::I32 => Type::S32,
+        Element::U64 => Type::U64,
+        Element::I64 => Type::S64,
+        Element::F16 => Type::F16,
+        Element::Bf16 => Type::Bf16,
+        Element::F32 => Type::F32,
+        Element::F64 => Type::F64,
+    }
+}

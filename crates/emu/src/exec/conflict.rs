@@ -1,0 +1,106 @@
+//! Two accesses that nothing orders, in words.
+
+use super::Env;
+use crate::decode::Inst;
+use crate::memory::RANK_SHIFT;
+use crate::order::{Actor, Agent, Conflict, Touch};
+use crate::report::{HazardKind, ThreadId};
+use ptx::Space;
+
+impl Env<'_> {
+    /// The thread that stands for an agent.
+    pub(super) fn thread_of(&self, agent: Agent, lane: u32) -> ThreadId {
+        let total = self.actors.total() as u32;
+        let cluster = u64::from(agent / total);
+        let warp = match self.actors.name(agent) {
+            Actor::Warp(warp) | Actor::Wgmma(warp) | Actor::Bulk(warp) => warp,
+            Actor::Mbarrier(_) => self.senders.get(&((agent % total) as usize)).map_or(0, |sender| sender.0),
+        };
+        let warps = self.actors.warps;
+        let cta = self.context.cta(cluster, (warp / warps) as u64);
+        ThreadId { cta, warp: (warp % warps) as u32, lane }
+    }
+
+    /// Whether an asynchronous read has not been waited for by its own warps.
+    fn reads_still(&self, c: &Conflict) -> bool {
+        match (c.touch, self.actors.name(c.agent)) {
+            (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.wgmma_waited[self.actors.warpgroup(warp)],
+            _ => false,
+        }
+    }
+
+    /// An access that an earlier one is not ordered with.
+    pub(super) fn report_conflict(
+        &mut self,
+        inst: &Inst,
+        warp: usize,
+        lane: usize,
+        writes: bool,
+        conflict: &Conflict,
+        place: (Space, u64),
+    ) {
+        let copied =
+            matches!(conflict.touch, Touch::Copy | Touch::CopyArrive | Touch::Bulk) && conflict.wrote;
+        let source = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive) && !conflict.wrote;
+        let same_warpgroup = self.thread_of(conflict.agent, 0).cta == self.thread(warp, 0).cta
+            && matches!(self.actors.name(conflict.agent), Actor::Wgmma(w) if self.actors.warpgroup(w) == self.actors.warpgroup(warp));
+        let kind = if conflict.unfenced {
+            HazardKind::MissingProxyFence
+        } else if (copied || source) && (conflict.in_flight || conflict.wrote && !writes)
+            || conflict.touch == Touch::Wgmma && same_warpgroup
+            || conflict.touch == Touch::Bulk
+                && self.actors.name(conflict.agent) == Actor::Bulk(warp)
+                && conflict.lane == lane as u32
+        {
+            HazardKind::AsyncNotWaited
+        } else {
+            HazardKind::Race
+        };
+        let threads = vec![self.thread(warp, lane), self.thread_of(conflict.agent, conflict.lane)];
+        let other_line = Some(self.line(conflict.pc));
+        let message = describe(conflict, writes, self.reads_still(conflict));
+        let mut findings = std::mem::take(&mut self.findings);
+        findings
+            .report(kind, inst.line, other_line, || (threads, Some(self.place(place.0, place.1)), message));
+        self.findings = findings;
+        debug_assert!(place.0 != Space::Shared || place.1 >> RANK_SHIFT < 16);
+    }
+}
+
+fn describe(c: &Conflict, writes: bool, still: bool) -> String {
+    let verb = if writes { "writes" } else { "reads" };
+    if c.unfenced {
+        return format!(
+            "the asynchronous proxy {verb} what a thread wrote: no fence.proxy.async stands between the two"
+        );
+    }
+    let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
+    match (c.touch, c.in_flight, c.wrote) {
+        (Touch::Bulk | Touch::Reduce, true, true) => {
+            format!("{verb} what a bulk copy is still writing: nobody has waited on its mbarrier")
+        }
+        (Touch::Bulk | Touch::Reduce, _, true) => format!(
+            "{verb} what a bulk copy wrote, and has not seen the phase of its mbarrier complete"
+        ),
+        (Touch::Bulk, _, false) => format!("{verb} what a bulk copy reads: no cp.async.bulk.wait_group covers it"),
+        (Touch::Wgmma, ..) if still => {
+            format!("{verb} what a wgmma in flight reads: no wgmma.wait_group covers it")
+        }
+        (Touch::Wgmma, ..) => format!("{verb} what a wgmma reads, and nothing orders the two"),
+        (_, true, true) if copies => {
+            format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
+        }
+        (_, true, false) if copies => {
+            format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
+        }
+        (_, false, true) if copies && !writes => {
+            "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
+                .into()
+        }
+        (_, false, false) if copies => {
+            format!("{verb} what an asynchronous copy reads, and nothing orders the two")
+        }
+        (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
+        (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
+    }
+}

@@ -1,0 +1,104 @@
+//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): where the 16-byte chunks
+//! of an operand lie.
+
+use ptx::Swizzle;
+
+use super::tensor_map::swizzled;
+
+/// Addresses in a descriptor have 18 bits.
+const ADDRESS_MASK: u64 = 0x3ffff;
+
+/// An operand in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descriptor {
+    start: u64,
+    /// Leading and stride byte offset.
+    leading: u64,
+    stride: u64,
+    base_offset: u64,
+    swizzle: Swizzle,
+    /// Chunks hold neighbours along M or N instead of K.
+    transposed: bool,
+}
+
+impl Descriptor {
+    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16; base offset in
+    /// 49–51; swizzle mode in 62–63.
+    pub fn new(bits: u64, transposed: bool) -> Descriptor {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
+        let swizzle = match bits >> 62 {
+            0 => Swizzle::None,
+            1 => Swizzle::Bytes128,
+            2 => Swizzle::Bytes64,
+            _ => Swizzle::Bytes32,
+        };
+        let base_offset = bits >> 49 & 7;
+        Descriptor {
+            start: field(0),
+            leading: field(16),
+            stride: field(32),
+            base_offset,
+            swizzle,
+            transposed,
+        }
+    }
+
+    /// Chunks in a row of the swizzle pattern.
+    fn chunks(&self) -> u64 {
+        u64::from(self.swizzle.span().unwrap_or(16) / 16)
+    }
+
+    /// Address of a chunk. K-major: row `major` of M or N, chunk `minor` of K, of which an instruction has two. MN-major: chunk
+    /// `major` of M or N, row `minor` of K, of which it has 16.
+    pub fn chunk(&self, major: u64, minor: u64) -> u64 {
+        let width = self.chunks();
+        let offset = match (self.transposed, self.swizzle) {
+            (false, Swizzle::None) => 16 * (major % 8) + self.stride * (major / 8) + self.leading * minor,
+            (false, _) => 16 * (width * (major % 8) + minor) + self.stride * (major / 8),
+            (true, Swizzle::None) => self.stride * major + 16 * (minor % 8) + self.leading * (minor / 8),
+            (true, _) => {
+                16 * (major % width + width * (minor % 8))
+                    + self.leading * (major / width)
+                    + self.stride * (minor / 8)
+            }
+        };
+        let address = self.start + offset;
+        // The base offset tells where the pattern starts when it is not at a multiple of its size.
+        let pattern = address.wrapping_sub(self.base_offset << 7);
+        (address ^ pattern ^ swizzled(self.swizzle, pattern)) & ADDRESS_MASK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The canonical layouts, in 16-byte units, as CUTLASS writes them (mma_sm90_desc.hpp): strides of rows and chunks.
+    #[test]
+    fn chunks_lie_where_the_canonical_layouts_say() {
+        let bits = |mode: u64, leading: u64, stride: u64| {
+            (mode << 62) + ((stride / 16) << 32) + ((leading / 16) << 16) + 1024 / 16
+        };
+        let at =
+            |bits, transposed, major, minor| Descriptor::new(bits, transposed).chunk(major, minor) - 1024;
+        // K-major, 128 bytes: rows of 128 bytes, groups of 8 rows 1024 bytes apart, chunks xored with the row.
+        assert_eq!(at(bits(1, 0, 1024), false, 11, 1), 1024 + 3 * 128 + 16 * (1 ^ 3));
+        assert_eq!(at(bits(2, 0, 512), false, 5, 1), 5 * 64 + 16 * (1 ^ 2));
+        assert_eq!(at(bits(3, 0, 256), false, 5, 1), 5 * 32);
+        assert_eq!(at(bits(0, 128, 256), false, 9, 1), 256 + 16 + 128);
+        // MN-major: a row of the pattern is one k.
+        assert_eq!(at(bits(1, 8192, 1024), true, 9, 10), 8192 + 1024 + 2 * 128 + 16 * (1 ^ 2));
+        assert_eq!(at(bits(2, 4096, 512), true, 6, 3), 4096 + 3 * 64 + 16 * (2 ^ 1));
+        assert_eq!(at(bits(0, 512, 128), true, 3, 12), 3 * 128 + 512 + 4 * 16);
+    }
+
+    #[test]
+    fn a_pattern_may_start_elsewhere() {
+        let bits = |start: u64, base: u64| (1 << 62) + (64 << 32) + (base << 49) + start / 16;
+        let shifted = Descriptor::new(bits(2048 + 256, 2), false);
+        let aligned = Descriptor::new(bits(2048, 0), false);
+        for (row, chunk) in [(0, 0), (3, 1), (7, 0)] {
+            assert_eq!(shifted.chunk(row, chunk) - 256, aligned.chunk(row, chunk));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Boxes of tensors (PTX ISA, "Tensors"): which bytes of global memory a bulk tensor copy moves to which of shared memory.
+
+use ptx::{Swizzle, TensorMapSpec};
+
+/// First bytes of a tensor map's image. A map is opaque to a kernel; here it names the map of the launch.
+const MAGIC: [u8; 12] = *b"tensor map #";
+
+/// The 128 bytes that a kernel gets for the map of that index.
+pub(crate) fn map_image(index: usize) -> [u8; 128] {
+    let mut image = [0; 128];
+    image[..12].copy_from_slice(&MAGIC);
+    image[12..16].copy_from_slice(&(index as u32).to_le_bytes());
+    image
+}
+
+/// The index of the map of which these bytes are the image.
+pub(super) fn map_index(image: &[u8]) -> Option<usize> {
+    let number = image.strip_prefix(&MAGIC)?.first_chunk()?;
+    Some(u32::from_le_bytes(*number) as usize)
+}
+
+/// 16 bytes of shared memory, or fewer where a tensor ends among them, and where they lie in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Bytes from the start of the box in shared memory.
+    pub shared: u32,
+    /// Bytes from the start of the buffer, of the first of the 16.
+    pub global: u64,
+    /// Those of the 16 bytes that are inside the tensor.
+    pub inside: (u8, u8),
+}
+
+/// The pieces of the box at these coordinates, in the order of the rows of the box. `start` is the address of the box in shared
+/// memory, whose bits the swizzle uses.
+pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> Vec<Piece> {
+    let element = i64::from(spec.element.bytes());
+    let row_bytes = i64::from(spec.box_extents[0]) * element;
+    let rows: u64 = spec.box_extents[1..].iter().map(|n| u64::from(*n)).product();
+    // In bytes of the innermost dimension.
+    let (first, end) = (i64::from(coordinates[0]) * element, spec.extents[0] as i64 * element);
+    let mut pieces = Vec::with_capacity((rows as usize) * (row_bytes as usize / 16));
+    for row in 0..rows {
+        let place = place_of(spec, &coordinates[1..], row);
+        for at in (0..row_bytes).step_by(16) {
+            let linear = row * row_bytes as u64 + at as u64;
+            let shared = swizzled(spec.swizzle, start + linear) - start;
+            let inner = first + at;
+            let (from, to) = ((-inner).clamp(0, 16), (end - inner).clamp(0, 16));
+            let inside = match place {
+                Some(_) if from < to => (from as u8, to as u8),
+                _ => (0, 0),
+            };
+            let global = spec.offset.wrapping_add(place.unwrap_or(0)).wrapping_add_signed(inner);
+            pieces.push(Piece { shared: shared as u32, global, inside });
+        }
+    }
+    pieces
+}
+
+/// Bytes from the tensor's start to a row of the box, if that is inside the tensor.
+fn place_of(spec: &TensorMapSpec, coordinates: &[i32], row: u64) -> Option<u64> {
+    let mut rest = row;
+    let mut place = 0;
+    for (dimension, coordinate) in coordinates.iter().enumerate() {
+        let size = u64::from(spec.box_extents[dimension + 1]);
+        let index = i64::from(*coordinate) + (rest % size) as i64;
+        rest /= size;
+        if index < 0 || index as u64 >= spec.extents[dimension + 1] {
+            return None;
+        }
+        place += index as u64 * spec.strides[dimension];
+    }
+    Some(place)
+}
+
+/// An address after the permutation of 16-byte chunks (PTX ISA, "Swizzling Modes"): bits 4 to 6 are xored with 7 to 9, with
+/// fewer of them for narrower modes.
+pub(super) fn swizzled(mode: Swizzle, address: u64) -> u64 {
+    let mask = match mode {
+        Swizzle::None => 0,
+        Swizzle::Bytes32 => 1,
+        Swizzle::Bytes64 => 3,
+        Swizzle::Bytes128 => 7,
+    };
+    address ^ (address >> 7 & mask) << 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ptx::{Element, L2Promotion};
+
+    fn spec(extents: &[u64], boxes: &[u32], swizzle: Swizzle) -> TensorMapSpec {
+        let mut strides = Vec::new();
+        let mut stride = extents[0].next_multiple_of(8) * 2;
+        for extent in &extents[1..] {
+            strides.push(stride);
+            stride *= extent;
+        }
+        TensorMapSpec {
+            buffer: 0,
+            offset: 32,
+            element: Element::F16,
+            extents: extents.to_vec(),
+            strides,
+            box_extents: boxes.to_vec(),
+            swizzle,
+            l2_promotion: L2Promotion::None,
+        }
+    }
+
+    #[test]
+    fn images_name_their_map() {
+        assert_eq!(map_index(&map_image(3)), Some(3));
+        assert_eq!(map_index(&[0; 128]), None);
+    }
+
+    #[test]
+    fn rows_are_permuted_by_their_number() {
+        let spec = spec(&[64, 32], &[64, 16], Swizzle::Bytes128);
+        let pieces = pieces(&spec, &[0, 8], 4096);
+        assert_eq!(pieces.len(), 16 * 8);
+        let third = pieces[3 * 8 + 5];
+        assert_eq!(
+            third,
+            Piece { shared: 3 * 128 + (5 ^ 3) * 16, global: 32 + 11 * 128 + 80, inside: (0, 16) }
+        );
+    }
+
+    #[test]
+    fn what_lies_outside_is_not_inside() {
+        let spec = spec(&[20, 4], &[16, 2], Swizzle::None);
+        let at = |x, y| pieces(&spec, &[x, y], 1024).iter().map(|p| p.inside).collect::<Vec<_>>();
+        assert_eq!(at(8, 3), [(0, 16), (0, 8), (0, 0), (0, 0)]);
+        assert_eq!(at(-4, 0), [(8, 16), (0, 16), (8, 16), (0, 16)]);
+        assert_eq!(at(0, -1), [(0, 0), (0, 0), (0, 16), (0, 16)]);
+    }
+}

@@ -1,0 +1,334 @@
+//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+//!
+//! A product is computed when it is issued, each warp its 16 rows; what it reads and the registers it works on are in flight
+//! until a `wgmma.wait_group`. That a warp's wait holds for all four is true of the machine, which starts no product before
+//! all of them have issued it: so a wait goes on only then here, too.
+
+use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
+
+use super::Env;
+use super::access::{Site, plain};
+use super::descriptor::Descriptor;
+use super::matrix::input;
+use super::run::Flow;
+use super::warp::{Split, State, Warp};
+use crate::decode::{Inst, Slot, wgmma_bits};
+use crate::memory::{Chunk, SHARED_BASE, load_bytes};
+use crate::numerics::Lanes32;
+use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape, TensorRules};
+use crate::order::{Access, Strength, Touch};
+use crate::report::HazardKind;
+
+/// Warps of a warpgroup.
+const WARPS: usize = 4;
+
+/// What a product does with a register.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    /// Group of the last product that used it, counted from 1.
+    group: u32,
+    /// Its columns where it was a sum, 0 where it was A.
+    columns: u16,
+    /// Fences executed before the last access by another instruction, counted from 1.
+    touched: u32,
+}
+
+/// The products of a warp.
+#[derive(Debug, Default)]
+pub(crate) struct WgmmaQueue {
+    /// By register.
+    uses: Vec<Use>,
+    fences: u32,
+    committed: u32,
+    /// Groups waited for.
+    waited: u32,
+    /// Whether a product is in no group yet.
+    open: bool,
+}
+
+/// The product of 16 rows and 8 columns that stands for a wgmma, if there is one.
+fn kind(w: &Wgmma) -> Option<MmaKind> {
+    let accumulator = match w.d {
+        Type::F16 => Accumulator::F16,
+        Type::F32 => Accumulator::F32,
+        Type::S32 => Accumulator::S32 { saturate: w.satfinite },
+        _ => return None,
+    };
+    let columns = usize::from(w.shape.n);
+    let step = if matches!(w.d, Type::S32) && columns > 32 { 16 } else { 8 };
+    if w.shape.m != 64 || !(8..=256).contains(&columns) || columns % step != 0 && columns != 24 {
+        return None;
+    }
+    let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
+    let exact = w.shape.k * w.a.bits() as u16 == 256;
+    if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
+}
+
+/// Whether the emulator has this product.
+pub(crate) fn wgmma_supported(w: &Wgmma) -> bool {
+    kind(w).is_some()
+}
+
+/// Signs of the elements in a register.
+fn signs(input: Input) -> u32 {
+    match input.bits() {
+        8 => 0x8080_8080,
+        16 => 0x8000_8000,
+        _ => 0x8000_0000,
+    }
+}
+
+impl Env<'_> {
+    pub(super) fn warpgroup(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
+        if mask != !0 && !split.forced {
+            if mask != warp.live {
+                return Flow::Wait(State::Lanes(!0));
+            }
+            let lane = mask.trailing_zeros() as usize;
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
+                format!("only lanes {mask:#010x} execute it: all threads of the warpgroup must")
+            });
+        }
+        split.forced = false;
+        match inst.op {
+            Op::Wgmma(w) => self.wgmma_product(warp, inst, &w),
+            Op::WgmmaFence => warp.wgmma.fences += 1,
+            Op::WgmmaCommitGroup => {
+                warp.wgmma.committed += 1;
+                warp.wgmma.open = false;
+                self.wgmma_committed[warp.index] = warp.wgmma.committed;
+            }
+            Op::WgmmaWaitGroup => return self.wgmma_wait(warp, split, inst),
+            _ => {}
+        }
+        Flow::Next
+    }
+
+    /// The warps of a warp's warpgroup.
+    fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
+        let warps = self.actors.warps;
+        let first = warp.index - warp.index % warps % WARPS;
+        first..(first + WARPS).min(warp.index - warp.index % warps + warps)
+    }
+
+    fn wgmma_wait(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
+        let keep = warp.registers.lane(inst.s[0], 0) as u32;
+        let done = warp.wgmma.committed.saturating_sub(keep);
+        let mut group = self.warpgroup_of(warp);
+        if group.any(|w| self.live[w] != 0 && self.wgmma_committed[w] < done) {
+            return self.retry(split);
+        }
+        split.polls = 0;
+        if done > warp.wgmma.waited {
+            warp.wgmma.waited = done;
+            let waited = &mut self.wgmma_waited[self.actors.warpgroup(warp.index)];
+            *waited = done.max(*waited);
+            let actor = self.actors.wgmma(warp.index);
+            warp.view.learn(!0, warp.live, (actor, !0), done);
+        }
+        Flow::Next
+    }
+
+    fn wgmma_product(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma) {
+        let Some(kind) = kind(w) else { return };
+        if self.warpgroup_of(warp).len() < WARPS {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
+                "a warpgroup has four warps, and this one fewer".into()
+            });
+            return;
+        }
+        let slots = self.context.program.slots(inst);
+        let (d_slots, a_slots) = slots.split_at(w.d_registers());
+        self.check_registers(warp, inst, w, d_slots, a_slots);
+        self.check_uniform(warp, inst, w);
+        warp.wgmma.open = true;
+        let a = match w.a_source {
+            WgmmaSource::Registers => {
+                let mut a = [[0; 32]; 4];
+                a.iter_mut().zip(a_slots).for_each(|(a, slot)| *a = *warp.registers.get32(*slot));
+                Some(a)
+            }
+            WgmmaSource::Shared => self.left(warp, inst),
+        };
+        let Some(mut a) = a else { return };
+        if inst.target & wgmma_bits::NEGATE_A != 0 {
+            a.iter_mut().flatten().for_each(|x| *x ^= signs(kind.a()));
+        }
+        let transposed = inst.target & wgmma_bits::TRANSPOSE_B != 0;
+        let b = Descriptor::new(warp.registers.lane(inst.s[1], 0), transposed);
+        let adds = warp.registers.get_pred(inst.s[2], inst.negated, 2) & 1 == 1;
+        let per_block = kind.registers()[2];
+        for (block, registers) in d_slots.chunks_exact(per_block).enumerate() {
+            let Some(mut b) = self.right(warp, inst, &b, block as u64, transposed) else { return };
+            if inst.target & wgmma_bits::NEGATE_B != 0 {
+                b.iter_mut().flatten().for_each(|x| *x ^= signs(kind.b()));
+            }
+            let mut c = [[0; 32]; 4];
+            if adds {
+                c.iter_mut().zip(registers).for_each(|(c, slot)| *c = *warp.registers.get32(*slot));
+            }
+            let mut d: [Lanes32; 4] = [[0; 32]; 4];
+            let done =
+                tensor::mma(kind, TensorRules::HopperAsync, &a, &b, &c[..per_block], &mut d[..per_block]);
+            if let Err(error) = done {
+                self.report(HazardKind::OutOfBounds, inst, warp.index, 0, None, || error.to_string());
+                return;
+            }
+            registers.iter().zip(&d).for_each(|(slot, d)| warp.registers.set32(*slot, !0, d));
+        }
+    }
+
+    /// A of this warp's 16 rows, in the layout of mma's fragments: register 2·chunk + row / 8.
+    fn left(&mut self, warp: &Warp, inst: &Inst) -> Option<[Lanes32; 4]> {
+        let transposed = inst.target & wgmma_bits::TRANSPOSE_A != 0;
+        let a = Descriptor::new(warp.registers.lane(inst.s[0], 0), transposed);
+        let first = (warp.index % self.actors.warps % WARPS) as u64;
+        let mut rows = [[0; 32]; 4];
+        for half in 0..2 {
+            let b = self.right(warp, inst, &a, 2 * first + half, transposed)?;
+            (rows[half as usize], rows[2 + half as usize]) = (b[0], b[1]);
+        }
+        Some(rows)
+    }
+
+    /// Eight rows of A, or columns of B, in the layout of mma's fragments: a register for each 16 bytes of K.
+    fn right(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        descriptor: &Descriptor,
+        block: u64,
+        transposed: bool,
+    ) -> Option<[Lanes32; 2]> {
+        let mut registers: [Lanes32; 2] = [[0; 32]; 2];
+        if transposed {
+            for k in 0..16usize {
+                let chunk = self.operand_chunk(warp, inst, descriptor.chunk(block, k as u64))?;
+                let (register, shift) = (&mut registers[k / 8], 16 * (k % 2));
+                for i in 0..8 {
+                    let element = chunk[i / 2] >> (16 * (i % 2)) & 0xffff;
+                    register[4 * i + k % 8 / 2] |= element << shift;
+                }
+            }
+        } else {
+            for row in 0..8usize {
+                for (minor, register) in registers.iter_mut().enumerate() {
+                    let address = descriptor.chunk(8 * block + row as u64, minor as u64);
+                    let chunk = self.operand_chunk(warp, inst, address)?;
+                    register[4 * row..4 * row + 4].copy_from_slice(&chunk[..4]);
+                }
+            }
+        }
+        Some(registers)
+    }
+
+    /// 16 bytes of an operand, read by the asynchronous proxy.
+    fn operand_chunk(&mut self, warp: &Warp, inst: &Inst, address: u64) -> Option<Chunk> {
+        let layout = &self.context.program.layout;
+        let offset = address.wrapping_sub(SHARED_BASE);
+        if offset < u64::from(layout.shared_start) || offset + 16 > u64::from(layout.shared_extent) {
+            let place = Some((Space::Shared, address));
+            self.report(HazardKind::OutOfBounds, inst, warp.index, 0, place, || {
+                format!("a descriptor leads to address {address:#x}, outside of shared memory")
+            });
+            return None;
+        }
+        let offset = self.rank(warp) * self.span + offset as usize;
+        if self.context.options.checks.races {
+            let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
+            let access = Access {
+                actor: self.actors.wgmma(warp.index),
+                epoch: warp.wgmma.committed + 1,
+                proxy: true,
+                touch: Touch::Wgmma,
+                lanes: warp.live,
+                ..plain(warp, &site, 0)
+            };
+            let verdict = self.shadow.read(offset, 16, &access);
+            self.judge_shared_read(verdict, inst, warp.index, 0, self.shared_address(offset));
+        }
+        Some(load_bytes(&self.shared, offset, 16))
+    }
+
+    /// Descriptors and the predicate are the warp's, not a lane's.
+    fn check_uniform(&mut self, warp: &Warp, inst: &Inst, w: &Wgmma) {
+        let differs = |slot: Slot| {
+            let values = warp.registers.get_any(slot);
+            slot.is_some() && values.iter().any(|v| *v != values[0])
+        };
+        let predicate = warp.registers.get_pred(inst.s[2], inst.negated, 2) & warp.live;
+        let a = w.a_source == WgmmaSource::Shared && differs(inst.s[0]);
+        if a || differs(inst.s[1]) || predicate != 0 && predicate != warp.live {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
+                "its descriptors or its predicate differ between threads of the warp".into()
+            });
+        }
+    }
+
+    /// What other instructions, and products in flight, did with the registers.
+    fn check_registers(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma, d: &[Slot], a: &[Slot]) {
+        let queue = &mut warp.wgmma;
+        if queue.uses.is_empty() {
+            queue.uses = vec![Use::default(); warp.registers.w32.len()];
+        }
+        let (group, waited) = (queue.committed + 1, queue.waited);
+        let (mut unfenced, mut busy) = (queue.fences == 0, false);
+        let columns = w.shape.n;
+        for slot in d.iter().filter(|slot| slot.is_some()) {
+            let used = &mut queue.uses[slot.at()];
+            let in_flight = used.group > waited;
+            busy |= in_flight && used.columns != columns;
+            unfenced |= !in_flight && used.touched == queue.fences + 1;
+            (used.group, used.columns) = (group, columns);
+        }
+        for slot in a {
+            let used = &mut queue.uses[slot.at()];
+            busy |= used.group > waited && used.columns != 0;
+            unfenced |= used.touched == queue.fences + 1;
+            (used.group, used.columns) = (group, 0);
+        }
+        if busy {
+            self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
+                "works on registers of a wgmma of another shape or role that no wait_group covers".into()
+            });
+        }
+        if unfenced {
+            self.report(HazardKind::MissingWgmmaFence, inst, warp.index, 0, None, || {
+                "works on registers that other instructions accessed since the last wgmma.fence".into()
+            });
+        }
+    }
+
+    /// An instruction of another kind reads or writes registers that products work on.
+    #[inline(never)]
+    pub(super) fn touch_registers(&mut self, warp: &mut Warp, inst: &Inst, registers: &[u16], mask: u32) {
+        let queue = &mut warp.wgmma;
+        if queue.uses.is_empty() {
+            queue.uses = vec![Use::default(); warp.registers.w32.len()];
+        }
+        let (fences, waited) = (queue.fences, queue.waited);
+        let mut busy = false;
+        for &register in registers {
+            let used = &mut queue.uses[usize::from(register)];
+            used.touched = fences + 1;
+            busy |= used.group > waited;
+        }
+        if busy {
+            let lane = mask.trailing_zeros() as usize;
+            self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
+                "accesses a register that a wgmma works on: no wgmma.wait_group covers it".into()
+            });
+        }
+    }
+
+    /// The warp exits: its products must be complete, or nobody knows when they read for the last time.
+    pub(super) fn leave_wgmma(&mut self, warp: &Warp, inst: &Inst) {
+        let queue = &warp.wgmma;
+        if warp.live == 0 && (queue.open || queue.committed > queue.waited) {
+            self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
+                "the warp exits while a wgmma may still read shared memory: no wgmma.wait_group covers it"
+                    .into()
+            });
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What the forward families' launch contracts share: buffers, strides and scale.
+
+use problem::{DType, Problem, Strides, Tensor};
+use ptx::{Access, Arg, BufferSpec, Element, Half};
+use tile::TensorRows;
+
+use crate::PlanError;
+
+/// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
+const STRIDE_LIMIT: i64 = 1 << 40;
+
+/// The element type of all four tensors; a plan's check has refused f32.
+pub(crate) fn half(problem: &Problem) -> Half {
+    if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+}
+
+/// A stride in bytes; 0 where it is never stepped over.
+pub(crate) fn stepped(extent: usize, stride: i64) -> i64 {
+    if extent > 1 { stride.wrapping_mul(2) } else { 0 }
+}
+
+/// `q`, `k`, `v`, `out` and, where it is returned, `lse`, each of the size that the problem's strides span.
+pub(crate) fn tensor_buffers(problem: &Problem, lse: bool) -> Vec<BufferSpec> {
+    let bytes = |tensor| problem.span(tensor).map_or(0, |(elements, _)| 2 * elements);
+    let mut buffers: Vec<BufferSpec> = Tensor::ALL
+        .into_iter()
+        .map(|tensor| {
+            let dense = 2 * problem.extents(tensor).iter().product::<usize>();
+            let access = match tensor {
+                Tensor::Out if dense == bytes(tensor) => Access::Write,
+                // What lies between the rows stays as it is.
+                Tensor::Out => Access::ReadWrite,
+                _ => Access::Read,
+            };
+            BufferSpec { name: tensor.name().to_owned(), bytes: bytes(tensor), access }
+        })
+        .collect();
+    if lse {
+        let bytes = 4 * problem.batch * problem.heads_q * problem.seq_q;
+        buffers.push(BufferSpec { name: "lse".to_owned(), bytes, access: Access::Write });
+    }
+    buffers
+}
+
+/// Bytes from the start of a tensor's buffer to its element (0, 0, 0, 0).
+fn origin(problem: &Problem, tensor: Tensor) -> u64 {
+    2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
+}
+
+/// The address of a tensor's element (0, 0, 0, 0).
+pub(crate) fn pointer(problem: &Problem, tensor: Tensor) -> Arg {
+    Arg::Buffer { index: tensor as usize, offset: origin(problem, tensor) }
+}
+
+/// The distances in bytes of a tensor's batch entries and of its heads.
+pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
+    let ([batches, heads, ..], Strides { batch, head, .. }) =
+        (problem.extents(tensor), problem.strides(tensor));
+    [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
+}
+
+/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared.
+pub(crate) fn factor(problem: &Problem) -> f32 {
+    let scale = f64::from(problem.softmax_scale()).abs();
+    if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
+}
+
+/// `|scale| · log2 e`. Where the scale is zero, a factor so small that no score is told from another, while masked ones stay −∞.
+pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
+    let scale = f64::from(problem.softmax_scale()).abs();
+    ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
+}
+
+/// A tensor as tensor maps see it. Batch entries or heads that are all the same are one.
+pub(crate) fn tensor_rows(problem: &Problem, tensor: Tensor) -> TensorRows {
+    let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent as u64 };
+    // Of an extent of one, any stride that a map may have.
+    let bytes = |extent: usize, stride: i64| if extent > 1 && stride != 0 { 2 * stride as u64 } else { 16 };
+    TensorRows {
+        buffer: tensor as usize,
+        offset: origin(problem, tensor),
+        element: if problem.dtype == DType::Bf16 { Element::Bf16 } else { Element::F16 },
+        extents: [distinct(batch, strides.batch), distinct(heads, strides.head), rows as u64, columns as u64],
+        strides: [bytes(batch, strides.batch), bytes(heads, strides.head), bytes(rows, strides.row)],
+    }
+}
+
+/// Whether tensor maps can be made of Q, K and V.
+pub(crate) fn check_tensor_maps(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
+    for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+        let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+        for (what, extent, stride, least) in [
+            ("batch stride", batch, strides.batch, 0),
+            ("head stride", heads, strides.head, 0),
+            ("row stride", rows, strides.row, 8),
+        ] {
+            if extent > 1 && (stride % 8 != 0 || !(least..STRIDE_LIMIT / 2).contains(&stride)) {
+                return Err(PlanError::Problem {
+                    family,
+                    what: format!("{} {what}", tensor.name()),
+                    value: stride.to_string(),
+                    accepted: format!("multiples of 8 from {least} to 2^39 elements, as tensor maps need"),
+                });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! A warpgroup's block of keys: its scores and what it adds to O, in pieces that overlap.
+
+use problem::Problem;
+use ptx::{Builder, F32, R32};
+use tile::{
+    AccTile, Accumulate, Coverage, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix,
+};
+
+use super::loads::Loads;
+use super::plan::{Merge, SmallPlan};
+
+/// Rows of a warp.
+pub(super) const WARP_ROWS: u32 = 16;
+
+/// Operands, accumulators and the products that are under way.
+pub(super) struct Block<'a> {
+    plan: &'a SmallPlan,
+    loads: &'a Loads<'a>,
+    products: Products,
+    queries: SharedMatrix,
+    keys: SharedMatrix,
+    /// S: 64 rows × `block_n` keys.
+    scores: AccTile,
+    /// O, in the shares that are computed one after the other, each with its columns of V.
+    shares: Vec<(AccTile, SharedMatrix)>,
+    score_groups: Vec<Group>,
+    /// Of the last piece of P V, a group for each share.
+    share_groups: Vec<Group>,
+}
+
+impl<'a> Block<'a> {
+    /// Waits for the queries.
+    pub(super) fn new(
+        k: &mut Builder,
+        plan: &'a SmallPlan,
+        problem: &Problem,
+        products: Products,
+        place: &Place,
+        loads: &'a Loads<'a>,
+    ) -> Block<'a> {
+        loads.wait_for_queries(k);
+        let queries = SharedMatrix::over_columns(k, plan.query_tile(problem), loads.queries);
+        let keys = SharedMatrix::over_columns(k, plan.key_tile(problem), loads.keys);
+        let values = SharedMatrix::over_rows(k, plan.value_tile(problem), loads.values);
+        let columns = problem.head_dim_v as u32;
+        let o = AccTile::unset(k, WARP_ROWS, columns);
+        let shares = match plan.merge {
+            Merge::Shares => vec![(o, values)],
+            Merge::PeerFirst => {
+                let n_tiles = o.n_tiles() / 2;
+                let peer = k.xor(place.cta, 1);
+                vec![
+                    (o.columns(0, n_tiles), values.column_part(k, peer, columns / 2)),
+                    (o.columns(n_tiles, n_tiles), values.column_part(k, place.cta, columns / 2)),
+                ]
+            }
+        };
+        Block {
+            plan,
+            loads,
+            products,
+            queries,
+            keys,
+            scores: AccTile::unset(k, WARP_ROWS, plan.block_n),
+            shares,
+            score_groups: Vec::new(),
+            share_groups: Vec::new(),
+        }
+    }
+
+    /// Issues S = Q Kᵀ of a step of the softmax, each piece when its keys have landed.
+    pub(super) fn issue_scores(&mut self, k: &mut Builder, step: u32) {
+        let SmallPlan { qk_pieces, key_copies, .. } = *self.plan;
+        let (keys, pieces_per_copy) = (self.plan.qk_keys(), qk_pieces / key_copies);
+        for piece in self.plan.qk_pieces_of(step) {
+            let (copy, in_copy) = (piece / pieces_per_copy, piece % pieces_per_copy);
+            if in_copy == 0 {
+                self.loads.wait_for_keys(k, copy);
+            }
+            self.products.fence(k);
+            let keys_of_piece = self.keys.tile(copy).from_row(in_copy * keys);
+            self.products.wgmma_qk(k, self.queries, keys_of_piece, &self.piece_of_scores(piece));
+            self.score_groups.push(self.products.commit(k));
+        }
+    }
+
+    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
+    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, coverage: Coverage, step: u32) -> LaneMaxima {
+        let mut maxima: Option<LaneMaxima> = None;
+        for piece in self.plan.qk_pieces_of(step) {
+            self.products.wait(k, self.score_groups[piece as usize]);
+            let s = self.piece_of_scores(piece);
+            let origin: R32 = k.mov(piece * self.plan.qk_keys());
+            mask.apply(k, &s, origin, coverage);
+            let of_piece = LaneMaxima::of(k, &s);
+            maxima = Some(match maxima {
+                None => of_piece,
+                Some(others) => others.and(k, &of_piece),
+            });
+        }
+        maxima.expect("a step has a piece")
+    }
+
+    fn piece_of_scores(&self, piece: u32) -> AccTile {
+        let n_tiles = self.plan.qk_keys() / 8;
+        self.scores.columns(piece * n_tiles, n_tiles)
+    }
+
+    /// The scores that become one piece of P.
+    pub(super) fn scores_of(&self, piece: u32) -> AccTile {
+        let n_tiles = self.plan.pv_keys() / 8;
+        self.scores.columns(piece * n_tiles, n_tiles)
+    }
+
+    /// Multiplies the rows of O once all that was added to it stands.
+    pub(super) fn rescale(&self, k: &mut Builder, factors: &[F32]) {
+        self.wait_for_output(k);
+        for (share, _) in &self.shares {
+            for (row, &factor) in (0..).zip(factors) {
+                share.scale_row(k, row, factor);
+            }
+        }
+    }
+
+    /// Issues O += P V of one piece of P.
+    pub(super) fn issue_output(&mut self, k: &mut Builder, p: &ProbTile, piece: u32) {
+        if piece == 0 {
+            self.loads.wait_for_values(k);
+        }
+        let accumulate = if piece == 0 { Accumulate::Set } else { Accumulate::Add };
+        let last = piece + 1 == self.plan.softmax_steps * self.plan.pv_pieces;
+        let first_key = piece * self.plan.pv_keys();
+        self.products.fence(k);
+        self.share_groups.clear();
+        for (i, (share, values)) in self.shares.iter().enumerate() {
+            self.products.wgmma_pv(k, p, values.from_row(first_key), share, accumulate);
+            // Shares of the last piece end one by one, so that the first can leave.
+            if last || i + 1 == self.shares.len() {
+                self.share_groups.push(self.products.commit(k));
+            }
+        }
+    }
+
+    fn wait_for_output(&self, k: &mut Builder) {
+        let last = self.share_groups.last().expect("products were issued");
+        self.products.wait(k, *last);
+    }
+
+    /// One share of O, complete.
+    pub(super) fn share(&self, k: &mut Builder, number: usize) -> &AccTile {
+        self.products.wait(k, self.share_groups[number]);
+        &self.shares[number].0
+    }
+}

@@ -1,0 +1,306 @@
+//! The generator.
+
+use problem::{Mask, Problem, Tensor};
+use ptx::{
+    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
+    TensorMapPtr,
+};
+use tile::{
+    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange,
+    SwizzledTile, Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
+};
+
+use super::block::{Block, WARP_ROWS};
+use super::loads::{Loads, Source};
+use super::plan::{Merge, Scores, SmallPlan};
+use crate::forward::contract::{
+    half, head_strides, pointer, stepped, tensor_buffers, tensor_rows, unsigned_factor,
+};
+
+const ENTRY: &str = "flash_forward_small";
+
+impl SmallPlan {
+    /// The kernel; the plan has been checked.
+    pub(crate) fn emit(&self, problem: &Problem) -> Kernel {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(self.threads());
+        k.min_ctas_per_sm(self.resident_ctas);
+        Forward::new(&mut k, problem, self).body(&mut k);
+        let tiles = [self.query_tile(problem), self.key_tile(problem), self.value_tile(problem)];
+        let tensors = [Tensor::Q, Tensor::K, Tensor::V];
+        Kernel {
+            module: k.into_module(Target::sm_a(90)),
+            entry: ENTRY.to_owned(),
+            launch: self.launch(problem),
+            buffers: tensor_buffers(problem, self.lse),
+            tensor_maps: tensors
+                .iter()
+                .zip(tiles)
+                .map(|(&t, tile)| tile.map(&tensor_rows(problem, t)))
+                .collect(),
+            args: args(problem, self.lse),
+        }
+    }
+
+    fn launch(&self, problem: &Problem) -> Launch {
+        let rows = problem.seq_q.div_ceil(self.rows() as usize) as u32;
+        Launch {
+            grid: Dim3(self.cluster * rows, problem.heads_q as u32, problem.batch as u32),
+            cluster: Dim3(self.cluster, 1, 1),
+            block: Dim3(self.threads(), 1, 1),
+            dynamic_shared: self.shared_bytes(problem) as u32,
+            overlapping: self.overlapping,
+        }
+    }
+}
+
+/// The kernel's parameters, in the order of [`args`].
+struct Params {
+    /// Of Q, K and V.
+    maps: [TensorMapPtr; 3],
+    out: Global,
+    lse: Option<Global>,
+    /// Bytes between batch entries and between heads of the output.
+    out_strides: [R64; 2],
+    seq_q: R32,
+    seq_kv: R32,
+    /// `|scale| · log2 e`.
+    factor: F32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, lse: bool) -> Params {
+        Params {
+            maps: ["q_map", "k_map", "v_map"].map(|name| k.param_tensor_map(name)),
+            out: k.param_pointer("out"),
+            lse: lse.then(|| k.param_pointer("lse")),
+            out_strides: ["out_batch_bytes", "out_head_bytes"].map(|name| k.param_u64(name)),
+            seq_q: k.param_u32("seq_q"),
+            seq_kv: k.param_u32("seq_kv"),
+            factor: k.param_f32("scale_log2e"),
+        }
+    }
+}
+
+/// What the warpgroup works on, in registers, and what is known of it when the kernel is made.
+pub(super) struct Forward<'a> {
+    pub(super) plan: &'a SmallPlan,
+    pub(super) problem: &'a Problem,
+    pub(super) half: Half,
+    pub(super) rule: MaskRule,
+    params: Params,
+    pub(super) place: Place,
+    pub(super) threads: Threads,
+    pub(super) rows: RowRange,
+    /// The CTA's query head and batch entry.
+    head: R32,
+    batch: R32,
+    pub(super) shared: Shared,
+    /// With the other parts of the keys, where there are any.
+    pub(super) exchange: Option<Exchange>,
+}
+
+impl<'a> Forward<'a> {
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan) -> Forward<'a> {
+        let params = Params::declare(k, plan.lse);
+        let rule = if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All };
+        let place = Place::new(k, plan.division());
+        let threads = place.threads(k, plan.division());
+        let tile = row_tile(k, plan, rule);
+        let first = k.mul(tile, plan.rows());
+        let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
+        let map = plan.shared_map(problem);
+        let at = |offset: u32| shared.at(i64::from(offset));
+        let barriers = Mbarriers::new(at(map.barriers)).from(plan.load_barriers());
+        let exchange = (plan.division().parts() > 1).then(|| {
+            Exchange::new(plan.division(), place, problem.head_dim_v as u32, at(map.messages), barriers)
+        });
+        Forward {
+            plan,
+            problem,
+            half: half(problem),
+            rule,
+            place,
+            threads,
+            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv },
+            params,
+            head: k.special(SpecialReg::CtaidY),
+            batch: k.special(SpecialReg::CtaidZ),
+            shared,
+            exchange,
+        }
+    }
+
+    /// The kernel: attention of 64 rows to one part of their keys, joined with the other parts.
+    fn body(&self, k: &mut Builder) {
+        let (softmax, o) = if self.plan.streams() {
+            let (softmax, o) = self.stream(k);
+            softmax.gather_sums(k);
+            self.join(k, softmax, o)
+        } else {
+            self.at_once(k)
+        };
+        self.store(k, &softmax, &o);
+    }
+
+    /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at once.
+    fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
+        let (plan, coverage) = (self.plan, self.coverage());
+        let source = self.source(k);
+        let loads = Loads::new(k, plan, self.problem, self.place, self.threads.lane, self.shared);
+        loads.request(k, &source, self.exchange.as_ref());
+        let mut block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
+        let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
+        let softmax = self.softmax(k);
+
+        let ahead = if plan.scores == Scores::AllAtOnce { plan.softmax_steps } else { 1 };
+        (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
+        for step in 0..plan.softmax_steps {
+            let maxima = block.maxima(k, &mask, coverage, step);
+            let alpha = if step == 0 {
+                softmax.begin(k, &maxima); //                             m = max(S·c)
+                None
+            } else {
+                Some(softmax.follow_maxima(k, &maxima, coverage)) //      m = max(m, S·c); l rescaled
+            };
+            if step + 1 >= ahead && step + 1 < plan.softmax_steps {
+                block.issue_scores(k, step + 1);
+            }
+            for piece in plan.pv_pieces_of(step) {
+                let s = block.scores_of(piece);
+                let p = softmax.probabilities(k, &s, coverage); //        P = exp2(S·c − m); l += Σ P
+                if let (Some(alpha), true) = (&alpha, piece == plan.pv_pieces_of(step).start) {
+                    block.rescale(k, alpha); //                           O rescaled
+                }
+                block.issue_output(k, &p, piece); //                      O += P V
+            }
+        }
+        softmax.gather_sums(k);
+        match plan.merge {
+            Merge::Shares => {
+                let o = block.share(k, 0).clone();
+                self.join(k, softmax, o)
+            }
+            Merge::PeerFirst => self.join_with_peer(k, softmax, &block),
+        }
+    }
+
+    pub(super) fn products(&self) -> Products {
+        let products = Products::new(self.half);
+        if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products }
+    }
+
+    pub(super) fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
+        OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, WARP_ROWS)
+    }
+
+    /// What rows see of the keys of a block.
+    fn coverage(&self) -> Coverage {
+        if self.plan.masks(self.problem) { Coverage::Partial } else { Coverage::Full }
+    }
+
+    /// Where the warpgroup's queries, keys and values come from.
+    pub(super) fn source(&self, k: &mut Builder) -> Source {
+        let part = self.place.part(k, self.plan.division());
+        Source {
+            maps: self.params.maps,
+            first_row: k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first),
+            first_key: k.mul(part, self.plan.block_n),
+            head: self.head,
+            kv_head: divide(k, self.head, self.problem.group_size() as u32),
+            batch: self.batch,
+        }
+    }
+
+    /// The warpgroup's columns of O, of all keys and divided by the rows' sums; all of them where it has all keys.
+    fn join(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) -> (OnlineSoftmax, AccTile) {
+        let Some(exchange) = &self.exchange else {
+            softmax.normalize(k, &o);
+            return (softmax, o);
+        };
+        self.wait_for_cluster(k);
+        let own = exchange.send(k, &softmax, &o);
+        (exchange.receive(k, softmax, &own), own)
+    }
+
+    /// The same of two CTAs: the other's columns leave before the own ones are complete.
+    fn join_with_peer(
+        &self,
+        k: &mut Builder,
+        softmax: OnlineSoftmax,
+        block: &Block,
+    ) -> (OnlineSoftmax, AccTile) {
+        let exchange = self.exchange.as_ref().expect("a plan with a peer has two parts");
+        let theirs = block.share(k, 0);
+        self.wait_for_cluster(k);
+        exchange.send_to_peer(k, &softmax, theirs);
+        let own = block.share(k, 1).clone();
+        (exchange.receive(k, softmax, &own), own)
+    }
+
+    /// Until the other CTAs' mbarriers stand.
+    fn wait_for_cluster(&self, k: &mut Builder) {
+        if self.plan.cluster > 1 {
+            k.cluster_wait();
+        }
+    }
+
+    /// The warpgroup's first column of the head's output.
+    fn output(&self, k: &mut Builder) -> Global {
+        let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
+        let [batch, head] = [self.batch, self.head].map(|n| k.zext(n));
+        let [batch_bytes, head_bytes] = self.params.out_strides;
+        let of_batch = k.mad(batch, batch_bytes, self.params.out.base);
+        let of_head = k.mad(head, head_bytes, of_batch);
+        match self.threads.part {
+            None => Global::from(of_head),
+            Some(part) => Global::from(k.mad_wide_u(part, 2 * columns, of_head)),
+        }
+    }
+
+    fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
+        let to = self.output(k);
+        let first = k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first);
+        let rows = (to, first, self.rows.seq_q);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
+        if let Some(start) = self.params.lse {
+            let lse = softmax.lse(k);
+            let limit = k.sub(self.rows.seq_q, first);
+            let heads = k.mad(self.batch, self.problem.heads_q as u32, self.head);
+            let [heads, seq_q, first] = [heads, self.rows.seq_q, first].map(|n| k.zext(n));
+            let row = k.mad(heads, seq_q, first);
+            let to = Global::from(k.mad(row, 4, start.base));
+            store_lse(k, &self.threads, &lse, to, limit);
+        }
+    }
+}
+
+/// The cluster's tile of rows. Of a causal head the last rows, which see most, come first.
+fn row_tile(k: &mut Builder, plan: &SmallPlan, rule: MaskRule) -> R32 {
+    let index = k.special(SpecialReg::CtaidX);
+    let tile = divide(k, index, plan.cluster);
+    match rule {
+        MaskRule::All => tile,
+        MaskRule::Causal => {
+            let count = k.special(SpecialReg::NctaidX);
+            let tiles = divide(k, count, plan.cluster);
+            let last = k.sub(tiles, 1);
+            k.sub(last, tile)
+        }
+    }
+}
+
+/// One value per parameter, in the order in which [`Params::declare`] declares them.
+fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
+    let mut args: Vec<Arg> = (0..3).map(|index| Arg::TensorMap { index }).collect();
+    args.push(pointer(problem, Tensor::Out));
+    args.extend(lse.then_some(Arg::Buffer { index: 4, offset: 0 }));
+    args.extend(head_strides(problem, Tensor::Out));
+    args.extend([
+        Arg::U32(problem.seq_q as u32),
+        Arg::U32(problem.seq_kv as u32),
+        Arg::F32(unsigned_factor(problem)),
+    ]);
+    args
+}

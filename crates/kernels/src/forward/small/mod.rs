@@ -1,0 +1,17 @@
+//! The forward family for small grids, latency first, on Hopper (sm_90a).
+//!
+//! A cluster of CTAs takes 64 query rows (or a few times as many) of one head, and each of its warpgroups one part of the keys. Everything a
+//! warpgroup needs is requested at once by TMA, its scores stay in registers, and there is no loop: S = Q Kᵀ is issued as keys land, the
+//! softmax runs over the scores in few steps, P goes to the tensor cores from registers, and the parts are joined through
+//! distributed shared memory.
+//!
+//! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole, and the plan.
+//! Parameters of the launch: tensor maps of Q, K and V, the output's pointer and strides, `seq_q`, `seq_kv`, the scale.
+
+mod block;
+mod emit;
+mod loads;
+mod plan;
+mod stream;
+
+pub use plan::{Merge, Requests, Scores, SmallPlan};

@@ -1,0 +1,445 @@
+use problem::{DType, Mask, Problem, Tensor};
+use serde::{Deserialize, Serialize};
+use tile::{
+    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS,
+};
+
+use crate::forward::contract::check_tensor_maps;
+use crate::{Arch, PlanError};
+
+const FAMILY: &str = "small";
+
+/// When copies are requested. Each request is an instruction of one thread, and what is needed first goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Requests {
+    /// Queries, keys and values at once, each by another warp.
+    AtOnce,
+    /// Values once all barriers of the CTA stand.
+    ValuesLate,
+    /// Values, and all copies of keys but the first, once all barriers of the CTA stand.
+    FirstKeysOnly,
+}
+
+/// When the scores of a later step of the softmax are issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scores {
+    /// All up front, as their keys land.
+    AllAtOnce,
+    /// When the maximum of the step before is known.
+    StepByStep,
+}
+
+/// How the parts of a row's keys are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Merge {
+    /// Each warpgroup sends the others their shares of O when all of it stands.
+    Shares,
+    /// Of two CTAs, each computes the other's columns first: they travel while its own are computed.
+    PeerFirst,
+}
+
+/// Genes of the family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SmallPlan {
+    /// Warpgroups of a CTA that take 64 query rows each.
+    pub row_warpgroups: u32,
+    /// CTAs of a cluster that share query rows and divide the keys: 1, 2 or 4.
+    pub cluster: u32,
+    /// Warpgroups of a CTA that share query rows and divide the CTA's keys: 1, 2 or 4.
+    pub kv_warpgroups: u32,
+    /// Keys that a warpgroup holds scores of at once.
+    pub block_n: u32,
+    /// Blocks that a warpgroup has room for. With one its keys are that block, and all is requested once; with more, blocks stream by.
+    pub stages: u32,
+    /// When accumulators are rescaled while blocks stream by.
+    pub rescale: Rescale,
+    /// Copies that bring a block's keys.
+    pub key_copies: u32,
+    /// Products that compute a block's scores.
+    pub qk_pieces: u32,
+    /// Steps of the online softmax that a block takes; the exponentials of one run under the scores of the next.
+    pub softmax_steps: u32,
+    /// Products that a step's probabilities enter; the exponentials of one run under the product of the one before.
+    pub pv_pieces: u32,
+    /// When copies are requested.
+    pub requests: Requests,
+    /// When scores are issued.
+    pub scores: Scores,
+    /// How parts are joined.
+    pub merge: Merge,
+    /// How O is stored.
+    pub store: RowStore,
+    /// Whether the launch may begin before the one before it has ended (programmatic dependent launch).
+    pub overlapping: bool,
+    /// CTAs that a multiprocessor is to hold at least, which bounds registers.
+    pub resident_ctas: u32,
+    /// Whether the LSE is returned.
+    pub lse: bool,
+}
+
+/// Largest extent in y and z of a grid.
+const GRID_LIMIT: u64 = 65_535;
+/// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
+const OTHER_REGISTERS: [u32; 2] = [57, 40];
+
+/// Where everything lies in a CTA's shared memory, in bytes from its start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharedMap {
+    pub queries: u32,
+    pub keys: u32,
+    pub values: u32,
+    pub messages: u32,
+    pub barriers: u32,
+    pub bytes: u32,
+}
+
+impl SmallPlan {
+    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices, blocks that stream by
+    /// beyond. Of plans that do not fit, the last resort.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
+        let mut choices = SmallPlan::at_once(problem);
+        choices.extend(SmallPlan::streamed(problem, arch));
+        let last = choices.last().cloned();
+        let fitting = choices
+            .into_iter()
+            .map(|plan| plan.fitted(problem))
+            .find(|plan| plan.check(problem, arch).is_ok());
+        fitting.or(last).unwrap_or(SmallPlan::BASE)
+    }
+
+    const BASE: SmallPlan = SmallPlan {
+        row_warpgroups: 1,
+        cluster: 2,
+        kv_warpgroups: 1,
+        block_n: 256,
+        stages: 1,
+        rescale: Rescale::Always,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 2,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::PeerFirst,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: false,
+    };
+
+    /// Plans without a loop that hold all keys, the best first.
+    fn at_once(problem: &Problem) -> Vec<SmallPlan> {
+        let base = SmallPlan::BASE;
+        let pair = match (problem.seq_kv, problem.head_dim.max(problem.head_dim_v)) {
+            (..=128, _) => SmallPlan { block_n: 64, ..base },
+            (..=256, _) => SmallPlan { block_n: 128, ..base },
+            (..=512, ..=64) => SmallPlan {
+                key_copies: 4,
+                qk_pieces: 4,
+                softmax_steps: 2,
+                pv_pieces: 4,
+                requests: Requests::FirstKeysOnly,
+                ..base
+            },
+            (..=512, _) => {
+                SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 4, scores: Scores::StepByStep, ..base }
+            }
+            _ => SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base },
+        };
+        // Columns that cannot be shared leave all keys to one warpgroup.
+        let block_n = problem.seq_kv.next_multiple_of(16).min(256) as u32;
+        vec![pair, SmallPlan { cluster: 1, block_n, pv_pieces: 1, ..base }]
+    }
+
+    /// Plans by whose warpgroups blocks stream, those with more keys a block first.
+    fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
+        let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
+        let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
+        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
+        let wanted =
+            blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
+        wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
+            cluster,
+            block_n,
+            resident_ctas,
+            stages: 2,
+            rescale: Rescale::Beyond(8),
+            pv_pieces: 1,
+            ..SmallPlan::BASE
+        })
+    }
+
+    /// The plan with the joins and stores that it and the problem allow.
+    fn fitted(mut self, problem: &Problem) -> SmallPlan {
+        if self.check_merge(problem).is_err() {
+            self.merge = Merge::Shares;
+        }
+        if self.check_store(problem).is_err() {
+            self.store = RowStore::Pairs;
+        }
+        self
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.division().warpgroups() * WARPGROUP_THREADS
+    }
+
+    /// Query rows of a CTA.
+    pub const fn rows(&self) -> u32 {
+        WARPGROUP_ROWS * self.row_warpgroups
+    }
+
+    /// Keys that a cluster holds scores of at once.
+    pub const fn cluster_keys(&self) -> u32 {
+        self.division().parts() * self.block_n
+    }
+
+    /// Keys of one product of S.
+    pub(super) const fn qk_keys(&self) -> u32 {
+        self.block_n / self.qk_pieces
+    }
+
+    /// The products of S that a step of the softmax takes.
+    pub(super) fn qk_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
+        let pieces = self.qk_pieces / self.softmax_steps;
+        step * pieces..(step + 1) * pieces
+    }
+
+    /// Keys of one piece of P.
+    pub(super) const fn pv_keys(&self) -> u32 {
+        self.block_n / self.softmax_steps / self.pv_pieces
+    }
+
+    /// The pieces of P that a step of the softmax makes.
+    pub(super) fn pv_pieces_of(&self, step: u32) -> std::ops::Range<u32> {
+        step * self.pv_pieces..(step + 1) * self.pv_pieces
+    }
+
+    pub(super) const fn division(&self) -> Division {
+        Division {
+            ctas: self.cluster,
+            kv_warpgroups: self.kv_warpgroups,
+            row_warpgroups: self.row_warpgroups,
+        }
+    }
+
+    /// What one copy brings of the queries: a warpgroup's, or where blocks stream by, the CTA's.
+    pub(super) const fn query_tile(&self, problem: &Problem) -> SwizzledTile {
+        let rows = if self.streams() { self.rows() } else { WARPGROUP_ROWS };
+        SwizzledTile::new(rows, problem.head_dim as u32)
+    }
+
+    /// What one copy brings of a block's keys.
+    pub(super) const fn key_tile(&self, problem: &Problem) -> SwizzledTile {
+        SwizzledTile::new(self.block_n / self.key_copies, problem.head_dim as u32)
+    }
+
+    /// A block's values.
+    pub(super) const fn value_tile(&self, problem: &Problem) -> SwizzledTile {
+        SwizzledTile::new(self.block_n, problem.head_dim_v as u32)
+    }
+
+    pub(super) fn shared_map(&self, problem: &Problem) -> SharedMap {
+        let division = self.division();
+        let queries = self.query_tile(problem);
+        let keys = self.rows() / queries.rows * queries.bytes();
+        let blocks = self.kv_warpgroups * self.stages;
+        let values = keys + blocks * self.key_copies * self.key_tile(problem).bytes();
+        let messages = values + blocks * self.value_tile(problem).bytes();
+        let barriers = messages + division.message_room(problem.head_dim_v as u32);
+        let count = self.load_barriers() + division.barriers();
+        SharedMap { queries: 0, keys, values, messages, barriers, bytes: barriers + count * Mbarriers::BYTES }
+    }
+
+    /// Whether blocks stream by.
+    pub const fn streams(&self) -> bool {
+        self.stages > 1
+    }
+
+    /// Mbarriers of queries, keys and values.
+    pub(super) const fn load_barriers(&self) -> u32 {
+        if self.streams() {
+            let rings = Handover::bytes(1) + 2 * self.kv_warpgroups * Handover::bytes(self.stages);
+            return rings / Mbarriers::BYTES;
+        }
+        self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1)
+    }
+
+    /// Shared memory of a CTA, in bytes.
+    pub fn shared_bytes(&self, problem: &Problem) -> u64 {
+        self.shared_map(problem).bytes.into()
+    }
+
+    /// Registers of a thread, about: accumulators of S and O, and where S is ahead, P.
+    pub fn registers(&self, problem: &Problem) -> u32 {
+        let p = if self.streams() { self.block_n / 4 } else { 0 };
+        let others = OTHER_REGISTERS[usize::from(self.streams())];
+        self.block_n / 2 + p + problem.head_dim_v as u32 / 2 + others
+    }
+
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
+        self.check_problem(problem)?;
+        self.check_genes()?;
+        self.check_merge(problem)?;
+        self.check_store(problem)?;
+        self.check_grid(problem)?;
+        self.check_resources(problem, arch)
+    }
+
+    fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
+        if problem.dtype == DType::F32 {
+            let accepted = "f16, bf16";
+            return Err(PlanError::DType { family: FAMILY, dtype: problem.dtype, accepted });
+        }
+        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
+            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        }
+        for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+            accept(what, length as u64, (1..=1 << 30).contains(&length), "1 to 2^30")?;
+        }
+        if !self.streams() {
+            let (keys, most) = (problem.seq_kv as u64, u64::from(self.cluster_keys()));
+            let accepted = format!("up to {most} with this plan, and more with stages > 1");
+            accept("seq_kv", keys, keys <= most, &accepted)?;
+        }
+        check_tensor_maps(problem, FAMILY)
+    }
+
+    fn check_genes(&self) -> Result<(), PlanError> {
+        for (what, value) in [("cluster", self.cluster), ("kv_warpgroups", self.kv_warpgroups)] {
+            accept(what, value.into(), [1, 2, 4].contains(&value), "1, 2, 4")?;
+        }
+        let rows = (1..=4).contains(&self.row_warpgroups);
+        accept("row_warpgroups", self.row_warpgroups.into(), rows, "1 to 4")?;
+        let threads = self.threads();
+        accept("threads", threads.into(), threads <= 1024, "up to 1024 (128 a warpgroup)")?;
+        let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
+        accept("block_n", self.block_n.into(), keys, "multiples of 16 from 16 to 256")?;
+        let divides = |what, pieces: u32, whole: u32, step: u32, accepted: &str| {
+            let fits = pieces > 0 && whole.is_multiple_of(pieces * step);
+            accept(what, pieces.into(), fits, accepted)
+        };
+        // Eight rows are the swizzle's period and the least step of a product's columns, sixteen keys that of P V.
+        divides("key_copies", self.key_copies, self.block_n, 8, "divisors of block_n / 8")?;
+        divides("qk_pieces", self.qk_pieces, self.block_n, 8, "divisors of block_n / 8")?;
+        divides("key_copies", self.key_copies, self.qk_pieces, 1, "divisors of qk_pieces")?;
+        divides("softmax_steps", self.softmax_steps, self.qk_pieces, 1, "divisors of qk_pieces")?;
+        let step = 16 * self.softmax_steps;
+        divides(
+            "pv_pieces",
+            self.pv_pieces,
+            self.block_n,
+            step,
+            "divisors of block_n / (16 · softmax_steps)",
+        )?;
+        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        if self.streams() {
+            for (what, pieces) in [
+                ("key_copies", self.key_copies),
+                ("qk_pieces", self.qk_pieces),
+                ("softmax_steps", self.softmax_steps),
+                ("pv_pieces", self.pv_pieces),
+            ] {
+                accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
+            }
+        }
+        if let Rescale::Beyond(threshold) = self.rescale {
+            // 2^15 is the last power of two in f16.
+            let fits = threshold <= 15 && self.streams();
+            accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+        }
+        let resident = (1..=8).contains(&self.resident_ctas);
+        accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
+    }
+
+    /// Every part of the keys gets an equal share of O's columns.
+    fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
+        let (parts, columns) = (self.division().parts(), problem.head_dim_v as u32);
+        let even = (columns / 8).is_multiple_of(parts);
+        accept("cluster · kv_warpgroups", parts.into(), even, "divisors of head_dim_v / 8")?;
+        if self.merge == Merge::PeerFirst {
+            let pair = self.cluster == 2 && self.kv_warpgroups == 1;
+            accept("cluster · kv_warpgroups", parts.into(), pair, "a cluster of 2 with merge = peer_first")?;
+            accept("stages", self.stages.into(), !self.streams(), "1 with merge = peer_first")?;
+            let panel = SwizzledTile::PANEL;
+            let halves = columns <= panel || (columns / 2).is_multiple_of(panel);
+            let accepted = "up to 64 and multiples of 128 with merge = peer_first, for each half to begin a panel or lie in one";
+            accept("head_dim_v", columns.into(), halves, accepted)?;
+        }
+        Ok(())
+    }
+
+    /// Stores must be aligned, in global memory and to the tiles of a share.
+    fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
+        let step = self.store.elements();
+        let share = problem.head_dim_v as u32 / self.division().parts();
+        if self.store == RowStore::Chunks {
+            accept("head_dim_v / parts", share.into(), share >= 32, "32 and more with store = chunks")?;
+        }
+        let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
+        let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
+        for (what, extent, stride) in [
+            ("batch stride", batch, strides.batch),
+            ("head stride", heads, strides.head),
+            ("row stride", rows, strides.row),
+            ("origin", 2, origin),
+        ] {
+            if extent > 1 && stride % i64::from(step) != 0 {
+                return Err(PlanError::Problem {
+                    family: FAMILY,
+                    what: format!("out {what}"),
+                    value: stride.to_string(),
+                    accepted: format!("multiples of {step} elements with this store"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
+        for (what, value) in [("heads_q", problem.heads_q), ("batch", problem.batch)] {
+            accept(what, value as u64, value as u64 <= GRID_LIMIT, "up to 65535")?;
+        }
+        Ok(())
+    }
+
+    fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let bytes = self.shared_bytes(problem);
+        let share = (arch.shared_per_sm / self.resident_ctas).saturating_sub(Arch::SHARED_RESERVED);
+        let limit = arch.shared_per_cta.min(share);
+        if bytes > u64::from(limit) {
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
+        }
+        let registers = self.registers(problem);
+        let share = Arch::REGISTERS_PER_SM / (self.threads() * self.resident_ctas);
+        let limit = Arch::REGISTERS_PER_THREAD.min(share);
+        if registers > limit {
+            return Err(PlanError::Registers { registers, limit });
+        }
+        Ok(())
+    }
+
+    /// Whether the keys are whole blocks of the cluster.
+    pub(super) fn divides(&self, problem: &Problem) -> bool {
+        problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
+    }
+
+    /// Whether the last block may hold keys that are not there, or that a row does not see.
+    pub(super) fn masks(&self, problem: &Problem) -> bool {
+        problem.mask != Mask::None || !self.divides(problem)
+    }
+}
+
+fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
+    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
+}

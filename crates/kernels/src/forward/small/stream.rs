@@ -1,0 +1,155 @@
+//! Keys and values that stream by: of the warpgroups that share a part of the keys, one thread requests its blocks, and the
+//! order of issue is that of FlashAttention-3's Algorithm 2.
+
+use problem::Tensor;
+use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
+use tile::{
+    AccTile, Accumulate, BlockSteps, Bound, Chains, Consumer, Coverage, Handover, MaskRule, Masked, Masker,
+    OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Tiles, Visits,
+};
+
+use super::block::WARP_ROWS;
+use super::emit::Forward;
+use super::loads::meet;
+
+/// Warps of a warpgroup.
+const WARPS: u32 = 4;
+
+impl Forward<'_> {
+    /// Attention of the warpgroup's rows to its part of the keys.
+    pub(super) fn stream(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
+        let divides = self.plan.divides(self.problem);
+        let bound = Bound::new(k, self.rule, &self.rows, self.plan.cluster_keys(), divides);
+        // Rows that see no key find a block of them masked.
+        let end = k.max_s(bound.end, 1);
+        let masked = match (self.rule, bound.full) {
+            (_, None) => Masked::Never,
+            (MaskRule::All, _) => Masked::First,
+            (MaskRule::Causal, Some(full)) => Masked::From(full),
+        };
+        let visits = self.visits(k, end);
+        let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
+        let softmax = self.softmax(k);
+        let products = self.products();
+        let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
+            products.wgmma_qk(k, q, key, s); //                           S = Q Kᵀ
+        };
+        let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
+            mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
+        };
+        let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
+            products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
+        };
+        // The CTA has one tile.
+        let no_other = |k: &mut Builder| k.setp_u(CmpOp::Ne, end, end);
+        let steps = BlockSteps { scores, hide, accumulate };
+        visits.for_each_block(k, (end, masked), &softmax, &steps, no_other);
+        (softmax, visits.o)
+    }
+
+    /// The warpgroup's registers and rings, with the first of its blocks on their way.
+    fn visits(&self, k: &mut Builder, end: R32) -> Visits {
+        let plan = self.plan;
+        let rings = self.rings(k);
+        let requests = self.requests(k);
+        k.if_(requests, |k| self.prepare(k, &rings));
+        let speaks = k.setp_u(CmpOp::Eq, self.threads.lane, 0);
+        let consumer = Consumer { group: self.place.row_warpgroup, threads: self.threads, speaks };
+        let [queries, keys, values] = rings;
+        let keys =
+            TileStream::over_columns(k, keys, &consumer).supplied(self.supply(k, Tensor::K, end, requests));
+        let values =
+            TileStream::over_rows(k, values, &consumer).supplied(self.supply(k, Tensor::V, end, requests));
+        // What is needed first goes first.
+        keys.request_first(k, 0);
+        self.request_queries(k, &queries, requests);
+        for stage in 1..plan.stages {
+            keys.request_first(k, stage);
+            values.request_first(k, stage - 1);
+        }
+        values.request_first(k, plan.stages - 1);
+        meet(k, plan, self.threads.lane, self.exchange.as_ref());
+        if plan.overlapping {
+            k.griddep_launch_dependents();
+        }
+        Visits {
+            half: self.half,
+            block_n: plan.cluster_keys(),
+            tiles: Tiles::InTurn,
+            queries: TileStream::own_rows(k, queries, &consumer),
+            keys,
+            values,
+            circle: None,
+            guess: None,
+            chains: Chains { max: 2, sum: 1 },
+            s: AccTile::unset(k, WARP_ROWS, plan.block_n),
+            p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
+            o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),
+        }
+    }
+
+    /// The one thread of the warpgroups of a part that requests its blocks.
+    fn requests(&self, k: &mut Builder) -> Pred {
+        let later_rows = k.mul(self.place.row_warpgroup, tile::WARPGROUP_THREADS);
+        let thread = k.add(later_rows, self.place.thread);
+        k.setp_u(CmpOp::Eq, thread, 0)
+    }
+
+    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries.
+    fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
+        let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
+        k.if_(first_part, |k| queries.handover.init(k, WARPS * self.plan.division().warpgroups()));
+        for ring in [keys, values] {
+            ring.handover.init(k, WARPS * self.plan.row_warpgroups);
+        }
+        k.fence_mbarrier_init();
+        if self.plan.overlapping {
+            k.griddep_wait();
+        }
+    }
+
+    /// The part's blocks below `end`, the last one first.
+    fn supply(&self, k: &mut Builder, tensor: Tensor, end: R32, requests: Pred) -> Supply {
+        let step = self.plan.cluster_keys();
+        let source = self.source(k);
+        let last = k.sub(end, 1);
+        Supply {
+            map: source.maps[tensor as usize],
+            next: k.mad(last, step, source.first_key),
+            step,
+            head: source.head(k, self.problem, tensor),
+            requests,
+        }
+    }
+
+    fn request_queries(&self, k: &mut Builder, ring: &TileRing, requests: Pred) {
+        let source = self.source(k);
+        let first_part = k.setp_u_and(CmpOp::Eq, self.place.kv_warpgroup, 0, requests);
+        k.if_(first_part, |k| {
+            let at = ring.handover.reader(k);
+            let [head, batch] = source.head(k, self.problem, Tensor::Q);
+            ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch].map(Src::from));
+        });
+    }
+
+    /// The rings of the queries, which all warpgroups share, and of the part's keys and values.
+    fn rings(&self, k: &mut Builder) -> [TileRing; 3] {
+        let (plan, problem) = (self.plan, self.problem);
+        let map = plan.shared_map(problem);
+        let at = |offset: u32| self.shared.at(i64::from(offset));
+        let of_queries = at(map.barriers);
+        let of_keys = of_queries.at(i64::from(Handover::bytes(1)));
+        let of_values = of_keys.at(i64::from(plan.kv_warpgroups * Handover::bytes(plan.stages)));
+        let own = |k: &mut Builder, barriers: Shared, tiles: Shared, tile: SwizzledTile| {
+            let barriers = k.shared_index(barriers, self.place.kv_warpgroup, Handover::bytes(plan.stages));
+            let first = k.shared_index(tiles, self.place.kv_warpgroup, TileRing::bytes(tile, plan.stages));
+            TileRing { handover: Handover::new(barriers, plan.stages), tile, first }
+        };
+        let (first, tile) = (at(map.queries), plan.query_tile(problem));
+        [
+            TileRing { handover: Handover::new(of_queries, 1), tile, first },
+            own(k, of_keys, at(map.keys), plan.key_tile(problem)),
+            own(k, of_values, at(map.values), plan.value_tile(problem)),
+        ]
+    }
+}

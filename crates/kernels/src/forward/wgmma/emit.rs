@@ -1,0 +1,317 @@
+//! The generator.
+
+use problem::{Mask, Problem, Tensor};
+use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
+use tile::{
+    AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
+    Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
+    WorkTile, store_fragments, store_lse,
+};
+
+use super::launch::LOADED;
+use super::plan::{Softmax, WgmmaPlan};
+use crate::Arch;
+use crate::forward::contract::{half, stepped};
+
+const ENTRY: &str = "flash_forward_wgmma";
+
+impl WgmmaPlan {
+    /// The kernel; the plan has been checked.
+    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Kernel {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(self.threads());
+        // Without a bound, setmaxnreg is ignored.
+        k.min_ctas_per_sm(1);
+        Forward::new(&mut k, problem, self).body(&mut k);
+        Kernel {
+            module: k.into_module(Target::sm_a(arch.sm)),
+            entry: ENTRY.to_owned(),
+            launch: self.launch(problem, arch),
+            buffers: self.buffers(problem),
+            tensor_maps: self.tensor_maps(problem),
+            args: self.args(problem),
+        }
+    }
+
+    fn roles(&self) -> Roles {
+        let (feeds_with, computes_with) = self.register_split();
+        Roles { consumers: self.consumers, feeds_with, computes_with }
+    }
+
+    /// Shared memory of a CTA, in bytes: the rings' tiles, then their barriers.
+    pub fn shared_bytes(&self, problem: &Problem) -> u32 {
+        let [q, key, value] = self.tile_shapes(problem);
+        let query_stages = self.tiles.query_stages();
+        let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
+        let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
+        let mailbox = match self.handout {
+            Handout::Static => 0,
+            Handout::Dynamic => Mailbox::SHARED_BYTES,
+        };
+        tiles + barriers + mailbox
+    }
+}
+
+/// The kernel being made: what is known when it is made, and its parameters.
+struct Forward<'a> {
+    plan: &'a WgmmaPlan,
+    problem: &'a Problem,
+    half: Half,
+    rule: MaskRule,
+    params: Params,
+    queries: TileRing,
+    keys: TileRing,
+    values: TileRing,
+    schedule: Scheduler,
+}
+
+/// The kernel's parameters, in the order of [`WgmmaPlan::args`].
+struct Params {
+    maps: [TensorMapPtr; 3],
+    out: Global,
+    lse: Option<Global>,
+    counter: Option<Global>,
+    out_batch_bytes: R64,
+    out_head_bytes: R64,
+    seq_q: R32,
+    seq_kv: R32,
+    grid: TileGrid,
+    /// `|scale| · log2 e`.
+    factor: F32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, plan: &WgmmaPlan) -> Params {
+        let maps = LOADED.map(|tensor| k.param_tensor_map(&format!("{}_map", tensor.name())));
+        let out = k.param_pointer("out");
+        let lse = plan.lse.then(|| k.param_pointer("lse"));
+        let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
+        let [out_batch_bytes, out_head_bytes] = ["out_batch_bytes", "out_head_bytes"].map(|n| k.param_u64(n));
+        let [seq_q, seq_kv, tiles, row_blocks, heads, section] =
+            ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));
+        let grid = TileGrid { order: plan.order, tiles, row_blocks, heads, section };
+        let factor = k.param_f32("scale_log2e");
+        Params { maps, out, lse, counter, out_batch_bytes, out_head_bytes, seq_q, seq_kv, grid, factor }
+    }
+}
+
+impl<'a> Forward<'a> {
+    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan) -> Forward<'a> {
+        let params = Params::declare(k, plan);
+        let [q, key, value] = plan.tile_shapes(problem);
+        let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
+        let mut taken = 0;
+        let mut take = |bytes: u32| {
+            let at = shared.at(i64::from(taken));
+            taken += bytes;
+            at
+        };
+        // Tiles first: what follows them need not be aligned as they are.
+        let [queries, keys, values] =
+            [(q, plan.tiles.query_stages()), (key, plan.stages), (value, plan.stages)]
+                .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
+                .map(|(tile, stages, first)| {
+                    let handover = Handover::new(take(Handover::bytes(stages)), stages);
+                    TileRing { handover, tile, first }
+                });
+        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter));
+        Forward {
+            plan,
+            problem,
+            half: half(problem),
+            rule: if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All },
+            queries,
+            keys,
+            values,
+            schedule: Scheduler { grid: params.grid, mailbox },
+            params,
+        }
+    }
+
+    /// The kernel: FlashAttention-3, Algorithm 1.
+    fn body(&self, k: &mut Builder) {
+        let roles = self.plan.roles();
+        let handovers = [self.queries.handover, self.keys.handover, self.values.handover];
+        let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
+        roles.prepare(k, handovers.into_iter().chain(mailbox));
+        roles.split(k, |k| self.feed(k), |k, consumer| self.compute(k, consumer));
+    }
+
+    /// What the producer does: keys one block ahead of values, as the consumers want them.
+    fn feed(&self, k: &mut Builder) {
+        let [q_map, key_map, value_map] = self.params.maps;
+        for map in self.params.maps {
+            k.prefetch_tensor_map(map);
+        }
+        let [q_at, key_at, value_at] =
+            [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
+        self.schedule.feed_each(k, |k, tile| {
+            let rows = self.rows(k, tile);
+            let end = self.end(k, &rows);
+            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32);
+            let [q_part, key_part, value_part] = LOADED.map(|tensor| {
+                let head = if tensor == Tensor::Q { tile.head } else { key_head };
+                self.distinct(tensor, [head, tile.batch])
+            });
+            let request =
+                |k: &mut Builder, ring: &TileRing, at, map, block: R32, [head, batch]: [Src<R32>; 2]| {
+                    let first = k.mul(block, self.plan.block_n);
+                    ring.request(k, at, map, [first.into(), head, batch]);
+                };
+            let block = k.sub(end, 1);
+            // Before Q, whose place is free later.
+            request(k, &self.keys, &key_at, key_map, block, key_part.clone());
+            let [head, batch] = q_part;
+            self.queries.request(k, &q_at, q_map, [rows.first.into(), head, batch]);
+            k.while_(
+                |k| k.setp_u(ptx::CmpOp::Ne, block, 0),
+                |k| {
+                    let next = k.sub(block, 1);
+                    request(k, &self.keys, &key_at, key_map, next, key_part.clone());
+                    request(k, &self.values, &value_at, value_map, block, value_part.clone());
+                    k.mov_to(block, next);
+                },
+            );
+            request(k, &self.values, &value_at, value_map, block, value_part.clone());
+        });
+    }
+
+    /// Where a tensor map has a head and a batch entry: those that are all the same are one.
+    fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
+        let strides = self.problem.strides(tensor);
+        [(head, strides.head), (batch, strides.batch)]
+            .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
+    }
+
+    /// What a consumer warpgroup does: 64 rows of each tile.
+    fn compute(&self, k: &mut Builder, consumer: &Consumer) {
+        let visits = self.visits(k, consumer);
+        let products = Products::new(self.half);
+        let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
+        let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
+            products.wgmma_qk(k, q, key, s); //                               S = Q Kᵀ
+        };
+        let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
+            products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
+        };
+        let turn = self.schedule.consumer(k, consumer);
+        visits.open(k, &scores);
+        turn.for_each(k, |k, tile| {
+            let rows = self.rows(k, tile);
+            let blocks = (self.end(k, &rows), self.masked(k, &rows, consumer));
+            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
+            let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
+                mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
+            };
+            let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
+            let steps = BlockSteps { scores, hide, accumulate };
+            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| turn.advance(k));
+            let finished = softmax.finish(k, &visits.o); //                   O / l
+            self.store(k, consumer, tile, &rows, &visits.o, &finished.lse);
+            more
+        });
+    }
+
+    /// A warpgroup's registers and where it stands in the rings.
+    fn visits(&self, k: &mut Builder, consumer: &Consumer) -> Visits {
+        let plan = self.plan;
+        Visits {
+            half: self.half,
+            block_n: plan.block_n,
+            tiles: plan.tiles,
+            queries: TileStream::own_rows(k, self.queries, consumer),
+            keys: TileStream::over_columns(k, self.keys, consumer),
+            values: TileStream::over_rows(k, self.values, consumer),
+            circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
+            guess: match plan.softmax {
+                Softmax::Optimistic { limit, .. } => {
+                    Some(Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, consumer) })
+                }
+                _ => None,
+            },
+            chains: plan.chains,
+            s: AccTile::unset(k, 16, plan.block_n),
+            p: ProbTile::unset(k, 16, plan.block_n),
+            o: AccTile::unset(k, 16, self.problem.head_dim_v as u32),
+        }
+    }
+
+    fn rescale(&self) -> Rescale {
+        match self.plan.softmax {
+            Softmax::Classic => Rescale::Always,
+            Softmax::Lazy { slack } | Softmax::Optimistic { slack, .. } => Rescale::Beyond(slack),
+        }
+    }
+
+    /// The query rows of a tile.
+    fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
+        let rows = self.plan.block_m();
+        let first = k.mul(tile.row_block, rows);
+        RowRange { first, rows, seq_q: self.params.seq_q, seq_kv: self.params.seq_kv }
+    }
+
+    /// Whether blocks end where the keys do.
+    fn divides(&self) -> bool {
+        self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
+    }
+
+    /// One past the last block that a tile visits. It visits one at least, so that its roles keep step: rows that see no key
+    /// find it masked.
+    fn end(&self, k: &mut Builder, rows: &RowRange) -> R32 {
+        let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
+        match self.rule {
+            MaskRule::All => end,
+            MaskRule::Causal => k.max_s(end, 1),
+        }
+    }
+
+    /// Which blocks the rows of a warpgroup do not see completely.
+    fn masked(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> Masked {
+        match self.rule {
+            MaskRule::All if self.divides() => Masked::Never,
+            MaskRule::All => Masked::First,
+            MaskRule::Causal => {
+                let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
+                let own = RowRange { first, rows: WARPGROUP_ROWS, ..*tile };
+                let bound = Bound::new(k, self.rule, &own, self.plan.block_n, false);
+                bound.full.map_or(Masked::First, Masked::From)
+            }
+        }
+    }
+
+    /// Stores the warp's rows of O, and their LSE.
+    fn store(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &WorkTile,
+        rows: &RowRange,
+        o: &AccTile,
+        lse: &[F32],
+    ) {
+        let p = &self.params;
+        let first = k.mad(consumer.threads.row_warp, 16, rows.first);
+        let [batch, head] = [tile.batch, tile.head].map(|n| k.zext(n));
+        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
+        let to = Global::from(k.mad(head, p.out_head_bytes, to));
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        store_fragments(
+            k,
+            &consumer.threads,
+            self.half,
+            o,
+            (to, first, p.seq_q),
+            row_bytes,
+            self.plan.row_store(self.problem),
+        );
+        if let Some(start) = p.lse {
+            let row = k.mul_wide_u(tile.batch_head, p.seq_q);
+            let wide = k.zext(first);
+            let row = k.add(row, wide);
+            let to = Global::from(k.mad(row, 4, start.base));
+            let limit = k.sub(p.seq_q, first);
+            store_lse(k, &consumer.threads, lse, to, limit);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The launch contract of the family.
+
+use problem::{Problem, Tensor};
+use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
+use tile::{COUNTER_BYTES, Handout};
+
+use super::plan::WgmmaPlan;
+use crate::Arch;
+use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows, unsigned_factor};
+
+/// The tensors that come by tensor map.
+pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
+
+impl WgmmaPlan {
+    pub(super) fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
+        let tiles = self.tile_count(problem);
+        Launch {
+            grid: Dim3(tiles.min(u64::from(arch.multiprocessors)) as u32, 1, 1),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(self.threads(), 1, 1),
+            dynamic_shared: self.shared_bytes(problem),
+            overlapping: false,
+        }
+    }
+
+    pub(super) fn buffers(&self, problem: &Problem) -> Vec<BufferSpec> {
+        let mut buffers = tensor_buffers(problem, self.lse);
+        if self.handout == Handout::Dynamic {
+            let (name, bytes) = ("counter".to_owned(), COUNTER_BYTES);
+            buffers.push(BufferSpec { name, bytes, access: Access::ReadWrite });
+        }
+        buffers
+    }
+
+    pub(super) fn tensor_maps(&self, problem: &Problem) -> Vec<TensorMapSpec> {
+        let tiles = self.tile_shapes(problem);
+        LOADED.into_iter().zip(tiles).map(|(tensor, tile)| tile.map(&tensor_rows(problem, tensor))).collect()
+    }
+
+    /// One value per parameter, in the order in which the generator declares them.
+    pub(super) fn args(&self, problem: &Problem) -> Vec<Arg> {
+        let mut args: Vec<Arg> = (0..LOADED.len()).map(|index| Arg::TensorMap { index }).collect();
+        args.push(pointer(problem, Tensor::Out));
+        let mut next = Tensor::Out as usize + 1;
+        for wanted in [self.lse, self.handout == Handout::Dynamic] {
+            if wanted {
+                args.push(Arg::Buffer { index: next, offset: 0 });
+                next += 1;
+            }
+        }
+        args.extend(head_strides(problem, Tensor::Out));
+        let numbers = [
+            problem.seq_q as u64,
+            problem.seq_kv as u64,
+            self.tile_count(problem),
+            self.row_blocks(problem),
+            problem.heads_q as u64,
+            self.section(problem),
+        ];
+        args.extend(numbers.map(|n| Arg::U32(n as u32)));
+        args.push(Arg::F32(unsigned_factor(problem)));
+        args
+    }
+}

@@ -1,0 +1,258 @@
+use problem::{DType, Mask, Problem, Strides, Tensor};
+use serde::{Deserialize, Serialize};
+use tile::{Chains, Handout, RowStore, SwizzledTile, TileOrder, Tiles, Turns};
+
+use crate::forward::contract::check_tensor_maps;
+use crate::{Arch, PlanError};
+
+const FAMILY: &str = "wgmma";
+
+/// How rows keep to their maximum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Softmax {
+    /// The reference is the running maximum; O is rescaled at every block.
+    Classic,
+    /// The reference moves only when a score of the warp exceeds it by more than `slack` powers of two.
+    Lazy {
+        /// Powers of two; f16 holds probabilities up to 15.
+        slack: u8,
+    },
+    /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the old reference, and
+    /// a block of which a lane's sum reaches `2^limit` is computed once more, with its maximum.
+    Optimistic {
+        /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
+        slack: u8,
+        /// Powers of two; f16 holds 15.
+        limit: u8,
+    },
+}
+
+/// Genes of the family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WgmmaPlan {
+    /// Warpgroups that compute, of 64 query rows each.
+    pub consumers: u32,
+    /// Keys of a block.
+    pub block_n: u32,
+    /// Blocks of keys, and of values, in shared memory.
+    pub stages: u32,
+    /// How successive tiles of query rows follow.
+    pub tiles: Tiles,
+    /// Whether warpgroups take turns at the tensor cores.
+    pub turns: Turns,
+    /// How rows keep to their maximum.
+    pub softmax: Softmax,
+    /// Chains of a row's maximum and sum.
+    pub chains: Chains,
+    /// How tiles reach the CTAs.
+    pub handout: Handout,
+    /// In which order.
+    pub order: TileOrder,
+    /// Whether the LSE is returned.
+    pub lse: bool,
+}
+
+/// Bytes of keys and values whose heads are taken together: about half of L2, so that they stay there (H100: 50 MB).
+const SECTION_BYTES: usize = 32 << 20;
+/// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
+/// hold without serialising products).
+const OTHER_REGISTERS: u32 = 26;
+
+impl WgmmaPlan {
+    /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
+        let causal = problem.mask == Mask::Causal;
+        let dim = problem.head_dim.max(problem.head_dim_v);
+        let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
+        let lazy = Softmax::Lazy { slack: 8 };
+        let base = WgmmaPlan {
+            consumers: 2,
+            block_n: 128,
+            stages: 2,
+            tiles: Tiles::InTurn,
+            turns: Turns::Free,
+            softmax: optimistic,
+            chains: Chains { max: 2, sum: 1 },
+            handout: Handout::Dynamic,
+            order: TileOrder::LongestFirst,
+            lse: false,
+        };
+        let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
+        let mut plan = match (dim, causal) {
+            (..=64, _) => WgmmaPlan {
+                consumers: 3,
+                turns: Turns::PingPong,
+                softmax: if causal { optimistic } else { lazy },
+                ..base
+            },
+            (65..=96, true) => WgmmaPlan { consumers: 2, block_n: 128, ..base },
+            (65..=96, false) => WgmmaPlan { consumers: 2, block_n: 144, softmax: lazy, ..base },
+            (97..=128, true) => base,
+            (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
+            (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
+            (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
+            _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
+        };
+        // Rows that no query fills are computed for nothing.
+        while plan.consumers > 1 && problem.seq_q <= 64 * (plan.consumers as usize - 1) {
+            plan.consumers -= 1;
+            plan.turns = if plan.consumers == 1 { Turns::Free } else { plan.turns };
+        }
+        while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
+            plan.block_n -= 16;
+        }
+        plan
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        128 * (self.consumers + 1)
+    }
+
+    /// Query rows of a CTA.
+    pub const fn block_m(&self) -> u32 {
+        64 * self.consumers
+    }
+
+    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split).
+    pub const fn register_split(&self) -> (u32, u32) {
+        match self.consumers {
+            1 => (56, 256),
+            2 => (24, 240),
+            _ => (32, 160),
+        }
+    }
+
+    /// Tiles of Q, K and V in shared memory.
+    pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
+        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        [
+            SwizzledTile::new(self.block_m(), dim),
+            SwizzledTile::new(self.block_n, dim),
+            SwizzledTile::new(self.block_n, dim_v),
+        ]
+    }
+
+    /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is written.
+    pub fn registers(&self, problem: &Problem) -> u32 {
+        let dim_v = (problem.head_dim_v as u32).next_multiple_of(8);
+        dim_v / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
+    }
+
+    /// Tiles of query rows.
+    pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
+        problem.seq_q.div_ceil(self.block_m() as usize) as u64
+    }
+
+    /// Tiles of all heads.
+    pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
+        self.row_blocks(problem) * (problem.batch * problem.heads_q) as u64
+    }
+
+    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2.
+    pub(super) fn section(&self, problem: &Problem) -> u64 {
+        let heads = problem.batch * problem.heads_q;
+        let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
+        let group = problem.group_size();
+        // Heads of a group share theirs.
+        let fit = (SECTION_BYTES / bytes.max(1)).max(1).saturating_mul(group).min(heads);
+        (1..=fit).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1) as u64
+    }
+
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
+        self.check_problem(problem)?;
+        self.check_genes(problem)?;
+        self.check_resources(problem, arch)?;
+        let tiles = self.tile_count(problem);
+        accept("tiles of query rows", tiles, tiles < 1 << 31, "fewer than 2^31")
+    }
+
+    fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
+        if problem.dtype == DType::F32 {
+            let (family, accepted) = (FAMILY, "f16, bf16");
+            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+        }
+        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
+            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        }
+        let length = |n: usize| (1..=1 << 30).contains(&n);
+        for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+            accept(what, n as u64, length(n), "1 to 2^30: a tensor map has no empty dimension")?;
+        }
+        check_tensor_maps(problem, FAMILY)?;
+        let (_, origin) = problem.span(Tensor::Out).unwrap_or_default();
+        if !aligned(problem, RowStore::Pairs) {
+            let Strides { batch, head, row } = problem.out;
+            return Err(PlanError::Problem {
+                family: FAMILY,
+                what: "out strides".to_owned(),
+                value: format!("batch {batch}, head {head}, row {row}, origin {origin}"),
+                accepted: "multiples of 2".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
+        let within = |what, value: u32, low: u32, high: u32| {
+            accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
+        };
+        within("consumers", self.consumers, 1, 3)?;
+        let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
+        accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
+        within("stages", self.stages, 1, 8)?;
+        within("chains of the maximum", self.chains.max, 1, 8)?;
+        within("chains of the sum", self.chains.sum, 1, 8)?;
+        let turns = self.turns == Turns::Free || self.consumers > 1;
+        accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
+        // 2^15 is the last power of two in f16; a bf16 has the range of the f32 that the sums are.
+        let most = if problem.dtype == DType::F16 { 15 } else { 60 };
+        match self.softmax {
+            Softmax::Classic => Ok(()),
+            Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
+            Softmax::Optimistic { slack, limit } => {
+                within("slack", slack.into(), 0, most)?;
+                within("limit", limit.into(), u32::from(slack) + 1, most)
+            }
+        }
+    }
+
+    /// Whether shared memory and registers suffice.
+    fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let bytes = u64::from(self.shared_bytes(problem));
+        if bytes > u64::from(arch.shared_per_cta) {
+            return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
+        }
+        let registers = self.registers(problem);
+        let limit = self.register_split().1.min(Arch::REGISTERS_PER_THREAD);
+        if registers > limit {
+            return Err(PlanError::Registers { registers, limit });
+        }
+        Ok(())
+    }
+
+    /// The output's strides decide how wide its stores may be.
+    pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
+        if aligned(problem, RowStore::Chunks) { RowStore::Chunks } else { RowStore::Pairs }
+    }
+}
+
+/// Whether all rows of the output begin at a multiple of a store.
+fn aligned(problem: &Problem, store: RowStore) -> bool {
+    let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
+    let steps = [(batch, strides.batch), (heads, strides.head), (rows, strides.row)];
+    let width = i64::from(store.elements());
+    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
+    origin % width == 0 && steps.iter().all(|&(extent, stride)| extent == 1 || stride % width == 0)
+}
+
+fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
+    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
+}

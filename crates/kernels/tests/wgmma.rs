@@ -1,0 +1,260 @@
+//! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on what it emits.
+
+mod tools;
+
+use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{DType, Layout, Mask, Problem};
+use ptx::{Arg, Kernel};
+use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+use tools::Assembled;
+
+const ARCH: Arch = Arch::SM_90;
+const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+
+fn problem(dim: usize, seq: usize, mask: Mask) -> Problem {
+    Problem::new(1, 16, seq, dim, DType::Bf16).with_mask(mask).with_layout(Layout::Bshd)
+}
+
+fn default_plan(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan::default_for(problem, &ARCH)
+}
+
+fn classic(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { softmax: Softmax::Classic, ..default_plan(problem) }
+}
+
+fn overlapped(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { tiles: Tiles::Overlapped, ..default_plan(problem) }
+}
+
+fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
+    emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+}
+
+/// Plans that differ from a base in one gene each.
+fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
+    vec![
+        WgmmaPlan { consumers: 1, ..base.clone() },
+        WgmmaPlan { consumers: 3, block_n: 64, ..base.clone() },
+        WgmmaPlan { block_n: 96, ..base.clone() },
+        WgmmaPlan { stages: 1, ..base.clone() },
+        WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
+        WgmmaPlan { turns: Turns::PingPong, ..base.clone() },
+        WgmmaPlan {
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..base.clone()
+        },
+        WgmmaPlan { softmax: Softmax::Classic, ..base.clone() },
+        WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..base.clone() },
+        WgmmaPlan { softmax: Softmax::Lazy { slack: 4 }, ..base.clone() },
+        WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 12 }, ..base.clone() },
+        WgmmaPlan { chains: Chains { max: 4, ..base.chains }, ..base.clone() },
+        WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
+        WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
+        WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },
+        WgmmaPlan { lse: true, ..base.clone() },
+    ]
+}
+
+fn base() -> (Problem, WgmmaPlan) {
+    let problem = problem(128, 8192, Mask::Causal);
+    let plan = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..default_plan(&problem) };
+    (problem, plan)
+}
+
+#[test]
+fn every_gene_changes_the_kernel() {
+    let (problem, base) = base();
+    let mut texts = vec![kernel(&problem, &base).module.to_string()];
+    for plan in mutants(&base) {
+        let text = kernel(&problem, &plan).module.to_string();
+        assert!(!texts.contains(&text), "{plan:?} changes nothing");
+        texts.push(text);
+    }
+}
+
+#[test]
+fn contracts_hold_together() {
+    for dim in [64, 72, 96, 128, 192, 256] {
+        for (mask, layout) in [(Mask::None, Layout::Bhsd), (Mask::Causal, Layout::Bshd)] {
+            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_mask(mask);
+            let problem = problem.with_seq_kv(777, layout).with_heads_kv(2, layout);
+            let plan = WgmmaPlan { lse: true, ..default_plan(&problem) };
+            let kernel = kernel(&problem, &plan);
+            let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
+            assert_eq!(module, kernel.module);
+            let entry = kernel.module.function(&kernel.entry).unwrap();
+            let params: Vec<u32> = entry.params.iter().map(|p| p.bytes()).collect();
+            assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+            let names: Vec<&str> = kernel.buffers.iter().map(|b| b.name.as_str()).collect();
+            assert_eq!(names[..5], ["q", "k", "v", "out", "lse"]);
+            assert_eq!(names.get(5), (plan.handout == Handout::Dynamic).then_some(&"counter"));
+            for (i, map) in kernel.tensor_maps.iter().enumerate() {
+                map.check_in(&kernel.buffers).unwrap();
+                assert_eq!((map.buffer, kernel.args[i]), (i, Arg::TensorMap { index: i }));
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_the_reason() {
+    let (good, plan) = base();
+    let reason = |problem: &Problem, plan: &WgmmaPlan, arch: &Arch| {
+        Plan::Wgmma(plan.clone()).check(problem, arch).expect_err("refused").to_string()
+    };
+    let of = |change: &dyn Fn(&mut WgmmaPlan)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        reason(&good, &plan, &ARCH)
+    };
+    assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
+    assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
+    assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
+    assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
+    assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));
+    assert!(of(&|p| p.stages = 4).contains("bytes of shared memory are needed"));
+    assert!(of(&|p| (p.stages, p.block_n) = (1, 208)).contains("registers per thread are needed"));
+    assert!(of(&|p| (p.consumers, p.turns) = (1, Turns::PingPong)).starts_with("consumers = 1;"));
+    assert!(of(&|p| p.softmax = Softmax::Lazy { slack: 61 }).starts_with("slack = 61; accepted: 0 to 60"));
+    let optimist = |slack, limit| Softmax::Optimistic { slack, limit };
+    assert!(of(&|p| p.softmax = optimist(9, 9)).starts_with("limit = 9; accepted: 10 to 60"));
+    let f16 = Problem { dtype: DType::F16, ..good.clone() };
+    let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
+    assert!(reason(&f16, &overflowing, &ARCH).starts_with("limit = 16; accepted: 9 to 15"));
+    assert!(reason(&good, &plan, &Arch::SM_89).starts_with("sm = 89; accepted: 90"));
+    assert!(reason(&good, &plan, &Arch::SM_120).starts_with("sm = 120; accepted: 90"));
+    let no_keys = good.clone().with_seq_kv(0, Layout::Bhsd);
+    assert!(reason(&no_keys, &plan, &ARCH).starts_with("seq_kv = 0; accepted: 1 to 2^30"));
+    let mut backwards = good.clone();
+    backwards.k.row = -128;
+    assert!(reason(&backwards, &plan, &ARCH).contains("k row stride = -128"));
+    let float = Problem { dtype: DType::F32, ..good.clone() };
+    assert!(reason(&float, &plan, &ARCH).starts_with("dtype = f32 is not computed by wgmma"));
+}
+
+#[test]
+fn plans_survive_serde() {
+    let (_, base) = base();
+    for plan in mutants(&base) {
+        let plan = Plan::Wgmma(plan);
+        let json = serde_json::to_string(&plan).unwrap();
+        assert!(json.starts_with(r#"{"family":"wgmma""#), "{json}");
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
+    }
+}
+
+/// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
+#[test]
+fn products_are_not_serialised_and_nothing_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let (causal, plan) = base();
+    let pingpong = WgmmaPlan { tiles: Tiles::Overlapped, turns: Turns::PingPong, ..plan.clone() };
+    let mut cases = vec![(causal.clone(), pingpong), (causal.clone(), classic(&causal))];
+    for dim in [64, 96, 128, 192, 256] {
+        for mask in Mask::ALL {
+            let problem = problem(dim, 4001, mask);
+            cases.push((problem.clone(), WgmmaPlan { lse: true, ..default_plan(&problem) }));
+        }
+    }
+    for (dim, consumers, block_n) in [(64, 1, 256), (64, 2, 240), (128, 2, 192), (128, 3, 80), (256, 2, 112)]
+    {
+        let problem = problem(dim, 4001, Mask::Causal);
+        let softmax = OPTIMISTIC;
+        let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, lse: true, ..plan.clone() };
+        let wider = WgmmaPlan { block_n: block_n + 16, ..plan.clone() };
+        assert!(
+            Plan::Wgmma(wider).check(&problem, &ARCH).is_err(),
+            "{dim} {consumers}: {block_n} is not the most"
+        );
+        cases.push((problem, plan));
+    }
+    std::thread::scope(|scope| {
+        for share in cases.chunks(cases.len().div_ceil(2)) {
+            let ptxas = &ptxas;
+            scope.spawn(move || {
+                for (problem, plan) in share {
+                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
+                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
+                }
+            });
+        }
+    });
+}
+
+/// The instructions of the loops over blocks of keys, in order.
+fn product_loops(sass: &str) -> Vec<Vec<&str>> {
+    let mut code: Vec<&str> = Vec::new();
+    let mut labels = std::collections::HashMap::new();
+    for line in sass.lines() {
+        if let Some(label) = line.strip_prefix('.').and_then(|l| l.strip_suffix(':')) {
+            labels.insert(label, code.len());
+        } else if let Some((_, text)) = line.split_once("*/").filter(|_| line.trim_start().starts_with("/*"))
+        {
+            code.extend(text.split(';').next().map(str::trim).filter(|t| !t.is_empty()));
+        }
+    }
+    let target = |text: &str| {
+        let name = text.split_once("`(.")?.1.split(')').next()?;
+        text.contains("BRA").then(|| labels.get(name).copied()).flatten()
+    };
+    let back = code
+        .iter()
+        .enumerate()
+        .filter_map(|(end, text)| target(text).filter(|&top| top < end).map(|top| (top, end)));
+    // The spinning half of a wait lies behind the kernel's end and jumps back, too: those of the main loop are longer than it.
+    let holds =
+        |(top, end): (usize, usize), what| code[top..=end].iter().filter(|t| t.contains(what)).count();
+    let mut loops: Vec<(usize, usize)> =
+        back.filter(|&l| holds(l, "HGMMA") > 0 && holds(l, "MUFU.EX2") > 16).collect();
+    loops.sort_by_key(|(top, end)| end - top);
+    let mut inner: Vec<(usize, usize)> = Vec::new();
+    for (top, end) in loops {
+        if inner.iter().all(|&(t, e)| end < t || e < top) {
+            inner.push((top, end));
+        }
+    }
+    inner.sort_unstable();
+    inner.into_iter().map(|(top, end)| code[top..=end].to_vec()).collect()
+}
+
+/// A problem, its plan, and the most instructions of its loops.
+type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
+
+/// What the machine runs for a block of keys: products straight from descriptors that stay in uniform registers, and in the
+/// softmax not much more than an FFMA, an EX2, a sum and half a conversion for each score.
+#[test]
+fn main_loops_are_short_and_keep_descriptors_uniform() {
+    let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
+    else {
+        return;
+    };
+    let cases: [Case; 6] = [
+        (problem(128, 8192, Mask::None), default_plan, &[797]),
+        (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
+        (problem(128, 2048, Mask::None), classic, &[451]),
+        (problem(64, 8192, Mask::None), default_plan, &[416]),
+        (problem(64, 8192, Mask::Causal), default_plan, &[555, 658]),
+        (problem(64, 512, Mask::None), overlapped, &[416]),
+    ];
+    for (problem, plan, limits) in cases {
+        let plan = plan(&problem);
+        let kernel = kernel(&problem, &plan);
+        let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
+        let text = kernel.module.to_string();
+        for (ptx, machine) in [("wgmma.mma_async", "HGMMA"), ("cp.async.bulk.tensor", "UTMALDG")] {
+            assert_eq!(sass.matches(machine).count(), text.matches(ptx).count(), "{plan:?}: {machine}");
+        }
+        let loops = product_loops(&sass);
+        assert_eq!(loops.len(), limits.len(), "{plan:?}");
+        for (body, &limit) in loops.iter().zip(limits) {
+            let moved = body.iter().filter(|text| text.contains("R2UR")).count();
+            assert_eq!(moved, 0, "{plan:?}: descriptors leave the uniform registers");
+            assert!(body.len() <= limit, "{plan:?}: {} instructions, {limit} are enough", body.len());
+        }
+    }
+}

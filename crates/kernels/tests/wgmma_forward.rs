@@ -1,0 +1,211 @@
+//! The persistent family of sm_90a on the emulator: every hazard check on, results within the rounding of P and O.
+
+#[path = "common/cases.rs"]
+mod cases;
+mod common;
+
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, Op, Statement};
+use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+
+/// A device of two multiprocessors, so that a CTA gets several tiles.
+const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
+
+fn base() -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 1,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        turns: Turns::Free,
+        softmax: Softmax::Lazy { slack: 8 },
+        chains: Chains { max: 2, sum: 1 },
+        handout: Handout::Static,
+        order: TileOrder::InOrder,
+        lse: true,
+    }
+}
+
+fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
+    let seed = options.seed;
+    common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
+}
+
+const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
+
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Mask) -> Problem {
+    Problem::new(1, heads, seq_q, dim, DType::Bf16).with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+}
+
+/// Each gene's values, on problems of several tiles, blocks and heads with ragged ends.
+#[test]
+fn every_gene_computes_the_same() {
+    let two = WgmmaPlan { consumers: 2, ..base() };
+    let plans = [
+        base(),
+        WgmmaPlan { consumers: 3, ..base() },
+        WgmmaPlan { block_n: 48, stages: 1, ..base() },
+        WgmmaPlan { block_n: 16, stages: 3, ..base() },
+        WgmmaPlan { turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..base() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..base() },
+        WgmmaPlan {
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..two.clone()
+        },
+        WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
+        WgmmaPlan { softmax: Softmax::Classic, chains: Chains { max: 4, sum: 2 }, ..base() },
+        WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 15 }, ..two.clone() },
+        WgmmaPlan {
+            softmax: Softmax::Optimistic { slack: 0, limit: 1 },
+            tiles: Tiles::Overlapped,
+            ..two.clone()
+        },
+        WgmmaPlan { handout: Handout::Dynamic, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        for (j, mask) in Mask::ALL.into_iter().enumerate() {
+            let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
+            prove(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+        }
+    }
+}
+
+/// The torture set with tiles of several shapes; what tensor maps cannot say is another family's, and refused.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    let (mut proven, mut refused) = (0, 0);
+    for (i, problem) in cases::torture().iter().enumerate() {
+        let plan = WgmmaPlan {
+            consumers: [1, 2][i % 2],
+            block_n: [32, 48, 64, 16][i % 4],
+            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
+            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
+            handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
+            order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            lse: i % 4 != 0,
+            ..base()
+        };
+        match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
+            Ok(()) => {
+                proven += 1;
+                prove(problem, plan, Options { seed: i as u64, ..Options::default() });
+            }
+            Err(reason) => {
+                refused += 1;
+                let known = ["seq_kv = 0", "stride = "].iter().any(|part| reason.to_string().contains(part));
+                assert!(known, "{problem:?}: {reason}");
+            }
+        }
+    }
+    // Without keys (2), backwards, one row for all, rows of 67 elements.
+    assert_eq!((proven > 60, refused), (true, 5));
+}
+
+/// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.
+#[test]
+fn bad_guesses_are_made_good() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
+            let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
+            problem.scale = Some(scale);
+            let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..base() };
+            prove(&problem, plan.clone(), Options::default());
+            prove(&problem.with_mask(Mask::Causal), plan, Options::default());
+        }
+    }
+}
+
+#[test]
+fn every_schedule_gives_the_same_clean_result() {
+    let problem = rectangle(2, 150, 200, 64, Mask::Causal);
+    for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+        for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
+            for seed in 0..3 {
+                let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
+                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ..base() };
+                prove(&problem, plan, Options { seed, schedule, ..Options::default() });
+            }
+        }
+    }
+}
+
+/// Positions of the instructions that order memory or products.
+fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if let Statement::Inst(inst) = statement
+                && matches!(
+                    inst.op,
+                    Op::Bar { .. }
+                        | Op::Mbarrier(_)
+                        | Op::FenceMbarrierInit
+                        | Op::WgmmaFence
+                        | Op::WgmmaCommitGroup
+                        | Op::WgmmaWaitGroup
+                )
+            {
+                found.push((i, j, inst.op));
+            }
+        }
+    }
+    found
+}
+
+/// No barrier, fence or wait is there for nothing: without any one of them a kernel is refused. (Turns order nothing but
+/// time.)
+#[test]
+fn every_synchronisation_is_needed() {
+    let one = Arch { multiprocessors: 1, ..SMALL };
+    // A tile of one block waits where one of several need not.
+    let problems = [100, 20].map(|keys| rectangle(4, 70, keys, 64, Mask::Causal));
+    for (tiles, softmax) in [
+        (Tiles::InTurn, Softmax::Lazy { slack: 8 }),
+        (Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
+    ] {
+        // What waits for other things makes a wait redundant with some numbers of stages, and not with others.
+        let kernels = [2, 1, 3].map(|stages| {
+            let plan =
+                WgmmaPlan { consumers: 2, stages, tiles, softmax, handout: Handout::Dynamic, ..base() };
+            problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &one).unwrap())
+        });
+        let places = kernels.each_ref().map(|of_stages| synchronisations(&of_stages[0]));
+        for i in 0..places[0].len() {
+            let caught = kernels.iter().zip(&places).any(|(kernels, places)| {
+                problems
+                    .iter()
+                    .zip(kernels)
+                    .any(|(problem, kernel)| refused(problem, &without(kernel, places[i])))
+            });
+            assert!(caught, "{tiles:?}, {softmax:?}: without {:?}", places[0][i]);
+        }
+    }
+}
+
+fn refused(problem: &Problem, kernel: &Kernel) -> bool {
+    (0..3).any(|seed| {
+        let options = Options { seed, ..Options::default() };
+        common::run_kernel(&mut Emulator::new(options), problem, kernel, seed).is_err()
+    })
+}
+
+fn without(kernel: &Kernel, (item, at, op): (usize, usize, Op)) -> Kernel {
+    let mut mutant = kernel.clone();
+    if let Item::Function(function) = &mut mutant.module.items[item]
+        && let Some(body) = &mut function.body
+    {
+        // With a wait goes the branch back to it.
+        let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+        body.statements.drain(at..at + 1 + usize::from(wait));
+    }
+    mutant
+}

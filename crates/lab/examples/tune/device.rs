@@ -1,0 +1,208 @@
+//! Plans on the device: compiled by many threads, checked against a plan that is known to be right, and timed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use driver::{
+    Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
+};
+use flashcore_lab::gate::contents;
+use flashcore_lab::launchfile::Bound;
+use kernels::{Arch, Plan, emit};
+use problem::{DType, Problem};
+use ptx::Kernel;
+
+use crate::Error;
+
+/// Threads that compile.
+const COMPILERS: usize = 14;
+/// Largest difference of two right outputs, absolute: some units in the last place of bf16 around 1.
+const TOLERANCE: f32 = 0.03;
+/// What is compared at each end of an output.
+const SAMPLE_BYTES: usize = 1 << 19;
+/// Work that one timing of a candidate should take at least, µs.
+const QUICK_US: f64 = 150.0;
+/// A kernel that has not ended after so long never will.
+const HANGS: Duration = Duration::from_secs(4);
+
+/// What stays on the device between problems.
+pub struct Device {
+    pub context: Arc<Context>,
+    pub stream: Stream,
+    pub arch: Arch,
+    /// By PTX; `None` for what was not admitted.
+    compiled: Mutex<HashMap<String, Option<Function>>>,
+}
+
+/// A plan that runs.
+pub struct Candidate {
+    pub plan: Plan,
+    pub registers: u32,
+    /// µs of a call.
+    pub us: f64,
+    function: Function,
+    call: Call,
+    /// Bytes of the counter that it has after the tensors.
+    counter: Option<usize>,
+}
+
+/// A problem's tensors, and what a right plan makes of them.
+pub struct Tensors {
+    problem: Problem,
+    buffers: Vec<Buffer>,
+    counter: Buffer,
+    right: Vec<f32>,
+}
+
+impl Device {
+    pub fn open() -> Result<Device, Error> {
+        let context = Context::open(0)?;
+        let info = context.info();
+        let arch = Arch::of(info.sm()).ok_or("this GPU is not a target of the kernels")?;
+        let arch = Arch { multiprocessors: info.sms, ..arch };
+        Ok(Device { stream: Stream::new(&context)?, context, arch, compiled: Mutex::default() })
+    }
+
+    /// Compiles plans, by several threads; leaves out those that spill.
+    pub fn compile(&self, problem: &Problem, plans: Vec<Plan>) -> Vec<Candidate> {
+        let work = Mutex::new(plans.into_iter());
+        let done = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..COMPILERS {
+                scope.spawn(|| {
+                    while let Some(plan) = work.lock().unwrap_or_else(PoisonError::into_inner).next() {
+                        if let Some(candidate) = self.candidate(problem, plan) {
+                            done.lock().unwrap_or_else(PoisonError::into_inner).push(candidate);
+                        }
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn candidate(&self, problem: &Problem, plan: Plan) -> Option<Candidate> {
+        let kernel = emit(problem, &plan, &self.arch).ok()?;
+        let function = self.function(&kernel)?;
+        let counter = kernel.buffers.get(4).map(|buffer| buffer.bytes);
+        let registers = function.resources().registers;
+        Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), counter })
+    }
+
+    fn function(&self, kernel: &Kernel) -> Option<Function> {
+        let text = kernel.module.to_string();
+        let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(&text) {
+            // The same code, for a launch that may ask for more shared memory, is loaded from the cache.
+            if let Some(function) = known
+                && function.resident_ctas(&kernel.launch).is_ok_and(|ctas| ctas > 0)
+            {
+                return Some(function.clone());
+            }
+        }
+        let expect = Expect { local_bytes: Some(0), ..Expect::of(&kernel.launch) };
+        let function = match Function::load(&self.context, kernel, &expect) {
+            Ok(function) => Some(function),
+            Err(DriverError::Admission { .. }) => None,
+            Err(error) => {
+                eprintln!("{error}");
+                None
+            }
+        };
+        lock().insert(text, function.clone());
+        function
+    }
+
+    /// Draws the problem's tensors and computes the answer by `plan`.
+    pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
+        let bound = Bound::of_kernel(emit(problem, plan, &self.arch)?, problem)?;
+        let mut buffers = Vec::new();
+        for data in contents(&bound, 1) {
+            let mut buffer = Buffer::new(&self.context, data.len())?;
+            buffer.upload(&data)?;
+            buffers.push(buffer);
+        }
+        let counter = Buffer::zeroed(&self.context, 64)?;
+        let mut tensors = Tensors { problem: problem.clone(), buffers, counter, right: Vec::new() };
+        let reference = self.candidate(problem, plan.clone()).ok_or("the first plan spills")?;
+        self.graph(&reference, &tensors, 1)?.launch(&self.stream)?;
+        tensors.right = self.samples(&tensors)?;
+        Ok(tensors)
+    }
+
+    /// Sets the candidate's time; infinite if its output is wrong.
+    ///
+    /// # Errors
+    /// When the kernel fails or does not end: then the device is of no use any more.
+    pub fn try_out(&self, candidate: &mut Candidate, tensors: &Tensors) -> Result<(), Error> {
+        self.stream.fill(tensors.buffers[3].slice(), 0xff)?;
+        let once = self.graph(candidate, tensors, 1)?;
+        once.launch(&self.stream)?;
+        self.wait()?;
+        let ours = self.samples(tensors)?;
+        let close = ours.iter().zip(&tensors.right).all(|(a, b)| (a - b).abs() <= TOLERANCE);
+        if !close {
+            eprintln!("WRONG: {:?} {:?}", tensors.problem, candidate.plan);
+            return Ok(());
+        }
+        let one = self.time(&once, 1)?;
+        let calls = (QUICK_US / one).clamp(1.0, 20.0) as u32;
+        let graph = self.graph(candidate, tensors, calls)?;
+        for _ in 0..3 {
+            candidate.us = candidate.us.min(self.time(&graph, calls)?);
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), Error> {
+        let start = Instant::now();
+        while !self.stream.is_done()? {
+            if start.elapsed() > HANGS {
+                return Err("it does not end".into());
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// A graph of `calls` launches.
+    pub fn graph(&self, c: &Candidate, tensors: &Tensors, calls: u32) -> Result<GraphExec, DriverError> {
+        let mut slices: Vec<DeviceSlice> = tensors.buffers.iter().take(4).map(Buffer::slice).collect();
+        slices.extend(c.counter.and_then(|bytes| tensors.counter.slice().part(0, bytes)));
+        Graph::capture(&self.stream, |stream| {
+            (0..calls).try_for_each(|_| c.function.launch(stream, &c.call, &slices))
+        })
+    }
+
+    /// The first and the last of the output's values: a wrong plan shows in both, and the gate has the last word.
+    fn samples(&self, tensors: &Tensors) -> Result<Vec<f32>, DriverError> {
+        let out = tensors.buffers[3].slice();
+        let bytes = out.bytes().min(SAMPLE_BYTES);
+        let mut all = Vec::new();
+        for offset in [0, out.bytes() - bytes] {
+            let mut part = vec![0; bytes];
+            if let Some(slice) = out.part(offset, bytes) {
+                self.stream.download(slice, &mut part)?;
+            }
+            all.extend(part.chunks_exact(2).map(|pair| {
+                let bits = u16::from_le_bytes([pair[0], pair[1]]);
+                match tensors.problem.dtype {
+                    DType::Bf16 => half::bf16::from_bits(bits).to_f32(),
+                    _ => half::f16::from_bits(bits).to_f32(),
+                }
+            }));
+        }
+        Ok(all)
+    }
+
+    /// µs of one call.
+    pub fn time(&self, graph: &GraphExec, calls: u32) -> Result<f64, DriverError> {
+        let (start, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
+        start.record(&self.stream)?;
+        graph.launch(&self.stream)?;
+        end.record(&self.stream)?;
+        end.synchronize()?;
+        Ok(start.elapsed_us(&end)? / f64::from(calls))
+    }
+}

@@ -1,0 +1,283 @@
+//! Finds the fastest plans on a GPU.
+//!
+//! ```text
+//! tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] SUITE|PROBLEM …
+//! ```
+//!
+//! Families are tried in turn (all that compute a problem, unless some are named); of each, groups of genes one after the other
+//! on the fastest plans so far, in a graph. The fastest of all families race in turns, beside their defaults and the plan that the
+//! shipped table has. `FOLDER/tuned.jsonl` gets the winners as rows of that table (`kernels::select`),
+//! `FOLDER/candidates.jsonl` everything that was timed. A plan that never ends, or breaks the device, is written to
+//! `FOLDER/broken.jsonl` and left out, and the search goes on in another process. After the limit no further problem is begun;
+//! the last line says with which `--from` to go on.
+
+mod device;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use device::{Candidate, Device, Tensors};
+use flashcore_lab::bench::{Suite, median, suites};
+use flashcore_lab::child::{Ended, follow};
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::search::{KEPT, groups, vary};
+use flashcore_lab::store::append_line;
+use kernels::select::{self, Kind, Shape, TunedRow, TunedTable};
+use kernels::{Family, Plan};
+use problem::Problem;
+use serde_json::json;
+
+type Error = Box<dyn std::error::Error>;
+
+/// Plans that race at the end, besides the defaults, and in how many rounds.
+const FINALISTS: usize = 5;
+const ROUNDS: usize = 15;
+/// Work of a race's turn, µs.
+const TURN_US: f64 = 150.0;
+/// How a worker's line begins that names the plan that is about to run; others are for the reader.
+const TRIES: &str = "try ";
+/// A worker that says nothing for so long hangs: the longest compilation of a group takes less.
+const SILENCE: Duration = Duration::from_secs(60);
+
+struct Args {
+    folder: PathBuf,
+    families: Vec<Family>,
+    limit: Duration,
+    from: usize,
+    worker: bool,
+    problems: Vec<Problem>,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result = parse(&words).and_then(|args| if args.worker { work(&args) } else { watch(args, &words) });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Result<Args, Error> {
+    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
+    let mut words = words.iter();
+    let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
+    let (mut families, mut problems) = (Vec::new(), Vec::new());
+    let (mut limit, mut from, mut worker) = (Duration::MAX, 0, false);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(USAGE);
+        match word.as_str() {
+            "--family" => {
+                let name = value()?;
+                let accepted =
+                    || format!("--family {name}: accepted: {}", Family::ALL.map(Family::name).join(", "));
+                families.push(Family::named(name).ok_or_else(accepted)?);
+            }
+            "--limit" => limit = Duration::try_from_secs_f64(value()?.parse()?)?,
+            "--from" => from = value()?.parse()?,
+            "--worker" => worker = true,
+            word => match Suite::named(word) {
+                Some(suite) => problems.extend(suite.problems()),
+                None => problems
+                    .push(suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?),
+            },
+        }
+    }
+    if families.is_empty() {
+        families = Family::ALL.to_vec();
+    }
+    if problems.is_empty() {
+        return Err(USAGE.into());
+    }
+    Ok(Args { folder, families, limit, from, worker, problems })
+}
+
+/// Starts workers, each where the one before it ended.
+fn watch(args: Args, words: &[String]) -> Result<(), Error> {
+    std::fs::create_dir_all(&args.folder)?;
+    let (began, mut next) = (Instant::now(), args.from);
+    while next < args.problems.len() {
+        let left = args.limit.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            println!("time is up; --from {next} goes on from here");
+            return Ok(());
+        }
+        let mut worker = Command::new(std::env::current_exe()?);
+        worker.args(words).args(["--worker", "--from", &next.to_string()]);
+        worker.args(["--limit", &left.min(Duration::from_secs(1 << 30)).as_secs_f64().to_string()]);
+        let mut tried = None;
+        let ended = follow(&mut worker, SILENCE, |line| match line.strip_prefix(TRIES) {
+            Some(plan) => tried = Some(plan.to_owned()),
+            None => {
+                println!("{line}");
+                (tried, next) = (None, next + 1);
+            }
+        })?;
+        match (ended, tried) {
+            (Ended::Exited(status), None) if status.success() && next < args.problems.len() => {
+                println!("time is up; --from {next} goes on from here");
+                return Ok(());
+            }
+            (Ended::Exited(status), _) if status.success() => {}
+            (ended, Some(plan)) => {
+                println!("{ended:?}: {plan}");
+                append_line(&args.folder.join(BROKEN), &plan)?;
+            }
+            (ended, None) => {
+                println!("{ended:?} at problem {next}: left out");
+                next += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where plans go that are not to be tried again.
+const BROKEN: &str = "broken.jsonl";
+
+fn work(args: &Args) -> Result<(), Error> {
+    let device = Device::open()?;
+    let provenance = Provenance::of_gpu(device.context.info());
+    let broken = std::fs::read_to_string(args.folder.join(BROKEN)).unwrap_or_default();
+    let broken: HashSet<&str> = broken.lines().collect();
+    let began = Instant::now();
+    for problem in args.problems.iter().skip(args.from) {
+        let start = Instant::now();
+        if began.elapsed() > args.limit {
+            return Ok(());
+        }
+        let search = Search { device: &device, problem, args, broken: &broken, provenance: &provenance };
+        match search.run() {
+            Ok(line) => println!("{line}  ({:.1} s)", start.elapsed().as_secs_f64()),
+            Err(error) => println!("{problem:?}: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// The search for one problem.
+struct Search<'a> {
+    device: &'a Device,
+    problem: &'a Problem,
+    args: &'a Args,
+    broken: &'a HashSet<&'a str>,
+    provenance: &'a Provenance,
+}
+
+impl Search<'_> {
+    fn run(&self) -> Result<String, Error> {
+        let (problem, arch) = (self.problem, &self.device.arch);
+        // What every GPU runs is the measure of what is right.
+        let tensors = self.device.tensors(problem, &Family::Mma.default_for(problem, arch)?)?;
+        let mut found: Vec<Candidate> = Vec::new();
+        let mut defaults = Vec::new();
+        for &family in &self.args.families {
+            let Ok(default) = family.default_for(problem, arch) else { continue };
+            defaults.push(default.clone());
+            let mut best = vec![default.clone()];
+            let mut own: Vec<Candidate> = Vec::new();
+            self.try_all(best.clone(), &tensors, &mut own)?;
+            for group in groups(family, problem) {
+                let plans = best.iter().flat_map(|plan| vary(plan, &group, problem, arch)).collect();
+                self.try_all(plans, &tensors, &mut own)?;
+                own.sort_by(|a, b| a.us.total_cmp(&b.us));
+                best = own.iter().take(KEPT).map(|c| c.plan.clone()).collect();
+                if best.is_empty() {
+                    best = vec![default.clone()];
+                }
+            }
+            found.extend(own);
+        }
+        let device = select::Device { name: &self.device.context.info().name, arch: *arch };
+        let shipped = select::choose(problem, &device, TunedTable::builtin())?.plan;
+        self.try_all(vec![shipped.clone()], &tensors, &mut found)?;
+        defaults.push(shipped);
+        found.retain(|c| c.us.is_finite());
+        found.sort_by(|a, b| a.us.total_cmp(&b.us));
+        for c in &found {
+            let row = json!({ "problem": Shape::of(problem), "plan": c.plan, "us": c.us, "registers": c.registers });
+            append_line(&self.args.folder.join("candidates.jsonl"), &row.to_string())?;
+        }
+        self.finals(&tensors, found, &defaults)
+    }
+
+    /// Times those plans that are new.
+    fn try_all(&self, plans: Vec<Plan>, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
+        let mut new: Vec<Plan> = Vec::new();
+        for plan in plans {
+            let known = new.contains(&plan) || found.iter().any(|c| c.plan == plan);
+            if !known && !self.broken.contains(json!(plan).to_string().as_str()) {
+                new.push(plan);
+            }
+        }
+        for mut candidate in self.device.compile(self.problem, new) {
+            println!("{TRIES}{}", json!(candidate.plan));
+            if let Err(error) = self.device.try_out(&mut candidate, tensors) {
+                eprintln!("{error}: {:?}", candidate.plan);
+                // The device is of no use to this process any more, and giving back what it holds would wait for the kernel.
+                std::process::abort();
+            }
+            found.push(candidate);
+        }
+        Ok(())
+    }
+
+    /// The fastest again, in turns, and the defaults beside them.
+    fn finals(&self, tensors: &Tensors, found: Vec<Candidate>, defaults: &[Plan]) -> Result<String, Error> {
+        let timed = found.len();
+        let finals = |(place, c): &(usize, Candidate)| *place < FINALISTS || defaults.contains(&c.plan);
+        let found: Vec<Candidate> = found.into_iter().enumerate().filter(finals).map(|(_, c)| c).collect();
+        let calls = (TURN_US / found.first().ok_or("no candidate")?.us).clamp(1.0, 20.0) as u32;
+        let graphs =
+            found.iter().map(|c| self.device.graph(c, tensors, calls)).collect::<Result<Vec<_>, _>>()?;
+        let mut times = vec![Vec::new(); found.len()];
+        for round in 0..ROUNDS {
+            for i in 0..graphs.len() {
+                let i = (i + round) % graphs.len();
+                times[i].push(self.device.time(&graphs[i], calls)?);
+            }
+        }
+        let medians: Vec<f64> = times.iter().map(|t| median(t)).collect();
+        let best = (0..found.len()).min_by(|&a, &b| medians[a].total_cmp(&medians[b])).unwrap_or(0);
+        let row = self.row(&found[best].plan, medians[best]);
+        append_line(&self.args.folder.join("tuned.jsonl"), &serde_json::to_string(&row)?)?;
+        let of = |plan: &Plan| found.iter().position(|c| c.plan == *plan).map_or(f64::NAN, |i| medians[i]);
+        let beside: Vec<String> = defaults.iter().map(|p| format!("{} {:.2}", p.family(), of(p))).collect();
+        let p = self.problem;
+        let rate = p.flops() / medians[best] / 1e6;
+        Ok(format!(
+            "D{:3} S{:5} B{:2} H{:2} {} {}: {:8.2} µs {rate:4.0} TFLOP/s (defaults: {})  {} {} regs; {timed} timed",
+            p.head_dim,
+            p.seq_q,
+            p.batch,
+            p.heads_q,
+            p.dtype,
+            p.mask,
+            medians[best],
+            beside.join(", "),
+            json!(found[best].plan),
+            found[best].registers,
+        ))
+    }
+
+    fn row(&self, plan: &Plan, us: f64) -> TunedRow {
+        let info = self.device.context.info();
+        TunedRow {
+            device: info.name.clone(),
+            sm: self.device.arch.sm,
+            multiprocessors: info.sms,
+            problem: Shape::of(self.problem),
+            plan: plan.clone(),
+            us,
+            kind: Kind::Measured,
+            driver: self.provenance.driver.clone(),
+            commit: self.provenance.commit.clone().unwrap_or_default(),
+            run: self.provenance.run.clone(),
+            when: self.provenance.when.clone(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Children of this program that may hang: what they print is followed, and one that is silent for too long is ended.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself.
+    Exited(ExitStatus),
+    /// It had said nothing for so long that it was killed.
+    Silent,
+}
+
+/// Runs a command to its end and hands over each line of its standard output as it comes. A child that prints no line for
+/// `limit` is killed: it may wait for a kernel that never ends.
+///
+/// # Errors
+/// When it cannot be started or waited for.
+pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> std::io::Result<Ended> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().ok_or_else(|| std::io::Error::other("the child has no output"))?;
+    let (tell, lines) = channel();
+    let reader = std::thread::spawn(move || {
+        // An error of the pipe is its end.
+        let _ = BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line));
+    });
+    let ended = loop {
+        match lines.recv_timeout(limit) {
+            Ok(text) => line(&text),
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill()?;
+                child.wait()?;
+                break Ended::Silent;
+            }
+            Err(RecvTimeoutError::Disconnected) => break Ended::Exited(child.wait()?),
+        }
+    };
+    drop(lines);
+    // It ends with the child's output, unless a grandchild holds that open: then it is left to itself.
+    if reader.is_finished() {
+        let _ = reader.join();
+    }
+    Ok(ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str, limit: Duration) -> (Ended, Vec<String>) {
+        let mut lines = Vec::new();
+        let mut command = Command::new("sh");
+        let ended = follow(command.args(["-c", script]), limit, |line| lines.push(line.to_owned())).unwrap();
+        (ended, lines)
+    }
+
+    #[test]
+    fn lines_come_until_the_end() {
+        let (ended, lines) = sh("echo one; echo two; exit 3", Duration::from_secs(20));
+        let Ended::Exited(status) = ended else { panic!("{ended:?}") };
+        assert_eq!((status.code(), lines), (Some(3), vec!["one".to_owned(), "two".to_owned()]));
+    }
+
+    #[test]
+    fn the_limit_is_that_of_silence() {
+        let (ended, lines) =
+            sh("for i in 1 2 3 4; do echo $i; sleep 0.2; done; exec sleep 60", Duration::from_millis(600));
+        assert_eq!((ended, lines.len()), (Ended::Silent, 4));
+    }
+}

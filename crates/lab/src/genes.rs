@@ -1,0 +1,102 @@
+//! Plans by their genes' names: as their serde form writes them, so that a list of variations is data.
+
+use kernels::Plan;
+use serde_json::{Value, json};
+
+/// Why a plan cannot have the genes.
+#[derive(Debug, thiserror::Error)]
+pub enum GeneError {
+    /// Not an object.
+    #[error("genes = {0}; accepted: an object as in {{\"block_n\":128}}")]
+    NotGenes(Value),
+    /// The family has no such gene.
+    #[error("gene {gene} is none of the family {family}; accepted: {accepted}")]
+    Unknown {
+        /// The gene.
+        gene: String,
+        /// The family.
+        family: &'static str,
+        /// Its genes.
+        accepted: String,
+    },
+    /// A value that the gene cannot have.
+    #[error("genes {genes}: {error}")]
+    Value {
+        /// All of them.
+        genes: Value,
+        /// What is wrong.
+        error: serde_json::Error,
+    },
+}
+
+/// The plan with these genes in the place of its own. Whether it fits a problem is for [`Plan::check`].
+///
+/// # Errors
+/// A gene or a value that the family does not have.
+pub fn with_genes(plan: &Plan, genes: &Value) -> Result<Plan, GeneError> {
+    let changes = genes.as_object().ok_or_else(|| GeneError::NotGenes(genes.clone()))?;
+    let mut whole = json!(plan);
+    for (gene, value) in changes {
+        let Some(place) = whole.get_mut(gene) else {
+            let names = whole.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+            let accepted = names.filter(|name| *name != "family").collect::<Vec<_>>().join(", ");
+            return Err(GeneError::Unknown { gene: gene.clone(), family: plan.family(), accepted });
+        };
+        *place = value.clone();
+    }
+    serde_json::from_value(whole).map_err(|error| GeneError::Value { genes: genes.clone(), error })
+}
+
+/// All combinations of objects of genes, one of each list.
+pub fn product(lists: &[Vec<Value>]) -> Vec<Value> {
+    lists.iter().fold(vec![json!({})], |all, list| {
+        let join = |a: &Value, b: &Value| {
+            let mut both = a.clone();
+            if let (Value::Object(both), Value::Object(b)) = (&mut both, b) {
+                both.extend(b.clone());
+            }
+            both
+        };
+        all.iter().flat_map(|a| list.iter().map(move |b| join(a, b))).collect()
+    })
+}
+
+/// The values of one gene, each as an object.
+pub fn values<T: Into<Value>>(gene: &str, values: impl IntoIterator<Item = T>) -> Vec<Value> {
+    values.into_iter().map(|value| json!({ gene: value.into() })).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::{Arch, Family};
+    use problem::Problem;
+
+    use super::*;
+
+    #[test]
+    fn genes_by_name() {
+        let plan = Family::Mma.default_for(&Problem::mission(), &Arch::SM_90).unwrap();
+        let Plan::Mma(changed) = with_genes(&plan, &json!({ "block_n": 48, "queries": "shared" })).unwrap()
+        else {
+            panic!("another family")
+        };
+        assert_eq!((changed.block_n, changed.queries), (48, kernels::forward::mma::QueryHome::Shared));
+        assert_eq!(with_genes(&plan, &json!({})).unwrap(), plan);
+        for (genes, message) in [
+            (json!({ "block_x": 1 }), "gene block_x is none of the family mma; accepted: block_m, block_n"),
+            (json!({ "block_n": "many" }), "invalid type: string \"many\""),
+            (json!(7), "accepted: an object"),
+        ] {
+            let error = with_genes(&plan, &genes).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn products_hold_every_combination() {
+        let all = product(&[values("a", [1, 2]), values("b", ["x", "y", "z"])]);
+        assert_eq!(all.len(), 6);
+        assert_eq!((&all[0], &all[5]), (&json!({ "a": 1, "b": "x" }), &json!({ "a": 2, "b": "z" })));
+        assert_eq!(product(&[]), [json!({})]);
+    }
+}

@@ -1,0 +1,84 @@
+//! mbarrier objects: phases that count arrivals and bytes.
+
+use super::{Builder, Pointer, Pred, R32, Shared, SharedPointer, Src};
+use crate::{Mbarrier, MbarrierOp, MemSem, Op, Operand, Scope};
+
+fn on<P: SharedPointer>(op: MbarrierOp) -> Mbarrier {
+    Mbarrier { space: P::SPACE, ..Mbarrier::new(op) }
+}
+
+impl Builder {
+    /// Initialises an object whose phases complete after `arrivals` arrivals and all bytes expected.
+    pub fn mbarrier_init(&mut self, bar: Shared, arrivals: impl Into<Src<R32>>) {
+        let op = Op::Mbarrier(Mbarrier::new(MbarrierOp::Init));
+        self.op(op, [Operand::Address(bar.address()), arrivals.into().into()]);
+    }
+
+    /// Ends an object's life, so that its memory may be used for something else.
+    pub fn mbarrier_inval(&mut self, bar: Shared) {
+        self.op(Op::Mbarrier(Mbarrier::new(MbarrierOp::Inval)), [Operand::Address(bar.address())]);
+    }
+
+    /// Makes initialised objects visible to the cluster and to bulk copies (`fence.mbarrier_init.release.cluster`).
+    pub fn fence_mbarrier_init(&mut self) {
+        self.op(Op::FenceMbarrierInit, []);
+    }
+
+    /// Lets the phase also wait for `bytes` more bytes, without arriving.
+    pub fn mbarrier_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
+        let op = Op::Mbarrier(on::<P>(MbarrierOp::ExpectTx));
+        self.op(op, [Operand::Address(bar.address()), bytes.into().into()]);
+    }
+
+    /// Arrives; releases to the own CTA what the thread did before.
+    pub fn mbarrier_arrive<P: SharedPointer>(&mut self, bar: P) {
+        self.arrive(on::<P>(MbarrierOp::Arrive), bar, None);
+    }
+
+    /// Arrives; releases at cluster scope, which ptxas makes of a fence of the whole GPU.
+    pub fn mbarrier_arrive_release_cluster<P: SharedPointer>(&mut self, bar: P) {
+        self.arrive(Mbarrier { scope: Scope::Cluster, ..on::<P>(MbarrierOp::Arrive) }, bar, None);
+    }
+
+    /// Arrives without ordering anything, at cluster scope (`.version` 8.6): for slots that were only read.
+    pub fn mbarrier_arrive_relaxed_cluster<P: SharedPointer>(&mut self, bar: P) {
+        let relaxed = Mbarrier { sem: MemSem::Relaxed, scope: Scope::Cluster, ..on::<P>(MbarrierOp::Arrive) };
+        self.arrive(relaxed, bar, None);
+    }
+
+    /// Lets the phase also wait for `bytes` more bytes, and arrives.
+    pub fn mbarrier_arrive_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
+        self.arrive(on::<P>(MbarrierOp::ArriveExpectTx), bar, Some(bytes.into()));
+    }
+
+    fn arrive<P: SharedPointer>(&mut self, mbarrier: Mbarrier, bar: P, bytes: Option<Src<R32>>) {
+        let operands = [Operand::Sink, Operand::Address(bar.address())];
+        self.op(Op::Mbarrier(mbarrier), operands.into_iter().chain(bytes.map(Operand::from)));
+    }
+
+    /// Whether the phase of this parity has completed, after waiting for a while.
+    pub fn mbarrier_try_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) -> Pred {
+        self.try_wait(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into())
+    }
+
+    /// Waits until the phase of this parity has completed.
+    pub fn mbarrier_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
+        self.wait_parity(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into());
+    }
+
+    /// As [`Builder::mbarrier_wait_parity`], and acquires what other CTAs of the cluster released.
+    pub fn mbarrier_wait_parity_cluster(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
+        let mbarrier = Mbarrier { scope: Scope::Cluster, ..Mbarrier::new(MbarrierOp::TryWaitParity) };
+        self.wait_parity(mbarrier, bar, parity.into());
+    }
+
+    fn wait_parity(&mut self, mbarrier: Mbarrier, bar: Shared, parity: Src<R32>) {
+        self.do_while(|k| !k.try_wait(mbarrier, bar, parity));
+    }
+
+    fn try_wait(&mut self, mbarrier: Mbarrier, bar: Shared, parity: Src<R32>) -> Pred {
+        let d = self.reg();
+        self.compute::<Pred>(d, Op::Mbarrier(mbarrier), [Operand::Address(bar.address()), parity.into()]);
+        d
+    }
+}

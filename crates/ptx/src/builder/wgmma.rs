@@ -1,0 +1,95 @@
+//! Products of four warps.
+
+use super::memory::vector;
+use super::{Builder, F32, Half, Pred, R32, R64, Src, Value};
+use crate::{Op, Operand, Type, Wgmma, WgmmaSource};
+
+/// Which of its two extents a matrix in shared memory has contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Major {
+    /// K: A by rows, B by columns.
+    K,
+    /// M of A, N of B.
+    Mn,
+}
+
+impl Major {
+    fn operand(self) -> Operand {
+        Src::<R32>::from(u32::from(self == Major::Mn)).into()
+    }
+}
+
+impl Builder {
+    /// `sums (+)= a · b` with m64nNk16, both from shared memory by descriptors; N is twice the number of sums. They are added
+    /// to where `accumulate` holds. Nothing may touch the sums until the group is waited for.
+    pub fn wgmma_ss(
+        &mut self,
+        half: Half,
+        sums: &[F32],
+        (a, a_major): (R64, Major),
+        (b, b_major): (R64, Major),
+        accumulate: impl Into<Src<Pred>>,
+    ) {
+        let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
+        let majors = [a_major.operand(), b_major.operand()];
+        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
+    }
+
+    /// As [`Builder::wgmma_ss`] with `−a`.
+    pub fn wgmma_ss_negated(
+        &mut self,
+        half: Half,
+        sums: &[F32],
+        (a, a_major): (R64, Major),
+        (b, b_major): (R64, Major),
+        accumulate: impl Into<Src<Pred>>,
+    ) {
+        let (a, b) = (Operand::Reg(a.reg()), Operand::Reg(b.reg()));
+        let majors = [a_major.operand(), b_major.operand()];
+        self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
+    }
+
+    /// `sums (+)= a · b` with m64nNk16, A from registers (the fragment of `mma.m16n8k16`, rows of warp w from 16·w) and B from
+    /// shared memory by a descriptor. Nothing may touch sums or `a` until the group is waited for.
+    pub fn wgmma_rs(
+        &mut self,
+        half: Half,
+        sums: &[F32],
+        a: [R32; 4],
+        (b, b_major): (R64, Major),
+        accumulate: impl Into<Src<Pred>>,
+    ) {
+        let sources = [vector(&a), Operand::Reg(b.reg()), accumulate.into().into()];
+        self.wgmma(half, WgmmaSource::Registers, sums, sources, 1, [b_major.operand()]);
+    }
+
+    fn wgmma<const MAJORS: usize>(
+        &mut self,
+        half: Half,
+        source: WgmmaSource,
+        sums: &[F32],
+        sources: [Operand; 3],
+        scale_a: i32,
+        majors: [Operand; MAJORS],
+    ) {
+        let op = Op::Wgmma(Wgmma::new(2 * sums.len() as u16, Type::F32, half.ty(), source));
+        let scales = [scale_a, 1].map(|scale| Src::<R32>::from(scale).into());
+        let operands = std::iter::once(vector(sums)).chain(sources).chain(scales).chain(majors);
+        self.op(op, operands);
+    }
+
+    /// Orders registers and shared memory of the warpgroup before the products that follow.
+    pub fn wgmma_fence(&mut self) {
+        self.op(Op::WgmmaFence, []);
+    }
+
+    /// Closes the current group of products.
+    pub fn wgmma_commit(&mut self) {
+        self.op(Op::WgmmaCommitGroup, []);
+    }
+
+    /// Waits until all but the last `left` groups of products are complete.
+    pub fn wgmma_wait(&mut self, left: u32) {
+        self.op(Op::WgmmaWaitGroup, [Src::<R32>::from(left).into()]);
+    }
+}

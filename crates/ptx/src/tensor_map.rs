@@ -1,0 +1,222 @@
+//! Tensor maps as data: what a bulk tensor copy knows of a tensor. A machine encodes them when it launches a kernel.
+
+use crate::BufferSpec;
+
+/// Element types of a tensor map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "self-evident")]
+pub enum Element {
+    U8,
+    U16,
+    U32,
+    I32,
+    U64,
+    I64,
+    F16,
+    Bf16,
+    F32,
+    F64,
+}
+
+impl Element {
+    /// Size in bytes.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Element::U8 => 1,
+            Element::U16 | Element::F16 | Element::Bf16 => 2,
+            Element::U32 | Element::I32 | Element::F32 => 4,
+            Element::U64 | Element::I64 | Element::F64 => 8,
+        }
+    }
+}
+
+/// How the 16-byte chunks of a box are permuted in shared memory, named by the bytes of a row: chunk `i` of row `r` goes to
+/// chunk `i xor (r mod rows)` of rows of that many bytes (PTX ISA, "Tensors: Swizzling Modes").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "self-evident")]
+pub enum Swizzle {
+    None,
+    Bytes32,
+    Bytes64,
+    Bytes128,
+}
+
+impl Swizzle {
+    /// The longest row of a box in bytes, which is also the span of the permutation; `None` without one.
+    pub const fn span(self) -> Option<u32> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::Bytes32 => Some(32),
+            Swizzle::Bytes64 => Some(64),
+            Swizzle::Bytes128 => Some(128),
+        }
+    }
+}
+
+/// How much a load of a box brings to L2 at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "self-evident")]
+pub enum L2Promotion {
+    None,
+    Bytes64,
+    #[default]
+    Bytes128,
+    Bytes256,
+}
+
+/// A tensor in a buffer and the box of it that one instruction copies. Dimensions come innermost first. What lies outside
+/// the tensor reads as zero and is not written.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorMapSpec {
+    /// Index into [`Kernel::buffers`](crate::Kernel::buffers).
+    pub buffer: usize,
+    /// Bytes from the buffer's start to element (0, 0, …).
+    pub offset: u64,
+    /// Type of an element.
+    pub element: Element,
+    /// Elements along each of 1 to 5 dimensions.
+    pub extents: Vec<u64>,
+    /// Bytes between neighbours along each dimension but the innermost, which is contiguous.
+    pub strides: Vec<u64>,
+    /// Elements of the box along each dimension.
+    pub box_extents: Vec<u32>,
+    /// How the box lies in shared memory.
+    pub swizzle: Swizzle,
+    /// How much a load brings to L2.
+    pub l2_promotion: L2Promotion,
+}
+
+/// Why a tensor map cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tensor map: {field} = {value}; accepted: {accepted}")]
+pub struct TensorMapError {
+    /// What is wrong.
+    pub field: &'static str,
+    /// The value given.
+    pub value: String,
+    /// What would be accepted.
+    pub accepted: String,
+}
+
+impl TensorMapSpec {
+    /// Size in bytes of an encoded map, and of the parameter that takes one.
+    pub const BYTES: u32 = 128;
+    /// Alignment in bytes of such a parameter.
+    pub const ALIGN: u32 = 64;
+
+    /// Bytes that one copy of the box moves, which the mbarrier must expect. What lies outside the tensor counts too.
+    pub fn box_bytes(&self) -> u32 {
+        self.box_extents.iter().fold(self.element.bytes(), |bytes, &n| bytes.saturating_mul(n))
+    }
+
+    /// Bytes from element (0, 0, …) to the end of what the tensor reaches.
+    pub fn reach(&self) -> u128 {
+        let bytes = u128::from(self.element.bytes());
+        let inner = self.extents.first().map_or(0, |&n| u128::from(n) * bytes);
+        let outer = self.extents.iter().skip(1).zip(&self.strides);
+        outer.fold(inner, |sum, (&n, &stride)| sum + u128::from(n.saturating_sub(1)) * u128::from(stride))
+    }
+
+    /// Checks everything that does not depend on where the buffer lies, by the rules of `cuTensorMapEncodeTiled` (CUDA Driver
+    /// API, "Tensor Map Object Management").
+    ///
+    /// # Errors
+    /// Names the field, its value and what is accepted.
+    pub fn check(&self) -> Result<(), TensorMapError> {
+        let rank = self.extents.len();
+        accept("rank", rank, (1..=5).contains(&rank), "1 to 5 dimensions")?;
+        accept("strides", self.strides.len(), self.strides.len() + 1 == rank, "one fewer than dimensions")?;
+        let boxes = self.box_extents.len();
+        accept("box_extents", boxes, boxes == rank, "one per dimension")?;
+        accept("offset in bytes", self.offset, self.offset.is_multiple_of(16), "multiples of 16")?;
+        for &extent in &self.extents {
+            accept("extent", extent, (1..=1 << 32).contains(&extent), "1 to 2^32")?;
+        }
+        for &stride in &self.strides {
+            let fits = stride.is_multiple_of(16) && stride < 1 << 40;
+            accept("stride in bytes", stride, fits, "multiples of 16 below 2^40")?;
+        }
+        for &extent in &self.box_extents {
+            accept("box extent", extent, (1..=256).contains(&extent), "1 to 256")?;
+        }
+        let row = self.box_extents[0] * self.element.bytes();
+        accept("box row in bytes", row, row.is_multiple_of(16), "multiples of 16")?;
+        match self.swizzle.span() {
+            Some(span) => {
+                accept("box row in bytes", row, row <= span, &format!("up to {span} with this swizzle"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// As [`TensorMapSpec::check`], and that the tensor lies inside its buffer.
+    ///
+    /// # Errors
+    /// Names the field, its value and what is accepted.
+    pub fn check_in(&self, buffers: &[BufferSpec]) -> Result<(), TensorMapError> {
+        self.check()?;
+        let known = format!("0 to {}", buffers.len().saturating_sub(1));
+        accept("buffer", self.buffer, self.buffer < buffers.len(), &known)?;
+        let have = buffers[self.buffer].bytes as u128;
+        let needed = u128::from(self.offset) + self.reach();
+        accept("buffer's bytes", have, needed <= have, &format!("at least {needed}, which the extents reach"))
+    }
+}
+
+fn accept(
+    field: &'static str,
+    value: impl ToString,
+    fits: bool,
+    accepted: &str,
+) -> Result<(), TensorMapError> {
+    if fits {
+        return Ok(());
+    }
+    Err(TensorMapError { field, value: value.to_string(), accepted: accepted.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Access;
+
+    fn spec() -> TensorMapSpec {
+        TensorMapSpec {
+            buffer: 0,
+            offset: 0,
+            element: Element::F16,
+            extents: vec![64, 512],
+            strides: vec![128],
+            box_extents: vec![64, 128],
+            swizzle: Swizzle::Bytes128,
+            l2_promotion: L2Promotion::default(),
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let buffers = [BufferSpec { name: "k".into(), bytes: 512 * 128, access: Access::Read }];
+        assert_eq!(spec().check_in(&buffers), Ok(()));
+        assert_eq!((spec().box_bytes(), spec().reach()), (128 * 128, 512 * 128));
+        type Change = fn(&mut TensorMapSpec);
+        let cases: [(Change, &str); 11] = [
+            (|s| s.extents.clear(), "rank = 0"),
+            (|s| s.strides.push(16), "strides = 2"),
+            (|s| s.box_extents.truncate(1), "box_extents = 1"),
+            (|s| s.offset = 8, "offset in bytes = 8"),
+            (|s| s.extents[1] = 0, "extent = 0"),
+            (|s| s.strides[0] = 24, "stride in bytes = 24"),
+            (|s| s.box_extents[1] = 257, "box extent = 257"),
+            (|s| s.box_extents[0] = 4, "box row in bytes = 8; accepted: multiples of 16"),
+            (|s| s.swizzle = Swizzle::Bytes64, "box row in bytes = 128; accepted: up to 64"),
+            (|s| s.extents[1] = 513, "buffer's bytes = 65536; accepted: at least 65664"),
+            (|s| s.buffer = 1, "buffer = 1; accepted: 0 to 0"),
+        ];
+        for (change, expected) in cases {
+            let mut spec = spec();
+            change(&mut spec);
+            let error = spec.check_in(&buffers).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! How the tiles of query rows reach the CTAs of a persistent kernel, and in which order.
+
+use ptx::{
+    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, SpecialReg,
+    Src, Type,
+};
+use ptx::{Shared, Value};
+
+use crate::{Consumer, Handover, Ring};
+
+/// How tiles are handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handout {
+    /// CTA `i` of `n` takes tiles `i`, `i + n`, `i + 2n`, …
+    Static,
+    /// CTAs take the next tile of an atomic counter when they are done with one.
+    Dynamic,
+}
+
+/// The order of the tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TileOrder {
+    /// Head by head, rows in order.
+    InOrder,
+    /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first, which see most
+    /// of a causal mask.
+    LongestFirst,
+}
+
+/// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and after a launch.
+pub const COUNTER_BYTES: usize = 8;
+
+/// The grid of tiles, in registers.
+#[derive(Clone, Copy, Debug)]
+pub struct TileGrid {
+    /// Their order.
+    pub order: TileOrder,
+    /// Tiles in all.
+    pub tiles: R32,
+    /// Tiles of a head.
+    pub row_blocks: R32,
+    /// Heads of a batch entry.
+    pub heads: R32,
+    /// Heads of a section, a divisor of all heads.
+    pub section: R32,
+}
+
+/// A tile of query rows.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkTile {
+    /// Which of the head's tiles.
+    pub row_block: R32,
+    /// The query head.
+    pub head: R32,
+    /// The batch entry.
+    pub batch: R32,
+    /// `batch · heads + head`.
+    pub batch_head: R32,
+}
+
+impl TileGrid {
+    fn tile(&self, k: &mut Builder, index: R32) -> WorkTile {
+        let (row_block, batch_head) = match self.order {
+            TileOrder::InOrder => {
+                let batch_head = k.div_u(index, self.row_blocks);
+                (remainder(k, index, batch_head, self.row_blocks), batch_head)
+            }
+            TileOrder::LongestFirst => {
+                let of_section = k.mul(self.section, self.row_blocks);
+                let section = k.div_u(index, of_section);
+                let index = remainder(k, index, section, of_section);
+                let from_last = k.div_u(index, self.section);
+                let head = remainder(k, index, from_last, self.section);
+                let last = k.sub(self.row_blocks, 1);
+                (k.sub(last, from_last), k.mad(section, self.section, head))
+            }
+        };
+        let batch = k.div_u(batch_head, self.heads);
+        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, batch_head }
+    }
+}
+
+/// `a − quotient · by`.
+fn remainder(k: &mut Builder, a: R32, quotient: R32, by: R32) -> R32 {
+    let whole = k.mul(quotient, by);
+    k.sub(a, whole)
+}
+
+/// Where the numbers of tiles that are handed out at run time pass from the feeding thread to the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Mailbox {
+    /// Its barriers.
+    pub handover: Handover,
+    /// A number a stage.
+    slots: Shared,
+    /// [`COUNTER_BYTES`] in global memory.
+    counter: Global,
+}
+
+impl Mailbox {
+    /// Tiles that are announced ahead.
+    const STAGES: u32 = 2;
+    /// Shared memory that it takes.
+    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + 4 * Mailbox::STAGES;
+
+    /// With its barriers and slots at `place`.
+    pub fn new(place: Shared, counter: Global) -> Mailbox {
+        let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
+        Mailbox { handover: Handover::new(place, Mailbox::STAGES), slots, counter }
+    }
+
+    fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
+        k.shared_index(self.slots, at.stage, 4)
+    }
+
+    fn send(&self, k: &mut Builder, at: &Ring, index: R32) {
+        self.handover.wait_free(k, at);
+        let slot = self.slot(k, at);
+        k.st(slot, index);
+        self.handover.publish(k, at);
+        at.advance(k);
+    }
+
+    fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, index: R32) {
+        self.handover.wait_full(k, at);
+        let slot = self.slot(k, at);
+        // The lane that reads the slot is the one that frees it.
+        k.guarded(speaks, |k| k.ld_to(index, slot));
+        let sent = k.uniform(index);
+        k.mov_to(index, sent);
+        self.handover.release(k, at, speaks);
+        at.advance(k);
+    }
+}
+
+/// Hands tiles out to both roles. A launch has no more CTAs than tiles, so each CTA has a first one.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduler {
+    /// What there is to do.
+    pub grid: TileGrid,
+    /// Present where tiles are handed out at run time.
+    pub mailbox: Option<Mailbox>,
+}
+
+impl Scheduler {
+    /// Runs `feed` for each tile of the CTA, in the thread that feeds.
+    pub fn feed_each(&self, k: &mut Builder, feed: impl FnOnce(&mut Builder, &WorkTile)) {
+        let (index, ctas) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::NctaidX));
+        let sent = self.mailbox.map(|mailbox| mailbox.handover.filler(k));
+        k.do_while(|k| {
+            // The number is taken early, so that the tile's loads hide the atomic's latency, and is sent before it is used.
+            let next = match &self.mailbox {
+                None => k.add(index, ctas),
+                Some(mailbox) => {
+                    let taken = k.atom(AtomicOp::Add, mailbox.counter, 1);
+                    k.add(taken, ctas)
+                }
+            };
+            let tile = self.grid.tile(k, index);
+            feed(k, &tile);
+            if let (Some(mailbox), Some(sent)) = (&self.mailbox, &sent) {
+                mailbox.send(k, sent, next);
+            }
+            k.mov_to(index, next);
+            k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+        });
+        if let Some(mailbox) = &self.mailbox {
+            reset(k, mailbox.counter, ctas);
+        }
+    }
+
+    /// Where a consumer stands: at the CTA's first tile.
+    pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
+        Turn {
+            scheduler: self,
+            index: k.special(SpecialReg::CtaidX),
+            received: self.mailbox.map(|mailbox| mailbox.handover.reader(k)),
+            speaks: consumer.speaks,
+        }
+    }
+}
+
+/// Where a consumer stands in the CTA's tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    scheduler: &'a Scheduler,
+    index: R32,
+    received: Option<Ring>,
+    speaks: Pred,
+}
+
+impl Turn<'_> {
+    /// Runs `compute` for each tile of the CTA, in all threads of a consumer. It must call [`Turn::advance`] once, and return what
+    /// that returned.
+    pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
+        k.do_while(|k| {
+            let tile = self.scheduler.grid.tile(k, self.index);
+            compute(k, &tile)
+        });
+    }
+
+    /// Goes on to the next tile. Whether there is one.
+    pub fn advance(&self, k: &mut Builder) -> Pred {
+        match (&self.scheduler.mailbox, &self.received) {
+            (Some(mailbox), Some(received)) => mailbox.receive(k, received, self.speaks, self.index),
+            _ => {
+                let ctas = k.special(SpecialReg::NctaidX);
+                k.add_to(self.index, self.index, ctas);
+            }
+        }
+        k.setp_u(CmpOp::Lt, self.index, self.scheduler.grid.tiles)
+    }
+}
+
+/// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
+/// say that they are done, so their atomic releases and the last one's acquires.
+fn reset(k: &mut Builder, counter: Global, ctas: R32) {
+    let done: R32 = k.reg();
+    let atomic = Atomic {
+        op: AtomicOp::Add,
+        space: Global::SPACE,
+        ty: Type::U32,
+        vector: 1,
+        sem: MemSem::AcqRel,
+        scope: Some(Scope::Gpu),
+        noftz: false,
+        cache_hint: false,
+    };
+    let one: Src<R32> = 1.into();
+    k.op(Op::Atom(atomic), [Operand::Reg(done.reg()), Operand::Address(counter.at(4).address()), one.into()]);
+    let after = k.add(done, 1);
+    let last = k.setp_u(CmpOp::Eq, after, ctas);
+    k.if_(last, |k| {
+        let zero: R32 = k.mov(0);
+        k.st_vec(counter, [zero, zero]);
+    });
+}

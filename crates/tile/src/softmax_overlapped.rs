@@ -1,0 +1,144 @@
+//! The online softmax in the steps that a warpgroup takes while products are in flight: O cannot be touched until the
+//! product that adds to it is done, so what is due to it is kept and paid later.
+
+use ptx::{Builder, CmpOp, F32, Pred};
+
+use crate::softmax::finite;
+use crate::{AccTile, Coverage, LaneMaxima, OnlineSoftmax, Rescale};
+
+/// Independent chains of a row's reductions: more hide latency, and cost an instruction each at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Chains {
+    /// Of the maximum.
+    pub max: u32,
+    /// Of the sum.
+    pub sum: u32,
+}
+
+/// What O and its rows owe to references that moved.
+#[derive(Clone, Debug)]
+pub struct Due {
+    /// Whether any reference of the warp moved; `None` where they always do.
+    moved: Option<Pred>,
+    /// A row's factor.
+    factors: Vec<F32>,
+}
+
+impl Due {
+    /// Multiplies the rows of `o`.
+    pub fn pay(&self, k: &mut Builder, o: &AccTile) {
+        let scale = |k: &mut Builder| {
+            for (row, &factor) in (0..).zip(&self.factors) {
+                o.scale_row(k, row, factor);
+            }
+        };
+        match self.moved {
+            Some(moved) => k.if_(moved, scale),
+            None => scale(k),
+        }
+    }
+}
+
+impl LaneMaxima {
+    /// Of one tile of scores, columns in order and the rows side by side, in so many chains a row.
+    fn in_chains(k: &mut Builder, s: &AccTile, chains: u32) -> LaneMaxima {
+        LaneMaxima(fold_rows(
+            k,
+            s,
+            chains,
+            |_, _, score| score,
+            |k, a, b| k.max_to(a, a, b),
+            |k, a, b| k.max(a, b),
+        ))
+    }
+}
+
+impl OnlineSoftmax {
+    /// Moves the references after the scores of a block, as its [`Rescale`] says, and the running sums with them.
+    pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains, coverage: Coverage) -> Due {
+        let maxima = LaneMaxima::in_chains(k, s, chains.max);
+        match self.when {
+            Rescale::Always => Due { moved: None, factors: self.follow_maxima(k, &maxima, coverage) },
+            Rescale::Beyond(threshold) => {
+                let exceeds = self.lane_exceeds(k, &maxima, f32::from(threshold));
+                let moved = k.vote_any(exceeds);
+                let mut factors = Vec::new();
+                k.if_(moved, |k| factors = self.follow_maxima(k, &maxima, coverage));
+                Due { moved: Some(moved), factors }
+            }
+        }
+    }
+
+    /// Moves the references to the maxima of a block, whatever they were.
+    pub fn raise_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
+        let maxima = LaneMaxima::in_chains(k, s, chains.max);
+        Due { moved: None, factors: self.follow_maxima(k, &maxima, Coverage::Full) }
+    }
+
+    /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`: no shuffle is needed
+    /// to know whether any lane's does. What is not a number does not.
+    fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
+        let mut exceeds: Option<Pred> = None;
+        for (&reference, &maximum) in self.reference.iter().zip(&maxima.0) {
+            let minus = k.neg(reference);
+            let growth = k.mad(maximum, self.factor, minus);
+            exceeds = Some(match exceeds {
+                None => k.setp_f(CmpOp::Gt, growth, threshold),
+                Some(other) => k.setp_f_or(CmpOp::Gt, growth, threshold, other),
+            });
+        }
+        exceeds.expect("a tile has rows")
+    }
+
+    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block.
+    pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains, coverage: Coverage) -> Vec<F32> {
+        let shifts: Vec<F32> = self
+            .reference
+            .iter()
+            .map(|&reference| {
+                let shift = finite(k, reference, coverage);
+                k.neg(shift)
+            })
+            .collect();
+        let exponential = |k: &mut Builder, row: usize, score: F32| {
+            k.mad_to(score, score, self.factor, shifts[row]);
+            k.ex2_to(score, score);
+            score
+        };
+        fold_rows(k, s, chains.sum, exponential, |k, a, b| k.add_to(a, a, b), |k, a, b| k.add(a, b))
+    }
+
+    /// Adds a block's sums to the running ones.
+    pub fn add_sums(&self, k: &mut Builder, sums: &[F32]) {
+        for (&total, &sum) in self.sum.iter().zip(sums) {
+            k.add_to(total, total, sum);
+        }
+    }
+}
+
+/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares an element, `fold` adds it to one of
+/// `chains`, `join` joins those.
+fn fold_rows(
+    k: &mut Builder,
+    s: &AccTile,
+    chains: u32,
+    map: impl Fn(&mut Builder, usize, F32) -> F32,
+    fold: impl Fn(&mut Builder, F32, F32),
+    join: impl Fn(&mut Builder, F32, F32) -> F32,
+) -> Vec<F32> {
+    let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|row| s.row(row).collect()).collect();
+    let chains = (chains as usize).min(rows[0].len());
+    let mut folded: Vec<Vec<F32>> = vec![Vec::new(); rows.len()];
+    for column in 0..rows[0].len() {
+        for (row, folded) in folded.iter_mut().enumerate() {
+            let element = map(k, row, rows[row][column]);
+            if column < chains {
+                let chain = k.mov(element);
+                folded.push(chain);
+            } else {
+                fold(k, folded[column % chains], element);
+            }
+        }
+    }
+    folded.into_iter().map(|row| row.into_iter().reduce(|a, b| join(k, a, b)).expect("a chain")).collect()
+}

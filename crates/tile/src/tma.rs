@@ -1,0 +1,171 @@
+//! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads without bank conflicts.
+
+use ptx::{
+    Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
+    TensorMapSpec,
+};
+
+/// A tile of rows of 16-bit elements in shared memory: `[columns / 64 panels][rows][64 elements]`, the eight 16-byte chunks of
+/// a panel's row permuted by the row's last three bits (the 128-byte swizzle). Columns that no tensor has are zeros up
+/// to the last panel's end.
+///
+/// It begins at a multiple of [`SwizzledTile::ALIGNMENT`], since the hardware permutes by bits of the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SwizzledTile {
+    /// Rows, a multiple of 8.
+    pub rows: u32,
+    /// Columns, a multiple of 8.
+    pub columns: u32,
+}
+
+/// A tensor `[batch, head, row, column]` of 16-bit elements in global memory whose columns are contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorRows {
+    /// Index of the launch's buffer.
+    pub buffer: usize,
+    /// Bytes from the buffer's start to element 0.
+    pub offset: u64,
+    /// Type of the elements.
+    pub element: Element,
+    /// Batch entries, heads, rows and columns.
+    pub extents: [u64; 4],
+    /// Bytes between neighbouring batch entries, heads and rows; of one that is never stepped over anything.
+    pub strides: [u64; 3],
+}
+
+impl SwizzledTile {
+    /// Columns of a panel: 128 bytes.
+    pub const PANEL: u32 = 64;
+    /// Bytes of a panel's row.
+    pub const ROW_BYTES: u32 = 128;
+    /// What a tile's address is a multiple of: the swizzle's period of eight rows.
+    pub const ALIGNMENT: u32 = 8 * SwizzledTile::ROW_BYTES;
+
+    /// A tile of `rows` × `columns`.
+    pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
+        SwizzledTile { rows, columns }
+    }
+
+    /// Panels.
+    pub const fn panels(self) -> u32 {
+        self.columns.div_ceil(SwizzledTile::PANEL)
+    }
+
+    /// Bytes from one panel to the next.
+    pub const fn panel_bytes(self) -> u32 {
+        self.rows * SwizzledTile::ROW_BYTES
+    }
+
+    /// Bytes of the tile, and so what a load of it counts at its mbarrier, rows and columns beyond the tensor's end included.
+    pub const fn bytes(self) -> u32 {
+        self.panels() * self.panel_bytes()
+    }
+
+    /// Bytes from the tile's start to an element.
+    pub const fn offset(self, row: u32, column: u32) -> u32 {
+        let (panel, column) = (column / SwizzledTile::PANEL, column % SwizzledTile::PANEL);
+        let chunk = (column / 8) ^ (row % 8);
+        panel * self.panel_bytes() + row * SwizzledTile::ROW_BYTES + chunk * 16 + column % 8 * 2
+    }
+
+    /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box holds one
+    /// panel after the other. Of other widths the second of them would run into the next row, and a panel is a copy.
+    const fn whole(self) -> bool {
+        self.columns.is_multiple_of(SwizzledTile::PANEL)
+    }
+
+    /// The tensor map by which [`SwizzledTile::load`] copies such tiles of `tensor`.
+    pub fn map(self, tensor: &TensorRows) -> TensorMapSpec {
+        let [batch, heads, rows, columns] = tensor.extents;
+        let [of_batch, of_head, of_row] = tensor.strides;
+        let panel = u64::from(SwizzledTile::PANEL);
+        let row_bytes = u64::from(SwizzledTile::ROW_BYTES);
+        let (extents, strides, box_extents) = if self.whole() {
+            (
+                vec![panel, rows, columns / panel, heads, batch],
+                vec![of_row, row_bytes, of_head, of_batch],
+                vec![SwizzledTile::PANEL, self.rows, self.panels(), 1, 1],
+            )
+        } else {
+            (
+                vec![columns, rows, heads, batch],
+                vec![of_row, of_head, of_batch],
+                vec![SwizzledTile::PANEL, self.rows, 1, 1],
+            )
+        };
+        TensorMapSpec {
+            buffer: tensor.buffer,
+            offset: tensor.offset,
+            element: tensor.element,
+            extents,
+            strides,
+            box_extents,
+            swizzle: Swizzle::Bytes128,
+            l2_promotion: L2Promotion::default(),
+        }
+    }
+
+    /// Copies the tile that begins at `row` of a head, asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
+    pub fn load(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+    ) {
+        let options = BulkOptions::default();
+        if self.whole() {
+            k.tma_load(to, map, &[0.into(), row, 0.into(), head, batch], barrier, options);
+            return;
+        }
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let column = Src::from(panel * SwizzledTile::PANEL);
+            let at = [column, row.clone(), head.clone(), batch.clone()];
+            k.tma_load(to, map, &at, barrier, options);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_has_a_place_of_its_own_and_eight_rows_meet_all_banks() {
+        for columns in [8, 64, 72, 96, 128, 256] {
+            let tile = SwizzledTile::new(24, columns);
+            let mut taken = vec![false; (tile.bytes() / 16) as usize];
+            for row in 0..tile.rows {
+                for column in (0..columns).step_by(8) {
+                    let at = (tile.offset(row, column) / 16) as usize;
+                    assert!(!std::mem::replace(&mut taken[at], true), "{tile:?} row {row} column {column}");
+                }
+            }
+            for first in (0..tile.rows).step_by(8) {
+                let banks = (first..first + 8).fold(0, |all, row| all | 1 << (tile.offset(row, 0) / 16 % 8));
+                assert_eq!(banks, 0xFF, "{tile:?} rows from {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn maps_follow_strides_and_are_accepted() {
+        let tensor = |columns| TensorRows {
+            buffer: 1,
+            offset: 32,
+            element: Element::Bf16,
+            extents: [2, 3, 100, columns],
+            strides: [1 << 20, 512, 1536],
+        };
+        let whole = SwizzledTile::new(64, 128).map(&tensor(128));
+        assert_eq!((whole.check(), whole.box_bytes()), (Ok(()), SwizzledTile::new(64, 128).bytes()));
+        assert_eq!(whole.extents, [64, 100, 2, 3, 2]);
+        assert_eq!(whole.strides, [1536, 128, 512, 1 << 20]);
+        // The second panel of 96 columns must not read the next row: a copy each, cut off at column 96.
+        let panels = SwizzledTile::new(64, 96).map(&tensor(96));
+        assert_eq!((panels.check(), 2 * panels.box_bytes()), (Ok(()), SwizzledTile::new(64, 96).bytes()));
+        assert_eq!(panels.extents, [96, 100, 3, 2]);
+    }
+}

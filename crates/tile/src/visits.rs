@@ -1,0 +1,434 @@
+//! How a warpgroup visits the blocks of keys, from the last to the first: the order of issue of FlashAttention-3's Algorithm 2,
+//! with keys and values from rings that another warpgroup fills.
+//!
+//! The scores of block `n` are issued together with what block `n + 1` adds to O, and both are in flight while their warpgroup
+//! waits for the scores alone. An `rs` product holds up its warps until its A registers are read, some 200 cycles before it ends; so
+//! what is left to overlap inside a warpgroup is the head of the exponentials, and the rest must come from another warpgroup.
+
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src, TensorMapPtr};
+
+use crate::{
+    AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix,
+    TileRing, WARPGROUP_ROWS,
+};
+
+/// Keys or values as they come by: where a consumer stands in their ring.
+#[derive(Clone, Copy, Debug)]
+pub struct TileStream {
+    ring: TileRing,
+    at: Ring,
+    /// The tile of stage 0.
+    first: SharedMatrix,
+    speaks: Pred,
+    supply: Option<Supply>,
+}
+
+/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Supply {
+    /// The tensor's map.
+    pub map: TensorMapPtr,
+    /// First row of the next tile; negative when there is none. Walks down.
+    pub next: R32,
+    /// Rows from one tile to the next.
+    pub step: u32,
+    /// Head and batch entry.
+    pub head: [R32; 2],
+    /// The one thread that requests.
+    pub requests: Pred,
+}
+
+impl Supply {
+    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it.
+    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
+        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.requests);
+        k.if_(more, |k| {
+            free(k);
+            let [head, batch] = self.head;
+            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
+        });
+        k.sub_to(self.next, self.next, self.step);
+    }
+}
+
+impl TileStream {
+    /// Tiles whose columns the product sums over: keys.
+    pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
+        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+    }
+
+    /// Tiles of which each warpgroup takes its own 64 rows: queries.
+    pub fn own_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let whole = TileStream::over_columns(k, ring, consumer);
+        TileStream { first: whole.first.row_part(k, consumer.group, WARPGROUP_ROWS), ..whole }
+    }
+
+    /// Tiles whose rows the product sums over: values.
+    pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
+        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+    }
+
+    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
+    #[must_use]
+    pub fn supplied(self, supply: Supply) -> TileStream {
+        TileStream { supply: Some(supply), ..self }
+    }
+
+    /// Requests the tile of a stage that nothing was in yet.
+    pub fn request_first(&self, k: &mut Builder, stage: u32) {
+        if let Some(supply) = &self.supply {
+            let at = self.at.at_stage(k, stage);
+            supply.fill(k, &self.ring, &at, |_| {});
+        }
+    }
+
+    /// The tile, once it has landed.
+    pub fn wait(&self, k: &mut Builder) {
+        self.ring.handover.wait_full(k, &self.at);
+    }
+
+    /// The tile, which has landed.
+    pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
+        let stage = match self.supply {
+            _ if self.at.stages() == 1 => return self.first,
+            None => self.at.stage,
+            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
+            Some(_) => k.uniform(self.at.stage),
+        };
+        self.first.stage(k, stage)
+    }
+
+    /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
+    pub fn release(&self, k: &mut Builder) {
+        self.ring.handover.release(k, &self.at, self.speaks);
+        if let Some(supply) = &self.supply {
+            supply.fill(k, &self.ring, &self.at, |k| self.ring.handover.wait_free(k, &self.at));
+        }
+        self.at.advance(k);
+    }
+}
+
+/// How successive tiles of query rows follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tiles {
+    /// One after the other: the first scores of a tile and the last products are alone on the tensor cores.
+    InTurn,
+    /// The first scores of a tile are issued together with the last products of the tile before it. Queries have two places, so that the
+    /// next ones are there.
+    Overlapped,
+}
+
+impl Tiles {
+    /// Places of queries in shared memory.
+    pub const fn query_stages(self) -> u32 {
+        match self {
+            Tiles::InTurn => 1,
+            Tiles::Overlapped => 2,
+        }
+    }
+}
+
+/// Which blocks need a mask.
+#[derive(Clone, Copy, Debug)]
+pub enum Masked {
+    /// None.
+    Never,
+    /// The first that is visited, which is ragged.
+    First,
+    /// The first, and those from this one on.
+    From(R32),
+}
+
+/// What is done with a block.
+pub struct BlockSteps<S, M, A> {
+    /// Issues S = Q Kᵀ.
+    pub scores: S,
+    /// Masks S of the keys from one on.
+    pub hide: M,
+    /// Issues O += P V.
+    pub accumulate: A,
+}
+
+/// A guess that a block's scores do not exceed the references by much, and how it is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Guess {
+    /// What a lane's sum of a block's probabilities must stay below.
+    pub limit: f32,
+    /// How the warpgroup agrees, since products are its common business.
+    pub agreement: Agreement,
+}
+
+/// A warpgroup's registers and streams while it visits the blocks of a tile of query rows.
+#[derive(Clone, Debug)]
+pub struct Visits {
+    /// Type of P.
+    pub half: Half,
+    /// Keys of a block.
+    pub block_n: u32,
+    /// How successive tiles of query rows follow.
+    pub tiles: Tiles,
+    /// Queries: the warpgroup's own rows.
+    pub queries: TileStream,
+    /// Keys.
+    pub keys: TileStream,
+    /// Values.
+    pub values: TileStream,
+    /// Its place among the warpgroups that take turns.
+    pub circle: Option<Circle>,
+    /// Whether maxima are taken of blocks that need no mask.
+    pub guess: Option<Guess>,
+    /// Chains of maxima and sums.
+    pub chains: Chains,
+    /// Scores.
+    pub s: AccTile,
+    /// Probabilities.
+    pub p: ProbTile,
+    /// The sums of the tile.
+    pub o: AccTile,
+}
+
+impl Visits {
+    /// Issues the scores of the first block of the CTA's first tile, where tiles overlap. The steps of a block begin with scores
+    /// that are complete.
+    pub fn open<S>(&self, k: &mut Builder, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        if self.tiles == Tiles::Overlapped {
+            self.first_scores(k, scores);
+        }
+    }
+
+    /// Visits the blocks below `end` of a tile, of which there is at least one. `advance` goes on to the next tile and says whether
+    /// there is one; gives what it says.
+    pub fn for_each_block<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (end, masked): (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+        advance: impl FnOnce(&mut Builder) -> Pred,
+    ) -> Pred
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.o.clear(k);
+        if self.tiles == Tiles::InTurn {
+            self.first_scores(k, &steps.scores);
+        }
+        let block = k.sub(end, 1);
+        let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
+        self.hide(k, block, coverage, steps);
+        // O is zero: it owes nothing.
+        softmax.move_references(k, &self.s, self.chains, coverage);
+        let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
+        softmax.add_sums(k, &sums);
+        self.s.round_to(k, self.half, &self.p);
+
+        if let Masked::From(full) = masked {
+            k.while_(
+                |k| k.setp_s(CmpOp::Gt, block, full),
+                |k| {
+                    k.sub_to(block, block, 1);
+                    self.visit(k, block, Coverage::Partial, softmax, steps);
+                },
+            );
+        }
+        let more = k.setp_s(CmpOp::Ne, block, 0);
+        k.if_(more, |k| {
+            k.do_while(|k| {
+                k.sub_to(block, block, 1);
+                self.visit(k, block, Coverage::Full, softmax, steps);
+                k.setp_s(CmpOp::Ne, block, 0)
+            });
+        });
+        self.queries.release(k);
+        let more = advance(k);
+        self.last_products(k, more, steps);
+        more
+    }
+
+    /// The scores of a tile's first block, alone.
+    fn first_scores<S>(&self, k: &mut Builder, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        self.queries.wait(k);
+        self.keys.wait(k);
+        self.issue(k, |k| self.scores(k, scores));
+        k.wgmma_wait(0);
+        self.keys.release(k);
+    }
+
+    /// What a tile's last block adds to O, where tiles overlap beside the first scores of the next.
+    fn last_products<S, M, A>(&self, k: &mut Builder, more: Pred, steps: &BlockSteps<S, M, A>)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        let alone = |k: &mut Builder| {
+            self.values.wait(k);
+            self.issue(k, |k| self.accumulate(k, steps));
+            k.wgmma_wait(0);
+        };
+        match self.tiles {
+            Tiles::InTurn => {
+                alone(k);
+                self.values.release(k);
+            }
+            // Each path waits for what it issued: where they join, no product is in flight.
+            Tiles::Overlapped => k.if_else(
+                more,
+                |k| {
+                    self.queries.wait(k);
+                    self.issue_both(k, steps);
+                    k.wgmma_wait(1);
+                    self.keys.release(k);
+                    k.wgmma_wait(0);
+                    self.values.release(k);
+                },
+                alone, // The CTA's last tile: no one waits for the place of its values.
+            ),
+        }
+    }
+
+    /// Issues the scores of a block and what the block before it adds to O.
+    fn issue_both<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.keys.wait(k);
+        if let Some(circle) = &self.circle {
+            circle.take(k);
+        }
+        self.issue(k, |k| self.scores(k, &steps.scores));
+        self.values.wait(k);
+        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
+        // in the block of the products, or serialises them (C7519).
+        if self.values.supply.is_some() {
+            k.wgmma_fence();
+        }
+        self.accumulate(k, steps);
+        k.wgmma_commit();
+        if let Some(circle) = &self.circle {
+            circle.pass(k);
+        }
+    }
+
+    /// One block: its scores beside what the block before it adds to O, and its softmax.
+    fn visit<S, M, A>(
+        &self,
+        k: &mut Builder,
+        block: R32,
+        coverage: Coverage,
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.issue_both(k, steps);
+        k.wgmma_wait(1); // S is complete, O perhaps not.
+        match (&self.guess, coverage) {
+            (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
+            _ => {
+                self.keys.release(k);
+                self.hide(k, block, coverage, steps);
+                self.follow(k, coverage, softmax);
+            }
+        }
+    }
+
+    /// The softmax of a block by its maximum.
+    fn follow(&self, k: &mut Builder, coverage: Coverage, softmax: &OnlineSoftmax) {
+        let due = softmax.move_references(k, &self.s, self.chains, coverage);
+        let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
+        softmax.add_sums(k, &sums);
+        k.wgmma_wait(0);
+        self.values.release(k);
+        self.s.round_to(k, self.half, &self.p);
+        due.pay(k, &self.o);
+    }
+
+    /// The softmax of a block without a maximum, against the references as they are. If that was a bad guess for any row of the
+    /// warpgroup, infinities and what is not a number included, the block is done once more: its keys are still there, and neither O
+    /// nor the running sums have seen it.
+    fn follow_guessing<S, M, A>(
+        &self,
+        k: &mut Builder,
+        guess: &Guess,
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        let sums = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
+        k.wgmma_wait(0);
+        self.values.release(k);
+        self.s.round_to(k, self.half, &self.p);
+        let good = all_below(k, &sums, guess.limit);
+        let good = guess.agreement.all(k, good);
+        k.if_(!good, |k| {
+            self.issue(k, |k| self.scores(k, &steps.scores));
+            k.wgmma_wait(0);
+            softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
+            let exact = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
+            for (&sum, &exact) in sums.iter().zip(&exact) {
+                k.mov_to(sum, exact);
+            }
+            self.s.round_to(k, self.half, &self.p);
+        });
+        self.keys.release(k);
+        softmax.add_sums(k, &sums);
+    }
+
+    fn hide<S, M, A>(&self, k: &mut Builder, block: R32, coverage: Coverage, steps: &BlockSteps<S, M, A>)
+    where
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+    {
+        if coverage == Coverage::Partial {
+            let origin = k.mul(block, self.block_n);
+            (steps.hide)(k, &self.s, origin, coverage);
+        }
+    }
+
+    /// A group of products; what the warps did to its registers goes before.
+    fn issue(&self, k: &mut Builder, products: impl FnOnce(&mut Builder)) {
+        k.wgmma_fence();
+        products(k);
+        k.wgmma_commit();
+    }
+
+    fn scores<S>(&self, k: &mut Builder, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        let key = self.keys.matrix(k);
+        let q = self.queries.matrix(k);
+        scores(k, q, key, &self.s);
+    }
+
+    fn accumulate<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        let value = self.values.matrix(k);
+        (steps.accumulate)(k, &self.p, value, &self.o);
+    }
+}
+
+/// Whether all values are below the limit. What is not a number is not.
+fn all_below(k: &mut Builder, values: &[F32], limit: f32) -> Pred {
+    let first = k.setp_f(CmpOp::Lt, values[0], limit);
+    values[1..].iter().fold(first, |below, &value| {
+        let this = k.setp_f(CmpOp::Lt, value, limit);
+        k.and_pred(below, this)
+    })
+}

@@ -1,0 +1,204 @@
+//! Warpgroup-level products on m64nNk16: four warps of 16 rows each, B and perhaps A straight from shared memory. A warp's part
+//! of the accumulator is an [`AccTile`] of 16 rows: the fragments are those of `mma.m16n8k16`, tile by tile (PTX ISA,
+//! "Register Fragments for wgmma.mma_async.m64nNk16").
+//!
+//! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for their group, and
+//! nothing of them may be touched until then.
+
+use ptx::{Builder, Half, Major, R32, R64, Shared};
+
+use crate::{AccTile, ProbTile, SwizzledTile};
+
+/// Rows of a warpgroup's accumulator.
+pub const WARPGROUP_ROWS: u32 = 64;
+/// Threads of a warpgroup.
+pub const WARPGROUP_THREADS: u32 = 128;
+/// Steps of a product along k, in elements of 16 bits.
+const K: u32 = 16;
+
+/// A [`SwizzledTile`], or a part of one, as an operand: its matrix descriptor (PTX ISA, "Matrix Descriptor Format").
+#[derive(Clone, Copy, Debug)]
+pub struct SharedMatrix {
+    tile: SwizzledTile,
+    major: Major,
+    /// The descriptor of the tile's start.
+    descriptor: R64,
+    /// Bytes from there to the part.
+    offset: u32,
+}
+
+impl SharedMatrix {
+    /// A tile whose columns the product sums over.
+    pub fn over_columns(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
+        SharedMatrix::new(k, tile, at, Major::K)
+    }
+
+    /// A tile whose rows the product sums over.
+    pub fn over_rows(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
+        SharedMatrix::new(k, tile, at, Major::Mn)
+    }
+
+    fn new(k: &mut Builder, tile: SwizzledTile, at: Shared, major: Major) -> SharedMatrix {
+        // In a cluster an address carries the CTA's rank from bit 24 on, which must not reach the next field.
+        let address = k.add(at.base, at.offset as u32);
+        let address = k.shr_u(address, 4);
+        let address = k.and(address, 0x3FFF);
+        let address = k.zext(address);
+        // From one panel to the next; not used where the product sums over columns, a swizzle's width at a time.
+        let leading = match major {
+            Major::K => 16,
+            Major::Mn => tile.panel_bytes(),
+        };
+        let descriptor = k.or(address, descriptor_constants(leading));
+        SharedMatrix { tile, major, descriptor, offset: 0 }
+    }
+
+    /// The part from that row on, a multiple of 8.
+    #[must_use]
+    pub const fn from_row(self, row: u32) -> SharedMatrix {
+        SharedMatrix { offset: self.offset + row * SwizzledTile::ROW_BYTES, ..self }
+    }
+
+    /// The tile of that number, of tiles side by side.
+    #[must_use]
+    pub const fn tile(self, number: u32) -> SharedMatrix {
+        SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
+    }
+
+    /// The part of `width` columns of that number, known at run time. Its columns lie in one panel, or begin one.
+    #[must_use]
+    pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
+        let bytes = self.column_offset(width);
+        let advance = k.mul_wide_u(part, bytes >> 4);
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+    }
+
+    /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
+    #[must_use]
+    pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
+        let advance = k.mul_wide_u(part, (rows * SwizzledTile::ROW_BYTES) >> 4);
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+    }
+
+    /// The same of the tile of a ring's stage: tiles side by side.
+    #[must_use]
+    pub fn stage(self, k: &mut Builder, stage: R32) -> SharedMatrix {
+        let advance = k.mul_wide_u(stage, self.tile.bytes() >> 4);
+        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+    }
+
+    /// Another tile of the same kind, `bytes` further on: a stage of a ring.
+    #[must_use]
+    pub fn advance(self, k: &mut Builder, bytes: R32) -> SharedMatrix {
+        let units = k.shr_u(bytes, 4);
+        let units = k.zext(units);
+        SharedMatrix { descriptor: k.add(self.descriptor, units), ..self }
+    }
+
+    const fn column_offset(self, column: u32) -> u32 {
+        column / SwizzledTile::PANEL * self.tile.panel_bytes() + column % SwizzledTile::PANEL * 2
+    }
+
+    /// Steps of 16 along the tile's columns, the last of which may reach into the zeros behind them.
+    const fn column_steps(self) -> u32 {
+        self.tile.columns.div_ceil(K)
+    }
+
+    /// The operand of a step along the dimension that is summed over.
+    fn step(self, k: &mut Builder, step: u32) -> (R64, Major) {
+        let bytes = match self.major {
+            Major::K => self.column_offset(step * K),
+            Major::Mn => step * K * SwizzledTile::ROW_BYTES,
+        };
+        (k.add(self.descriptor, (self.offset + bytes) >> 4), self.major)
+    }
+}
+
+/// What all descriptors of swizzled tiles share: 128-byte swizzle (bits 62–63), eight rows after 1024 bytes (bits 32–45), panels
+/// after `leading` bytes (bits 16–29).
+const fn descriptor_constants(leading: u32) -> u64 {
+    1 << 62 | (SwizzledTile::ALIGNMENT as u64 >> 4) << 32 | (leading as u64 >> 4) << 16
+}
+
+/// Whether a product replaces its accumulator or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accumulate {
+    /// D = A B.
+    Set,
+    /// D = D + A B.
+    Add,
+}
+
+/// A committed group of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group(u32);
+
+/// The products of a warpgroup, in the order of their issue. A copy made where paths part knows those issued before.
+#[derive(Clone, Debug)]
+pub struct Products {
+    half: Half,
+    negates: bool,
+    committed: u32,
+}
+
+impl Products {
+    /// Of matrices of this type.
+    pub const fn new(half: Half) -> Products {
+        Products { half, negates: false, committed: 0 }
+    }
+
+    /// The same, with S = −Q Kᵀ, so that a softmax with a negative scale can take its factor as positive.
+    #[must_use]
+    pub const fn negating_scores(self) -> Products {
+        Products { negates: true, ..self }
+    }
+
+    /// Orders what the warps did to registers before the products that follow (`wgmma.fence`): needed before the first, and
+    /// whenever an accumulator or a fragment of A was written by anything but a product of the same shape.
+    pub fn fence(&self, k: &mut Builder) {
+        k.wgmma_fence();
+    }
+
+    /// Closes the group of the products since the last one.
+    pub fn commit(&mut self, k: &mut Builder) -> Group {
+        k.wgmma_commit();
+        self.committed += 1;
+        Group(self.committed)
+    }
+
+    /// Waits until a group and all before it are complete.
+    pub fn wait(&self, k: &mut Builder, group: Group) {
+        k.wgmma_wait(self.committed - group.0);
+    }
+
+    /// S = Q Kᵀ, or of the rows and columns that the operands stand for: `s` has 64 rows and a column for each row of `key`.
+    pub fn wgmma_qk(&self, k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile) {
+        let registers = s.registers();
+        for step in 0..q.column_steps() {
+            let (a, b) = (q.step(k, step), key.step(k, step));
+            if self.negates {
+                k.wgmma_ss_negated(self.half, &registers, a, b, step > 0);
+            } else {
+                k.wgmma_ss(self.half, &registers, a, b, step > 0);
+            }
+        }
+    }
+
+    /// O = P V, or O += P V: `p` has a column for each row of `value`, `o` a column for each column of it. The probabilities go
+    /// from registers: what the softmax leaves of S, rounded, is the A fragment lane by lane.
+    pub fn wgmma_pv(
+        &self,
+        k: &mut Builder,
+        p: &ProbTile,
+        value: SharedMatrix,
+        o: &AccTile,
+        accumulate: Accumulate,
+    ) {
+        let registers = o.registers();
+        for step in 0..p.k_tiles() {
+            let b = value.step(k, step);
+            let add = step > 0 || accumulate == Accumulate::Add;
+            k.wgmma_rs(self.half, &registers, p.fragment(0, step), b, add);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+"""The examples of the documents, run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import flashcore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def examples():
+    for path in ("README.md", "python/README.md"):
+        file = ROOT / path
+        # Tests that travel with the wheel leave the documents behind.
+        blocks = re.findall(r"^```python\n(.*?)^```$", file.read_text(), re.M | re.S) if file.exists() else []
+        yield from (pytest.param(block, id=f"{path}-{i}") for i, block in enumerate(blocks))
+
+
+@pytest.mark.parametrize("code", list(examples()))
+def test_examples_run(code, capsys):
+    if "import torch" in code and importlib.util.find_spec("torch") is None:
+        pytest.skip("no torch")
+    flashcore.compat.reset_stats()
+    exec(compile(code, "example", "exec"), {})
+    if "compat.stats()" in code:
+        told = capsys.readouterr().out
+        assert "'flashcore': 1" in told and "'fallback': 0" in told, told
