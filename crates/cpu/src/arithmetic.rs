@@ -32,8 +32,8 @@ pub(crate) trait Arithmetic: Copy {
     /// What the logits of the words are multiplied by to be those of the elements.
     fn logit_factor(self) -> f64;
 
-    /// What the outputs of the words are multiplied by to be those of the elements.
-    fn value_factor(self) -> f32;
+    /// Turns sums of the words of V, `width` lanes a row, into those of the elements.
+    fn rescale(self, out: &mut [f32], width: usize);
 }
 
 /// Rows `range` of a head of K or V.
@@ -46,25 +46,9 @@ pub(crate) struct HeadRows<'a, T> {
 }
 
 impl<'a, T: Element> HeadRows<'a, T> {
-    /// Turns the rows into words of `per_word` elements in `room`; a row's last word may have fewer.
-    fn convert(
-        self,
-        per_word: usize,
-        room: &'a mut Aligned,
-        convert: impl Fn(Elements<'_>, &mut [f32]),
-    ) -> Rows<'a> {
+    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> {
         let HeadRows { view, batch, head, range } = self;
-        let words = view.dim.div_ceil(per_word);
-        room.resize(range.len() * words);
-        match view.dense_rows(batch, head, range.start, range.len()) {
-            Some(rows) if words * per_word == view.dim => convert(T::elements(rows), room),
-            _ => {
-                for (row, to) in (range.start..range.end).zip(room.chunks_exact_mut(words)) {
-                    convert(T::elements(view.row(batch, head, row)), to);
-                }
-            }
-        }
-        Rows { data: room, ld: words }
+        (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
     }
 }
 
@@ -76,11 +60,17 @@ impl<S: Simd> Wide<S> {
     /// In place where the rows are dense f32 already.
     fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
         let HeadRows { view, batch, head, range } = rows;
+        let ld = view.dim;
         let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
-        match dense {
-            Some(Elements::F32(data)) => Rows { data, ld: view.dim },
-            _ => rows.convert(1, room, |from, to| widen(self.0, from, to)),
+        if let Some(Elements::F32(data)) = dense {
+            return Rows { data, ld };
         }
+        let to = room.resize(range.len() * ld);
+        match dense {
+            Some(all) => widen(self.0, all, to),
+            None => rows.rows().zip(to.chunks_exact_mut(ld)).for_each(|(row, to)| widen(self.0, row, to)),
+        }
+        Rows { data: to, ld }
     }
 }
 
@@ -120,19 +110,17 @@ impl<S: Simd> Arithmetic for Wide<S> {
         1.0
     }
 
-    fn value_factor(self) -> f32 {
-        1.0
-    }
+    fn rescale(self, _: &mut [f32], _: usize) {}
 }
 
-/// 16-bit factors: words are pairs of integers (Q, K) or of f16 numbers (V).
+/// 16-bit factors: words are pairs of integers, along the head dimension in Q and K, along the keys in V.
 #[derive(Clone, Copy)]
-pub(crate) struct Narrowed<N> {
+pub(crate) struct Narrowed<'a, N> {
     pub narrow: N,
-    pub factors: Factors,
+    pub factors: Factors<'a>,
 }
 
-impl<N: Narrow> Arithmetic for Narrowed<N> {
+impl<N: Narrow> Arithmetic for Narrowed<'_, N> {
     const LANES: usize = N::LANES;
 
     fn words(self, dim: usize) -> usize {
@@ -141,15 +129,22 @@ impl<N: Narrow> Arithmetic for Narrowed<N> {
 
     fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
         let factor = if negate { -self.factors.q } else { self.factors.q };
-        self.narrow.integers(row, factor, to);
+        let words = to.len();
+        self.narrow.integers(std::iter::once(row), factor, to, words);
     }
 
     fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        rows.convert(2, room, |from, to| self.narrow.integers(from, self.factors.k, to))
+        let ld = self.words(rows.view.dim);
+        let to = room.resize(rows.range.len() * ld);
+        self.narrow.integers(rows.rows(), self.factors.k, to, ld);
+        Rows { data: to, ld }
     }
 
     fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        rows.convert(2, room, |from, to| self.narrow.halves(from, self.factors.v, to))
+        let ld = rows.view.dim;
+        let to = room.resize(rows.range.len().div_ceil(2) * ld);
+        self.narrow.row_pairs(rows.rows(), self.factors.v, to);
+        Rows { data: to, ld }
     }
 
     fn step(self, step: Step<'_>) {
@@ -160,7 +155,10 @@ impl<N: Narrow> Arithmetic for Narrowed<N> {
         1.0 / (f64::from(self.factors.q) * f64::from(self.factors.k))
     }
 
-    fn value_factor(self) -> f32 {
-        1.0 / self.factors.v
+    fn rescale(self, out: &mut [f32], width: usize) {
+        for (row, factor) in out.chunks_exact_mut(width).zip(self.factors.v) {
+            let inverse = 1.0 / factor;
+            row.iter_mut().for_each(|x| *x *= inverse);
+        }
     }
 }

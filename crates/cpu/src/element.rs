@@ -28,15 +28,6 @@ impl<'a> Elements<'a> {
             Elements::Bf16(x) => x.len(),
         }
     }
-
-    /// `len` elements from `start` on.
-    pub(crate) fn slice(self, start: usize, len: usize) -> Elements<'a> {
-        match self {
-            Elements::F32(x) => Elements::F32(&x[start..][..len]),
-            Elements::F16(x) => Elements::F16(&x[start..][..len]),
-            Elements::Bf16(x) => Elements::Bf16(&x[start..][..len]),
-        }
-    }
 }
 
 /// The same, to be written.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, HeadRows, Narrowed, Wide};
+use crate::arithmetic::{Arithmetic, HeadRows, Wide};
 use crate::narrow::Heads;
 use crate::output::OutputRows;
 use crate::simd::{Isa, Portable, Simd};
@@ -43,7 +43,7 @@ pub fn attention<T: Element>(
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Fp16 => crate::simd::Avx512::detect_fp16().into_iter().for_each(|simd| call.run(simd)),
+        Isa::Avx512Vnni => crate::simd::Avx512::detect_vnni().into_iter().for_each(|simd| call.run(simd)),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => crate::simd::Avx512::detect().into_iter().for_each(|simd| call.run(simd)),
         #[cfg(target_arch = "x86_64")]
@@ -93,18 +93,14 @@ thread_local! {
 impl<T: Element> Call<'_, T> {
     fn run<S: Simd>(&self, simd: S) {
         let tasks = self.tasks();
-        let least = self.plan.isa.panel_rows();
-        let heads = simd.narrow().and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, least));
+        let heads = simd.narrow().and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan));
         let next = AtomicUsize::new(0);
         let work = || {
             SCRATCH.with_borrow_mut(|scratch| {
                 while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let factors = heads.as_ref().and_then(|heads| heads.factors(task.batch, task.head));
-                    match factors {
+                    match heads.as_ref().and_then(|heads| heads.arithmetic(task.batch, task.head)) {
                         None => self.run_task(simd, Wide(simd), task, scratch),
-                        Some((narrow, factors)) => {
-                            self.run_task(simd, Narrowed { narrow, factors }, task, scratch);
-                        }
+                        Some(narrowed) => self.run_task(simd, narrowed, task, scratch),
                     }
                 }
             });
@@ -152,9 +148,10 @@ impl<T: Element> Call<'_, T> {
         let Scratch { panels, keys, values, weights, rows } = scratch;
         let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
-        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
-        let end = seen.map(|r| r.end).max().unwrap_or(0);
         let block_kv = self.plan.block_kv;
+        // Blocks are the same for all tasks: `Heads` has looked at the windows that they consist of.
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv;
+        let end = seen.map(|r| r.end).max().unwrap_or(0);
         weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
         let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
@@ -177,7 +174,8 @@ impl<T: Element> Call<'_, T> {
         }
         let mut index = task.first;
         for panel in panels {
-            self.finish(simd, arithmetic.value_factor(), task, index, panel, rows);
+            arithmetic.rescale(&mut panel.out, panel.width);
+            self.finish(simd, task, index, panel, rows);
             index += panel.rows;
         }
     }
@@ -215,32 +213,24 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
-    fn finish<S: Simd>(
-        &self,
-        simd: S,
-        factor: f32,
-        task: Task,
-        index: usize,
-        panel: &Panel,
-        rows: &mut [f32],
-    ) {
+    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &Panel, rows: &mut [f32]) {
         let dim_v = self.problem.head_dim_v;
         simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
         for lane in 0..panel.rows {
             let wide = &rows[lane * dim_v..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write(simd, [task.batch, head, row], wide, factor, panel.shift[lane], panel.sum[lane]);
+            self.write(simd, [task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
         }
     }
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
-    fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], factor: f32, shift: f32, sum: f32) {
+    fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
         // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
         let out = unsafe { self.out.row(batch, head, row) };
         if sum == 0.0 {
             out.fill(T::from_f32(0.0));
         } else {
-            simd.narrow_scaled(wide, factor / sum, out);
+            simd.narrow_scaled(wide, 1.0 / sum, out);
         }
         if let Some(lse) = &self.lse {
             let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;

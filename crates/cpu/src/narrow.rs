@@ -1,52 +1,46 @@
 //! Attention with 16-bit factors: when it is right, and by which factors.
 //!
-//! Q and K become 16-bit integers, a head's all by the same factor, whose products are summed in 32 bits: exactly.
-//! V and the weights are f16 numbers, whose products are summed in f16, 64 of them at most, and then in f32.
+//! Q, K, V and the weights become 16-bit integers, and their products are summed in 32 bits: exactly. So all that is
+//! lost is lost in rounding to integers:
+//! - Q and K have one factor each a head, so large that their rows' products just fit.
+//! - The weights of a window of [`WINDOW`] keys have a factor for each query: the largest becomes 2^[`WEIGHT_BITS`].
+//! - V has a factor for each column of a head, so large that the sums of products over a window just fit.
+//!
 //! What that costs in accuracy is bounded here, head by head; a head beyond the bounds is computed in f32.
 
 use std::sync::OnceLock;
 
-use problem::Problem;
+use problem::{DType, KeyRange, Problem};
 
-use crate::Element;
+use crate::arithmetic::{HeadRows, Narrowed};
 use crate::simd::{Extent, Narrow};
 use crate::view::{Inputs, View};
+use crate::{CpuPlan, Element};
 
-/// Largest norm of a row of integers. Then products of rows are below 2³¹, and so are all their partial sums
-/// (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
+/// Keys whose products are one integer sum. Even.
+pub(crate) const WINDOW: usize = 32;
+/// log2 of the largest integer weight.
+pub(crate) const WEIGHT_BITS: f32 = 14.0;
+/// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
+/// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
 const INTEGER_NORM: f32 = 46_000.0;
 /// Largest integer.
 const INTEGER_MAX: f32 = 32_767.0;
 /// Largest head dimension.
 const MAX_DIM: usize = 4096;
-/// Numbers of V are below this: 64 of them times weights up to 2⁸ are a sum below 2¹⁵, which f16 has.
-const VALUE_MAX: f32 = 2.0;
+/// Largest sum of the magnitudes of a column of V over a window, and 4 times the largest of these integers: times
+/// weights of 2¹⁴ it is below 2³¹, with room for the roundings.
+const WINDOW_SUM: f32 = 130_000.0;
 /// Extents from here to the reciprocal square are ordinary f32 numbers, and so are the factors made of them.
 const ORDINARY: f32 = 1e-12;
 
-/// What the numbers of a head are multiplied by.
+/// What the numbers of a head are multiplied by to be integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Factors {
-    /// Makes Q integers.
+pub(crate) struct Factors<'a> {
     pub q: f32,
-    /// Makes K integers.
     pub k: f32,
-    /// Brings V into f16's range; a power of two.
-    pub v: f32,
-}
-
-impl Factors {
-    /// The factors for a head of such extents, if 16 bits are enough for it.
-    ///
-    /// Rounding to integers errs by at most 1/2, 1/√12 in the root mean square, and so a logit q·k·scale by
-    /// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error. Standard attention
-    /// rounds each weight to the input type. Half of that type's unit roundoff is what a logit may err.
-    pub(crate) fn choose(problem: &Problem, q: Extent, k: Extent, v: Extent) -> Option<Factors> {
-        let factors = Factors { q: integer_factor(q)?, k: integer_factor(k)?, v: value_factor(v)? };
-        let (from_q, from_k) = (k.norm() / factors.q, q.norm() / factors.k);
-        let error = problem.softmax_scale().abs() * from_q.hypot(from_k) / 12f32.sqrt();
-        (f64::from(error) <= problem.dtype.unit_roundoff() / 2.0).then_some(factors)
-    }
+    /// One for each column.
+    pub v: &'a [f32],
 }
 
 impl Extent {
@@ -54,33 +48,34 @@ impl Extent {
         self.norm_squared.sqrt()
     }
 
-    /// The larger of both; NaN if one is.
-    fn or(self, other: Extent) -> Extent {
-        let larger = |a: f32, b: f32| if a > b || a.is_nan() { a } else { b };
-        Extent {
-            max: larger(self.max, other.max),
-            norm_squared: larger(self.norm_squared, other.norm_squared),
+    /// The factor that makes integers of rows of Q or K; `None` if the numbers are not all finite, or so small or
+    /// large that squares or factors leave f32.
+    fn factor(self) -> Option<f32> {
+        if self == Extent::default() {
+            return Some(INTEGER_NORM); // zeros, with any factor
         }
-    }
-
-    /// Whether all numbers are finite, and the largest not so small or large that squares or factors leave f32.
-    fn is_ordinary(self) -> bool {
-        self.norm_squared.is_finite() && (self.max == 0.0 || (ORDINARY..1.0 / ORDINARY).contains(&self.max))
+        let ordinary = self.norm_squared.is_finite() && (ORDINARY..1.0 / ORDINARY).contains(&self.max);
+        ordinary.then(|| (INTEGER_NORM / self.norm()).min(INTEGER_MAX / self.max))
     }
 }
 
-fn integer_factor(rows: Extent) -> Option<f32> {
-    let all_zero = rows.max == 0.0;
-    let norm = if all_zero { 1.0 } else { rows.norm() };
-    let factor = (INTEGER_NORM / norm).min(INTEGER_MAX / rows.max);
-    rows.is_ordinary().then_some(factor)
+/// The factors of Q and K for a head of such extents, if 16 bits are enough for it.
+///
+/// Rounding to integers errs by 1/√12 in the root mean square, and so a logit q·k·scale by
+/// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error. Kernels that sum in f32 round
+/// each weight to the input type. Half of that type's unit roundoff is what a logit may err.
+fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> {
+    let (for_q, for_k) = (q.factor()?, k.factor()?);
+    let error = problem.softmax_scale().abs() * (k.norm() / for_q).hypot(q.norm() / for_k) / 12f32.sqrt();
+    (f64::from(error) <= problem.dtype.unit_roundoff() / 2.0).then_some((for_q, for_k))
 }
 
-fn value_factor(rows: Extent) -> Option<f32> {
-    let all_zero = rows.max == 0.0;
-    // The power of two that brings the maximum into [VALUE_MAX / 2, VALUE_MAX).
-    let factor = if all_zero { 1.0 } else { (VALUE_MAX.log2() - 1.0 - rows.max.log2().floor()).exp2() };
-    rows.is_ordinary().then_some(factor)
+/// Whether the integers of V, whose shortest row has this norm, are as good as V: rounding errs by 1/√12 in the root
+/// mean square, which may be half a unit roundoff of any row's. A row far smaller than others, to which all weight may
+/// go, is too small.
+fn is_fine(dtype: DType, dim: usize, least_norm_squared: f32) -> bool {
+    let least = (dim as f64).sqrt() / (12f64.sqrt() * dtype.unit_roundoff() / 2.0);
+    f64::from(least_norm_squared) >= least * least
 }
 
 /// The factors of every head of a problem, each found when it is first asked for.
@@ -88,49 +83,82 @@ pub(crate) struct Heads<'a, T, N> {
     narrow: N,
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
+    block_kv: usize,
     queries: Vec<OnceLock<Extent>>,
-    keys_values: Vec<OnceLock<[Extent; 2]>>,
+    keys: Vec<OnceLock<Extent>>,
+    values: Vec<OnceLock<Option<Vec<f32>>>>,
 }
 
 impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
     /// `None` if the problem is not one for 16 bits: f32, or so few rows that preparing K and V is most of the work.
-    pub(crate) fn new(narrow: N, problem: &'a Problem, inputs: Inputs<'a, T>, least: usize) -> Option<Self> {
+    pub(crate) fn new(
+        narrow: N,
+        problem: &'a Problem,
+        inputs: Inputs<'a, T>,
+        plan: &CpuPlan,
+    ) -> Option<Self> {
         let p = problem;
-        let fits = p.dtype != problem::DType::F32 && p.seq_q >= least && p.head_dim <= MAX_DIM;
+        let fits = p.dtype != DType::F32 && p.seq_q >= plan.isa.panel_rows() && p.head_dim <= MAX_DIM;
+        let kv_heads = p.batch * p.heads_kv;
         fits.then(|| Heads {
             narrow,
             problem,
             inputs,
+            block_kv: plan.block_kv,
             queries: (0..p.batch * p.heads_q).map(|_| OnceLock::new()).collect(),
-            keys_values: (0..p.batch * p.heads_kv).map(|_| OnceLock::new()).collect(),
+            keys: (0..kv_heads).map(|_| OnceLock::new()).collect(),
+            values: (0..kv_heads).map(|_| OnceLock::new()).collect(),
         })
     }
 
-    /// The arithmetic and the factors for one query head, if 16 bits are enough for it.
-    pub(crate) fn factors(&self, batch: usize, head: usize) -> Option<(N, Factors)> {
+    /// The arithmetic for one query head, if 16 bits are enough for it.
+    pub(crate) fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_, N>> {
         let p = self.problem;
         let kv = head / p.group_size();
-        let q = self.queries[batch * p.heads_q + head]
-            .get_or_init(|| self.extent(self.inputs.q, [batch, head], p.seq_q));
-        let [k, v] = self.keys_values[batch * p.heads_kv + kv].get_or_init(|| {
-            [self.inputs.k, self.inputs.v].map(|view| self.extent(view, [batch, kv], p.seq_kv))
-        });
-        Factors::choose(p, *q, *k, *v).map(|factors| (self.narrow, factors))
+        let (at, at_kv) = (batch * p.heads_q + head, batch * p.heads_kv + kv);
+        let extent = |view, head, rows| self.narrow.extent(all(view, batch, head, rows).rows());
+        let queries = self.queries[at].get_or_init(|| extent(self.inputs.q, head, p.seq_q));
+        let keys = self.keys[at_kv].get_or_init(|| extent(self.inputs.k, kv, p.seq_kv));
+        let (q, k) = logit_factors(p, *queries, *keys)?;
+        let values = all(self.inputs.v, batch, kv, p.seq_kv);
+        let v = self.values[at_kv].get_or_init(|| self.value_factors(values)).as_deref()?;
+        Some(Narrowed { narrow: self.narrow, factors: Factors { q, k, v } })
     }
 
-    fn extent(&self, view: View<'_, T>, [batch, head]: [usize; 2], rows: usize) -> Extent {
-        let extent = |rows| self.narrow.extent(T::elements(rows), view.dim);
-        match view.dense_rows(batch, head, 0, rows) {
-            Some(all) if rows > 0 => extent(all),
-            _ => (0..rows).fold(Extent::default(), |most, row| most.or(extent(view.row(batch, head, row)))),
+    fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
+        let dim = values.view.dim;
+        let (mut sums, mut reach) = (vec![0.0; dim], vec![0.0; dim]);
+        // The windows of every step: those of each block of keys.
+        for block in (0..values.range.end).step_by(self.block_kv) {
+            let block_end = (block + self.block_kv).min(values.range.end);
+            for start in (block..block_end).step_by(WINDOW) {
+                let range = KeyRange { start, end: (start + WINDOW).min(block_end) };
+                self.narrow.reach(HeadRows { range, ..values }.rows(), &mut sums, &mut reach);
+            }
         }
+        let factors = column_factors(&reach)?;
+        let least = self.narrow.least_norm_squared(values.rows(), &factors);
+        is_fine(self.problem.dtype, dim, least).then_some(factors)
     }
+}
+
+/// Every row of a head.
+fn all<T>(view: View<'_, T>, batch: usize, head: usize, rows: usize) -> HeadRows<'_, T> {
+    HeadRows { view, batch, head, range: KeyRange { start: 0, end: rows } }
+}
+
+/// The factors for columns of V with such sums, if they are ordinary. A column of zeros has any.
+fn column_factors(reach: &[f32]) -> Option<Vec<f32>> {
+    let factor = |&reach: &f32| match reach {
+        0.0 => Some(1.0),
+        _ => (ORDINARY..1.0 / ORDINARY).contains(&reach).then(|| WINDOW_SUM / reach),
+    };
+    reach.iter().map(factor).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use problem::DType;
 
     fn extent(max: f32, norm: f32) -> Extent {
         Extent { max, norm_squared: norm * norm }
@@ -139,39 +167,59 @@ mod tests {
     #[test]
     fn integers_and_sums_fit() {
         for (max, norm) in [(1.0, 1.0), (3.0, 8.0), (1e-9, 1e-8), (6e4, 5e5), (1.0, 64.0)] {
-            let factor = integer_factor(extent(max, norm)).unwrap();
+            let factor = extent(max, norm).factor().unwrap();
             assert!(max * factor <= 32_767.5 && norm * factor <= 46_001.0, "{max} {norm} {factor}");
-            let v = value_factor(extent(max, norm)).unwrap();
-            assert!((1.0..2.0).contains(&(max * v)) && v.log2().fract() == 0.0, "{max} {v}");
         }
         let rounded = f64::from(INTEGER_NORM) + (MAX_DIM as f64).sqrt() / 2.0;
         assert!(rounded * rounded < 2f64.powi(31));
+        let sum = f64::from(WINDOW_SUM) * (1.0 + 1e-6) + WINDOW as f64 / 2.0;
+        // exp2 errs by less than 2⁻²¹, its argument, below 2⁹ as logits are, by 2⁻¹⁵; then the weight is rounded.
+        let weight = f64::from(WEIGHT_BITS).exp2() * (1.0 + 2f64.powi(-15) + 2f64.powi(-21)) + 0.5;
+        assert!(weight * sum < 2f64.powi(31) && WINDOW_SUM / 4.0 < INTEGER_MAX);
     }
 
     #[test]
     fn what_is_not_ordinary_is_refused() {
         let p = Problem::new(1, 1, 64, 64, DType::F16);
         let good = extent(4.0, 11.0);
-        assert!(Factors::choose(&p, good, good, good).is_some());
-        assert!(Factors::choose(&p, Extent::default(), good, Extent::default()).is_some());
-        for bad in [extent(f32::NAN, f32::NAN), extent(f32::INFINITY, f32::NAN), extent(1e30, 1e30), extent(1e-30, 0.0)] {
-            for (q, k, v) in [(bad, good, good), (good, bad, good), (good, good, bad)] {
-                assert_eq!(Factors::choose(&p, q, k, v), None, "{bad:?}");
-            }
+        assert!(logit_factors(&p, good, good).is_some());
+        assert!(logit_factors(&p, Extent::default(), good).is_some());
+        for bad in [
+            extent(f32::NAN, f32::NAN),
+            extent(f32::INFINITY, f32::NAN),
+            extent(1e30, 1e30),
+            extent(1e-30, 0.0),
+        ] {
+            assert_eq!(logit_factors(&p, bad, good), None, "{bad:?}");
+            assert_eq!(logit_factors(&p, good, bad), None, "{bad:?}");
+            assert_eq!(column_factors(&[1.0, bad.max]), None, "{bad:?}");
         }
+        assert_eq!(column_factors(&[0.0, 2.0]), Some(vec![1.0, WINDOW_SUM / 2.0]));
     }
 
     #[test]
     fn logits_that_16_bits_blur_are_refused() {
         let mut p = Problem::new(1, 1, 64, 64, DType::F16);
-        let v = extent(1.0, 8.0);
         // √2 / √12 / 46000 · 27 is just below 2⁻¹².
         let norms = |product: f32| extent(product.sqrt() / 3.0, product.sqrt());
-        assert!(Factors::choose(&p, norms(8.0 * 27.0), norms(8.0 * 27.0), v).is_some());
-        assert!(Factors::choose(&p, norms(8.0 * 28.0), norms(8.0 * 28.0), v).is_none());
+        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_some());
+        assert!(logit_factors(&p, norms(8.0 * 28.0), norms(8.0 * 28.0)).is_none());
         p.scale = Some(-1.0);
-        assert!(Factors::choose(&p, norms(8.0 * 27.0), norms(8.0 * 27.0), v).is_none());
+        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_none());
         p.dtype = DType::Bf16;
-        assert!(Factors::choose(&p, norms(8.0 * 27.0), norms(8.0 * 27.0), v).is_some());
+        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_some());
+    }
+
+    #[test]
+    fn rows_of_v_that_16_bits_blur_are_refused() {
+        // 1/√12 is 2⁻¹² of 1182, 2⁻⁹ of 148.
+        let norm_squared = |rms: f32| 16.0 * rms * rms;
+        assert!(
+            is_fine(DType::F16, 16, norm_squared(1183.0)) && !is_fine(DType::F16, 16, norm_squared(1182.0))
+        );
+        assert!(
+            is_fine(DType::Bf16, 16, norm_squared(148.0)) && !is_fine(DType::Bf16, 16, norm_squared(147.0))
+        );
+        assert!(!is_fine(DType::F16, 16, 0.0) && !is_fine(DType::F16, 16, f32::NAN));
     }
 }

@@ -25,7 +25,7 @@ impl CpuPlan {
     /// A good plan for `problem` on this machine.
     pub fn for_problem(problem: &Problem) -> CpuPlan {
         let isa = match (Isa::best(), problem.dtype) {
-            (Isa::Avx512Fp16, DType::F32) => Isa::Avx512, // has no 16-bit numbers to multiply
+            (Isa::Avx512Vnni, DType::F32) => Isa::Avx512, // the same but for 16-bit inputs
             (isa, _) => isa,
         };
         CpuPlan::with_isa(problem, isa)

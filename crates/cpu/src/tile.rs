@@ -7,7 +7,7 @@
 use problem::KeyRange;
 
 use crate::aligned::Aligned;
-use crate::simd::{Columns, Floats, Init, Rows, Simd, gemm};
+use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
 
 /// Query rows of a panel at most: the widest register tile of any instruction set.
 pub(crate) const MAX_WIDTH: usize = 64;
@@ -88,16 +88,16 @@ impl Panel {
     }
 }
 
-/// A block of keys and values as words, dense: f32 numbers or what [`crate::simd::Narrow`] makes of 16-bit ones.
+/// A block of keys and values as words: f32 numbers or the pairs of [`crate::simd::Narrow`].
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     /// Which keys.
     pub keys: KeyRange,
-    /// Rows of K.
+    /// Rows of K, at least those of `keys`.
     pub k: Rows<'a>,
-    /// Rows of V.
+    /// Rows of V, or of pairs of its rows, likewise.
     pub v: Rows<'a>,
-    /// Elements, not words, of a row of V.
+    /// Elements of a row of V.
     pub dim_v: usize,
 }
 
@@ -105,8 +105,7 @@ impl Block<'_> {
     /// The block without its keys from `end` on.
     pub(crate) fn up_to(self, end: usize) -> Self {
         let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
-        let (k, v) = (self.k.first(keys.len()), self.v.first(keys.len()));
-        Block { keys, k, v, ..self }
+        Block { keys, ..self }
     }
 }
 
@@ -126,18 +125,19 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, weights } = step;
     let keys = block.keys.len();
     let weights = &mut weights[..keys * VECTORS * S::LANES];
-    gemm::<S, _, _, VECTORS>(s, Floats, block.k, &panel.q, weights, [keys, block.k.ld], Init::Zero);
+    gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld]);
     let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
         mask::<S, VECTORS>(s, panel, block.keys.start, weights);
     }
-    raise_maximum::<S, VECTORS>(s, panel, scale, weights);
+    let max = maximum::<S, VECTORS>(s, weights);
+    raise_maximum(s, panel, scale, max);
     exponentiate::<S, VECTORS>(s, panel, scale, weights);
     if partial && !block.v.data.iter().all(|x| x.is_finite()) {
         return accumulate_seen(panel, block, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
-    gemm::<S, _, _, VECTORS>(s, Floats, v, weights, &mut panel.out, [block.dim_v, keys], Init::Sum);
+    gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys]);
 }
 
 /// Logits of keys that a row does not see become −∞.
@@ -161,16 +161,27 @@ pub(crate) fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: us
     }
 }
 
-/// Takes the new logits into the running maximum; where it grows, O and the sum shrink.
+/// The largest logit of each lane.
 #[inline(always)]
-pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &[f32]) {
-    let lanes = S::LANES;
+pub(crate) fn maximum<S: Simd, const VECTORS: usize>(s: S, logits: &[f32]) -> [S::V; VECTORS] {
     let mut max = [s.splat(f32::NEG_INFINITY); VECTORS];
-    for row in logits.chunks_exact(VECTORS * lanes) {
-        for (max, logits) in max.iter_mut().zip(row.chunks_exact(lanes)) {
+    for row in logits.chunks_exact(VECTORS * S::LANES) {
+        for (max, logits) in max.iter_mut().zip(row.chunks_exact(S::LANES)) {
             *max = s.max(*max, s.load(logits));
         }
     }
+    max
+}
+
+/// Takes the largest of new logits into the running maximum; where it grows, O and the sum shrink.
+#[inline(always)]
+pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
+    s: S,
+    panel: &mut Panel,
+    scale: f32,
+    max: [S::V; VECTORS],
+) {
+    let lanes = S::LANES;
     for (v, &max) in max.iter().enumerate() {
         let at = v * lanes;
         let old = s.load(&panel.max[at..]);

@@ -1,6 +1,7 @@
 //! Every feature of a problem, against the oracle, on every instruction set of this machine.
 
 mod common;
+mod narrow;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Isa, attention, oracle, reference_in_precision};

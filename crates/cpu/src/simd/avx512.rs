@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Avx512Fp16, Simd, exp2_polynomial};
+use super::{Avx512Vnni, Simd, exp2_polynomial};
 use crate::element::{Element, ElementsMut};
 use crate::tile::{self, Step};
 
@@ -16,7 +16,7 @@ const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_01
 /// Proof that the processor has AVX-512 F and DQ, and all of [`super::Avx2`].
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512 {
-    narrow: Option<Avx512Fp16>,
+    narrow: Option<Avx512Vnni>,
 }
 
 impl Avx512 {
@@ -27,12 +27,12 @@ impl Avx512 {
     }
 
     /// With 16-bit factors for 16-bit inputs.
-    pub(crate) fn detect_fp16() -> Option<Avx512> {
-        Avx512::detect().and_then(Avx512Fp16::detect).map(Avx512::with)
+    pub(crate) fn detect_vnni() -> Option<Avx512> {
+        Avx512::detect().and_then(Avx512Vnni::detect).map(Avx512::with)
     }
 
     /// The processor that `narrow` was found on.
-    pub(crate) fn with(narrow: Avx512Fp16) -> Avx512 {
+    pub(crate) fn with(narrow: Avx512Vnni) -> Avx512 {
         Avx512 { narrow: Some(narrow) }
     }
 }
@@ -44,9 +44,9 @@ impl Simd for Avx512 {
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const WIDE_ROWS: usize = 6;
     type V = __m512;
-    type Narrow = Avx512Fp16;
+    type Narrow = Avx512Vnni;
 
-    fn narrow(self) -> Option<Avx512Fp16> {
+    fn narrow(self) -> Option<Avx512Vnni> {
         self.narrow
     }
 

@@ -18,13 +18,6 @@ pub(crate) struct Rows<'a> {
     pub ld: usize,
 }
 
-impl Rows<'_> {
-    /// The first `count` rows.
-    pub(crate) fn first(self, count: usize) -> Self {
-        Rows { data: &self.data[..count * self.ld], ..self }
-    }
-}
-
 /// A column-major, `ld` elements from column to column.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a> {
@@ -54,39 +47,55 @@ impl Lhs for Columns<'_> {
     }
 }
 
-/// What a multiplication of elements is, and what becomes of the sums.
+/// What a multiplication is, where its sums start, and what becomes of them. `old` is what C holds.
 pub(crate) trait Product<S: Simd>: Copy {
-    /// `a · b + c`
-    fn add(self, s: S, a: S::V, b: S::V, c: S::V) -> S::V;
-    /// What is stored of a sum.
-    fn finish(self, s: S, sum: S::V) -> S::V;
+    /// The sum of no products.
+    fn start(self, s: S, old: S::V) -> S::V;
+    /// `a · b + sum`
+    fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
+    /// What C becomes in vector `v` of a row.
+    fn finish(self, s: S, sum: S::V, old: S::V, v: usize) -> S::V;
 }
 
-/// Elements are f32.
+/// C = A · B in f32.
 #[derive(Clone, Copy)]
-pub(crate) struct Floats;
+pub(crate) struct Fresh;
 
-impl<S: Simd> Product<S> for Floats {
+/// C += A · B in f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Added;
+
+impl<S: Simd> Product<S> for Fresh {
     #[inline(always)]
-    fn add(self, s: S, a: S::V, b: S::V, c: S::V) -> S::V {
-        s.fma(a, b, c)
+    fn start(self, s: S, _: S::V) -> S::V {
+        s.splat(0.0)
     }
     #[inline(always)]
-    fn finish(self, _: S, sum: S::V) -> S::V {
+    fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        s.fma(a, b, sum)
+    }
+    #[inline(always)]
+    fn finish(self, _: S, sum: S::V, _: S::V, _: usize) -> S::V {
         sum
     }
 }
 
-/// What C holds before the products are added.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Init {
-    /// Nothing of interest: C = A · B.
-    Zero,
-    /// A sum to go on with: C += A · B.
-    Sum,
+impl<S: Simd> Product<S> for Added {
+    #[inline(always)]
+    fn start(self, _: S, old: S::V) -> S::V {
+        old
+    }
+    #[inline(always)]
+    fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        s.fma(a, b, sum)
+    }
+    #[inline(always)]
+    fn finish(self, _: S, sum: S::V, _: S::V, _: usize) -> S::V {
+        sum
+    }
 }
 
-/// C (+)= A · B with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and dense.
+/// C = A · B, or what `product` makes of it, with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and dense.
 #[inline(always)]
 pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     s: S,
@@ -95,16 +104,9 @@ pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     b: &[f32],
     c: &mut [f32],
     [m, k]: [usize; 2],
-    init: Init,
 ) {
     let width = VECTORS * S::LANES;
-    if m == 0 || k == 0 {
-        if init == Init::Zero {
-            c[..m * width].fill(0.0);
-        }
-        return;
-    }
-    assert!(a.index(m - 1, k - 1) < a.data().len());
+    assert!(m == 0 || k == 0 || a.index(m - 1, k - 1) < a.data().len());
     assert!(k * width <= b.len() && m * width <= c.len());
     let tall = if VECTORS == S::MAX_VECTORS { S::WIDE_ROWS } else { 8 };
     let mut row = 0;
@@ -113,14 +115,14 @@ pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
         // SAFETY: the assertions cover every index below (m, k) of the three matrices.
         unsafe {
             match rows {
-                8 if tall >= 8 => tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k, init),
-                7 if tall >= 7 => tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k, init),
-                6 => tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k, init),
-                5 => tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k, init),
-                4 => tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k, init),
-                3 => tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k, init),
-                2 => tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k, init),
-                _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k, init),
+                8 if tall >= 8 => tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k),
+                7 if tall >= 7 => tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k),
+                6 => tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k),
+                5 => tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k),
+                4 => tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k),
+                3 => tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k),
+                2 => tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k),
+                _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k),
             }
         }
         row += rows;
@@ -140,18 +142,15 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
     c: &mut [f32],
     row: usize,
     k: usize,
-    init: Init,
 ) {
     let width = VECTORS * S::LANES;
     let (a_data, c) = (a.data().as_ptr(), c[row * width..].as_mut_ptr());
     // SAFETY: the caller's promise, for this and the loads and stores below.
     let at = |p: *const f32, i: usize| unsafe { std::slice::from_raw_parts(p.add(i), S::LANES) };
     let mut acc = [[s.splat(0.0); VECTORS]; ROWS];
-    if init == Init::Sum {
-        for (r, acc) in acc.iter_mut().enumerate() {
-            for (v, acc) in acc.iter_mut().enumerate() {
-                *acc = s.load(at(c, r * width + v * S::LANES));
-            }
+    for (r, acc) in acc.iter_mut().enumerate() {
+        for (v, acc) in acc.iter_mut().enumerate() {
+            *acc = product.start(s, s.load(at(c, r * width + v * S::LANES)));
         }
     }
     let mut b = b.as_ptr();
@@ -174,7 +173,7 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
         for (v, &acc) in acc.iter().enumerate() {
             // SAFETY: row r of this tile of C.
             let to = unsafe { std::slice::from_raw_parts_mut(c.add(r * width + v * S::LANES), S::LANES) };
-            s.store(product.finish(s, acc), to);
+            s.store(product.finish(s, acc, s.load(to), v), to);
         }
     }
 }

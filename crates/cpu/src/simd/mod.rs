@@ -8,7 +8,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod avx512fp16;
+mod avx512vnni;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
@@ -18,13 +18,13 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use gemm::{Columns, Floats, Init, Rows, gemm};
+pub(crate) use gemm::{Added, Columns, Fresh, Rows, gemm};
 pub(crate) use portable::Portable;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {avx2::Avx2, avx512::Avx512, avx512fp16::Avx512Fp16};
+pub(crate) use {avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
 use crate::element::{Element, Elements};
 use crate::tile::Step;
@@ -33,8 +33,8 @@ use crate::tile::Step;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// [`Isa::Avx512`], and 16-bit inputs multiplied as 16-bit numbers (AVX512-FP16 and VNNI).
-    Avx512Fp16,
+    /// [`Isa::Avx512`], and 16-bit inputs multiplied as 16-bit integers (AVX-512 VNNI, BW and VL).
+    Avx512Vnni,
     /// AVX-512 F, 16 lanes.
     Avx512,
     /// AVX2 and FMA, 8 lanes.
@@ -47,13 +47,13 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, fastest first.
-    pub const ALL: [Isa; 5] = [Isa::Avx512Fp16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Fp16 => Avx512::detect_fp16().is_some(),
+            Isa::Avx512Vnni => Avx512::detect_vnni().is_some(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
@@ -79,7 +79,7 @@ impl Isa {
     /// Query rows that one register tile holds at most.
     pub const fn panel_rows(self) -> usize {
         match self {
-            Isa::Avx512Fp16 | Isa::Avx512 => 64,
+            Isa::Avx512Vnni | Isa::Avx512 => 64,
             Isa::Avx2 | Isa::Neon => 16,
             Isa::Portable => 8,
         }
@@ -88,7 +88,7 @@ impl Isa {
     /// The name used on the command line and in evidence rows.
     pub const fn name(self) -> &'static str {
         match self {
-            Isa::Avx512Fp16 => "avx512fp16",
+            Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
@@ -167,28 +167,42 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
 }
 
-/// Attention with 16-bit factors: K Qᵀ of integers, P V of f16 numbers (see [`crate::narrow`]). A word is 32 bits,
-/// carried as an f32 that nobody calculates with: two 16-bit integers or two f16 numbers.
+/// Attention with 16-bit factors (see [`crate::narrow`]). A word is 32 bits, carried as an f32 that nobody calculates
+/// with: a pair of 16-bit integers.
 ///
 /// As with [`Simd`], a value is proof that the processor has the instructions.
 pub(crate) trait Narrow: Copy + Send + Sync + 'static {
     /// Lanes of a panel are a multiple of this.
     const LANES: usize;
 
-    /// How large the numbers of rows are that follow each other, `dim` a row.
-    fn extent(self, rows: Elements<'_>, dim: usize) -> Extent;
+    /// How large the numbers of some rows are.
+    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
 
-    /// The numbers as 16-bit integers `round(factor · x)`, in pairs; an odd one is paired with a zero.
-    fn integers(self, from: Elements<'_>, factor: f32, to: &mut [f32]);
+    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 4 times the largest. `sums`
+    /// is room for as many numbers. NaN stays.
+    fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]);
 
-    /// The same as f16 numbers `factor · x`.
-    fn halves(self, from: Elements<'_>, factor: f32, to: &mut [f32]);
+    /// The least squared norm of the rows, their columns multiplied by `factors`.
+    fn least_norm_squared<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32;
 
-    /// Runs `step` on words: pairs of integers in Q and K, pairs of f16 numbers in V.
+    /// Rows as integers `round(factor · x)`, `words` a row: neighbours are pairs, an odd one's partner is 0.
+    fn integers<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        factor: f32,
+        to: &mut [f32],
+        words: usize,
+    );
+
+    /// Rows as such integers, a factor for each column: those of one row and the next are pairs, an odd row's
+    /// partners are 0.
+    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]);
+
+    /// Runs `step` on words: pairs along the head dimension in Q and K, along the keys in V.
     fn step(self, step: Step<'_>);
 }
 
-/// How large the numbers of one or several rows are. Where one is NaN, so is `norm_squared`.
+/// How large the numbers of some rows are. Where one is NaN, so is `norm_squared`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Extent {
     /// Largest magnitude.
@@ -204,13 +218,19 @@ pub(crate) enum Never {}
 impl Narrow for Never {
     const LANES: usize = 1;
 
-    fn extent(self, _: Elements<'_>, _: usize) -> Extent {
+    fn extent<'a>(self, _: impl Iterator<Item = Elements<'a>>) -> Extent {
         match self {}
     }
-    fn integers(self, _: Elements<'_>, _: f32, _: &mut [f32]) {
+    fn reach<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &mut [f32], _: &mut [f32]) {
         match self {}
     }
-    fn halves(self, _: Elements<'_>, _: f32, _: &mut [f32]) {
+    fn least_norm_squared<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32]) -> f32 {
+        match self {}
+    }
+    fn integers<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: f32, _: &mut [f32], _: usize) {
+        match self {}
+    }
+    fn row_pairs<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32], _: &mut [f32]) {
         match self {}
     }
     fn step(self, _: Step<'_>) {
