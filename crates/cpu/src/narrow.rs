@@ -6,7 +6,8 @@
 //! - The weights of a window of [`WINDOW`] keys have a factor for each query: the largest becomes 2^[`WEIGHT_BITS`].
 //! - V has a factor for each column of a head, so large that the sums of products over a window just fit.
 //!
-//! What that costs in accuracy is bounded here, head by head; a head beyond the bounds is computed in f32.
+//! What that costs in accuracy is bounded here, head by head; a head beyond the bounds is computed in f32. The measure
+//! is a kernel that rounds the weights to the input type, and sums in f32.
 
 use std::sync::OnceLock;
 
@@ -18,9 +19,9 @@ use crate::view::{Inputs, View};
 use crate::{CpuPlan, Element};
 
 /// Keys whose products are one integer sum. Even.
-pub(crate) const WINDOW: usize = 32;
-/// log2 of the largest integer weight.
-pub(crate) const WEIGHT_BITS: f32 = 14.0;
+pub(crate) const WINDOW: usize = 16;
+/// log2 of the largest integer weight of a lane in a window.
+pub(crate) const WEIGHT_BITS: f32 = 13.0;
 /// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
 /// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
 const INTEGER_NORM: f32 = 46_000.0;
@@ -28,9 +29,11 @@ const INTEGER_NORM: f32 = 46_000.0;
 const INTEGER_MAX: f32 = 32_767.0;
 /// Largest head dimension.
 const MAX_DIM: usize = 4096;
-/// Largest sum of the magnitudes of a column of V over a window, and 4 times the largest of these integers: times
-/// weights of 2¹⁴ it is below 2³¹, with room for the roundings.
-const WINDOW_SUM: f32 = 130_000.0;
+/// Largest sum of the magnitudes of a column of V over a window, and 8 times the largest of these integers: times
+/// weights of 2¹³ it is below 2³¹, with room for the roundings.
+const WINDOW_SUM: f32 = 260_000.0;
+/// Share of the input type's unit roundoff that rounding to integers may cost: in the logits, and again in V.
+const SHARE: f64 = 1.0 / 3.0;
 /// Extents from here to the reciprocal square are ordinary f32 numbers, and so are the factors made of them.
 const ORDINARY: f32 = 1e-12;
 
@@ -62,19 +65,17 @@ impl Extent {
 /// The factors of Q and K for a head of such extents, if 16 bits are enough for it.
 ///
 /// Rounding to integers errs by 1/√12 in the root mean square, and so a logit q·k·scale by
-/// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error. Kernels that sum in f32 round
-/// each weight to the input type. Half of that type's unit roundoff is what a logit may err.
+/// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error.
 fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> {
     let (for_q, for_k) = (q.factor()?, k.factor()?);
     let error = problem.softmax_scale().abs() * (k.norm() / for_q).hypot(q.norm() / for_k) / 12f32.sqrt();
-    (f64::from(error) <= problem.dtype.unit_roundoff() / 2.0).then_some((for_q, for_k))
+    (f64::from(error) <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
 }
 
-/// Whether the integers of V, whose shortest row has this norm, are as good as V: rounding errs by 1/√12 in the root
-/// mean square, which may be half a unit roundoff of any row's. A row far smaller than others, to which all weight may
-/// go, is too small.
+/// Whether integers are enough for V, whose shortest row has this norm as integers: 1/√12 must be small in the root
+/// mean square of every row, since a row that is far smaller than others may be the one that has all the weight.
 fn is_fine(dtype: DType, dim: usize, least_norm_squared: f32) -> bool {
-    let least = (dim as f64).sqrt() / (12f64.sqrt() * dtype.unit_roundoff() / 2.0);
+    let least = (dim as f64 / 12.0).sqrt() / (SHARE * dtype.unit_roundoff());
     f64::from(least_norm_squared) >= least * least
 }
 
@@ -175,7 +176,7 @@ mod tests {
         let sum = f64::from(WINDOW_SUM) * (1.0 + 1e-6) + WINDOW as f64 / 2.0;
         // exp2 errs by less than 2⁻²¹, its argument, below 2⁹ as logits are, by 2⁻¹⁵; then the weight is rounded.
         let weight = f64::from(WEIGHT_BITS).exp2() * (1.0 + 2f64.powi(-15) + 2f64.powi(-21)) + 0.5;
-        assert!(weight * sum < 2f64.powi(31) && WINDOW_SUM / 4.0 < INTEGER_MAX);
+        assert!(weight * sum < 2f64.powi(31) && WINDOW_SUM / 8.0 < INTEGER_MAX);
     }
 
     #[test]
@@ -200,25 +201,25 @@ mod tests {
     #[test]
     fn logits_that_16_bits_blur_are_refused() {
         let mut p = Problem::new(1, 1, 64, 64, DType::F16);
-        // √2 / √12 / 46000 · 27 is just below 2⁻¹².
+        // √2 / √12 / 46000 · 18 is just below 2⁻¹¹ / 3.
         let norms = |product: f32| extent(product.sqrt() / 3.0, product.sqrt());
-        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_some());
-        assert!(logit_factors(&p, norms(8.0 * 28.0), norms(8.0 * 28.0)).is_none());
+        assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_some());
+        assert!(logit_factors(&p, norms(8.0 * 19.0), norms(8.0 * 19.0)).is_none());
         p.scale = Some(-1.0);
-        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_none());
+        assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_none());
         p.dtype = DType::Bf16;
-        assert!(logit_factors(&p, norms(8.0 * 27.0), norms(8.0 * 27.0)).is_some());
+        assert!(logit_factors(&p, norms(8.0 * 18.0), norms(8.0 * 18.0)).is_some());
     }
 
     #[test]
     fn rows_of_v_that_16_bits_blur_are_refused() {
-        // 1/√12 is 2⁻¹² of 1182, 2⁻⁹ of 148.
+        // 1/√12 is 2⁻¹¹ / 3 of 1774, 2⁻⁸ / 3 of 222.
         let norm_squared = |rms: f32| 16.0 * rms * rms;
         assert!(
-            is_fine(DType::F16, 16, norm_squared(1183.0)) && !is_fine(DType::F16, 16, norm_squared(1182.0))
+            is_fine(DType::F16, 16, norm_squared(1774.0)) && !is_fine(DType::F16, 16, norm_squared(1773.0))
         );
         assert!(
-            is_fine(DType::Bf16, 16, norm_squared(148.0)) && !is_fine(DType::Bf16, 16, norm_squared(147.0))
+            is_fine(DType::Bf16, 16, norm_squared(222.0)) && !is_fine(DType::Bf16, 16, norm_squared(221.0))
         );
         assert!(!is_fine(DType::F16, 16, 0.0) && !is_fine(DType::F16, 16, f32::NAN));
     }

@@ -254,7 +254,7 @@ fn add_reach<'a>(window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], r
             let x = _mm512_abs_ps(load(row, at));
             let sum = _mm512_add_ps(load(Elements::F32(sums), at), x);
             store(_mm512_castps_si512(sum), &mut sums[at..]);
-            let most = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(4.0)), load(Elements::F32(reach), at));
+            let most = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(8.0)), load(Elements::F32(reach), at));
             store(_mm512_castps_si512(most), &mut reach[at..]);
         }
     }

@@ -178,7 +178,7 @@ pub(crate) trait Narrow: Copy + Send + Sync + 'static {
     /// How large the numbers of some rows are.
     fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
 
-    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 4 times the largest. `sums`
+    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 8 times the largest. `sums`
     /// is room for as many numbers. NaN stays.
     fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]);
 

@@ -71,7 +71,7 @@ fn accurate<T: Element>(seq: usize, keys: usize, dim: usize, seed: u64, sizes: [
     let inputs = normal::<T>(&p, seed, sizes);
     let (out, _) = run(&p, &inputs, &plan(Isa::Avx512Vnni));
     let [ours, ideal] = errors(&p, &inputs, &out);
-    assert!(ours <= ideal * 1.03, "{ours:.3e}, ideal {ideal:.3e}: {} {seq} {keys} {dim} {sizes:?}", T::DTYPE);
+    assert!(ours <= ideal * 1.05, "{ours:.3e}, ideal {ideal:.3e}: {} {seq} {keys} {dim} {sizes:?}", T::DTYPE);
     check(&p, &inputs, &plan(Isa::Avx512Vnni));
 }
 
