@@ -155,7 +155,8 @@ impl<T: Element> Call<'_, T> {
         weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
         let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
-        let scale = (scale * std::f64::consts::LOG2_E) as f32;
+        // Not 0, which would make NaN of a hidden key's −∞.
+        let scale = ((scale * std::f64::consts::LOG2_E) as f32).max(f32::from_bits(1));
         for first in (start..end).step_by(block_kv) {
             let range = KeyRange { start: first, end: (first + block_kv).min(end) };
             let of = |view| HeadRows { view, batch: task.batch, head: kv_head, range };

@@ -69,6 +69,7 @@ fn scales_negative_zero_and_large() {
         let mut p = small(40, 8);
         p.scale = Some(scale);
         check_everywhere(&p, 6, 1.0);
+        check_everywhere(&p.with_mask(Mask::Causal), 6, 1.0);
     }
 }
 
