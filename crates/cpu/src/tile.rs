@@ -213,10 +213,10 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
     let lanes = S::LANES;
     let scale = s.splat(scale);
     let mut minus_shift = [s.splat(0.0); VECTORS];
+    // A block's own: one long chain of additions would err more than all else in a row does.
     let mut sum = minus_shift;
-    for v in 0..VECTORS {
-        minus_shift[v] = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
-        sum[v] = s.load(&panel.sum[v * lanes..]);
+    for (v, shift) in minus_shift.iter_mut().enumerate() {
+        *shift = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
     }
     for row in logits.chunks_exact_mut(VECTORS * lanes) {
         for (v, logits) in row.chunks_exact_mut(lanes).enumerate() {
@@ -226,7 +226,8 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
         }
     }
     for (v, &sum) in sum.iter().enumerate() {
-        s.store(sum, &mut panel.sum[v * lanes..]);
+        let total = &mut panel.sum[v * lanes..];
+        s.store(s.add(s.load(total), sum), total);
     }
 }
 
