@@ -24,7 +24,8 @@ impl Avx512Vnni {
 /// f32 lanes of a vector.
 const LANES: usize = Avx512::LANES;
 
-/// Elements are pairs of 16-bit integers; the sum of their products, a 32-bit integer, becomes an f32.
+/// Elements are pairs of 16-bit integers; the sum of their products, a 32-bit integer, becomes an f32. (Sums start
+/// at zero: the bits of 0.0 are those of the integer.)
 #[derive(Clone, Copy)]
 struct Logits(Avx512Vnni);
 
@@ -34,10 +35,6 @@ struct Weighted<const VECTORS: usize>(Avx512Vnni, [__m512; VECTORS]);
 
 // SAFETY of both blocks: the `Avx512Vnni` is proof of the instructions.
 impl Product<Avx512> for Logits {
-    #[inline(always)]
-    fn start(self, s: Avx512, _: __m512) -> __m512 {
-        s.splat(0.0) // the integer's bits, too
-    }
     #[inline(always)]
     fn add(self, _: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
         unsafe { add_products(a, b, sum) }
@@ -49,10 +46,6 @@ impl Product<Avx512> for Logits {
 }
 
 impl<const VECTORS: usize> Product<Avx512> for Weighted<VECTORS> {
-    #[inline(always)]
-    fn start(self, s: Avx512, old: __m512) -> __m512 {
-        Logits(self.0).start(s, old)
-    }
     #[inline(always)]
     fn add(self, s: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
         Logits(self.0).add(s, a, b, sum)

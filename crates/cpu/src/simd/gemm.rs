@@ -47,13 +47,11 @@ impl Lhs for Columns<'_> {
     }
 }
 
-/// What a multiplication is, where its sums start, and what becomes of them. `old` is what C holds.
+/// What a multiplication is, and what becomes of the sums, which start at zero.
 pub(crate) trait Product<S: Simd>: Copy {
-    /// The sum of no products.
-    fn start(self, s: S, old: S::V) -> S::V;
     /// `a · b + sum`
     fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
-    /// What C becomes in vector `v` of a row.
+    /// What C becomes in vector `v` of a row, where it is `old`.
     fn finish(self, s: S, sum: S::V, old: S::V, v: usize) -> S::V;
 }
 
@@ -61,15 +59,11 @@ pub(crate) trait Product<S: Simd>: Copy {
 #[derive(Clone, Copy)]
 pub(crate) struct Fresh;
 
-/// C += A · B in f32.
+/// C += A · B in f32. A · B is summed for itself: one chain through all blocks of keys would err more.
 #[derive(Clone, Copy)]
 pub(crate) struct Added;
 
 impl<S: Simd> Product<S> for Fresh {
-    #[inline(always)]
-    fn start(self, s: S, _: S::V) -> S::V {
-        s.splat(0.0)
-    }
     #[inline(always)]
     fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
         s.fma(a, b, sum)
@@ -82,16 +76,12 @@ impl<S: Simd> Product<S> for Fresh {
 
 impl<S: Simd> Product<S> for Added {
     #[inline(always)]
-    fn start(self, _: S, old: S::V) -> S::V {
-        old
-    }
-    #[inline(always)]
     fn add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
         s.fma(a, b, sum)
     }
     #[inline(always)]
-    fn finish(self, _: S, sum: S::V, _: S::V, _: usize) -> S::V {
-        sum
+    fn finish(self, s: S, sum: S::V, old: S::V, _: usize) -> S::V {
+        s.add(old, sum)
     }
 }
 
@@ -148,11 +138,6 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
     // SAFETY: the caller's promise, for this and the loads and stores below.
     let at = |p: *const f32, i: usize| unsafe { std::slice::from_raw_parts(p.add(i), S::LANES) };
     let mut acc = [[s.splat(0.0); VECTORS]; ROWS];
-    for (r, acc) in acc.iter_mut().enumerate() {
-        for (v, acc) in acc.iter_mut().enumerate() {
-            *acc = product.start(s, s.load(at(c, r * width + v * S::LANES)));
-        }
-    }
     let mut b = b.as_ptr();
     for kk in 0..k {
         let mut line = [s.splat(0.0); VECTORS];
