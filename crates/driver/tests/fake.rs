@@ -139,11 +139,11 @@ fn other_device() {
         let fits = matches!(error, DriverError::OtherDevice { found: f, expected: e, .. } if (f, e) == (found, expected));
         assert!(fits, "{error:?}");
     };
-    refused(store.launch(&far, &k.launch, &k.args, &[buffer.slice()]), 1, 0);
+    refused(store.launch(&far, &Call::of(&k), &[buffer.slice()]), 1, 0);
     refused(Event::new(&second).unwrap().record(&near), 0, 1);
     refused(Pool::new(&second, 0).unwrap().allocate(&near, 4).map(drop), 0, 1);
     assert_eq!(counts().1, 0);
-    store.launch(&near, &k.launch, &k.args, &[buffer.slice()]).unwrap();
+    store.launch(&near, &Call::of(&k), &[buffer.slice()]).unwrap();
     let mut word = [0; 4];
     buffer.download(&mut word).unwrap();
     assert_eq!((word, first.poisoned(), second.poisoned()), ([7, 0, 0, 0], None, None));

@@ -26,9 +26,6 @@ pub enum Plan {
     },
 }
 
-/// Up to so many CTAs a multiprocessor a grid is small (measured on an H200).
-const SMALL_CTAS_PER_SM: u64 = 4;
-
 /// The families of forward attention, of which a plan can be made for a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "as in Plan")]
@@ -83,10 +80,8 @@ impl Family {
         match (self, plan) {
             // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
             (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
-            // Every CTA at once, or nearly so: a wave costs the whole chain of loads and products.
-            (Family::Small, Plan::Small(plan)) => {
-                row_tiles(plan.rows()) * u64::from(plan.cluster) <= SMALL_CTAS_PER_SM * sms
-            }
+            // Every CTA at once: a wave costs the whole chain of loads and products.
+            (Family::Small, Plan::Small(plan)) => plan.is_one_wave(problem, arch),
             _ => true,
         }
     }

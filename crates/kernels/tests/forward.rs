@@ -14,10 +14,7 @@ use tile::{Order, Rescale};
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
-    match Plan::default_for(problem, arch).unwrap() {
-        Plan::Mma(plan) => plan,
-        other => panic!("{} is no default here", other.family()),
-    }
+    MmaPlan::default_for(problem, arch)
 }
 
 /// The default without what it does for small grids, to set other genes in.

@@ -1,12 +1,16 @@
-//! The family for small grids on the emulator: every hazard check on, results within the rounding of P and O.
+//! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and O; its contract and what
+//! it refuses; and ptxas' and nvdisasm's word on what it emits.
 
 mod common;
+mod tools;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::small::{Merge, Requests, Scores, SmallPlan};
-use flashcore_kernels::{Arch, Plan};
+use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
-use tile::{Rescale, RowStore};
+use ptx::{Arg, Item, Kernel, Op, Statement};
+use tile::{Rescale, RowStore, Turns};
+use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
@@ -26,6 +30,9 @@ fn plain() -> SmallPlan {
         block_n: 128,
         stages: 1,
         rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
         key_copies: 1,
         qk_pieces: 1,
         softmax_steps: 1,
@@ -63,7 +70,19 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { stages: 2, block_n: 64, ..plain.clone() },
         SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain },
+        SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
+        SmallPlan { stages: 2, block_n: 32, guess: Some(12), ..plain.clone() },
+        SmallPlan {
+            stages: 3,
+            block_n: 16,
+            guess: Some(1),
+            kv_warpgroups: 2,
+            row_warpgroups: 2,
+            ..plain.clone()
+        },
+        SmallPlan { order: RowOrder::LongestFirst, cluster: 2, block_n: 64, ..plain.clone() },
+        SmallPlan { order: RowOrder::Folded, stages: 2, block_n: 64, ..plain },
     ]
 }
 
@@ -84,7 +103,12 @@ fn every_gene_is_right_without_hazards() {
     }
 }
 
-/// The plan of the mission problem, on a head of it, and those of its neighbours.
+/// A GPU of so few multiprocessors that few heads are many waves.
+fn small_gpu(multiprocessors: u32) -> Arch {
+    Arch { multiprocessors, ..ARCH }
+}
+
+/// The plans of the mission problem, on a head of it, and of its neighbours, as of larger grids.
 #[test]
 fn defaults_are_right() {
     let cases = [
@@ -102,15 +126,58 @@ fn defaults_are_right() {
         (400, 256),
         (70, 40),
     ];
+    let waves = [132, 1, 2, 4].map(small_gpu);
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
             let problem = Problem::new(1, 1, seq, dim, dtype).with_mask(mask).with_layout(Layout::Bshd);
             let mut few = problem.clone();
-            few.seq_q = 64.min(seq);
+            few.seq_q = 128.min(seq);
             let problem = if mask == Mask::None { few.with_layout(Layout::Bshd) } else { problem };
-            let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &ARCH) };
+            let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
             prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// A grid is one wave where it can be, and the sooner its multiprocessors are all busy, the more of them share a row's keys.
+#[test]
+fn defaults_follow_the_grid() {
+    let plan = |batch, heads, seq, dim, mask| {
+        let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_mask(mask);
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        plan.check(&problem, &ARCH).unwrap();
+        let SmallPlan {
+            row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas, order, ..
+        } = plan;
+        ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], order)
+    };
+    let (full, causal) = (Mask::None, Mask::Causal);
+    assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 8, 1024, 64, full), ([2, 2, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 256, 64, causal), ([1, 1, 2, 128, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 256, 128, full), ([2, 1, 1, 256, 1, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, full), ([2, 1, 1, 128, 4, 1], RowOrder::ByHead));
+    assert_eq!(plan(1, 32, 512, 64, causal), ([1, 1, 1, 128, 3, 2], RowOrder::Folded));
+    assert_eq!(plan(1, 32, 512, 128, full), ([2, 1, 1, 128, 3, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 512, 64, causal), ([2, 1, 1, 64, 6, 2], RowOrder::Folded));
+    // What is many waves is another family's.
+    let large = Problem::new(4, 16, 1024, 64, DType::F16);
+    assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
+}
+
+/// Rows in every order, each tile once: tiles, heads and batch entries of a grid that is not square.
+#[test]
+fn every_order_takes_every_tile() {
+    for (order, rows) in
+        [RowOrder::ByHead, RowOrder::LongestFirst, RowOrder::Folded].into_iter().zip([129, 257, 300])
+    {
+        let problem = Problem::new(2, 3, rows, 16, DType::F16).with_mask(Mask::Causal);
+        let problem = problem.with_seq_kv(48, Layout::Bshd);
+        for cluster in [1, 2] {
+            let plan = SmallPlan { order, cluster, block_n: 48 / cluster, ..plain() };
+            let plan = SmallPlan { block_n: plan.block_n.next_multiple_of(16), ..plan };
+            prove(&problem, &plan, Options::default());
         }
     }
 }
@@ -161,5 +228,227 @@ fn shapes_and_strides() {
         for plan in [&at_once, &streamed] {
             prove(problem, plan, Options { seed: seed as u64, ..Options::default() });
         }
+    }
+}
+
+fn kernel(problem: &Problem, plan: &SmallPlan) -> Kernel {
+    emit(problem, &Plan::Small(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+}
+
+/// Positions of the instructions that order memory or products.
+fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if let Statement::Inst(inst) = statement
+                && matches!(
+                    inst.op,
+                    Op::Bar { .. }
+                        | Op::BarWarpSync
+                        | Op::BarrierCluster(_)
+                        | Op::Mbarrier(_)
+                        | Op::FenceMbarrierInit
+                        | Op::WgmmaFence
+                        | Op::WgmmaCommitGroup
+                        | Op::WgmmaWaitGroup
+                )
+            {
+                found.push((i, j, inst.op));
+            }
+        }
+    }
+    found
+}
+
+/// No barrier, fence or wait is there for nothing: without any one of them the emulator refuses the kernel.
+#[test]
+fn every_synchronisation_is_needed() {
+    let plans = [
+        SmallPlan {
+            cluster: 2,
+            block_n: 64,
+            key_copies: 2,
+            qk_pieces: 2,
+            softmax_steps: 2,
+            pv_pieces: 2,
+            requests: Requests::FirstKeysOnly,
+            merge: Merge::PeerFirst,
+            ..plain()
+        },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
+        SmallPlan { stages: 2, block_n: 16, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, ..plain() },
+    ];
+    for plan in plans {
+        let problem = Problem::new(1, 1, 64, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);
+        let kernel = kernel(&problem, &plan);
+        for (item, at, op) in synchronisations(&kernel) {
+            let mut mutant = kernel.clone();
+            if let Item::Function(function) = &mut mutant.module.items[item]
+                && let Some(body) = &mut function.body
+            {
+                // Of a wait, the branch back to it: it asks once.
+                let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+                body.statements.remove(if wait { at + 1 } else { at });
+            }
+            let caught = SCHEDULES.into_iter().any(|schedule| {
+                let options = Options { schedule, ..Options::default() };
+                common::run_kernel(&mut Emulator::new(options), &problem, &mutant, 1).is_err()
+            });
+            // Beside the branch of the thread that requests, ptxas serialises products without a fence of their own (C7519).
+            let for_ptxas = op == Op::WgmmaFence && plan.streams();
+            assert!(caught || for_ptxas, "{plan:?} is right without statement {at}, {op:?}");
+        }
+    }
+}
+
+#[test]
+fn every_gene_changes_the_kernel() {
+    let problem = Problem::new(1, 1, 100, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);
+    let mut texts: Vec<String> = Vec::new();
+    for plan in genes() {
+        let text = kernel(&problem, &plan).module.to_string();
+        assert!(!texts.contains(&text), "{plan:?} changes nothing");
+        texts.push(text);
+    }
+}
+
+#[test]
+fn contracts_hold_together() {
+    for dim in [40, 64, 72, 96, 128, 192, 256] {
+        for (seq_kv, layout) in [(100, Layout::Bhsd), (1777, Layout::Bshd)] {
+            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_mask(Mask::Causal);
+            let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout);
+            let plan = SmallPlan { lse: true, ..SmallPlan::default_for(&problem, &ARCH) };
+            let kernel = kernel(&problem, &plan);
+            let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
+            assert_eq!(module, kernel.module);
+            let entry = kernel.module.function(&kernel.entry).unwrap();
+            let params: Vec<u32> = entry.params.iter().map(|p| p.bytes()).collect();
+            assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+            let names: Vec<&str> = kernel.buffers.iter().map(|b| b.name.as_str()).collect();
+            assert_eq!(names, ["q", "k", "v", "out", "lse"]);
+            assert_eq!(kernel.launch.grid.0 % kernel.launch.cluster.0, 0);
+            for (i, map) in kernel.tensor_maps.iter().enumerate() {
+                map.check_in(&kernel.buffers).unwrap();
+                assert_eq!((map.buffer, kernel.args[i]), (i, Arg::TensorMap { index: i }));
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_the_reason() {
+    let mission = Problem::mission();
+    let good = SmallPlan::default_for(&mission, &ARCH);
+    let reason = |problem: &Problem, plan: &SmallPlan, arch: &Arch| {
+        Plan::Small(plan.clone()).check(problem, arch).expect_err("refused").to_string()
+    };
+    let of = |change: fn(&mut SmallPlan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        reason(&mission, &plan, &ARCH)
+    };
+    assert!(of(|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1, 2, 4"));
+    assert!(of(|p| p.cluster = 1).starts_with("seq_kv = 512; accepted: up to 256 with this plan"));
+    assert!(of(|p| p.kv_warpgroups = 0).starts_with("kv_warpgroups = 0;"));
+    assert!(of(|p| p.row_warpgroups = 5).starts_with("row_warpgroups = 5; accepted: 1 to 4"));
+    assert!(of(|p| p.block_n = 264).starts_with("block_n = 264; accepted: multiples of 16 from 16 to 256"));
+    assert!(of(|p| p.qk_pieces = 3).starts_with("qk_pieces = 3; accepted: divisors of block_n / 8"));
+    assert!(of(|p| p.key_copies = 8).starts_with("key_copies = 8; accepted: divisors of qk_pieces"));
+    assert!(of(|p| p.softmax_steps = 8).starts_with("softmax_steps = 8; accepted: divisors of qk_pieces"));
+    assert!(of(|p| p.pv_pieces = 16).starts_with("pv_pieces = 16; accepted: divisors of block_n / (16"));
+    assert!(of(|p| p.stages = 2).starts_with("key_copies = 4; accepted: 1 with stages > 1"));
+    assert!(of(|p| p.rescale = Rescale::Beyond(8)).starts_with("rescale threshold = 8;"));
+    assert!(of(|p| p.kv_warpgroups = 2).starts_with("cluster · kv_warpgroups = 4; accepted: a cluster of 2"));
+    assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
+    assert!(
+        of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))
+            .starts_with("head_dim_v / parts = 8;")
+    );
+    let wide = Problem::new(1, 8, 512, 256, DType::F16);
+    let plan = SmallPlan { block_n: 256, ..good.clone() };
+    assert!(reason(&wide, &plan, &ARCH).contains("bytes of shared memory are needed"));
+    let mut dense = plain();
+    dense.block_n = 256;
+    dense.store = RowStore::Chunks;
+    let mut unaligned = Problem::new(1, 1, 64, 64, DType::F16);
+    unaligned.out.row = 66;
+    assert!(
+        reason(&unaligned, &dense, &ARCH)
+            .starts_with("out row stride = 66 is not computed by small; accepted: multiples of 8")
+    );
+    unaligned.k.row = 68;
+    assert!(reason(&unaligned, &dense, &ARCH).contains("k"));
+    assert!(reason(&mission, &good, &Arch::SM_89).starts_with("sm = 89; accepted: 90"));
+    let no_keys = mission.clone().with_seq_kv(0, Layout::Bhsd);
+    assert!(reason(&no_keys, &good, &ARCH).starts_with("seq_kv = 0; accepted: 1 to 2^30"));
+    let float = Problem { dtype: DType::F32, ..mission.clone() };
+    assert!(reason(&float, &good, &ARCH).starts_with("dtype = f32 is not computed by small"));
+}
+
+#[test]
+fn plans_survive_serde() {
+    for plan in genes() {
+        let plan = Plan::Small(plan);
+        let json = serde_json::to_string(&plan).unwrap();
+        assert!(json.starts_with(r#"{"family":"small""#), "{json}");
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
+    }
+}
+
+/// Every gene, and the defaults of every width and length.
+#[test]
+fn products_are_not_serialised_and_nothing_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_mask(mask);
+    let ragged = problem(100, 64, Mask::Causal);
+    let mut cases: Vec<(Problem, SmallPlan)> =
+        genes().into_iter().map(|plan| (ragged.clone(), plan)).collect();
+    for (dim, mask) in [64, 72, 96, 128, 192, 256].into_iter().zip(Mask::ALL.into_iter().cycle()) {
+        for (seq, waves) in [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 128), (4000, 132)]
+        {
+            let problem = problem(seq, dim, mask);
+            let plan = SmallPlan::default_for(&problem, &small_gpu(waves));
+            cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
+        }
+    }
+    std::thread::scope(|scope| {
+        for share in cases.chunks(cases.len().div_ceil(2)) {
+            let ptxas = &ptxas;
+            scope.spawn(move || {
+                for (problem, plan) in share {
+                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
+                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
+                }
+            });
+        }
+    });
+}
+
+/// The mission's kernel in machine code: each product and copy once, and descriptors that stay in uniform registers.
+#[test]
+fn machine_code_is_what_was_emitted() {
+    let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
+    else {
+        return;
+    };
+    for (mask, most) in [(Mask::None, 1264), (Mask::Causal, 1552)] {
+        let problem = Problem::mission().with_mask(mask);
+        let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
+        let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
+        let text = kernel.module.to_string();
+        for (ptx, machine) in
+            [("wgmma.mma_async", "HGMMA"), ("cp.async.bulk.tensor", "UTMALDG"), ("st.async", "STAS")]
+        {
+            let (emitted, found) = (text.matches(ptx).count(), sass.matches(machine).count());
+            assert_eq!(found, emitted, "{mask:?}: {machine}");
+        }
+        let moved = sass.matches("R2UR").count();
+        assert!(moved <= 1, "{mask:?}: {moved} moves to uniform registers");
+        let count =
+            sass.lines().filter(|line| line.trim_start().starts_with("/*") && line.contains(';')).count();
+        assert!(count <= most, "{mask:?}: {count} instructions, {most} are enough");
     }
 }

@@ -2,7 +2,7 @@
 
 mod tools;
 
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
@@ -32,12 +32,19 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
+fn paired(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { cluster: 2, ..default_plan(problem) }
+}
+
 /// Plans that differ from a base in one gene each.
 fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
     vec![
         WgmmaPlan { consumers: 1, ..base.clone() },
         WgmmaPlan { consumers: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { block_n: 96, ..base.clone() },
+        WgmmaPlan { cluster: 2, ..base.clone() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..base.clone() },
+        WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
@@ -55,6 +62,7 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { chains: Chains { max: 4, ..base.chains }, ..base.clone() },
         WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
         WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
+        WgmmaPlan { ends: Ends::Common, ..base.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },
         WgmmaPlan { lse: true, ..base.clone() },
     ]
@@ -114,6 +122,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     };
     assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
+    assert!(of(&|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1 to 2"));
+    assert!(of(&|p| p.resident = 5).starts_with("resident CTAs = 5; accepted: 1 to 4"));
+    assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
+    assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));
@@ -146,6 +158,20 @@ fn plans_survive_serde() {
         assert!(json.starts_with(r#"{"family":"wgmma""#), "{json}");
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
     }
+}
+
+#[test]
+fn packing_heads_changes_the_kernel_and_needs_even_groups() {
+    let problem = problem(128, 40, Mask::Causal).with_heads_kv(2, Layout::Bshd);
+    let plan = default_plan(&problem);
+    assert_eq!(plan.packing, Packing::Packed, "40 rows of 8 heads fill tiles better together");
+    let apart = WgmmaPlan { packing: Packing::Apart, ..plan.clone() };
+    assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &apart).module);
+    let uneven = Problem::new(1, 12, 40, 128, DType::Bf16).with_heads_kv(1, Layout::Bshd);
+    let reason = Plan::Wgmma(WgmmaPlan { consumers: 2, ..plan }).check(&uneven, &ARCH).expect_err("12 heads");
+    assert!(
+        reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of the tile's rows")
+    );
 }
 
 /// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
@@ -233,7 +259,8 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
+        (problem(128, 8192, Mask::None), paired, &[797]),
         (problem(128, 8192, Mask::None), default_plan, &[797]),
         (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
         (problem(128, 2048, Mask::None), classic, &[451]),

@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -17,12 +17,16 @@ const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 fn base() -> WgmmaPlan {
     WgmmaPlan {
         consumers: 1,
+        resident: 1,
+        cluster: 1,
+        packing: Packing::Apart,
         block_n: 32,
         stages: 2,
         tiles: Tiles::InTurn,
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
+        ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
         lse: true,
@@ -67,6 +71,38 @@ fn every_gene_computes_the_same() {
             ..two.clone()
         },
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
+        WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
+        WgmmaPlan { resident: 2, ..base() },
+        WgmmaPlan { cluster: 2, ..base() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..base() },
+        WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },
+        WgmmaPlan {
+            cluster: 2,
+            ends: Ends::Own,
+            block_n: 48,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            order: TileOrder::LongestFirst,
+            ..two.clone()
+        },
+        WgmmaPlan { ends: Ends::Own, block_n: 16, stages: 1, turns: Turns::PingPong, ..two.clone() },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            tiles: Tiles::Overlapped,
+            turns: Turns::PingPong,
+            handout: Handout::Dynamic,
+            ..base()
+        },
+        WgmmaPlan {
+            ends: Ends::Own,
+            consumers: 3,
+            block_n: 16,
+            stages: 1,
+            tiles: Tiles::Overlapped,
+            softmax: OPTIMISTIC,
+            ..base()
+        },
         WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
         WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
     ];
@@ -90,6 +126,8 @@ fn torture_set_is_right_and_without_hazards() {
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
             handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
+            ends: [Ends::Own, Ends::Common][i / 4 % 2],
+            cluster: [2, 1, 1][i % 3],
             lse: i % 4 != 0,
             ..base()
         };
@@ -109,6 +147,28 @@ fn torture_set_is_right_and_without_hazards() {
     assert_eq!((proven > 60, refused), (true, 5));
 }
 
+/// Groups of heads that divide a tile's rows evenly or not at the ends, masked position by position.
+#[test]
+fn packed_heads_are_apart_again_in_the_output() {
+    for (i, (heads_kv, seq_q, consumers)) in
+        [(2, 50, 2), (1, 33, 1), (4, 7, 1), (1, 1, 1)].into_iter().enumerate()
+    {
+        for (mask, dim, layout) in [
+            (Mask::None, 64, Layout::Bshd),
+            (Mask::Causal, 128, Layout::Bhsd),
+            (Mask::Causal, 72, Layout::Bshd),
+        ] {
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_mask(mask);
+            problem.seq_kv = 90;
+            let problem = problem.with_heads_kv(heads_kv, layout);
+            let packing = Packing::Packed;
+            let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
+            let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..base() };
+            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
 /// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.
 #[test]
 fn bad_guesses_are_made_good() {
@@ -126,11 +186,13 @@ fn bad_guesses_are_made_good() {
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
     let problem = rectangle(2, 150, 200, 64, Mask::Causal);
-    for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+    for (tiles, cluster) in [(Tiles::InTurn, 2), (Tiles::Overlapped, 1)] {
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
             for seed in 0..3 {
                 let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
-                let plan = WgmmaPlan { consumers: 2, tiles, softmax, turns, handout, ..base() };
+                let ends = Ends::Own;
+                let plan =
+                    WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..base() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::genes::{product, values, with_genes};
 
 /// Plans that each group begins with.
-pub const KEPT: usize = 3;
+pub const KEPT: usize = 2;
 
 /// The groups of a family.
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
@@ -27,42 +27,57 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
 
 fn wgmma() -> Vec<Vec<Value>> {
     let optimistic = |limit: u32| json!({ "softmax": { "optimistic": { "slack": 8, "limit": limit } } });
+    let keys = [64, 80, 96, 112, 128, 144, 160, 176];
+    let alone = product(&[
+        vec![json!({ "resident": 1 })],
+        values("consumers", [1, 2, 3]),
+        values("block_n", keys),
+        values("turns", ["free", "ping_pong"]),
+    ]);
+    // Several CTAs of a multiprocessor hide what each waits for.
+    let together =
+        product(&[values("resident", [2, 3]), values("consumers", [1, 2]), values("block_n", keys)]);
+    let softmax = vec![
+        json!({ "softmax": "classic" }),
+        json!({ "softmax": { "lazy": { "slack": 8 } } }),
+        optimistic(15),
+        optimistic(40),
+    ];
     vec![
-        product(&[
-            values("consumers", [1, 2, 3]),
-            values("block_n", [64, 80, 96, 112, 128, 144, 160, 176, 192]),
-            values("turns", ["free", "ping_pong"]),
-        ]),
-        vec![
-            json!({ "softmax": "classic" }),
-            json!({ "softmax": { "lazy": { "slack": 8 } } }),
-            optimistic(15),
-            optimistic(40),
-        ],
+        [alone, together].concat(),
+        product(&[softmax, values("ends", ["common", "own"])]),
         product(&[
             values("handout", ["static", "dynamic"]),
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
-            values("stages", [2, 3]),
         ]),
-        product(&[values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 })))]),
-        product(&[values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 2 })))]),
+        product(&[values("cluster", [1, 2]), values("stages", [2, 3])]),
+        values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
     ]
 }
 
 fn small() -> Vec<Vec<Value>> {
+    let at_once = product(&[
+        vec![json!({ "stages": 1, "rescale": "always", "guess": null, "turns": "free" })],
+        values("cluster", [1, 2]),
+        values("kv_warpgroups", [1, 2]),
+        values("row_warpgroups", [1, 2]),
+        values("block_n", [64, 128, 192, 256]),
+        vec![
+            json!({ "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 2 }),
+            json!({ "key_copies": 2, "qk_pieces": 2, "softmax_steps": 2, "pv_pieces": 2 }),
+        ],
+    ]);
+    let shapes = STREAMS.map(|(rows, cluster, parts, block_n, resident)| {
+        json!({
+            "row_warpgroups": rows, "cluster": cluster, "kv_warpgroups": parts, "block_n": block_n,
+            "resident_ctas": resident, "merge": "shares", "rescale": { "beyond": 8 },
+            "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 1,
+        })
+    });
+    let streamed = product(&[shapes.to_vec(), values("stages", [2, 3, 4, 8])]);
     vec![
-        product(&[
-            values("cluster", [1, 2, 4]),
-            values("kv_warpgroups", [1, 2]),
-            values("row_warpgroups", [1, 2]),
-            values("block_n", [64, 96, 128, 192, 256]),
-            vec![
-                json!({ "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 2 }),
-                json!({ "key_copies": 2, "qk_pieces": 2, "softmax_steps": 2, "pv_pieces": 2 }),
-            ],
-            values("merge", ["shares", "peer_first"]),
-        ]),
+        [at_once, streamed].concat(),
         product(&[
             values("key_copies", [1, 2, 4]),
             values("qk_pieces", [1, 2, 4]),
@@ -72,10 +87,65 @@ fn small() -> Vec<Vec<Value>> {
         product(&[
             values("requests", ["at_once", "values_late", "first_keys_only"]),
             values("scores", ["all_at_once", "step_by_step"]),
-            values("store", ["pairs", "chunks"]),
+            values("merge", ["shares", "peer_first"]),
         ]),
         values("resident_ctas", [1, 2, 3]),
+        product(&[
+            values("order", ["by_head", "longest_first", "folded"]),
+            values("guess", [json!(null), json!(12)]),
+            values("turns", ["free", "ping_pong"]),
+        ]),
     ]
+}
+
+/// Where blocks stream by: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of a block, and CTAs of a multiprocessor
+/// that go with them: from two to four warpgroups a multiprocessor.
+const STREAMS: [(u32, u32, u32, u32, u32); 17] = [
+    (1, 1, 1, 128, 3),
+    (1, 1, 1, 128, 2),
+    (1, 1, 1, 96, 2),
+    (1, 1, 1, 64, 2),
+    (1, 1, 2, 128, 1),
+    (1, 2, 1, 128, 1),
+    (2, 1, 1, 128, 1),
+    (2, 1, 1, 96, 1),
+    (2, 1, 1, 64, 1),
+    (2, 1, 1, 64, 2),
+    (2, 1, 2, 64, 1),
+    (2, 2, 1, 128, 1),
+    (2, 2, 1, 64, 1),
+    (2, 2, 2, 64, 1),
+    (3, 1, 1, 128, 1),
+    (3, 1, 1, 80, 1),
+    (4, 1, 1, 64, 1),
+];
+
+/// The plans that differ from one in a single gene, with the gene and its value as a name: what each idea in a kernel is worth.
+/// The values are those that a search tries.
+pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch) -> Vec<(String, Plan)> {
+    let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
+    let groups = family.map(|family| groups(family, problem)).unwrap_or_default();
+    let mut found: Vec<(String, Plan)> = Vec::new();
+    for (gene, value) in groups.iter().flatten().filter_map(Value::as_object).flatten() {
+        let Ok(varied) = with_genes(plan, &json!({ gene: value })) else { continue };
+        let is_new = varied != *plan && found.iter().all(|(_, known)| *known != varied);
+        if is_new && varied.check(problem, arch).is_ok() {
+            found.push((format!("{gene} {}", plain(value)), varied));
+        }
+    }
+    found
+}
+
+/// A value as words: `lazy slack 8`.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(word) => word.clone(),
+        Value::Object(parts) => {
+            let parts = parts.iter().map(|(name, value)| format!("{name} {}", plain(value)));
+            parts.collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Rows, warps, warps that share rows, and the keys of a block that go with them: shapes that were among the fastest on some
@@ -119,24 +189,44 @@ mod tests {
 
     use super::*;
 
-    /// A gene that was renamed would be left out without a word.
+    #[test]
+    fn ideas_differ_in_one_gene() {
+        let problem = Problem::new(4, 16, 4096, 128, DType::Bf16);
+        for family in Family::ALL {
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let ideas = ideas(&plan, &problem, &Arch::SM_90);
+            assert!(ideas.len() > 5, "{family:?}: {ideas:?}");
+            for (name, varied) in ideas {
+                let [one, other] = [&plan, &varied].map(|plan| json!(plan));
+                let genes = one.as_object().unwrap().keys().filter(|gene| one[*gene] != other[*gene]);
+                assert_eq!(genes.collect::<Vec<_>>(), [name.split(' ').next().unwrap()], "{name}");
+            }
+        }
+    }
+
+    /// A gene that was renamed would be left out without a word. Of a plan that streams, genes of those that do not change nothing.
     #[test]
     fn every_group_changes_something() {
-        for problem in [
+        let problems = [
             Problem::new(1, 8, 512, 64, DType::Bf16).with_mask(Mask::Causal),
             Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal),
-        ] {
-            for family in Family::ALL {
-                let Ok(plan) = family.default_for(&problem, &Arch::SM_90) else { continue };
-                for group in groups(family, &problem) {
-                    assert!(
-                        group.iter().all(|genes| with_genes(&plan, genes).is_ok()),
-                        "{family:?} {group:?}"
-                    );
-                    let plans = vary(&plan, &group, &problem, &Arch::SM_90);
-                    assert!(plans.iter().any(|varied| *varied != plan), "{family:?} {group:?}");
+        ];
+        for family in Family::ALL {
+            let mut changes: Vec<bool> = Vec::new();
+            for problem in &problems {
+                let plan = family.default_for(problem, &Arch::SM_90).unwrap();
+                let groups = groups(family, problem);
+                changes.resize(groups.len(), false);
+                for (group, changes) in groups.iter().zip(&mut changes) {
+                    for genes in group {
+                        with_genes(&plan, genes)
+                            .unwrap_or_else(|error| panic!("{family:?} {genes}: {error}"));
+                    }
+                    let plans = vary(&plan, group, problem, &Arch::SM_90);
+                    *changes |= plans.iter().any(|varied| *varied != plan);
                 }
             }
+            assert!(changes.iter().all(|&changes| changes), "{family:?} {changes:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Accumulators to global memory straight from registers, without shared memory: lanes of a quad swap among themselves so
 //! that each stores whole chunks of 16 bytes.
 
-use ptx::{Builder, CmpOp, Global, Half, Pointer, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32};
 
 use crate::{AccTile, Threads};
 
@@ -39,6 +39,23 @@ pub fn store_fragments(
     row_bytes: i64,
     store: RowStore,
 ) {
+    let place = |k: &mut Builder, row: R32| {
+        let wide = k.zext(row);
+        Global { base: k.mad(wide, row_bytes, tensor.base), offset: tensor.offset }
+    };
+    store_fragments_at(k, threads, half, o, (first, limit), place, store);
+}
+
+/// As [`store_fragments`], with rows that lie where `place` says.
+pub fn store_fragments_at(
+    k: &mut Builder,
+    threads: &Threads,
+    half: Half,
+    o: &AccTile,
+    (first, limit): (R32, R32),
+    place: impl Fn(&mut Builder, R32) -> Global,
+    store: RowStore,
+) {
     let whole_tiles = match store {
         RowStore::Pairs => 0,
         RowStore::Chunks => o.n_tiles() / TILES * TILES,
@@ -49,11 +66,10 @@ pub fn store_fragments(
     for (i, below) in [(0, 0), (1, 8)] {
         let row = if below == 0 { row } else { k.add(row, below) };
         let exists = k.setp_u(CmpOp::Lt, row, limit);
-        let wide = k.zext(row);
-        let to = k.mad(wide, row_bytes, tensor.base);
+        let to = place(k, row);
         // A lane's column of a tile is twice its place in the quad; its chunk is of 16 bytes.
-        let chunk = Global::from(k.mad_wide_u(threads.column, 8, to));
-        let pair = Global::from(k.mad_wide_u(threads.column, 2, to));
+        let chunk = Global::from(k.mad_wide_u(threads.column, 8, to.base));
+        let pair = Global::from(k.mad_wide_u(threads.column, 2, to.base));
         let words: Vec<R32> = (0..o.n_tiles())
             .map(|n| {
                 let tile = o.tile(0, n);
@@ -63,11 +79,30 @@ pub fn store_fragments(
         let (whole, rest) = words.split_at(whole_tiles as usize);
         for (group, words) in (0..).zip(whole.chunks_exact(TILES as usize)) {
             let words = transpose(k, [words[0], words[1], words[2], words[3]], odd, upper);
-            k.guarded(exists, |k| k.st_vec(chunk.at(tensor.offset + i64::from(64 * group)), words));
+            k.guarded(exists, |k| k.st_vec(chunk.at(to.offset + i64::from(64 * group)), words));
         }
         for (n, &word) in (whole_tiles..).zip(rest) {
-            k.guarded(exists, |k| k.st(pair.at(tensor.offset + i64::from(16 * n)), word));
+            k.guarded(exists, |k| k.st(pair.at(to.offset + i64::from(16 * n)), word));
         }
+    }
+}
+
+/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane of each quad has it. Rows at
+/// or beyond `limit` are not stored.
+pub fn store_lse_at(
+    k: &mut Builder,
+    threads: &Threads,
+    lse: &[F32],
+    (first, limit): (R32, R32),
+    place: impl Fn(&mut Builder, R32) -> Global,
+) {
+    let first_lane = k.setp_u(CmpOp::Eq, threads.column, 0);
+    let row = k.add(first, threads.quad);
+    for (below, &value) in [0, 8].into_iter().zip(lse) {
+        let row = k.add(row, below);
+        let exists = k.setp_u_and(CmpOp::Lt, row, limit, first_lane);
+        let to = place(k, row);
+        k.guarded(exists, |k| k.st(to, value));
     }
 }
 

@@ -3,13 +3,17 @@
 
 use ptx::{Builder, Pointer, Pred, R32, Shared, Src, TensorMapPtr};
 
-use crate::{Mbarriers, Ring, SwizzledTile};
+use crate::{Consumer, Mbarriers, Peers, Ring, SwizzledTile};
 
 /// The barriers of a ring: one a stage that tells that it is full, and one that tells that it is free.
 #[derive(Clone, Copy, Debug)]
 pub struct Handover {
     stages: u32,
     full: Mbarriers,
+    /// Whose readers free a stage, where it is filled in several CTAs at once.
+    peers: Option<Peers>,
+    /// Threads that feed and read, too.
+    feeders: u32,
 }
 
 impl Handover {
@@ -20,14 +24,44 @@ impl Handover {
 
     /// A ring whose barriers begin at `barriers`.
     pub const fn new(barriers: Shared, stages: u32) -> Handover {
-        Handover { stages, full: Mbarriers::new(barriers) }
+        Handover { stages, full: Mbarriers::new(barriers), peers: None, feeders: 0 }
     }
 
-    /// Prepares the barriers, in one thread: one arrival fills a stage, `readers` free it.
+    /// The same, filled by each of the peers in all of them.
+    #[must_use]
+    pub const fn among(self, peers: Option<Peers>) -> Handover {
+        Handover { peers, ..self }
+    }
+
+    /// The same, read also by the thread that feeds.
+    #[must_use]
+    pub const fn read_by_feeder(self) -> Handover {
+        Handover { feeders: 1, ..self }
+    }
+
+    /// The peers.
+    pub const fn peers(&self) -> Option<Peers> {
+        self.peers
+    }
+
+    /// The lanes that speak for a consumer's warp.
+    pub fn speakers(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
+        self.peers.map_or(consumer.speaks, |peers| peers.speakers(k, consumer))
+    }
+
+    /// Prepares the barriers, in one thread: one arrival fills a stage, `readers` of each peer free it.
     pub fn init(&self, k: &mut Builder, readers: u32) {
+        let readers = (readers + self.feeders) * self.peers.map_or(1, |peers| peers.ctas);
+        self.init_full(k);
+        for stage in 0..self.stages {
+            k.mbarrier_init(self.full.at(self.stages + stage), readers);
+        }
+    }
+
+    /// The same where no one asks whether a stage is free.
+    pub fn init_full(&self, k: &mut Builder) {
         for stage in 0..self.stages {
             k.mbarrier_init(self.full.at(stage), 1);
-            k.mbarrier_init(self.full.at(self.stages + stage), readers);
         }
     }
 
@@ -41,11 +75,11 @@ impl Handover {
         Ring::consumer(k, self.stages)
     }
 
-    fn full(&self, k: &mut Builder, at: &Ring) -> Shared {
+    pub(crate) fn full(&self, k: &mut Builder, at: &Ring) -> Shared {
         if self.stages == 1 { self.full.at(0) } else { self.full.index(k, at.stage) }
     }
 
-    fn free(&self, k: &mut Builder, at: &Ring) -> Shared {
+    pub(crate) fn free(&self, k: &mut Builder, at: &Ring) -> Shared {
         self.full(k, at).at(i64::from(self.stages * Mbarriers::BYTES))
     }
 
@@ -73,10 +107,16 @@ impl Handover {
         k.mbarrier_arrive(barrier);
     }
 
-    /// Says, for a warp, that it has read the stage.
+    /// Says, for a warp, that it has read the stage: in the lanes that speak for it.
     pub fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
         let barrier = self.free(k, at);
-        k.guarded(speaks, |k| k.mbarrier_arrive(barrier));
+        match self.peers {
+            None => k.guarded(speaks, |k| k.mbarrier_arrive(barrier)),
+            Some(peers) => {
+                let barrier = k.mapa(barrier, peers.to());
+                k.guarded(speaks, |k| k.mbarrier_arrive(barrier));
+            }
+        }
     }
 }
 
@@ -110,6 +150,9 @@ impl TileRing {
         k.mbarrier_arrive_expect_tx(full, self.tile.bytes());
         let to =
             if self.handover.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
-        self.tile.load(k, to, map, from, full);
+        match self.handover.peers {
+            None => self.tile.load(k, to, map, from, full),
+            Some(peers) => self.tile.load_part(k, to, map, from, full, &peers),
+        }
     }
 }

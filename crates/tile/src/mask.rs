@@ -33,6 +33,16 @@ pub struct RowRange {
     pub seq_q: R32,
     /// Keys in all.
     pub seq_kv: R32,
+    /// Query heads whose rows are packed: so many rows are of one position in the sequence. 1 where they are not; `first` and
+    /// `rows` count rows, `seq_q` positions.
+    pub heads: u32,
+}
+
+impl RowRange {
+    /// The position of a row.
+    pub fn position(&self, k: &mut Builder, row: R32) -> R32 {
+        divide(k, row, self.heads)
+    }
 }
 
 /// The blocks of keys that a CTA visits: `full` ones, then partial ones up to `end`; those from `end` on are empty.
@@ -54,11 +64,13 @@ impl Bound {
             }
             MaskRule::Causal => {
                 let shift = k.sub(rows.seq_kv, rows.seq_q);
-                let past_last = k.add(rows.first, rows.rows);
+                let past_last = k.add(rows.first, rows.rows + rows.heads - 1);
+                let past_last = rows.position(k, past_last);
                 let past_last = k.min_u(past_last, rows.seq_q);
                 let keys = k.add(past_last, shift);
                 let keys = k.max_s(keys, 0);
-                let first = k.add(rows.first, shift);
+                let first = rows.position(k, rows.first);
+                let first = k.add(first, shift);
                 let first = k.add(first, 1);
                 let first = k.max_s(first, 0);
                 Bound { full: Some(divide(k, first, block_n)), end: blocks_up(k, keys, block_n) }
@@ -123,8 +135,16 @@ impl Masker {
             MaskRule::All => self.rows.seq_kv,
             MaskRule::Causal => {
                 let shift = k.sub(self.rows.seq_kv, self.rows.seq_q);
-                let diagonal = k.add(self.row, shift);
-                let end = k.add(diagonal, i / 2 * 16 + i % 2 * 8 + 1);
+                let below = i / 2 * 16 + i % 2 * 8;
+                let end = if self.rows.heads == 1 {
+                    let diagonal = k.add(self.row, shift);
+                    k.add(diagonal, below + 1)
+                } else {
+                    let row = k.add(self.row, below);
+                    let position = self.rows.position(k, row);
+                    let diagonal = k.add(position, shift);
+                    k.add(diagonal, 1)
+                };
                 k.min_s(end, self.rows.seq_kv)
             }
         }

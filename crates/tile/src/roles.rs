@@ -42,13 +42,18 @@ impl Roles {
     pub fn prepare(&self, k: &mut Builder, handovers: impl IntoIterator<Item = Handover>) {
         let index = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, index, 0);
+        let mut peers = None;
         k.if_(first, |k| {
             for handover in handovers {
                 handover.init(k, self.consumer_warps());
+                peers = peers.or(handover.peers());
             }
             k.fence_mbarrier_init();
         });
-        k.bar_sync();
+        match peers {
+            None => k.bar_sync(),
+            Some(peers) => peers.begin(k),
+        }
     }
 
     /// Runs `feed` in one thread, and `compute` in all threads of the consumers, with the registers moved from the one to the
@@ -97,10 +102,11 @@ impl Roles {
 }
 
 /// Whether warpgroups take turns at the tensor cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Turns {
     /// Each issues its products when it can.
+    #[default]
     Free,
     /// In a circle: a warpgroup takes exponentials while the next one has the tensor cores (FlashAttention-3, "pingpong
     /// scheduling").
@@ -137,14 +143,17 @@ impl Circle {
     }
 }
 
-/// Lets a warpgroup agree, on a named barrier of its own behind those of the [`Circle`].
+/// Lets a warpgroup agree, on a named barrier of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Agreement(R32);
 
 impl Agreement {
-    /// For the consumer's warpgroup.
-    pub fn new(k: &mut Builder, consumer: &Consumer) -> Agreement {
-        Agreement(k.add(consumer.group, 4))
+    /// The first of its barriers, of which there are as many: those before are the CTA's and the [`Circle`]'s.
+    const FIRST: u32 = 8;
+
+    /// For a warpgroup of that number, below 8, in its CTA.
+    pub fn new(k: &mut Builder, warpgroup: R32) -> Agreement {
+        Agreement(k.add(warpgroup, Agreement::FIRST))
     }
 
     /// Whether the predicate holds in all threads of the warpgroup. The vote changes nothing but what ptxas knows: without it a

@@ -6,7 +6,7 @@ use ptx::{
 };
 use ptx::{Shared, Value};
 
-use crate::{Consumer, Handover, Ring};
+use crate::{Consumer, Handover, Peers, Ring};
 
 /// How tiles are handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -52,12 +52,10 @@ pub struct TileGrid {
 pub struct WorkTile {
     /// Which of the head's tiles.
     pub row_block: R32,
-    /// The query head.
+    /// The query head, or the group of packed heads.
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// `batch · heads + head`.
-    pub batch_head: R32,
 }
 
 impl TileGrid {
@@ -78,7 +76,7 @@ impl TileGrid {
             }
         };
         let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, batch_head }
+        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch }
     }
 }
 
@@ -105,21 +103,42 @@ impl Mailbox {
     /// Shared memory that it takes.
     pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + 4 * Mailbox::STAGES;
 
-    /// With its barriers and slots at `place`.
-    pub fn new(place: Shared, counter: Global) -> Mailbox {
+    /// With its barriers and slots at `place`. In a cluster the first CTA sends to all, and waits for all: those who feed receive the
+    /// number as everyone does.
+    pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
         let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
-        Mailbox { handover: Handover::new(place, Mailbox::STAGES), slots, counter }
+        let handover = Handover::new(place, Mailbox::STAGES);
+        let handover = if peers.is_some() { handover.among(peers).read_by_feeder() } else { handover };
+        Mailbox { handover, slots, counter }
     }
 
     fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
         k.shared_index(self.slots, at.stage, 4)
     }
 
+    /// Takes the next tile's number: early, so that the loads of the tile before it hide the atomic's latency.
+    fn take(&self, k: &mut Builder, takers: R32) -> R32 {
+        let taken = k.atom(AtomicOp::Add, self.counter, 1);
+        k.add(taken, takers)
+    }
+
     fn send(&self, k: &mut Builder, at: &Ring, index: R32) {
         self.handover.wait_free(k, at);
         let slot = self.slot(k, at);
-        k.st(slot, index);
-        self.handover.publish(k, at);
+        match self.handover.peers() {
+            None => {
+                k.st(slot, index);
+                self.handover.publish(k, at);
+            }
+            Some(peers) => {
+                let full = self.handover.full(k, at);
+                for rank in 0..peers.ctas {
+                    let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
+                    k.mbarrier_arrive_expect_tx(full, 4);
+                    k.st_async(slot, index, full);
+                }
+            }
+        }
         at.advance(k);
     }
 
@@ -130,8 +149,30 @@ impl Mailbox {
         k.guarded(speaks, |k| k.ld_to(index, slot));
         let sent = k.uniform(index);
         k.mov_to(index, sent);
-        self.handover.release(k, at, speaks);
+        self.release(k, at, speaks);
         at.advance(k);
+    }
+
+    /// As [`Mailbox::receive`], for the thread that feeds.
+    fn receive_alone(&self, k: &mut Builder, at: &Ring, index: R32) {
+        self.handover.wait_full(k, at);
+        let slot = self.slot(k, at);
+        k.ld_to(index, slot);
+        let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
+        self.release(k, at, always);
+        at.advance(k);
+    }
+
+    /// Frees the place of a number that was read.
+    fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
+        match self.handover.peers() {
+            None => self.handover.release(k, at, speaks),
+            Some(_) => {
+                let free = self.handover.free(k, at);
+                let sender = k.mapa(free, 0);
+                k.guarded(speaks, |k| k.mbarrier_arrive(sender));
+            }
+        }
     }
 }
 
@@ -142,40 +183,68 @@ pub struct Scheduler {
     pub grid: TileGrid,
     /// Present where tiles are handed out at run time.
     pub mailbox: Option<Mailbox>,
+    /// Present where the CTAs of a cluster take tiles together.
+    pub peers: Option<Peers>,
 }
 
 impl Scheduler {
     /// Runs `feed` for each tile of the CTA, in the thread that feeds.
     pub fn feed_each(&self, k: &mut Builder, feed: impl FnOnce(&mut Builder, &WorkTile)) {
-        let (index, ctas) = (k.special(SpecialReg::CtaidX), k.special(SpecialReg::NctaidX));
-        let sent = self.mailbox.map(|mailbox| mailbox.handover.filler(k));
-        k.do_while(|k| {
-            // The number is taken early, so that the tile's loads hide the atomic's latency, and is sent before it is used.
-            let next = match &self.mailbox {
-                None => k.add(index, ctas),
-                Some(mailbox) => {
-                    let taken = k.atom(AtomicOp::Add, mailbox.counter, 1);
-                    k.add(taken, ctas)
-                }
-            };
-            let tile = self.grid.tile(k, index);
-            feed(k, &tile);
-            if let (Some(mailbox), Some(sent)) = (&self.mailbox, &sent) {
-                mailbox.send(k, sent, next);
+        let (index, takers) = (self.first(k), self.takers(k));
+        match (&self.mailbox, self.peers) {
+            (None, _) => k.do_while(|k| {
+                let tile = self.grid.tile(k, index);
+                feed(k, &tile);
+                k.add_to(index, index, takers);
+                k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+            }),
+            (Some(mailbox), None) => {
+                let sent = mailbox.handover.filler(k);
+                k.do_while(|k| {
+                    let next = mailbox.take(k, takers);
+                    let tile = self.grid.tile(k, index);
+                    feed(k, &tile);
+                    mailbox.send(k, &sent, next);
+                    k.mov_to(index, next);
+                    k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+                });
+                reset(k, mailbox.counter, takers);
             }
-            k.mov_to(index, next);
-            k.setp_u(CmpOp::Lt, index, self.grid.tiles)
-        });
-        if let Some(mailbox) = &self.mailbox {
-            reset(k, mailbox.counter, ctas);
+            (Some(mailbox), Some(peers)) => {
+                let (sent, received) = (mailbox.handover.filler(k), mailbox.handover.reader(k));
+                let sends = k.setp_u(CmpOp::Eq, peers.rank, 0);
+                let next: R32 = k.mov(0);
+                k.do_while(|k| {
+                    k.if_(sends, |k| {
+                        let taken = mailbox.take(k, takers);
+                        k.mov_to(next, taken);
+                    });
+                    let tile = self.grid.tile(k, index);
+                    feed(k, &tile);
+                    k.if_(sends, |k| mailbox.send(k, &sent, next));
+                    mailbox.receive_alone(k, &received, index);
+                    k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+                });
+                k.if_(sends, |k| reset(k, mailbox.counter, takers));
+            }
         }
+    }
+
+    /// The first tile of a CTA or cluster: that of its number.
+    fn first(&self, k: &mut Builder) -> R32 {
+        k.special(if self.peers.is_some() { SpecialReg::ClusteridX } else { SpecialReg::CtaidX })
+    }
+
+    /// CTAs or clusters that take tiles.
+    fn takers(&self, k: &mut Builder) -> R32 {
+        k.special(if self.peers.is_some() { SpecialReg::NclusteridX } else { SpecialReg::NctaidX })
     }
 
     /// Where a consumer stands: at the CTA's first tile.
     pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
         Turn {
             scheduler: self,
-            index: k.special(SpecialReg::CtaidX),
+            index: self.first(k),
             received: self.mailbox.map(|mailbox| mailbox.handover.reader(k)),
             speaks: consumer.speaks,
         }
@@ -196,9 +265,14 @@ impl Turn<'_> {
     /// that returned.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
-            let tile = self.scheduler.grid.tile(k, self.index);
+            let tile = self.tile(k);
             compute(k, &tile)
         });
+    }
+
+    /// The tile.
+    pub fn tile(&self, k: &mut Builder) -> WorkTile {
+        self.scheduler.grid.tile(k, self.index)
     }
 
     /// Goes on to the next tile. Whether there is one.
@@ -206,7 +280,7 @@ impl Turn<'_> {
         match (&self.scheduler.mailbox, &self.received) {
             (Some(mailbox), Some(received)) => mailbox.receive(k, received, self.speaks, self.index),
             _ => {
-                let ctas = k.special(SpecialReg::NctaidX);
+                let ctas = self.scheduler.takers(k);
                 k.add_to(self.index, self.index, ctas);
             }
         }
@@ -216,7 +290,7 @@ impl Turn<'_> {
 
 /// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
 /// say that they are done, so their atomic releases and the last one's acquires.
-fn reset(k: &mut Builder, counter: Global, ctas: R32) {
+fn reset(k: &mut Builder, counter: Global, takers: R32) {
     let done: R32 = k.reg();
     let atomic = Atomic {
         op: AtomicOp::Add,
@@ -231,7 +305,7 @@ fn reset(k: &mut Builder, counter: Global, ctas: R32) {
     let one: Src<R32> = 1.into();
     k.op(Op::Atom(atomic), [Operand::Reg(done.reg()), Operand::Address(counter.at(4).address()), one.into()]);
     let after = k.add(done, 1);
-    let last = k.setp_u(CmpOp::Eq, after, ctas);
+    let last = k.setp_u(CmpOp::Eq, after, takers);
     k.if_(last, |k| {
         let zero: R32 = k.mov(0);
         k.st_vec(counter, [zero, zero]);

@@ -1,5 +1,6 @@
 //! Tiles that the tensor memory accelerator copies: rows of 16-bit elements in panels that `wgmma` reads without bank conflicts.
 
+use crate::Peers;
 use ptx::{
     Builder, BulkOptions, Element, L2Promotion, Pointer, R32, Shared, Src, Swizzle, TensorMapPtr,
     TensorMapSpec,
@@ -16,6 +17,10 @@ pub struct SwizzledTile {
     pub rows: u32,
     /// Columns, a multiple of 8.
     pub columns: u32,
+    /// CTAs of a cluster that request a part of the rows each, a power of two. 1 where one requests all.
+    pub parts: u32,
+    /// Heads that are packed: neighbouring rows are the same row of so many neighbouring heads. 1 where they are not.
+    pub heads: u32,
 }
 
 /// A tensor `[batch, head, row, column]` of 16-bit elements in global memory whose columns are contiguous.
@@ -43,7 +48,19 @@ impl SwizzledTile {
 
     /// A tile of `rows` × `columns`.
     pub const fn new(rows: u32, columns: u32) -> SwizzledTile {
-        SwizzledTile { rows, columns }
+        SwizzledTile { rows, columns, parts: 1, heads: 1 }
+    }
+
+    /// The same, of whose rows each of `parts` CTAs requests a part: a multiple of 8.
+    #[must_use]
+    pub const fn in_parts(self, parts: u32) -> SwizzledTile {
+        SwizzledTile { parts, ..self }
+    }
+
+    /// The same with the rows of `heads` heads packed, a divisor of the tile's rows and of the tensor's heads.
+    #[must_use]
+    pub const fn packed(self, heads: u32) -> SwizzledTile {
+        SwizzledTile { heads, ..self }
     }
 
     /// Panels.
@@ -71,7 +88,7 @@ impl SwizzledTile {
     /// Whether one copy brings all panels: then columns are two dimensions of the tensor map, so that a box holds one
     /// panel after the other. Of other widths the second of them would run into the next row, and a panel is a copy.
     const fn whole(self) -> bool {
-        self.columns.is_multiple_of(SwizzledTile::PANEL)
+        self.columns.is_multiple_of(SwizzledTile::PANEL) && self.heads == 1 && self.parts == 1
     }
 
     /// The tensor map by which [`SwizzledTile::load`] copies such tiles of `tensor`.
@@ -80,7 +97,14 @@ impl SwizzledTile {
         let [of_batch, of_head, of_row] = tensor.strides;
         let panel = u64::from(SwizzledTile::PANEL);
         let row_bytes = u64::from(SwizzledTile::ROW_BYTES);
-        let (extents, strides, box_extents) = if self.whole() {
+        let heads_together = u64::from(self.heads);
+        let (extents, strides, box_extents) = if self.heads > 1 {
+            (
+                vec![columns, heads_together, rows, heads / heads_together, batch],
+                vec![of_head, of_row, of_head * heads_together, of_batch],
+                vec![SwizzledTile::PANEL, self.heads, self.rows / self.heads, 1, 1],
+            )
+        } else if self.whole() {
             (
                 vec![panel, rows, columns / panel, heads, batch],
                 vec![of_row, row_bytes, of_head, of_batch],
@@ -90,7 +114,7 @@ impl SwizzledTile {
             (
                 vec![columns, rows, heads, batch],
                 vec![of_row, of_head, of_batch],
-                vec![SwizzledTile::PANEL, self.rows, 1, 1],
+                vec![SwizzledTile::PANEL, self.rows / self.parts, 1, 1],
             )
         };
         TensorMapSpec {
@@ -105,7 +129,7 @@ impl SwizzledTile {
         }
     }
 
-    /// Copies the tile that begins at `row` of a head, asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
+    /// Copies the tile that begins at `row` of a head (of packed heads: of that number among the groups), asynchronously: `barrier` counts [`SwizzledTile::bytes`]. For one thread.
     pub fn load(
         self,
         k: &mut Builder,
@@ -122,7 +146,34 @@ impl SwizzledTile {
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));
             let column = Src::from(panel * SwizzledTile::PANEL);
-            let at = [column, row.clone(), head.clone(), batch.clone()];
+            let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
+            if self.heads > 1 {
+                k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
+            } else {
+                k.tma_load(to, map, &[column, row, head, batch], barrier, options);
+            }
+        }
+    }
+
+    /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each of them `barrier` counts it,
+    /// and [`SwizzledTile::bytes`] in all. For one thread of each.
+    pub fn load_part(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [row, head, batch]: [Src<R32>; 3],
+        barrier: Shared,
+        peers: &Peers,
+    ) {
+        let rows = self.rows / self.parts;
+        let options = BulkOptions { multicast: Some(peers.mask()), policy: None };
+        let to = k.shared_index(to, peers.rank, rows * SwizzledTile::ROW_BYTES);
+        let before = k.mul(peers.rank, rows);
+        let row = Src::from(k.add(before, row));
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let at = [(panel * SwizzledTile::PANEL).into(), row.clone(), head.clone(), batch.clone()];
             k.tma_load(to, map, &at, barrier, options);
         }
     }
@@ -148,6 +199,22 @@ mod tests {
                 assert_eq!(banks, 0xFF, "{tile:?} rows from {first}");
             }
         }
+    }
+
+    #[test]
+    fn packed_heads_are_neighbouring_rows() {
+        let tensor = TensorRows {
+            buffer: 0,
+            offset: 0,
+            element: Element::F16,
+            extents: [2, 8, 100, 128],
+            strides: [1 << 20, 256, 2048],
+        };
+        let tile = SwizzledTile::new(64, 128).packed(4);
+        let map = tile.map(&tensor);
+        assert_eq!((map.check(), 2 * map.box_bytes()), (Ok(()), tile.bytes()));
+        assert_eq!((map.extents, map.strides), (vec![128, 4, 100, 2, 2], vec![256, 2048, 1024, 1 << 20]));
+        assert_eq!(map.box_extents, [64, 4, 16, 1, 1]);
     }
 
     #[test]

@@ -20,7 +20,18 @@ pub struct TileStream {
     /// The tile of stage 0.
     first: SharedMatrix,
     speaks: Pred,
-    supply: Option<Supply>,
+    refill: Refill,
+}
+
+/// Who fills the place of a tile that has been read.
+#[derive(Clone, Copy, Debug)]
+enum Refill {
+    /// A warp that feeds all readers.
+    Feeder,
+    /// One of the readers.
+    Reader(Supply),
+    /// No one: every tile has a place of its own.
+    Never,
 }
 
 /// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
@@ -36,6 +47,9 @@ pub struct Supply {
     pub head: [R32; 2],
     /// The one thread that requests.
     pub requests: Pred,
+    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
+    /// stage is free.
+    pub readers: u32,
 }
 
 impl Supply {
@@ -55,7 +69,7 @@ impl TileStream {
     /// Tiles whose columns the product sums over: keys.
     pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+        TileStream::new(k, ring, first, consumer)
     }
 
     /// Tiles of which each warpgroup takes its own 64 rows: queries.
@@ -67,18 +81,29 @@ impl TileStream {
     /// Tiles whose rows the product sums over: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks: consumer.speaks, supply: None }
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
+        let speaks = ring.handover.speakers(k, consumer);
+        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
     }
 
     /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
-        TileStream { supply: Some(supply), ..self }
+        TileStream { refill: Refill::Reader(supply), ..self }
     }
 
-    /// Requests the tile of a stage that nothing was in yet.
+    /// The same where all tiles have been requested and each has a place of its own.
+    #[must_use]
+    pub fn resident(self) -> TileStream {
+        TileStream { refill: Refill::Never, ..self }
+    }
+
+    /// Requests the tile of a stage that nothing was in yet, of a stream that one of its readers supplies.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
-        if let Some(supply) = &self.supply {
+        if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
             supply.fill(k, &self.ring, &at, |_| {});
         }
@@ -91,22 +116,61 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        let stage = match self.supply {
+        let stage = match self.refill {
             _ if self.at.stages() == 1 => return self.first,
-            None => self.at.stage,
+            Refill::Feeder | Refill::Never => self.at.stage,
             // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
-            Some(_) => k.uniform(self.at.stage),
+            Refill::Reader(_) => k.uniform(self.at.stage),
         };
         self.first.stage(k, stage)
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
     pub fn release(&self, k: &mut Builder) {
-        self.ring.handover.release(k, &self.at, self.speaks);
-        if let Some(supply) = &self.supply {
-            supply.fill(k, &self.ring, &self.at, |k| self.ring.handover.wait_free(k, &self.at));
+        let handover = &self.ring.handover;
+        match &self.refill {
+            Refill::Feeder => handover.release(k, &self.at, self.speaks),
+            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
+            Refill::Reader(supply) => {
+                handover.release(k, &self.at, self.speaks);
+                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
+            }
+            Refill::Never => {}
         }
         self.at.advance(k);
+    }
+}
+
+/// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
+/// the other warpgroups' meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Skips {
+    /// Of the tile to come.
+    blocks: R32,
+    /// Values that are still to pass.
+    values: R32,
+}
+
+impl Skips {
+    /// None.
+    pub fn none(k: &mut Builder) -> Skips {
+        Skips { blocks: k.mov(0), values: k.mov(0) }
+    }
+
+    /// Of the tile to come.
+    pub fn set(&self, k: &mut Builder, blocks: R32) {
+        k.mov_to(self.blocks, blocks);
+    }
+
+    /// Runs `pass` while there are blocks to skip.
+    fn each(&self, k: &mut Builder, left: R32, pass: impl FnOnce(&mut Builder)) {
+        k.while_(
+            |k| k.setp_u(CmpOp::Ne, left, 0),
+            |k| {
+                pass(k);
+                k.sub_to(left, left, 1);
+            },
+        );
     }
 }
 
@@ -182,6 +246,8 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
+    /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
+    pub skips: Option<Skips>,
     /// Scores.
     pub s: AccTile,
     /// Probabilities.
@@ -202,12 +268,12 @@ impl Visits {
         }
     }
 
-    /// Visits the blocks below `end` of a tile, of which there is at least one. `advance` goes on to the next tile and says whether
-    /// there is one; gives what it says.
+    /// Visits the blocks below `end` of a tile, of which there is at least one, after those it skips. `advance` goes on to the next
+    /// tile and says whether there is one; gives what it says.
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
-        (end, masked): (R32, Masked),
+        blocks: (R32, Masked),
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
         advance: impl FnOnce(&mut Builder) -> Pred,
@@ -217,9 +283,47 @@ impl Visits {
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.queries.release(k);
+        let more = advance(k);
+        self.last_products(k, more, steps);
+        more
+    }
+
+    /// The same of a warpgroup that has no other tile: no one waits for the places of its queries and last values.
+    pub fn for_each_block_once<S, M, A>(
+        &self,
+        k: &mut Builder,
+        blocks: (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.up_to_last_products(k, blocks, softmax, steps);
+        self.products_alone(k, steps);
+    }
+
+    /// All of a tile but what its last block adds to O.
+    fn up_to_last_products<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (end, masked): (R32, Masked),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
         self.o.clear(k);
         if self.tiles == Tiles::InTurn {
             self.first_scores(k, &steps.scores);
+        }
+        if let Some(skips) = &self.skips {
+            skips.each(k, skips.values, |k| self.skip_values(k));
         }
         let block = k.sub(end, 1);
         let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
@@ -247,10 +351,6 @@ impl Visits {
                 k.setp_s(CmpOp::Ne, block, 0)
             });
         });
-        self.queries.release(k);
-        let more = advance(k);
-        self.last_products(k, more, steps);
-        more
     }
 
     /// The scores of a tile's first block, alone.
@@ -259,10 +359,54 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
         self.queries.wait(k);
+        self.skip_in_step(k);
         self.keys.wait(k);
         self.issue(k, |k| self.scores(k, scores));
         k.wgmma_wait(0);
         self.keys.release(k);
+    }
+
+    /// Skips blocks in the order in which they would have been visited, which is that of the requests: all but the values of the last,
+    /// whose turn comes with the first visit.
+    fn skip_in_step(&self, k: &mut Builder) {
+        let Some(skips) = &self.skips else { return };
+        let some = k.setp_u(CmpOp::Ne, skips.blocks, 0);
+        k.if_(some, |k| {
+            self.skip_keys(k);
+            k.sub_to(skips.blocks, skips.blocks, 1);
+            skips.each(k, skips.blocks, |k| {
+                self.skip_keys(k);
+                self.skip_values(k);
+            });
+            k.mov_to(skips.values, 1);
+        });
+    }
+
+    /// Skips the keys of all blocks before any of their values.
+    fn skip_ahead(&self, k: &mut Builder) {
+        let Some(skips) = &self.skips else { return };
+        k.mov_to(skips.values, skips.blocks);
+        skips.each(k, skips.blocks, |k| self.skip_keys(k));
+    }
+
+    /// Waits for the keys all the same: a warp that was a round ahead would speak for the wrong one.
+    fn skip_keys(&self, k: &mut Builder) {
+        self.keys.wait(k);
+        self.keys.release(k);
+    }
+
+    fn skip_values(&self, k: &mut Builder) {
+        self.values.wait(k);
+        self.skip_turn(k);
+        self.values.release(k);
+    }
+
+    /// Lets the next warpgroup have the turn.
+    fn skip_turn(&self, k: &mut Builder) {
+        if let Some(circle) = &self.circle {
+            circle.take(k);
+            circle.pass(k);
+        }
     }
 
     /// What a tile's last block adds to O, where tiles overlap beside the first scores of the next.
@@ -271,29 +415,45 @@ impl Visits {
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
-        let alone = |k: &mut Builder| {
-            self.values.wait(k);
-            self.issue(k, |k| self.accumulate(k, steps));
-            k.wgmma_wait(0);
-        };
+        let alone = |k: &mut Builder| self.products_alone(k, steps);
         match self.tiles {
             Tiles::InTurn => {
                 alone(k);
                 self.values.release(k);
             }
             // Each path waits for what it issued: where they join, no product is in flight.
-            Tiles::Overlapped => k.if_else(
-                more,
-                |k| {
+            Tiles::Overlapped => {
+                let overlaps = self.overlaps(k, more);
+                let both = |k: &mut Builder| {
                     self.queries.wait(k);
+                    self.skip_ahead(k);
                     self.issue_both(k, steps);
                     k.wgmma_wait(1);
                     self.keys.release(k);
                     k.wgmma_wait(0);
                     self.values.release(k);
-                },
-                alone, // The CTA's last tile: no one waits for the place of its values.
-            ),
+                };
+                k.if_else(overlaps, both, |k| {
+                    alone(k);
+                    // After the CTA's last tile no one waits for the place of its values.
+                    if self.skips.is_some() {
+                        k.if_(more, |k| {
+                            self.values.release(k);
+                            self.skip_turn(k);
+                            self.first_scores(k, &steps.scores);
+                        });
+                    }
+                });
+            }
+        }
+    }
+
+    /// Whether the first scores of the next tile can be issued before the values of this one are left: keys that are skipped until then
+    /// must all have places, or they wait for a warpgroup whose turn comes later.
+    fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
+        match &self.skips {
+            None => more,
+            Some(skips) => k.setp_u_and(CmpOp::Lt, skips.blocks, self.values.at.stages(), more),
         }
     }
 
@@ -311,7 +471,7 @@ impl Visits {
         self.values.wait(k);
         // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
         // in the block of the products, or serialises them (C7519).
-        if self.values.supply.is_some() {
+        if matches!(self.values.refill, Refill::Reader(_)) {
             k.wgmma_fence();
         }
         self.accumulate(k, steps);
@@ -404,6 +564,16 @@ impl Visits {
         k.wgmma_fence();
         products(k);
         k.wgmma_commit();
+    }
+
+    /// What a block adds to O, with nothing else in flight.
+    fn products_alone<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)
+    where
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        self.values.wait(k);
+        self.issue(k, |k| self.accumulate(k, steps));
+        k.wgmma_wait(0);
     }
 
     fn scores<S>(&self, k: &mut Builder, scores: &S)

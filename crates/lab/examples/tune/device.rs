@@ -1,4 +1,4 @@
-//! Plans on the device: compiled by many threads, checked against a plan that is known to be right, and timed.
+//! Plans on the device: compiled by many processes, checked against a plan that is known to be right, and timed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +14,9 @@ use problem::{DType, Problem};
 use ptx::Kernel;
 
 use crate::Error;
+use crate::compiler::Compiler;
 
-/// Threads that compile.
+/// Processes that compile.
 const COMPILERS: usize = 14;
 /// Largest difference of two right outputs, absolute: some units in the last place of bf16 around 1.
 const TOLERANCE: f32 = 0.03;
@@ -33,6 +34,9 @@ pub struct Device {
     pub arch: Arch,
     /// By PTX; `None` for what was not admitted.
     compiled: Mutex<HashMap<String, Option<Function>>>,
+    compilers: Vec<Compiler>,
+    /// What the last problem's buffers held.
+    drawn: Mutex<Vec<Vec<u8>>>,
 }
 
 /// A plan that runs.
@@ -61,18 +65,32 @@ impl Device {
         let info = context.info();
         let arch = Arch::of(info.sm()).ok_or("this GPU is not a target of the kernels")?;
         let arch = Arch { multiprocessors: info.sms, ..arch };
-        Ok(Device { stream: Stream::new(&context)?, context, arch, compiled: Mutex::default() })
+        Ok(Device {
+            stream: Stream::new(&context)?,
+            context,
+            arch,
+            compiled: Mutex::default(),
+            compilers: Vec::new(),
+            drawn: Mutex::default(),
+        })
     }
 
-    /// Compiles plans, by several threads; leaves out those that spill.
+    /// Starts the processes that compile.
+    pub fn with_compilers(self) -> Result<Device, Error> {
+        let compilers = (0..COMPILERS).map(|_| Compiler::start()).collect::<Result<_, _>>()?;
+        Ok(Device { compilers, ..self })
+    }
+
+    /// Compiles plans; leaves out those that spill.
     pub fn compile(&self, problem: &Problem, plans: Vec<Plan>) -> Vec<Candidate> {
         let work = Mutex::new(plans.into_iter());
         let done = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            for _ in 0..COMPILERS {
-                scope.spawn(|| {
+            for compiler in &self.compilers {
+                let (work, done) = (&work, &done);
+                scope.spawn(move || {
                     while let Some(plan) = work.lock().unwrap_or_else(PoisonError::into_inner).next() {
-                        if let Some(candidate) = self.candidate(problem, plan) {
+                        if let Some(candidate) = self.candidate(problem, plan, Some(compiler)) {
                             done.lock().unwrap_or_else(PoisonError::into_inner).push(candidate);
                         }
                     }
@@ -82,15 +100,20 @@ impl Device {
         done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn candidate(&self, problem: &Problem, plan: Plan) -> Option<Candidate> {
+    fn candidate(&self, problem: &Problem, plan: Plan, compiler: Option<&Compiler>) -> Option<Candidate> {
         let kernel = emit(problem, &plan, &self.arch).ok()?;
-        let function = self.function(&kernel)?;
+        let function = self.function(&kernel, || {
+            if let Some(compiler) = compiler {
+                compiler.compile(problem, &plan);
+            }
+        })?;
         let counter = kernel.buffers.get(4).map(|buffer| buffer.bytes);
         let registers = function.resources().registers;
         Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), counter })
     }
 
-    fn function(&self, kernel: &Kernel) -> Option<Function> {
+    /// The kernel's function; what is new is compiled by `ahead` before it is loaded.
+    pub fn function(&self, kernel: &Kernel, ahead: impl FnOnce()) -> Option<Function> {
         let text = kernel.module.to_string();
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&text) {
@@ -100,6 +123,8 @@ impl Device {
             {
                 return Some(function.clone());
             }
+        } else {
+            ahead();
         }
         let expect = Expect { local_bytes: Some(0), ..Expect::of(&kernel.launch) };
         let function = match Function::load(&self.context, kernel, &expect) {
@@ -118,14 +143,20 @@ impl Device {
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
         let bound = Bound::of_kernel(emit(problem, plan, &self.arch)?, problem)?;
         let mut buffers = Vec::new();
-        for data in contents(&bound, 1) {
+        let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
+        // Random numbers are as good for one shape as for another of its size.
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if drawn.iter().map(Vec::len).ne(sizes) {
+            *drawn = contents(&bound, 1);
+        }
+        for data in drawn.iter() {
             let mut buffer = Buffer::new(&self.context, data.len())?;
-            buffer.upload(&data)?;
+            buffer.upload(data)?;
             buffers.push(buffer);
         }
         let counter = Buffer::zeroed(&self.context, 64)?;
         let mut tensors = Tensors { problem: problem.clone(), buffers, counter, right: Vec::new() };
-        let reference = self.candidate(problem, plan.clone()).ok_or("the first plan spills")?;
+        let reference = self.candidate(problem, plan.clone(), None).ok_or("the first plan spills")?;
         self.graph(&reference, &tensors, 1)?.launch(&self.stream)?;
         tensors.right = self.samples(&tensors)?;
         Ok(tensors)

@@ -11,6 +11,7 @@
 //! `FOLDER/broken.jsonl` and left out, and the search goes on in another process. After the limit no further problem is begun;
 //! the last line says with which `--from` to go on.
 
+mod compiler;
 mod device;
 
 use std::collections::HashSet;
@@ -52,7 +53,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = parse(&words).and_then(|args| if args.worker { work(&args) } else { watch(args, &words) });
+    let result = if words == [compiler::COMPILES] {
+        compiler::serve()
+    } else {
+        parse(&words).and_then(|args| if args.worker { work(&args) } else { watch(args, &words) })
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -140,7 +145,7 @@ fn watch(args: Args, words: &[String]) -> Result<(), Error> {
 const BROKEN: &str = "broken.jsonl";
 
 fn work(args: &Args) -> Result<(), Error> {
-    let device = Device::open()?;
+    let device = Device::open()?.with_compilers()?;
     let provenance = Provenance::of_gpu(device.context.info());
     let broken = std::fs::read_to_string(args.folder.join(BROKEN)).unwrap_or_default();
     let broken: HashSet<&str> = broken.lines().collect();

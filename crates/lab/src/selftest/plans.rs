@@ -91,6 +91,17 @@ fn wgmma() -> Vec<(&'static str, Value)> {
 
 fn small() -> Vec<(&'static str, Value)> {
     let pieces = |n: u32| json!({ "key_copies": n, "qk_pieces": n, "pv_pieces": n });
+    // Blocks of 64 keys that stream by, with other genes.
+    let streams = |genes: Value| {
+        let mut all = json!({
+            "stages": 2, "block_n": 64, "cluster": 1, "kv_warpgroups": 1, "merge": "shares",
+            "key_copies": 1, "qk_pieces": 1, "softmax_steps": 1, "pv_pieces": 1,
+        });
+        if let (Value::Object(all), Value::Object(genes)) = (&mut all, genes) {
+            all.extend(genes);
+        }
+        all
+    };
     vec![
         ("one CTA", json!({ "cluster": 1, "kv_warpgroups": 1, "merge": "shares" })),
         ("parts exchanged by shares", json!({ "merge": "shares" })),
@@ -111,6 +122,18 @@ fn small() -> Vec<(&'static str, Value)> {
         ("pairs stored", json!({ "store": "pairs" })),
         ("chunks stored", json!({ "store": "chunks" })),
         ("two CTAs resident", json!({ "resident_ctas": 2 })),
+        ("long tiles first", json!({ "order": "longest_first" })),
+        ("long tiles beside short ones", json!({ "order": "folded" })),
+        ("keys stream", streams(json!({}))),
+        ("keys stream and stay", streams(json!({ "stages": 8 }))),
+        ("keys stream to two warpgroups of rows", streams(json!({ "row_warpgroups": 2, "stages": 3 }))),
+        ("keys stream to a cluster", streams(json!({ "cluster": 2, "row_warpgroups": 2 }))),
+        ("keys stream in two parts", streams(json!({ "kv_warpgroups": 2, "block_n": 32 }))),
+        ("keys stream, rescaled late", streams(json!({ "rescale": { "beyond": 8 } }))),
+        ("keys stream, maxima guessed", streams(json!({ "rescale": { "beyond": 8 }, "guess": 12 }))),
+        ("keys stream, all guesses wrong", streams(json!({ "guess": 1 }))),
+        ("keys stream in turns", streams(json!({ "row_warpgroups": 2, "turns": "ping_pong" }))),
+        ("keys stream, may overlap", streams(json!({ "overlapping": true }))),
     ]
 }
 

@@ -8,10 +8,12 @@
 //! <!-- /table -->
 //! ```
 //!
+//! Of a suite `ideas_FAMILY` the variants of a plan stand beside it (`examples/ideas.rs`), of others the peers.
 //! Rows of mode `predicted` in `evidence/predicted.jsonl` stand beside, in columns that say so.
 //!
 //! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
 
+mod ideas;
 mod render;
 
 use std::path::{Path, PathBuf};
@@ -173,6 +175,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
         let mut pictures = Vec::new();
         let contents = fill(&path, &text, |device, suite| {
             let measured = rows(&root.join(format!("evidence/{device}.jsonl")), suite)?;
+            if suite.starts_with("ideas_") {
+                return Ok(ideas::table(&measured));
+            }
             let predicted = rows(&root.join("evidence/predicted.jsonl"), suite)?;
             let entries = entries(&measured);
             let mut text = render::table(device, suite, &entries, &predicted);
@@ -351,5 +356,26 @@ mod tests {
         std::fs::write(folder.path("README.md"), "<!-- table:l4/mission --><!-- /table -->").unwrap();
         update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap();
         assert!(std::fs::read_to_string(folder.path("README.md")).unwrap().contains("no rows"));
+    }
+
+    #[test]
+    fn ideas_stand_beside_the_newest_plan() {
+        let idea = |name: &str, run: &str, when: &str, us| {
+            row(name, run, when, "warm", us, None).replace("\"mission\"", "\"ideas_small\"")
+        };
+        let folder = folder(&[
+            idea("flashcore", "1", "2026-01-01", 4.0),
+            idea("flashcore stages 2", "1", "2026-01-01", 4.4),
+            idea("flashcore", "2", "2026-01-02", 5.0),
+            idea("flashcore stages 3", "2", "2026-01-02", 6.0),
+        ]);
+        let document = folder.path("README.md");
+        std::fs::write(&document, "<!-- table:h200/ideas_small -->\n<!-- /table -->\n").unwrap();
+        update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap();
+        let text = std::fs::read_to_string(document).unwrap();
+        assert!(
+            text.contains("| the plan, µs | 5.00 |\n| stages 3 | 1.200 |") && !text.contains("stages 2"),
+            "{text}"
+        );
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
     lines.join("\n")
 }
 
-fn line<T: AsRef<str>>(cells: &[T]) -> String {
+pub(super) fn line<T: AsRef<str>>(cells: &[T]) -> String {
     let cells: Vec<&str> = cells.iter().map(AsRef::as_ref).collect();
     format!("| {} |", cells.join(" | "))
 }
@@ -83,7 +83,7 @@ fn cells(entry: &Entry, peers: &[String], rate: bool) -> Vec<String> {
     cells
 }
 
-fn title(p: &Problem) -> String {
+pub(super) fn title(p: &Problem) -> String {
     let heads =
         if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
     let seq = if p.seq_q == p.seq_kv { p.seq_q.to_string() } else { format!("{}×{}", p.seq_q, p.seq_kv) };
@@ -132,17 +132,18 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     out.sort();
     out.dedup();
     lines.extend(out);
-    let mut places: Vec<String> = ours
-        .map(|row| {
-            let day = row.when.split('T').next().unwrap_or_default();
-            let commit = row.commit.as_deref().unwrap_or("none");
-            format!("{}, {}, commit {commit}, {day}", row.device, row.driver)
-        })
-        .collect();
+    let mut places: Vec<String> = ours.map(place).collect();
     places.sort();
     places.dedup();
-    lines.extend(places.into_iter().map(|place| format!("{place}.  ")));
+    lines.extend(places);
     lines
+}
+
+/// Where and when a row was measured.
+pub(super) fn place(row: &Row) -> String {
+    let day = row.when.split('T').next().unwrap_or_default();
+    let commit = row.commit.as_deref().unwrap_or("none");
+    format!("{}, {}, commit {commit}, {day}.  ", row.device, row.driver)
 }
 
 /// Ours as bars and the best peer's as marks, L2 warm.

@@ -101,7 +101,13 @@ impl<'a> Forward<'a> {
             half: half(problem),
             rule,
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
-            rows: RowRange { first, rows: plan.block_m, seq_q: params.seq_q, seq_kv: params.seq_kv },
+            rows: RowRange {
+                first,
+                rows: plan.block_m,
+                seq_q: params.seq_q,
+                seq_kv: params.seq_kv,
+                heads: 1,
+            },
             params,
             shared: k.dynamic_shared(128),
         }

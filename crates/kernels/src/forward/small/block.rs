@@ -77,7 +77,9 @@ impl<'a> Block<'a> {
             if in_copy == 0 {
                 self.loads.wait_for_keys(k, copy);
             }
-            self.products.fence(k);
+            if piece == 0 {
+                self.products.fence(k);
+            }
             let keys_of_piece = self.keys.tile(copy).from_row(in_copy * keys);
             self.products.wgmma_qk(k, self.queries, keys_of_piece, &self.piece_of_scores(piece));
             self.score_groups.push(self.products.commit(k));
@@ -128,14 +130,17 @@ impl<'a> Block<'a> {
             self.loads.wait_for_values(k);
         }
         let accumulate = if piece == 0 { Accumulate::Set } else { Accumulate::Add };
-        let last = piece + 1 == self.plan.softmax_steps * self.plan.pv_pieces;
+        let SmallPlan { softmax_steps, pv_pieces, .. } = *self.plan;
+        let last = piece + 1 == softmax_steps * pv_pieces;
+        // What a step has added is waited for before the next one rescales it.
+        let ends_step = (piece + 1).is_multiple_of(pv_pieces);
         let first_key = piece * self.plan.pv_keys();
         self.products.fence(k);
         self.share_groups.clear();
         for (i, (share, values)) in self.shares.iter().enumerate() {
             self.products.wgmma_pv(k, p, values.from_row(first_key), share, accumulate);
             // Shares of the last piece end one by one, so that the first can leave.
-            if last || i + 1 == self.shares.len() {
+            if last || ends_step && i + 1 == self.shares.len() {
                 self.share_groups.push(self.products.commit(k));
             }
         }

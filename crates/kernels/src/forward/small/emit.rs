@@ -2,8 +2,8 @@
 
 use problem::{Mask, Problem, Tensor};
 use ptx::{
-    Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
-    TensorMapPtr,
+    Arg, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg,
+    Target, TensorMapPtr,
 };
 use tile::{
     AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange,
@@ -12,7 +12,7 @@ use tile::{
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
-use super::plan::{Merge, Scores, SmallPlan};
+use super::plan::{Merge, RowOrder, Scores, SmallPlan};
 use crate::forward::contract::{
     half, head_strides, pointer, stepped, tensor_buffers, tensor_rows, unsigned_factor,
 };
@@ -43,9 +43,13 @@ impl SmallPlan {
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
-        let rows = problem.seq_q.div_ceil(self.rows() as usize) as u32;
+        let tiles = problem.seq_q.div_ceil(self.rows() as usize) as u32;
+        let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
         Launch {
-            grid: Dim3(self.cluster * rows, problem.heads_q as u32, problem.batch as u32),
+            grid: match self.order {
+                RowOrder::ByHead => Dim3(self.cluster * tiles, heads, batch),
+                RowOrder::LongestFirst | RowOrder::Folded => Dim3(self.cluster * heads, batch, tiles),
+            },
             cluster: Dim3(self.cluster, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
@@ -106,8 +110,8 @@ impl<'a> Forward<'a> {
         let rule = if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All };
         let place = Place::new(k, plan.division());
         let threads = place.threads(k, plan.division());
-        let tile = row_tile(k, plan, rule);
-        let first = k.mul(tile, plan.rows());
+        let work = Work::of_cluster(k, plan, rule);
+        let first = k.mul(work.tile, plan.rows());
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let map = plan.shared_map(problem);
         let at = |offset: u32| shared.at(i64::from(offset));
@@ -122,10 +126,10 @@ impl<'a> Forward<'a> {
             rule,
             place,
             threads,
-            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv },
+            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv, heads: 1 },
             params,
-            head: k.special(SpecialReg::CtaidY),
-            batch: k.special(SpecialReg::CtaidZ),
+            head: work.head,
+            batch: work.batch,
             shared,
             exchange,
         }
@@ -276,19 +280,49 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The cluster's tile of rows. Of a causal head the last rows, which see most, come first.
-fn row_tile(k: &mut Builder, plan: &SmallPlan, rule: MaskRule) -> R32 {
-    let index = k.special(SpecialReg::CtaidX);
-    let tile = divide(k, index, plan.cluster);
-    match rule {
-        MaskRule::All => tile,
-        MaskRule::Causal => {
-            let count = k.special(SpecialReg::NctaidX);
-            let tiles = divide(k, count, plan.cluster);
-            let last = k.sub(tiles, 1);
-            k.sub(last, tile)
+/// What a cluster computes: a tile of rows of a head of a batch entry.
+struct Work {
+    tile: R32,
+    head: R32,
+    batch: R32,
+}
+
+impl Work {
+    fn of_cluster(k: &mut Builder, plan: &SmallPlan, rule: MaskRule) -> Work {
+        let [x, y, z] = [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|n| k.special(n));
+        let x = divide(k, x, plan.cluster);
+        match plan.order {
+            RowOrder::ByHead => {
+                let tile = if rule == MaskRule::Causal {
+                    let count = k.special(SpecialReg::NctaidX);
+                    let count = divide(k, count, plan.cluster);
+                    from_last(k, x, count)
+                } else {
+                    x
+                };
+                Work { tile, head: y, batch: z }
+            }
+            RowOrder::LongestFirst => {
+                let count = k.special(SpecialReg::NctaidZ);
+                Work { tile: from_last(k, z, count), head: x, batch: y }
+            }
+            RowOrder::Folded => {
+                let count = k.special(SpecialReg::NctaidZ);
+                let up = k.add(count, 1);
+                let half = k.shr_u(up, 1);
+                let long = from_last(k, z, count);
+                let short = k.sub(z, half);
+                let is_long = k.setp_u(CmpOp::Lt, z, half);
+                Work { tile: k.selp(long, short, is_long), head: x, batch: y }
+            }
         }
     }
+}
+
+/// The `index`-th of `count` from the end.
+fn from_last(k: &mut Builder, index: R32, count: R32) -> R32 {
+    let last = k.sub(count, 1);
+    k.sub(last, index)
 }
 
 /// One value per parameter, in the order in which [`Params::declare`] declares them.

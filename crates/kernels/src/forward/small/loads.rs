@@ -121,7 +121,10 @@ impl<'a> Loads<'a> {
                 if prepares_late {
                     late.iter().for_each(|copy| copy.prepare(k));
                 }
-                k.fence_mbarrier_init();
+                // For what is requested later, the exchange's fence speaks, too.
+                if !mine.is_empty() || exchange.is_none() {
+                    k.fence_mbarrier_init();
+                }
                 if self.plan.overlapping {
                     k.griddep_wait();
                 }

@@ -9,9 +9,10 @@
 //! Parameters of the launch: tensor maps of Q, K and V, the output's pointer and strides, `seq_q`, `seq_kv`, the scale.
 
 mod block;
+mod default;
 mod emit;
 mod loads;
 mod plan;
 mod stream;
 
-pub use plan::{Merge, Requests, Scores, SmallPlan};
+pub use plan::{Merge, Requests, RowOrder, Scores, SmallPlan};

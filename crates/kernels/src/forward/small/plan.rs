@@ -1,7 +1,7 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
-    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS,
+    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS,
 };
 
 use crate::forward::contract::check_tensor_maps;
@@ -41,6 +41,20 @@ pub enum Merge {
     PeerFirst,
 }
 
+/// The order in which the grid's CTAs take tiles of query rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowOrder {
+    /// Head by head; of a causal head the last rows, which see most, come first.
+    #[default]
+    ByHead,
+    /// All heads' last rows first: what is left for the end is short.
+    LongestFirst,
+    /// The same up to the middle, and from there on all heads' first rows first. Of two CTAs that share a multiprocessor, the second comes
+    /// half a grid after the first: a long one and a short one.
+    Folded,
+}
+
 /// Genes of the family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SmallPlan {
@@ -56,6 +70,16 @@ pub struct SmallPlan {
     pub stages: u32,
     /// When accumulators are rescaled while blocks stream by.
     pub rescale: Rescale,
+    /// Powers of two that a lane's sum of a block's exponentials must stay below for its rows' references to have been good enough: no maximum
+    /// is taken of blocks that stream by and need no mask, and a block that reaches the limit is computed once more.
+    #[serde(default)]
+    pub guess: Option<u8>,
+    /// Whether warpgroups of rows take turns at the tensor cores while blocks stream by.
+    #[serde(default)]
+    pub turns: Turns,
+    /// In which order rows are taken.
+    #[serde(default)]
+    pub order: RowOrder,
     /// Copies that bring a block's keys.
     pub key_copies: u32,
     /// Products that compute a block's scores.
@@ -80,6 +104,8 @@ pub struct SmallPlan {
     pub lse: bool,
 }
 
+/// Stages of a ring.
+pub(super) const MOST_STAGES: u32 = 8;
 /// Largest extent in y and z of a grid.
 const GRID_LIMIT: u64 = 65_535;
 /// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
@@ -97,92 +123,6 @@ pub(super) struct SharedMap {
 }
 
 impl SmallPlan {
-    /// The structure measured best on an H200 for the problem's size: one block a warpgroup while that suffices, blocks that stream by
-    /// beyond. Of plans that do not fit, the last resort.
-    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
-        let mut choices = SmallPlan::at_once(problem);
-        choices.extend(SmallPlan::streamed(problem, arch));
-        let last = choices.last().cloned();
-        let fitting = choices
-            .into_iter()
-            .map(|plan| plan.fitted(problem))
-            .find(|plan| plan.check(problem, arch).is_ok());
-        fitting.or(last).unwrap_or(SmallPlan::BASE)
-    }
-
-    const BASE: SmallPlan = SmallPlan {
-        row_warpgroups: 1,
-        cluster: 2,
-        kv_warpgroups: 1,
-        block_n: 256,
-        stages: 1,
-        rescale: Rescale::Always,
-        key_copies: 1,
-        qk_pieces: 1,
-        softmax_steps: 1,
-        pv_pieces: 2,
-        requests: Requests::ValuesLate,
-        scores: Scores::AllAtOnce,
-        merge: Merge::PeerFirst,
-        store: RowStore::Chunks,
-        overlapping: false,
-        resident_ctas: 1,
-        lse: false,
-    };
-
-    /// Plans without a loop that hold all keys, the best first.
-    fn at_once(problem: &Problem) -> Vec<SmallPlan> {
-        let base = SmallPlan::BASE;
-        let pair = match (problem.seq_kv, problem.head_dim.max(problem.head_dim_v)) {
-            (..=128, _) => SmallPlan { block_n: 64, ..base },
-            (..=256, _) => SmallPlan { block_n: 128, ..base },
-            (..=512, ..=64) => SmallPlan {
-                key_copies: 4,
-                qk_pieces: 4,
-                softmax_steps: 2,
-                pv_pieces: 4,
-                requests: Requests::FirstKeysOnly,
-                ..base
-            },
-            (..=512, _) => {
-                SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 4, scores: Scores::StepByStep, ..base }
-            }
-            _ => SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base },
-        };
-        // Columns that cannot be shared leave all keys to one warpgroup.
-        let block_n = problem.seq_kv.next_multiple_of(16).min(256) as u32;
-        vec![pair, SmallPlan { cluster: 1, block_n, pv_pieces: 1, ..base }]
-    }
-
-    /// Plans by whose warpgroups blocks stream, those with more keys a block first.
-    fn streamed(problem: &Problem, arch: &Arch) -> impl Iterator<Item = SmallPlan> + use<> {
-        let row_tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) * problem.heads_q * problem.batch;
-        let clusters: &[u32] = if row_tiles <= arch.multiprocessors as usize { &[2, 1] } else { &[1] };
-        let blocks = [(128, 3), (128, 2), (96, 2), (64, 2), (48, 2), (64, 1), (48, 1), (32, 1), (16, 1)];
-        let wanted =
-            blocks.into_iter().flat_map(|block| clusters.iter().map(move |&cluster| (block, cluster)));
-        wanted.map(|((block_n, resident_ctas), cluster)| SmallPlan {
-            cluster,
-            block_n,
-            resident_ctas,
-            stages: 2,
-            rescale: Rescale::Beyond(8),
-            pv_pieces: 1,
-            ..SmallPlan::BASE
-        })
-    }
-
-    /// The plan with the joins and stores that it and the problem allow.
-    fn fitted(mut self, problem: &Problem) -> SmallPlan {
-        if self.check_merge(problem).is_err() {
-            self.merge = Merge::Shares;
-        }
-        if self.check_store(problem).is_err() {
-            self.store = RowStore::Pairs;
-        }
-        self
-    }
-
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         self.division().warpgroups() * WARPGROUP_THREADS
@@ -191,6 +131,18 @@ impl SmallPlan {
     /// Query rows of a CTA.
     pub const fn rows(&self) -> u32 {
         WARPGROUP_ROWS * self.row_warpgroups
+    }
+
+    /// CTAs of the grid.
+    pub(crate) fn ctas(&self, problem: &Problem) -> u64 {
+        let tiles = problem.seq_q.div_ceil(self.rows() as usize) as u64;
+        let heads = (problem.heads_q as u64).saturating_mul(problem.batch as u64);
+        tiles.saturating_mul(heads).saturating_mul(self.cluster.into())
+    }
+
+    /// Whether all CTAs are resident at once, as far as the plan provides for it.
+    pub(crate) fn is_one_wave(&self, problem: &Problem, arch: &Arch) -> bool {
+        self.ctas(problem) <= u64::from(self.resident_ctas) * u64::from(arch.multiprocessors)
     }
 
     /// Keys that a cluster holds scores of at once.
@@ -260,6 +212,11 @@ impl SmallPlan {
         self.stages > 1
     }
 
+    /// Whether every block that streams by has a stage of its own.
+    pub(super) fn resident(&self, problem: &Problem) -> bool {
+        problem.seq_kv.div_ceil(self.cluster_keys() as usize) <= self.stages as usize
+    }
+
     /// Mbarriers of queries, keys and values.
     pub(super) const fn load_barriers(&self) -> u32 {
         if self.streams() {
@@ -287,8 +244,8 @@ impl SmallPlan {
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
-        self.check_problem(problem)?;
         self.check_genes()?;
+        self.check_problem(problem)?;
         self.check_merge(problem)?;
         self.check_store(problem)?;
         self.check_grid(problem)?;
@@ -342,7 +299,7 @@ impl SmallPlan {
             step,
             "divisors of block_n / (16 · softmax_steps)",
         )?;
-        accept("stages", self.stages.into(), (1..=8).contains(&self.stages), "1 to 8")?;
+        accept("stages", self.stages.into(), (1..=MOST_STAGES).contains(&self.stages), "1 to 8")?;
         if self.streams() {
             for (what, pieces) in [
                 ("key_copies", self.key_copies),
@@ -353,17 +310,26 @@ impl SmallPlan {
                 accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
             }
         }
+        // 2^15 is the last power of two in f16.
         if let Rescale::Beyond(threshold) = self.rescale {
-            // 2^15 is the last power of two in f16.
             let fits = threshold <= 15 && self.streams();
             accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+        }
+        if let Some(limit) = self.guess {
+            let fits = (1..=15).contains(&limit) && self.streams();
+            accept("guess", limit.into(), fits, "1 to 15, with stages > 1")?;
+        }
+        if self.turns == Turns::PingPong {
+            let rows = self.row_warpgroups > 1 && self.kv_warpgroups == 1 && self.streams();
+            let accepted = "2 to 4 with turns = ping_pong, kv_warpgroups = 1 and stages > 1";
+            accept("row_warpgroups", self.row_warpgroups.into(), rows, accepted)?;
         }
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
     }
 
     /// Every part of the keys gets an equal share of O's columns.
-    fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
+    pub(super) fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let (parts, columns) = (self.division().parts(), problem.head_dim_v as u32);
         let even = (columns / 8).is_multiple_of(parts);
         accept("cluster · kv_warpgroups", parts.into(), even, "divisors of head_dim_v / 8")?;
@@ -380,7 +346,7 @@ impl SmallPlan {
     }
 
     /// Stores must be aligned, in global memory and to the tiles of a share.
-    fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
+    pub(super) fn check_store(&self, problem: &Problem) -> Result<(), PlanError> {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
         if self.store == RowStore::Chunks {
@@ -407,7 +373,12 @@ impl SmallPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        for (what, value) in [("heads_q", problem.heads_q), ("batch", problem.batch)] {
+        let row_tiles = problem.seq_q.div_ceil(self.rows() as usize);
+        let (y, z) = match self.order {
+            RowOrder::ByHead => (("heads_q", problem.heads_q), ("batch", problem.batch)),
+            _ => (("batch", problem.batch), ("tiles of query rows", row_tiles)),
+        };
+        for (what, value) in [y, z] {
             accept(what, value as u64, value as u64 <= GRID_LIMIT, "up to 65535")?;
         }
         Ok(())

@@ -4,8 +4,9 @@
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
-    AccTile, Accumulate, BlockSteps, Bound, Chains, Consumer, Coverage, Handover, MaskRule, Masked, Masker,
-    OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing, TileStream, Tiles, Visits,
+    AccTile, Accumulate, Agreement, BlockSteps, Bound, Chains, Circle, Consumer, Coverage, Guess, Handover,
+    MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, SharedMatrix, Supply, SwizzledTile, TileRing,
+    TileStream, Tiles, Turns, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -40,10 +41,8 @@ impl Forward<'_> {
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
-        // The CTA has one tile.
-        let no_other = |k: &mut Builder| k.setp_u(CmpOp::Ne, end, end);
         let steps = BlockSteps { scores, hide, accumulate };
-        visits.for_each_block(k, (end, masked), &softmax, &steps, no_other);
+        visits.for_each_block_once(k, (end, masked), &softmax, &steps);
         (softmax, visits.o)
     }
 
@@ -52,35 +51,42 @@ impl Forward<'_> {
         let plan = self.plan;
         let rings = self.rings(k);
         let requests = self.requests(k);
-        k.if_(requests, |k| self.prepare(k, &rings));
         let speaks = k.setp_u(CmpOp::Eq, self.threads.lane, 0);
         let consumer = Consumer { group: self.place.row_warpgroup, threads: self.threads, speaks };
-        let [queries, keys, values] = rings;
-        let keys =
-            TileStream::over_columns(k, keys, &consumer).supplied(self.supply(k, Tensor::K, end, requests));
-        let values =
-            TileStream::over_rows(k, values, &consumer).supplied(self.supply(k, Tensor::V, end, requests));
-        // What is needed first goes first.
-        keys.request_first(k, 0);
-        self.request_queries(k, &queries, requests);
-        for stage in 1..plan.stages {
-            keys.request_first(k, stage);
-            values.request_first(k, stage - 1);
-        }
-        values.request_first(k, plan.stages - 1);
+        let keys = TileStream::over_columns(k, rings[1], &consumer);
+        let values = TileStream::over_rows(k, rings[2], &consumer);
+        let keys = keys.supplied(self.supply(k, Tensor::K, end, requests));
+        let values = values.supplied(self.supply(k, Tensor::V, end, requests));
+        k.if_(requests, |k| {
+            self.prepare(k, &rings);
+            // What is needed first goes first.
+            keys.request_first(k, 0);
+            self.request_queries(k, &rings[0]);
+            for stage in 1..plan.stages {
+                keys.request_first(k, stage);
+                values.request_first(k, stage - 1);
+            }
+            values.request_first(k, plan.stages - 1);
+        });
         meet(k, plan, self.threads.lane, self.exchange.as_ref());
         if plan.overlapping {
             k.griddep_launch_dependents();
         }
+        let [keys, values] =
+            if plan.resident(self.problem) { [keys.resident(), values.resident()] } else { [keys, values] };
         Visits {
             half: self.half,
             block_n: plan.cluster_keys(),
             tiles: Tiles::InTurn,
-            queries: TileStream::own_rows(k, queries, &consumer),
+            queries: TileStream::own_rows(k, rings[0], &consumer),
             keys,
             values,
-            circle: None,
-            guess: None,
+            circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, &consumer, plan.row_warpgroups)),
+            guess: plan.guess.map(|limit| {
+                let warpgroup = k.shr_u(self.place.warp, 2);
+                Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, warpgroup) }
+            }),
+            skips: None,
             chains: Chains { max: 2, sum: 1 },
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
@@ -97,10 +103,19 @@ impl Forward<'_> {
 
     /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
-        let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
-        k.if_(first_part, |k| queries.handover.init(k, WARPS * self.plan.division().warpgroups()));
+        if self.plan.kv_warpgroups == 1 {
+            queries.handover.init_full(k);
+        } else {
+            let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
+            k.if_(first_part, |k| queries.handover.init_full(k));
+        }
         for ring in [keys, values] {
-            ring.handover.init(k, WARPS * self.plan.row_warpgroups);
+            match self.plan.row_warpgroups {
+                readers if readers > 1 && !self.plan.resident(self.problem) => {
+                    ring.handover.init(k, WARPS * readers);
+                }
+                _ => ring.handover.init_full(k),
+            }
         }
         k.fence_mbarrier_init();
         if self.plan.overlapping {
@@ -119,17 +134,23 @@ impl Forward<'_> {
             step,
             head: source.head(k, self.problem, tensor),
             requests,
+            readers: self.plan.row_warpgroups,
         }
     }
 
-    fn request_queries(&self, k: &mut Builder, ring: &TileRing, requests: Pred) {
+    /// The queries of all warpgroups of rows, with the first part's keys.
+    fn request_queries(&self, k: &mut Builder, ring: &TileRing) {
         let source = self.source(k);
-        let first_part = k.setp_u_and(CmpOp::Eq, self.place.kv_warpgroup, 0, requests);
-        k.if_(first_part, |k| {
+        let request = |k: &mut Builder| {
             let at = ring.handover.reader(k);
             let [head, batch] = source.head(k, self.problem, Tensor::Q);
             ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch].map(Src::from));
-        });
+        };
+        if self.plan.kv_warpgroups == 1 {
+            return request(k);
+        }
+        let first_part = k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0);
+        k.if_(first_part, request);
     }
 
     /// The rings of the queries, which all warpgroups share, and of the part's keys and values.

@@ -1,16 +1,16 @@
 //! The generator.
 
 use problem::{Mask, Problem, Tensor};
-use ptx::{Builder, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
-    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, Products, Rescale, Roles, RowRange,
-    Scheduler, SharedMatrix, SwizzledTile, TileGrid, TileRing, TileStream, Turns, Visits, WARPGROUP_ROWS,
-    WorkTile, store_fragments, store_lse,
+    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Peers, ProbTile, Products, Rescale, Roles, RowRange,
+    Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits,
+    WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
-use super::plan::{Softmax, WgmmaPlan};
+use super::plan::{Ends, Softmax, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{half, stepped};
 
@@ -22,7 +22,7 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without a bound, setmaxnreg is ignored.
-        k.min_ctas_per_sm(1);
+        k.min_ctas_per_sm(self.resident);
         Forward::new(&mut k, problem, self).body(&mut k);
         Kernel {
             module: k.into_module(Target::sm_a(arch.sm)),
@@ -101,6 +101,7 @@ impl<'a> Forward<'a> {
         let params = Params::declare(k, plan);
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
+        let peers = Peers::new(k, plan.cluster);
         let mut taken = 0;
         let mut take = |bytes: u32| {
             let at = shared.at(i64::from(taken));
@@ -109,13 +110,13 @@ impl<'a> Forward<'a> {
         };
         // Tiles first: what follows them need not be aligned as they are.
         let [queries, keys, values] =
-            [(q, plan.tiles.query_stages()), (key, plan.stages), (value, plan.stages)]
-                .map(|(tile, stages)| (tile, stages, take(stages * tile.bytes())))
-                .map(|(tile, stages, first)| {
-                    let handover = Handover::new(take(Handover::bytes(stages)), stages);
+            [(q, plan.tiles.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
+                .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())))
+                .map(|(tile, stages, peers, first)| {
+                    let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
                     TileRing { handover, tile, first }
                 });
-        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter));
+        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers));
         Forward {
             plan,
             problem,
@@ -124,7 +125,7 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
-            schedule: Scheduler { grid: params.grid, mailbox },
+            schedule: Scheduler { grid: params.grid, mailbox, peers },
             params,
         }
     }
@@ -136,6 +137,9 @@ impl<'a> Forward<'a> {
         let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
         roles.prepare(k, handovers.into_iter().chain(mailbox));
         roles.split(k, |k| self.feed(k), |k, consumer| self.compute(k, consumer));
+        if let Some(peers) = self.schedule.peers {
+            peers.end(k);
+        }
     }
 
     /// What the producer does: keys one block ahead of values, as the consumers want them.
@@ -148,8 +152,9 @@ impl<'a> Forward<'a> {
             [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
         self.schedule.feed_each(k, |k, tile| {
             let rows = self.rows(k, tile);
-            let end = self.end(k, &rows);
-            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32);
+            let end = self.end(k, tile);
+            let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
+            let position = rows.position(k, rows.first);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
                 let head = if tensor == Tensor::Q { tile.head } else { key_head };
                 self.distinct(tensor, [head, tile.batch])
@@ -163,9 +168,9 @@ impl<'a> Forward<'a> {
             // Before Q, whose place is free later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone());
             let [head, batch] = q_part;
-            self.queries.request(k, &q_at, q_map, [rows.first.into(), head, batch]);
+            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
             k.while_(
-                |k| k.setp_u(ptx::CmpOp::Ne, block, 0),
+                |k| k.setp_u(CmpOp::Ne, block, 0),
                 |k| {
                     let next = k.sub(block, 1);
                     request(k, &self.keys, &key_at, key_map, next, key_part.clone());
@@ -186,6 +191,7 @@ impl<'a> Forward<'a> {
 
     /// What a consumer warpgroup does: 64 rows of each tile.
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
+        let plan = self.plan;
         let visits = self.visits(k, consumer);
         let products = Products::new(self.half);
         let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
@@ -196,17 +202,30 @@ impl<'a> Forward<'a> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
         };
         let turn = self.schedule.consumer(k, consumer);
+        if plan.tiles == Tiles::Overlapped {
+            self.look_ahead(k, consumer, &visits, &turn);
+        }
         visits.open(k, &scores);
         turn.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
-            let blocks = (self.end(k, &rows), self.masked(k, &rows, consumer));
+            let own = self.own_rows(k, &rows, consumer);
+            let blocks = (self.own_end(k, tile, &own), self.masked(k, &own));
+            if plan.tiles == Tiles::InTurn {
+                self.skip(k, &visits, tile, blocks.0);
+            }
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
             let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
             let steps = BlockSteps { scores, hide, accumulate };
-            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| turn.advance(k));
+            let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
+                let more = turn.advance(k);
+                if plan.tiles == Tiles::Overlapped {
+                    self.look_ahead(k, consumer, &visits, &turn);
+                }
+                more
+            });
             let finished = softmax.finish(k, &visits.o); //                   O / l
             self.store(k, consumer, tile, &rows, &visits.o, &finished.lse);
             more
@@ -225,12 +244,14 @@ impl<'a> Forward<'a> {
             values: TileStream::over_rows(k, self.values, consumer),
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
             guess: match plan.softmax {
-                Softmax::Optimistic { limit, .. } => {
-                    Some(Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, consumer) })
-                }
+                Softmax::Optimistic { limit, .. } => Some(Guess {
+                    limit: f32::exp2(limit.into()),
+                    agreement: Agreement::new(k, consumer.group),
+                }),
                 _ => None,
             },
             chains: plan.chains,
+            skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
             o: AccTile::unset(k, 16, self.problem.head_dim_v as u32),
@@ -244,11 +265,24 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The query rows of a tile.
+    /// The CTA's query rows of a tile.
     fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
-        let rows = self.plan.block_m();
-        let first = k.mul(tile.row_block, rows);
-        RowRange { first, rows, seq_q: self.params.seq_q, seq_kv: self.params.seq_kv }
+        let row_block = match self.schedule.peers {
+            None => tile.row_block,
+            Some(peers) => k.mad(tile.row_block, peers.ctas, peers.rank),
+        };
+        self.range(k, row_block, self.plan.block_m())
+    }
+
+    /// The range of that number, of ranges of `rows` query rows.
+    fn range(&self, k: &mut Builder, number: R32, rows: u32) -> RowRange {
+        RowRange {
+            first: k.mul(number, rows),
+            rows,
+            seq_q: self.params.seq_q,
+            seq_kv: self.params.seq_kv,
+            heads: self.plan.packed_heads(self.problem),
+        }
     }
 
     /// Whether blocks end where the keys do.
@@ -256,9 +290,14 @@ impl<'a> Forward<'a> {
         self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
     }
 
-    /// One past the last block that a tile visits. It visits one at least, so that its roles keep step: rows that see no key
-    /// find it masked.
-    fn end(&self, k: &mut Builder, rows: &RowRange) -> R32 {
+    /// One past the last block of a tile, that of all CTAs of a cluster.
+    fn end(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
+        let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
+        self.end_of(k, &rows)
+    }
+
+    /// One past the last block that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
+    fn end_of(&self, k: &mut Builder, rows: &RowRange) -> R32 {
         let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
         match self.rule {
             MaskRule::All => end,
@@ -266,15 +305,49 @@ impl<'a> Forward<'a> {
         }
     }
 
+    /// A warpgroup's rows of a tile.
+    fn own_rows(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> RowRange {
+        let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
+        RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
+    }
+
+    /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
+    fn own_end(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> R32 {
+        if self.plan.ends == Ends::Common {
+            return self.end(k, tile);
+        }
+        let end = self.end_of(k, own);
+        let limit = k.mul(own.seq_q, own.heads);
+        let exists = k.setp_u(CmpOp::Lt, own.first, limit);
+        k.selp(end, 1, exists)
+    }
+
+    /// Lets the warpgroup skip the blocks of a tile from its own end on.
+    fn skip(&self, k: &mut Builder, visits: &Visits, tile: &WorkTile, own_end: R32) {
+        let Some(skips) = &visits.skips else { return };
+        let end = self.end(k, tile);
+        let blocks = k.sub(end, own_end);
+        skips.set(k, blocks);
+    }
+
+    /// The same for the tile at which the warpgroup stands now.
+    fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
+        if visits.skips.is_some() {
+            let tile = turn.tile(k);
+            let rows = self.rows(k, &tile);
+            let own = self.own_rows(k, &rows, consumer);
+            let own_end = self.own_end(k, &tile, &own);
+            self.skip(k, visits, &tile, own_end);
+        }
+    }
+
     /// Which blocks the rows of a warpgroup do not see completely.
-    fn masked(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> Masked {
+    fn masked(&self, k: &mut Builder, own: &RowRange) -> Masked {
         match self.rule {
             MaskRule::All if self.divides() => Masked::Never,
             MaskRule::All => Masked::First,
             MaskRule::Causal => {
-                let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
-                let own = RowRange { first, rows: WARPGROUP_ROWS, ..*tile };
-                let bound = Bound::new(k, self.rule, &own, self.plan.block_n, false);
+                let bound = Bound::new(k, self.rule, own, self.plan.block_n, false);
                 bound.full.map_or(Masked::First, Masked::From)
             }
         }
@@ -290,28 +363,42 @@ impl<'a> Forward<'a> {
         o: &AccTile,
         lse: &[F32],
     ) {
-        let p = &self.params;
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        let [batch, head] = [tile.batch, tile.head].map(|n| k.zext(n));
-        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
-        let to = Global::from(k.mad(head, p.out_head_bytes, to));
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        store_fragments(
-            k,
-            &consumer.threads,
-            self.half,
-            o,
-            (to, first, p.seq_q),
-            row_bytes,
-            self.plan.row_store(self.problem),
-        );
-        if let Some(start) = p.lse {
-            let row = k.mul_wide_u(tile.batch_head, p.seq_q);
-            let wide = k.zext(first);
-            let row = k.add(row, wide);
-            let to = Global::from(k.mad(row, 4, start.base));
-            let limit = k.sub(p.seq_q, first);
-            store_lse(k, &consumer.threads, lse, to, limit);
-        }
+        let limit = k.mul(self.params.seq_q, rows.heads);
+        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
+        let store = self.plan.row_store(self.problem);
+        store_fragments_at(k, &consumer.threads, self.half, o, (first, limit), place, store);
+        let Some(start) = self.params.lse else { return };
+        let to = |k: &mut Builder, row: R32| {
+            let [head, position] = head_and_position(k, tile, rows, row);
+            let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
+            let index = k.mul_wide_u(before, self.params.seq_q);
+            let position = k.zext(position);
+            let index = k.add(index, position);
+            Global { base: k.mad(index, 4, start.base), offset: start.offset }
+        };
+        store_lse_at(k, &consumer.threads, lse, (first, limit), to);
     }
+
+    /// Where a row of O begins.
+    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
+        let p = &self.params;
+        let [head, position] = head_and_position(k, tile, rows, row);
+        let [batch, head, position] = [tile.batch, head, position].map(|n| k.zext(n));
+        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
+        let to = k.mad(head, p.out_head_bytes, to);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        Global { base: k.mad(position, row_bytes, to), offset: p.out.offset }
+    }
+}
+
+/// The query head of a tile's row, and its position in the sequence.
+fn head_and_position(k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> [R32; 2] {
+    if rows.heads == 1 {
+        return [tile.head, row];
+    }
+    let position = rows.position(k, row);
+    let before = k.mul(position, rows.heads);
+    let in_group = k.sub(row, before);
+    [k.mad(tile.head, rows.heads, in_group), position]
 }

@@ -13,10 +13,11 @@ pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
     pub(super) fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
-        let tiles = self.tile_count(problem);
+        let room = u64::from(self.resident * arch.multiprocessors / self.cluster).max(1);
+        let takers = self.tile_count(problem).min(room) as u32;
         Launch {
-            grid: Dim3(tiles.min(u64::from(arch.multiprocessors)) as u32, 1, 1),
-            cluster: Dim3(1, 1, 1),
+            grid: Dim3(takers * self.cluster, 1, 1),
+            cluster: Dim3(self.cluster, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem),
             overlapping: false,
@@ -54,7 +55,7 @@ impl WgmmaPlan {
             problem.seq_kv as u64,
             self.tile_count(problem),
             self.row_blocks(problem),
-            problem.heads_q as u64,
+            self.tile_heads(problem),
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));

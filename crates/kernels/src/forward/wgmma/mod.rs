@@ -13,4 +13,4 @@ mod emit;
 mod launch;
 mod plan;
 
-pub use plan::{Softmax, WgmmaPlan};
+pub use plan::{Ends, Packing, Softmax, WgmmaPlan};

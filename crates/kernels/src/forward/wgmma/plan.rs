@@ -28,11 +28,43 @@ pub enum Softmax {
     },
 }
 
-/// Genes of the family.
+/// What the rows of a tile are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// Rows of one query head.
+    #[default]
+    Apart,
+    /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are fuller, and keys are read
+    /// once for the group.
+    Packed,
+}
+
+/// Where the blocks of keys end that a warpgroup visits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ends {
+    /// Where those of the tile do.
+    #[default]
+    Common,
+    /// Where those do that its own rows see: it lets the others pass.
+    Own,
+}
+
+/// Genes of the family. Those with a default came later; a plan without them means it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
     /// Warpgroups that compute, of 64 query rows each.
     pub consumers: u32,
+    /// CTAs of a multiprocessor: what one has to wait for, the others hide.
+    #[serde(default = "one")]
+    pub resident: u32,
+    /// CTAs of a cluster, on neighbouring tiles of a head, that request every block of keys and values together: 1 or 2.
+    #[serde(default = "one")]
+    pub cluster: u32,
+    /// What the rows of a tile are.
+    #[serde(default)]
+    pub packing: Packing,
     /// Keys of a block.
     pub block_n: u32,
     /// Blocks of keys, and of values, in shared memory.
@@ -45,6 +77,9 @@ pub struct WgmmaPlan {
     pub softmax: Softmax,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
+    /// Where the blocks end that a warpgroup visits.
+    #[serde(default)]
+    pub ends: Ends,
     /// How tiles reach the CTAs.
     pub handout: Handout,
     /// In which order.
@@ -55,6 +90,8 @@ pub struct WgmmaPlan {
 
 /// Bytes of keys and values whose heads are taken together: about half of L2, so that they stay there (H100: 50 MB).
 const SECTION_BYTES: usize = 32 << 20;
+/// Registers of a thread that feeds, the fewest that there can be.
+const FEEDING_REGISTERS: u32 = 24;
 /// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
 /// hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
@@ -68,20 +105,30 @@ impl WgmmaPlan {
         let lazy = Softmax::Lazy { slack: 8 };
         let base = WgmmaPlan {
             consumers: 2,
+            resident: 1,
+            cluster: 1,
+            packing: Packing::Apart,
             block_n: 128,
             stages: 2,
             tiles: Tiles::InTurn,
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
+            ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
             lse: false,
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {
+            (..=64, true) if problem.seq_kv <= 1024 => {
+                WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
+            }
             (..=64, _) => WgmmaPlan {
                 consumers: 3,
+                block_n: if causal { 96 } else { 128 },
+                stages: 3,
+                tiles: Tiles::Overlapped,
                 turns: Turns::PingPong,
                 softmax: if causal { optimistic } else { lazy },
                 ..base
@@ -94,8 +141,11 @@ impl WgmmaPlan {
             (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
             _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
         };
+        if packs_well(problem, plan.block_m()) {
+            plan.packing = Packing::Packed;
+        }
         // Rows that no query fills are computed for nothing.
-        while plan.consumers > 1 && problem.seq_q <= 64 * (plan.consumers as usize - 1) {
+        while plan.consumers > 1 && plan.rows(problem) <= 64 * (u64::from(plan.consumers) - 1) {
             plan.consumers -= 1;
             plan.turns = if plan.consumers == 1 { Turns::Free } else { plan.turns };
         }
@@ -115,12 +165,17 @@ impl WgmmaPlan {
         64 * self.consumers
     }
 
-    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split).
+    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split, where one CTA is resident).
     pub const fn register_split(&self) -> (u32, u32) {
-        match self.consumers {
-            1 => (56, 256),
-            2 => (24, 240),
-            _ => (32, 160),
+        match (self.consumers, self.resident) {
+            (1, 1) => (56, 256),
+            (2, 1) => (24, 240),
+            (3, 1) => (32, 160),
+            _ => {
+                let at_launch = Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8;
+                let left = at_launch * (self.consumers + 1) - FEEDING_REGISTERS;
+                (FEEDING_REGISTERS, left / self.consumers / 8 * 8)
+            }
         }
     }
 
@@ -128,9 +183,9 @@ impl WgmmaPlan {
     pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
         let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
         [
-            SwizzledTile::new(self.block_m(), dim),
-            SwizzledTile::new(self.block_n, dim),
-            SwizzledTile::new(self.block_n, dim_v),
+            SwizzledTile::new(self.block_m(), dim).packed(self.packed_heads(problem)),
+            SwizzledTile::new(self.block_n, dim).in_parts(self.cluster),
+            SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster),
         ]
     }
 
@@ -140,21 +195,39 @@ impl WgmmaPlan {
         dim_v / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
     }
 
-    /// Tiles of query rows.
+    /// Query heads whose rows are packed.
+    pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
+        match self.packing {
+            Packing::Apart => 1,
+            Packing::Packed => problem.group_size() as u32,
+        }
+    }
+
+    /// Heads, or groups of packed heads, of a batch entry.
+    pub(super) fn tile_heads(&self, problem: &Problem) -> u64 {
+        problem.heads_q as u64 / u64::from(self.packed_heads(problem))
+    }
+
+    /// Rows of one of them.
+    fn rows(&self, problem: &Problem) -> u64 {
+        problem.seq_q as u64 * u64::from(self.packed_heads(problem))
+    }
+
+    /// Tiles of one of them, those of a cluster counted as one.
     pub(super) fn row_blocks(&self, problem: &Problem) -> u64 {
-        problem.seq_q.div_ceil(self.block_m() as usize) as u64
+        self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
     }
 
     /// Tiles of all heads.
     pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
-        self.row_blocks(problem) * (problem.batch * problem.heads_q) as u64
+        self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
     }
 
     /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
-        let heads = problem.batch * problem.heads_q;
+        let heads = problem.batch * self.tile_heads(problem) as usize;
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
-        let group = problem.group_size();
+        let group = problem.group_size() / self.packed_heads(problem) as usize;
         // Heads of a group share theirs.
         let fit = (SECTION_BYTES / bytes.max(1)).max(1).saturating_mul(group).min(heads);
         (1..=fit).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1) as u64
@@ -170,7 +243,9 @@ impl WgmmaPlan {
         self.check_genes(problem)?;
         self.check_resources(problem, arch)?;
         let tiles = self.tile_count(problem);
-        accept("tiles of query rows", tiles, tiles < 1 << 31, "fewer than 2^31")
+        accept("tiles of query rows", tiles, tiles < 1 << 31, "fewer than 2^31")?;
+        let rows = self.rows(problem);
+        accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
     }
 
     fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -205,8 +280,14 @@ impl WgmmaPlan {
             accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
         };
         within("consumers", self.consumers, 1, 3)?;
+        within("resident CTAs", self.resident, 1, 4)?;
+        within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
+        let heads = self.packed_heads(problem);
+        let packs = self.block_m().is_multiple_of(heads) && (heads == 1 || problem.q.head != 0);
+        let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
+        accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
         within("chains of the maximum", self.chains.max, 1, 8)?;
         within("chains of the sum", self.chains.sum, 1, 8)?;
@@ -230,6 +311,11 @@ impl WgmmaPlan {
         if bytes > u64::from(arch.shared_per_cta) {
             return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
         }
+        let resident = u64::from(self.resident) * (bytes + u64::from(Arch::SHARED_RESERVED));
+        if self.resident > 1 && resident > u64::from(arch.shared_per_sm) {
+            let limit = arch.shared_per_sm / self.resident - Arch::SHARED_RESERVED;
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
+        }
         let registers = self.registers(problem);
         let limit = self.register_split().1.min(Arch::REGISTERS_PER_THREAD);
         if registers > limit {
@@ -242,6 +328,18 @@ impl WgmmaPlan {
     pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
         if aligned(problem, RowStore::Chunks) { RowStore::Chunks } else { RowStore::Pairs }
     }
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
+fn packs_well(problem: &Problem, block_m: u32) -> bool {
+    let (group, rows) = (problem.group_size(), block_m as usize);
+    let filled = |n: usize| n as f64 / n.next_multiple_of(rows) as f64;
+    let possible = group > 1 && rows.is_multiple_of(group) && problem.q.head != 0;
+    possible && filled(problem.seq_q) < 0.9 * filled(problem.seq_q * group)
 }
 
 /// Whether all rows of the output begin at a multiple of a store.

@@ -1,0 +1,179 @@
+//! Which plan a problem gets where none was tuned.
+
+use problem::{Mask, Problem};
+use tile::{Rescale, RowStore, Turns, WARPGROUP_ROWS};
+
+use super::plan::{MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
+use crate::Arch;
+
+/// How many waves of multiprocessors tiles of 64 query rows are: up to so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wave {
+    Half,
+    One,
+    Two,
+    Four,
+    More,
+}
+
+impl Wave {
+    fn of(problem: &Problem, arch: &Arch) -> Wave {
+        let heads = (problem.heads_q as u64).saturating_mul(problem.batch as u64);
+        let tiles = heads.saturating_mul(problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) as u64);
+        match (2 * tiles.min(1 << 32)).div_ceil(arch.multiprocessors.into()) {
+            0..=1 => Wave::Half,
+            2 => Wave::One,
+            3..=4 => Wave::Two,
+            5..=8 => Wave::Four,
+            _ => Wave::More,
+        }
+    }
+
+    /// Where CTAs of causal rows share a multiprocessor from the first to the last, it is for the grid to see that their lengths add up.
+    fn order(self, problem: &Problem) -> RowOrder {
+        match (self, problem.mask) {
+            (_, Mask::None) | (Wave::Half | Wave::One | Wave::More, _) => RowOrder::ByHead,
+            (Wave::Two | Wave::Four, _) => RowOrder::Folded,
+        }
+    }
+}
+
+impl SmallPlan {
+    /// The structure that keeps every multiprocessor busy in one wave, with the fewest bytes for each: the fewer tiles of query rows there
+    /// are, the more multiprocessors divide the keys of one; the more there are, the more of them share what a CTA loads. One block a
+    /// warpgroup while that suffices, blocks that stream by beyond. Of plans that do not fit, the last resort.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
+        let wave = Wave::of(problem, arch);
+        let plans = SmallPlan::at_once(problem, wave).into_iter().chain(SmallPlan::streamed(problem, wave));
+        let plans: Vec<SmallPlan> = plans.map(|plan| plan.fitted(problem)).collect();
+        let fitting = || plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
+        let best = fitting().find(|plan| plan.is_one_wave(problem, arch)).or_else(|| fitting().next());
+        best.or(plans.last()).unwrap_or(&SmallPlan::BASE).clone().staged(problem, arch)
+    }
+
+    const BASE: SmallPlan = SmallPlan {
+        row_warpgroups: 1,
+        cluster: 2,
+        kv_warpgroups: 1,
+        block_n: 256,
+        stages: 1,
+        rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 2,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::PeerFirst,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: false,
+    };
+
+    /// Plans without a loop that hold all keys, the best first.
+    fn at_once(problem: &Problem, wave: Wave) -> Vec<SmallPlan> {
+        let base = SmallPlan { order: wave.order(problem), ..SmallPlan::BASE };
+        let keys = |parts: usize| problem.seq_kv.div_ceil(parts).next_multiple_of(16) as u32;
+        let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+        let in_pieces = SmallPlan { key_copies: 4, qk_pieces: 4, softmax_steps: 2, ..base.clone() };
+        let in_steps =
+            SmallPlan { qk_pieces: 2, softmax_steps: 2, scores: Scores::StepByStep, ..base.clone() };
+        let pair = match (problem.seq_kv, narrow) {
+            (..=128, _) => SmallPlan { block_n: 64, ..base.clone() },
+            (..=256, _) => SmallPlan { block_n: 128, ..base.clone() },
+            (..=512, true) => {
+                SmallPlan { pv_pieces: 4, requests: Requests::FirstKeysOnly, ..in_pieces.clone() }
+            }
+            (..=512, false) => SmallPlan { pv_pieces: 4, ..in_steps.clone() },
+            _ => {
+                SmallPlan { kv_warpgroups: 2, key_copies: 2, qk_pieces: 2, softmax_steps: 2, ..base.clone() }
+            }
+        };
+        let halves = match keys(2) {
+            block_n @ 0..=128 => {
+                SmallPlan { cluster: 1, kv_warpgroups: 2, block_n, pv_pieces: 1, ..base.clone() }
+            }
+            _ => SmallPlan {
+                cluster: 1,
+                kv_warpgroups: 2,
+                key_copies: 2,
+                qk_pieces: 2,
+                softmax_steps: 2,
+                ..base.clone()
+            },
+        };
+        let rows = match (keys(1), narrow) {
+            (block_n @ 0..=128, _) => SmallPlan { block_n, pv_pieces: 1, ..base.clone() },
+            (_, true) => in_pieces,
+            (_, false) => in_steps,
+        };
+        let rows = SmallPlan { cluster: 1, row_warpgroups: 2, ..rows };
+        match wave {
+            Wave::Half => vec![pair, halves],
+            Wave::One => vec![halves],
+            Wave::Two => vec![rows],
+            Wave::Four | Wave::More => Vec::new(),
+        }
+    }
+
+    /// Plans by whose warpgroups blocks stream, the best first: as many CTAs a multiprocessor as there is work for, then as many keys a
+    /// block as there is room for.
+    fn streamed(problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
+        let causal = problem.mask == Mask::Causal;
+        // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and the least block that is worth it.
+        let alone: &[[u32; 4]] = &[[1, 1, 3, 128], [1, 1, 2, 64], [1, 1, 1, 16]];
+        let shared: &[[u32; 4]] = match wave {
+            Wave::Half => &[[1, 2, 1, 64]],
+            Wave::One => &[[2, 2, 1, 64], [1, 1, 1, 64]],
+            // Short rows leave a multiprocessor to long ones.
+            Wave::Two if causal => &[[1, 1, 2, 64]],
+            Wave::Two => &[[2, 1, 1, 64]],
+            Wave::Four => &[[2, 1, 2, 64], [2, 1, 1, 64]],
+            Wave::More => &[],
+        };
+        let one_tile = problem.seq_q <= WARPGROUP_ROWS as usize;
+        let shared = shared.iter().filter(move |[rows, ..]| *rows == 1 || !one_tile);
+        let base = SmallPlan {
+            stages: 2,
+            rescale: Rescale::Beyond(8),
+            pv_pieces: 1,
+            order: wave.order(problem),
+            ..SmallPlan::BASE
+        };
+        shared.chain(alone).flat_map(move |&[row_warpgroups, cluster, resident_ctas, least]| {
+            let base = SmallPlan { row_warpgroups, cluster, resident_ctas, ..base.clone() };
+            // Of a causal mask, those whose ends rows share.
+            let blocks = [128, 96, 64, 48, 32, 16].into_iter().filter(move |&block_n| {
+                block_n >= least && !(causal && 64 % block_n != 0 && block_n % 64 != 0)
+            });
+            blocks.map(move |block_n| SmallPlan { block_n, ..base.clone() })
+        })
+    }
+
+    /// The plan with as many stages as there are blocks that stream by, or as there is room for.
+    fn staged(mut self, problem: &Problem, arch: &Arch) -> SmallPlan {
+        while self.streams() && self.stages < MOST_STAGES && !self.resident(problem) {
+            let more = SmallPlan { stages: self.stages + 1, ..self.clone() };
+            if more.check(problem, arch).is_err() {
+                break;
+            }
+            self = more;
+        }
+        self
+    }
+
+    /// The plan with the joins and stores that it and the problem allow.
+    fn fitted(mut self, problem: &Problem) -> SmallPlan {
+        if self.check_merge(problem).is_err() {
+            self.merge = Merge::Shares;
+        }
+        if self.check_store(problem).is_err() {
+            self.store = RowStore::Pairs;
+        }
+        self
+    }
+}

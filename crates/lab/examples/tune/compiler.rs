@@ -1,0 +1,48 @@
+//! Processes that compile: within one, the driver compiles one kernel at a time. What they made comes from the caches.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use kernels::{Plan, emit};
+use problem::Problem;
+use serde_json::json;
+
+use crate::Error;
+use crate::device::Device;
+
+/// The word that makes this program such a process.
+pub const COMPILES: &str = "--compile";
+
+/// A process that compiles a plan for each line it is given.
+pub struct Compiler(Mutex<Child>);
+
+impl Compiler {
+    pub fn start() -> Result<Compiler, Error> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(COMPILES).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Compiler(Mutex::new(command.spawn()?)))
+    }
+
+    /// Returns when the plan is compiled; a process that failed leaves it to its caller.
+    pub fn compile(&self, problem: &Problem, plan: &Plan) {
+        let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Child { stdin: Some(stdin), stdout: Some(stdout), .. } = &mut *child else { return };
+        if writeln!(stdin, "{}", json!((problem, plan))).is_ok() {
+            let _ = BufReader::with_capacity(1, stdout).read_line(&mut String::new());
+        }
+    }
+}
+
+/// What the process does; it ends with its input.
+pub fn serve() -> Result<(), Error> {
+    let device = Device::open()?;
+    for line in io::stdin().lines() {
+        let (problem, plan): (Problem, Plan) = serde_json::from_str(&line?)?;
+        if let Ok(kernel) = emit(&problem, &plan, &device.arch) {
+            let _ = device.function(&kernel, || ());
+        }
+        println!();
+    }
+    Ok(())
+}
