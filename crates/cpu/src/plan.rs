@@ -38,7 +38,9 @@ impl CpuPlan {
         // Panels of a task share each block of K and V, widened and in cache; at least four tasks a thread balance.
         let rows = problem.heads_q.saturating_mul(problem.batch).saturating_mul(problem.seq_q);
         let per_thread = rows / (threads * 4);
-        let block_q = (per_thread / panel).clamp(1, 8) * panel;
+        // Making integers of K and V is dearer than widening them.
+        let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
+        let block_q = (per_thread / panel).clamp(1, most) * panel;
         CpuPlan { isa, threads, block_q, block_kv: 128 }
     }
 
