@@ -20,6 +20,16 @@ pub enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
+impl<'a> Elements<'a> {
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Elements::F32(x) => x.len(),
+            Elements::F16(x) => x.len(),
+            Elements::Bf16(x) => x.len(),
+        }
+    }
+}
+
 /// The same, to be written.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {

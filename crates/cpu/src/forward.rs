@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
+use crate::arithmetic::{Arithmetic, HeadRows, Wide};
+use crate::narrow::Heads;
 use crate::output::OutputRows;
-use crate::simd::{Isa, Portable, Simd, widen};
+use crate::simd::{Isa, Portable, Simd};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step};
-use crate::view::{Inputs, View, origin};
-use crate::{CpuError, CpuPlan, Element, Elements};
+use crate::view::{Inputs, origin};
+use crate::{CpuError, CpuPlan, Element};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
 /// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes.
@@ -40,6 +42,8 @@ pub fn attention<T: Element>(
     let call = Call { problem, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => crate::simd::Avx512::detect_vnni().into_iter().for_each(|simd| call.run(simd)),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => crate::simd::Avx512::detect().into_iter().for_each(|simd| call.run(simd)),
         #[cfg(target_arch = "x86_64")]
@@ -89,11 +93,15 @@ thread_local! {
 impl<T: Element> Call<'_, T> {
     fn run<S: Simd>(&self, simd: S) {
         let tasks = self.tasks();
+        let heads = simd.narrow().and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan));
         let next = AtomicUsize::new(0);
         let work = || {
             SCRATCH.with_borrow_mut(|scratch| {
                 while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    self.run_task(simd, task, scratch);
+                    match heads.as_ref().and_then(|heads| heads.arithmetic(task.batch, task.head)) {
+                        None => self.run_task(simd, Wide(simd), task, scratch),
+                        Some(narrowed) => self.run_task(simd, narrowed, task, scratch),
+                    }
                 }
             });
         };
@@ -135,68 +143,72 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    fn run_task<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
+    fn run_task<S: Simd, A: Arithmetic>(&self, simd: S, arithmetic: A, task: Task, scratch: &mut Scratch) {
         let p = self.problem;
         let Scratch { panels, keys, values, weights, rows } = scratch;
-        let panels = self.fill_panels(simd, task, panels, rows);
+        let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
-        let start = seen.clone().map(|r| r.start).min().unwrap_or(0);
-        let end = seen.map(|r| r.end).max().unwrap_or(0);
         let block_kv = self.plan.block_kv;
+        // Blocks are the same for all tasks: `Heads` has looked at the windows that they consist of.
+        let start = seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv;
+        let end = seen.map(|r| r.end).max().unwrap_or(0);
         weights.resize(block_kv * MAX_WIDTH);
         let kv_head = task.head / p.group_size();
-        let scale = (f64::from(p.softmax_scale().abs()) * std::f64::consts::LOG2_E) as f32;
+        let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
+        // Not 0, which would make NaN of a hidden key's −∞.
+        let scale = ((scale * std::f64::consts::LOG2_E) as f32).max(f32::from_bits(1));
         for first in (start..end).step_by(block_kv) {
             let range = KeyRange { start: first, end: (first + block_kv).min(end) };
+            let of = |view| HeadRows { view, batch: task.batch, head: kv_head, range };
             let block = Block {
                 keys: range,
-                k: widen_rows(simd, self.inputs.k, task.batch, kv_head, range, keys),
-                v: widen_rows(simd, self.inputs.v, task.batch, kv_head, range, values),
-                dim: p.head_dim,
+                k: arithmetic.keys(of(self.inputs.k), keys),
+                v: arithmetic.values(of(self.inputs.v), values),
                 dim_v: p.head_dim_v,
             };
             for panel in panels.iter_mut() {
                 if panel.by_any.start < range.end && range.start < panel.by_any.end {
                     let block = block.up_to(panel.by_any.end);
-                    run_step(simd, Step { panel, block, scale, weights });
+                    arithmetic.step(Step { panel, block, scale, weights });
                 }
             }
         }
         let mut index = task.first;
         for panel in panels {
+            arithmetic.rescale(&mut panel.out, panel.width);
             self.finish(simd, task, index, panel, rows);
             index += panel.rows;
         }
     }
 
     /// Cuts the task's rows into panels and fills each with Qᵀ.
-    fn fill_panels<'s, S: Simd>(
+    fn fill_panels<'s, S: Simd, A: Arithmetic>(
         &self,
         simd: S,
+        arithmetic: A,
         task: Task,
         panels: &'s mut Vec<Panel>,
         rows: &mut Aligned,
     ) -> &'s mut [Panel] {
         let p = self.problem;
         let widest = S::LANES * S::MAX_VECTORS;
+        let dim = arithmetic.words(p.head_dim);
         let needed = (task.last - task.first).div_ceil(widest);
         panels.resize_with(panels.len().max(needed), Panel::new);
-        rows.resize(MAX_WIDTH * p.head_dim.max(p.head_dim_v));
+        rows.resize(MAX_WIDTH * dim.max(p.head_dim_v));
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
             let count = widest.min(task.last - first);
-            panel.reset(count, count.next_multiple_of(S::LANES), p.head_dim, p.head_dim_v);
+            panel.reset(count, count.next_multiple_of(A::LANES), dim, p.head_dim_v);
             panel.set_seen(|lane| {
                 let (_, row) = self.place(task, first + lane.min(count - 1));
                 p.mask.keys(row, p.seq_q, p.seq_kv)
             });
-            for (lane, wide) in rows.chunks_exact_mut(p.head_dim).take(count).enumerate() {
+            for (lane, wide) in rows.chunks_exact_mut(dim).take(count).enumerate() {
                 let (head, row) = self.place(task, first + lane);
-                widen(simd, T::elements(self.inputs.q.row(task.batch, head, row)), wide);
-                if p.softmax_scale() < 0.0 {
-                    wide.iter_mut().for_each(|x| *x = -*x);
-                }
+                let query = T::elements(self.inputs.q.row(task.batch, head, row));
+                arithmetic.query(query, p.softmax_scale() < 0.0, wide);
             }
-            simd.transpose(rows, p.head_dim, &mut panel.q, panel.width, count, p.head_dim);
+            simd.transpose(rows, dim, &mut panel.q, panel.width, count, dim);
         }
         &mut panels[..needed]
     }
@@ -208,18 +220,18 @@ impl<T: Element> Call<'_, T> {
         for lane in 0..panel.rows {
             let wide = &rows[lane * dim_v..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write([task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
+            self.write(simd, [task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
         }
     }
 
     #[allow(unsafe_code)] // each row is written by the one task that computes it
-    fn write(&self, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
+    fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
         // SAFETY: tasks partition the rows, and the problem's check proved that output rows do not overlap.
         let out = unsafe { self.out.row(batch, head, row) };
         if sum == 0.0 {
             out.fill(T::from_f32(0.0));
         } else {
-            T::narrow_scaled(wide, 1.0 / sum, out);
+            simd.narrow_scaled(wide, 1.0 / sum, out);
         }
         if let Some(lse) = &self.lse {
             let value = (f64::from(shift) + f64::from(sum).log2()) * std::f64::consts::LN_2;
@@ -228,39 +240,4 @@ impl<T: Element> Call<'_, T> {
             row[0] = value as f32;
         }
     }
-}
-
-/// Chooses the step compiled for the panel's width.
-fn run_step<S: Simd>(simd: S, step: Step<'_>) {
-    match step.panel.width / S::LANES {
-        4 if S::MAX_VECTORS >= 4 => simd.step::<4>(step),
-        3 if S::MAX_VECTORS >= 3 => simd.step::<3>(step),
-        2 => simd.step::<2>(step),
-        _ => simd.step::<1>(step),
-    }
-}
-
-/// Rows `range` of a head of K or V as dense f32: in place where they already are, otherwise widened into `room`.
-fn widen_rows<'a, S: Simd, T: Element>(
-    simd: S,
-    view: View<'a, T>,
-    batch: usize,
-    head: usize,
-    range: KeyRange,
-    room: &'a mut Aligned,
-) -> &'a [f32] {
-    let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
-    if let Some(Elements::F32(rows)) = dense {
-        return rows;
-    }
-    room.resize(range.len() * view.dim);
-    match dense {
-        Some(rows) => widen(simd, rows, room),
-        None => {
-            for (row, wide) in (range.start..range.end).zip(room.chunks_exact_mut(view.dim)) {
-                widen(simd, T::elements(view.row(batch, head, row)), wide);
-            }
-        }
-    }
-    room
 }

@@ -10,9 +10,11 @@
 //! is NaN or infinite.
 
 mod aligned;
+mod arithmetic;
 mod element;
 mod error;
 mod forward;
+mod narrow;
 mod oracle;
 mod output;
 mod plan;

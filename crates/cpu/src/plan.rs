@@ -1,4 +1,4 @@
-use problem::Problem;
+use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::{CpuError, Isa};
@@ -24,7 +24,11 @@ const MAX_THREADS: usize = 1024;
 impl CpuPlan {
     /// A good plan for `problem` on this machine.
     pub fn for_problem(problem: &Problem) -> CpuPlan {
-        CpuPlan::with_isa(problem, Isa::best())
+        let isa = match (Isa::best(), problem.dtype) {
+            (Isa::Avx512Vnni, DType::F32) => Isa::Avx512, // the same but for 16-bit inputs
+            (isa, _) => isa,
+        };
+        CpuPlan::with_isa(problem, isa)
     }
 
     /// A good plan for `problem` with the instructions of `isa`.
@@ -34,7 +38,9 @@ impl CpuPlan {
         // Panels of a task share each block of K and V, widened and in cache; at least four tasks a thread balance.
         let rows = problem.heads_q.saturating_mul(problem.batch).saturating_mul(problem.seq_q);
         let per_thread = rows / (threads * 4);
-        let block_q = (per_thread / panel).clamp(1, 8) * panel;
+        // Making integers of K and V is dearer than widening them.
+        let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
+        let block_q = (per_thread / panel).clamp(1, most) * panel;
         CpuPlan { isa, threads, block_q, block_kv: 128 }
     }
 

@@ -7,7 +7,7 @@
 use problem::KeyRange;
 
 use crate::aligned::Aligned;
-use crate::simd::{Columns, Init, Rows, Simd, gemm};
+use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
 
 /// Query rows of a panel at most: the widest register tile of any instruction set.
 pub(crate) const MAX_WIDTH: usize = 64;
@@ -88,16 +88,16 @@ impl Panel {
     }
 }
 
-/// A block of keys and values as f32, dense.
+/// A block of keys and values as words: f32 numbers or the pairs of [`crate::simd::Narrow`].
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     /// Which keys.
     pub keys: KeyRange,
-    /// `keys × head_dim`.
-    pub k: &'a [f32],
-    /// `keys × head_dim_v`.
-    pub v: &'a [f32],
-    pub dim: usize,
+    /// Rows of K, at least those of `keys`.
+    pub k: Rows<'a>,
+    /// Rows of V, or of pairs of its rows, likewise.
+    pub v: Rows<'a>,
+    /// Elements of a row of V.
     pub dim_v: usize,
 }
 
@@ -105,8 +105,7 @@ impl Block<'_> {
     /// The block without its keys from `end` on.
     pub(crate) fn up_to(self, end: usize) -> Self {
         let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
-        let (k, v) = (&self.k[..keys.len() * self.dim], &self.v[..keys.len() * self.dim_v]);
-        Block { keys, k, v, ..self }
+        Block { keys, ..self }
     }
 }
 
@@ -126,24 +125,24 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let Step { panel, block, scale, weights } = step;
     let keys = block.keys.len();
     let weights = &mut weights[..keys * VECTORS * S::LANES];
-    let k = Rows { data: block.k, ld: block.dim };
-    gemm::<S, _, VECTORS>(s, k, &panel.q, weights, [keys, block.dim], Init::Zero);
+    gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld]);
     let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
         mask::<S, VECTORS>(s, panel, block.keys.start, weights);
     }
-    raise_maximum::<S, VECTORS>(s, panel, scale, weights);
+    let max = maximum::<S, VECTORS>(s, weights);
+    raise_maximum(s, panel, scale, max);
     exponentiate::<S, VECTORS>(s, panel, scale, weights);
-    if partial && !block.v.iter().all(|x| x.is_finite()) {
+    if partial && !block.v.data.iter().all(|x| x.is_finite()) {
         return accumulate_seen(panel, block, weights);
     }
-    let v = Columns { data: block.v, ld: block.dim_v };
-    gemm::<S, _, VECTORS>(s, v, weights, &mut panel.out, [block.dim_v, keys], Init::Sum);
+    let v = Columns { data: block.v.data, ld: block.v.ld };
+    gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys]);
 }
 
 /// Logits of keys that a row does not see become −∞.
 #[inline(always)]
-fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: usize, logits: &mut [f32]) {
+pub(crate) fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: usize, logits: &mut [f32]) {
     let keys = logits.len() / (VECTORS * S::LANES);
     // Relative to the block, and so exact in f32 whatever the sequence length.
     let relative = |key: usize| key.saturating_sub(first).min(keys) as f32;
@@ -162,16 +161,27 @@ fn mask<S: Simd, const VECTORS: usize>(s: S, panel: &Panel, first: usize, logits
     }
 }
 
-/// Takes the new logits into the running maximum; where it grows, O and the sum shrink.
+/// The largest logit of each lane.
 #[inline(always)]
-fn raise_maximum<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &[f32]) {
-    let lanes = S::LANES;
+pub(crate) fn maximum<S: Simd, const VECTORS: usize>(s: S, logits: &[f32]) -> [S::V; VECTORS] {
     let mut max = [s.splat(f32::NEG_INFINITY); VECTORS];
-    for row in logits.chunks_exact(VECTORS * lanes) {
-        for (max, logits) in max.iter_mut().zip(row.chunks_exact(lanes)) {
+    for row in logits.chunks_exact(VECTORS * S::LANES) {
+        for (max, logits) in max.iter_mut().zip(row.chunks_exact(S::LANES)) {
             *max = s.max(*max, s.load(logits));
         }
     }
+    max
+}
+
+/// Takes the largest of new logits into the running maximum; where it grows, O and the sum shrink.
+#[inline(always)]
+pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
+    s: S,
+    panel: &mut Panel,
+    scale: f32,
+    max: [S::V; VECTORS],
+) {
+    let lanes = S::LANES;
     for (v, &max) in max.iter().enumerate() {
         let at = v * lanes;
         let old = s.load(&panel.max[at..]);
@@ -203,10 +213,10 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
     let lanes = S::LANES;
     let scale = s.splat(scale);
     let mut minus_shift = [s.splat(0.0); VECTORS];
+    // A block's own: one long chain of additions would err more than all else in a row does.
     let mut sum = minus_shift;
-    for v in 0..VECTORS {
-        minus_shift[v] = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
-        sum[v] = s.load(&panel.sum[v * lanes..]);
+    for (v, shift) in minus_shift.iter_mut().enumerate() {
+        *shift = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
     }
     for row in logits.chunks_exact_mut(VECTORS * lanes) {
         for (v, logits) in row.chunks_exact_mut(lanes).enumerate() {
@@ -216,7 +226,8 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
         }
     }
     for (v, &sum) in sum.iter().enumerate() {
-        s.store(sum, &mut panel.sum[v * lanes..]);
+        let total = &mut panel.sum[v * lanes..];
+        s.store(s.add(s.load(total), sum), total);
     }
 }
 
@@ -224,7 +235,7 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
 fn accumulate_seen(panel: &mut Panel, block: Block<'_>, weights: &[f32]) {
     let width = panel.width;
     for (key, (values, weights)) in
-        (block.keys.start..).zip(block.v.chunks_exact(block.dim_v).zip(weights.chunks_exact(width)))
+        (block.keys.start..).zip(block.v.data.chunks_exact(block.dim_v).zip(weights.chunks_exact(width)))
     {
         for lane in
             (0..panel.rows).filter(|&lane| (panel.seen[lane].start..panel.seen[lane].end).contains(&key))

@@ -1,6 +1,7 @@
 //! Every feature of a problem, against the oracle, on every instruction set of this machine.
 
 mod common;
+mod narrow;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Isa, attention, oracle, reference_in_precision};
@@ -68,6 +69,7 @@ fn scales_negative_zero_and_large() {
         let mut p = small(40, 8);
         p.scale = Some(scale);
         check_everywhere(&p, 6, 1.0);
+        check_everywhere(&p.with_mask(Mask::Causal), 6, 1.0);
     }
 }
 

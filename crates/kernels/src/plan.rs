@@ -80,8 +80,11 @@ impl Family {
         match (self, plan) {
             // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
             (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
-            // Every CTA at once: a wave costs the whole chain of loads and products.
-            (Family::Small, Plan::Small(plan)) => plan.is_one_wave(problem, arch),
+            // A wave of CTAs that do not overlap costs the whole chain of loads and products.
+            (Family::Small, Plan::Small(_)) => {
+                let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+                row_tiles(64) <= if narrow { 8 * sms } else { 2 * sms }
+            }
             _ => true,
         }
     }

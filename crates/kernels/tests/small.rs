@@ -160,9 +160,11 @@ fn defaults_follow_the_grid() {
     assert_eq!(plan(1, 32, 512, 64, full), ([2, 1, 1, 128, 4, 1], RowOrder::ByHead));
     assert_eq!(plan(1, 32, 512, 64, causal), ([1, 1, 1, 128, 3, 2], RowOrder::Folded));
     assert_eq!(plan(1, 32, 512, 128, full), ([2, 1, 1, 128, 3, 1], RowOrder::ByHead));
-    assert_eq!(plan(4, 16, 512, 64, causal), ([2, 1, 1, 64, 6, 2], RowOrder::Folded));
+    assert_eq!(plan(4, 16, 512, 64, full), ([4, 1, 1, 64, 8, 1], RowOrder::ByHead));
+    assert_eq!(plan(4, 16, 512, 64, causal), ([1, 1, 1, 64, 4, 3], RowOrder::LongestFirst));
+    assert_eq!(plan(1, 32, 1024, 64, full), ([1, 1, 1, 64, 2, 4], RowOrder::ByHead));
     // What is many waves is another family's.
-    let large = Problem::new(4, 16, 1024, 64, DType::F16);
+    let large = Problem::new(4, 16, 1024, 128, DType::F16);
     assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
 }
 
@@ -313,9 +315,7 @@ fn every_synchronisation_is_needed() {
                 let options = Options { schedule, ..Options::default() };
                 common::run_kernel(&mut Emulator::new(options), &problem, &mutant, 1).is_err()
             });
-            // Beside the branch of the thread that requests, ptxas serialises products without a fence of their own (C7519).
-            let for_ptxas = op == Op::WgmmaFence && plan.streams();
-            assert!(caught || for_ptxas, "{plan:?} is right without statement {at}, {op:?}");
+            assert!(caught, "{plan:?} is right without statement {at}, {op:?}");
         }
     }
 }
@@ -423,11 +423,22 @@ fn products_are_not_serialised_and_nothing_spills() {
     let ragged = problem(100, 64, Mask::Causal);
     let mut cases: Vec<(Problem, SmallPlan)> =
         genes().into_iter().map(|plan| (ragged.clone(), plan)).collect();
-    for (dim, mask) in [64, 72, 96, 128, 192, 256].into_iter().zip(Mask::ALL.into_iter().cycle()) {
-        for (seq, waves) in [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 128), (4000, 132)]
-        {
+    // Multiprocessors, so that 8 heads are from half a wave to four.
+    let common =
+        [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
+    for (dim, mask, grids) in [
+        (64, Mask::None, &common[..]),
+        (64, Mask::Causal, &common[1..7]),
+        (128, Mask::None, &common[3..]),
+        (128, Mask::Causal, &common[..]),
+        (72, Mask::None, &common[6..]),
+        (96, Mask::Causal, &common[4..]),
+        (192, Mask::None, &common[4..]),
+        (256, Mask::Causal, &common[3..]),
+    ] {
+        for &(seq, multiprocessors) in grids {
             let problem = problem(seq, dim, mask);
-            let plan = SmallPlan::default_for(&problem, &small_gpu(waves));
+            let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
             cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
         }
     }

@@ -2,7 +2,7 @@
 
 mod tools;
 
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
@@ -46,6 +46,8 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..base.clone() },
         WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
         WgmmaPlan { stages: 1, ..base.clone() },
+        WgmmaPlan { queries_ahead: 1, block_n: 96, ..base.clone() },
+        WgmmaPlan { store: Store::Bulk, ..base.clone() },
         WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
         WgmmaPlan { turns: Turns::PingPong, ..base.clone() },
@@ -63,6 +65,7 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
         WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
         WgmmaPlan { ends: Ends::Common, ..base.clone() },
+        WgmmaPlan { diagonal: Diagonal::Halved, ..base.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },
         WgmmaPlan { lse: true, ..base.clone() },
     ]
@@ -127,6 +130,9 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
+    let halved = |p: &mut WgmmaPlan| (p.diagonal, p.block_n) = (Diagonal::Halved, 112);
+    assert!(of(&halved).starts_with("block_n = 112; accepted: multiples of 32 with diagonal = halved"));
+    assert!(of(&|p| p.queries_ahead = 3).starts_with("queries_ahead = 3; accepted: 0 to 2"));
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));
     assert!(of(&|p| p.stages = 4).contains("bytes of shared memory are needed"));

@@ -5,7 +5,7 @@ mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -23,9 +23,12 @@ fn base() -> WgmmaPlan {
         block_n: 32,
         stages: 2,
         tiles: Tiles::InTurn,
+        queries_ahead: 0,
+        store: Store::Direct,
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
+        diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
@@ -37,6 +40,9 @@ fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
     let seed = options.seed;
     common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
 }
+
+/// Plans of random genes that are proven.
+const RANDOM_PLANS: usize = 40;
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 
@@ -73,6 +79,9 @@ fn every_gene_computes_the_same() {
         WgmmaPlan { handout: Handout::Dynamic, ..base() },
         WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
         WgmmaPlan { resident: 2, ..base() },
+        WgmmaPlan { store: Store::Bulk, ..base() },
+        WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
+        WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, lse: false, ..two.clone() },
         WgmmaPlan { cluster: 2, ..base() },
         WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..base() },
         WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },
@@ -127,6 +136,11 @@ fn torture_set_is_right_and_without_hazards() {
             handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
+            store: if problem.head_dim_v % 64 == 0 {
+                [Store::Direct, Store::Bulk][i % 2]
+            } else {
+                Store::Direct
+            },
             cluster: [2, 1, 1][i % 3],
             lse: i % 4 != 0,
             ..base()
@@ -169,6 +183,23 @@ fn packed_heads_are_apart_again_in_the_output() {
     }
 }
 
+/// Rows that see half a block, less, or more: where the diagonal runs, in several places of a tile.
+#[test]
+fn halved_diagonals_leave_nothing_out() {
+    for (i, (seq_q, seq_kv, consumers, block_n)) in
+        [(200, 200, 1, 32), (200, 187, 2, 64), (130, 260, 3, 128), (90, 40, 2, 32)].into_iter().enumerate()
+    {
+        let problem = rectangle(2, seq_q, seq_kv, 64, Mask::Causal);
+        let (diagonal, ends) = (Diagonal::Halved, Ends::Own);
+        let softmax = [OPTIMISTIC, Softmax::Classic][i % 2];
+        let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
+        for tiles in [Tiles::InTurn, Tiles::Overlapped] {
+            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..base() };
+            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
 /// Scores that grow from the first block visited to the last, far beyond any reference: every block is done once more.
 #[test]
 fn bad_guesses_are_made_good() {
@@ -195,6 +226,49 @@ fn every_schedule_gives_the_same_clean_result() {
                     WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..base() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
+        }
+    }
+}
+
+/// Genes as they fall: what each gets right alone must be right with all others.
+#[test]
+fn genes_get_along() {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut draw = |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n) as usize
+    };
+    let mut proven = 0;
+    while proven < RANDOM_PLANS {
+        let heads_kv = [1, 2, 4][draw(3)];
+        let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
+        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Mask::ALL[draw(2)]);
+        let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
+        let plan = WgmmaPlan {
+            consumers: 1 + draw(3) as u32,
+            resident: 1 + draw(2) as u32,
+            cluster: 1 + draw(2) as u32,
+            packing: [Packing::Apart, Packing::Packed][draw(2)],
+            block_n: [16, 32, 48, 64][draw(4)],
+            stages: 1 + draw(3) as u32,
+            tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
+            queries_ahead: draw(2) as u32,
+            store: [Store::Direct, Store::Bulk][draw(2)],
+            turns: [Turns::Free, Turns::PingPong][draw(2)],
+            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
+            chains: Chains { max: 2, sum: 1 },
+            diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
+            ends: [Ends::Common, Ends::Own][draw(2)],
+            handout: [Handout::Static, Handout::Dynamic][draw(2)],
+            order: [TileOrder::InOrder, TileOrder::LongestFirst][draw(2)],
+            lse: draw(2) == 0,
+        };
+        if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
+            let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
+            prove(&problem, plan, Options { seed: proven as u64, schedule, ..Options::default() });
+            proven += 1;
         }
     }
 }

@@ -51,7 +51,12 @@ fn wgmma() -> Vec<Vec<Value>> {
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
         ]),
-        product(&[values("cluster", [1, 2]), values("stages", [2, 3])]),
+        product(&[values("cluster", [1, 2]), values("stages", [2, 3, 4])]),
+        product(&[
+            values("diagonal", ["whole", "halved"]),
+            values("store", ["direct", "bulk"]),
+            values("queries_ahead", [0, 1]),
+        ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
     ]
 }
@@ -100,23 +105,24 @@ fn small() -> Vec<Vec<Value>> {
 
 /// Where blocks stream by: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of a block, and CTAs of a multiprocessor
 /// that go with them: from two to four warpgroups a multiprocessor.
-const STREAMS: [(u32, u32, u32, u32, u32); 17] = [
+const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
     (1, 1, 1, 128, 3),
     (1, 1, 1, 128, 2),
-    (1, 1, 1, 96, 2),
+    (1, 1, 1, 64, 4),
+    (1, 1, 1, 64, 3),
     (1, 1, 1, 64, 2),
+    (1, 1, 1, 48, 3),
     (1, 1, 2, 128, 1),
+    (1, 1, 2, 64, 2),
     (1, 2, 1, 128, 1),
+    (1, 2, 1, 64, 4),
     (2, 1, 1, 128, 1),
-    (2, 1, 1, 96, 1),
     (2, 1, 1, 64, 1),
     (2, 1, 1, 64, 2),
     (2, 1, 2, 64, 1),
     (2, 2, 1, 128, 1),
     (2, 2, 1, 64, 1),
-    (2, 2, 2, 64, 1),
     (3, 1, 1, 128, 1),
-    (3, 1, 1, 80, 1),
     (4, 1, 1, 64, 1),
 ];
 

@@ -128,6 +128,19 @@ impl ProbTile {
         ProbTile { k_tiles, fragments: (0..rows / 16 * k_tiles).map(|_| k.regs()).collect() }
     }
 
+    /// The same registers of the first `k_tiles` tiles of 16 columns, of a tile of 16 rows.
+    #[must_use]
+    pub fn first_tiles(&self, k_tiles: u32) -> ProbTile {
+        ProbTile { k_tiles, fragments: self.fragments[..k_tiles as usize].to_vec() }
+    }
+
+    /// Zeros from tile `first` on, of a tile of 16 rows.
+    pub fn clear_from(&self, k: &mut Builder, first: u32) {
+        for &register in self.fragments[first as usize..].iter().flatten() {
+            k.mov_to(register, 0);
+        }
+    }
+
     /// Tiles of 16 columns.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles

@@ -5,6 +5,7 @@
 //! [`MatrixReader`] hands it to the tensor cores, [`AccTile`] and [`OnlineSoftmax`] hold what stays in registers,
 //! [`Bound`] says which blocks of keys a CTA visits, and [`KvPipeline`] visits them while later ones are on their way.
 
+mod bulk_out;
 mod copy;
 mod divide;
 mod epilogue;
@@ -29,6 +30,7 @@ mod tma;
 mod visits;
 mod wgmma;
 
+pub use bulk_out::BulkStore;
 pub use copy::{CopyMode, TileCopy};
 pub use divide::divide;
 pub use epilogue::{store_lse, store_rows};

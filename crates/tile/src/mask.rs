@@ -1,6 +1,6 @@
 //! Which keys a row sees, and what that leaves of a block of keys: nothing, everything, or a part.
 
-use ptx::{Builder, CmpOp, R32};
+use ptx::{Builder, CmpOp, F32, R32};
 
 use crate::{AccTile, Threads, divide};
 
@@ -84,10 +84,20 @@ fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
     divide(k, up, block_n)
 }
 
+/// How it is found out which of a lane's elements are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    /// Each column is compared.
+    Columns,
+    /// Each is a bit of a word.
+    Bits,
+}
+
 /// Puts −∞ where a row does not see a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Masker {
     rule: MaskRule,
+    test: Test,
     rows: RowRange,
     /// The lane's first row, and its first column in a block.
     row: R32,
@@ -109,7 +119,13 @@ impl Masker {
             None => threads.column,
             Some(part) => k.mad(part, warp_keys, threads.column),
         };
-        Masker { rule, rows: *rows, row: k.add(first, threads.quad), column }
+        Masker { rule, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
+    }
+
+    /// The same with fewer instructions and some more registers: of seven bits, ptxas makes predicates at once (R2P).
+    #[must_use]
+    pub const fn by_bits(self) -> Masker {
+        Masker { test: Test::Bits, ..self }
     }
 
     /// Masks the scores of keys from `origin` on; nothing where all is seen.
@@ -121,10 +137,10 @@ impl Masker {
         for i in 0..s.lane_rows() {
             let end = self.keys_seen(k, i);
             let left = k.sub(end, first);
-            for (column, score) in s.row(i).enumerate() {
-                let column = column as u32;
-                let seen = k.setp_s(CmpOp::Gt, left, column / 2 * 8 + column % 2);
-                k.selp_to(score, score, f32::NEG_INFINITY, seen);
+            let scores: Vec<F32> = s.row(i).collect();
+            match self.test {
+                Test::Columns => hide_by_columns(k, &scores, left),
+                Test::Bits => hide_by_bits(k, &scores, left),
             }
         }
     }
@@ -149,4 +165,43 @@ impl Masker {
             }
         }
     }
+}
+
+/// Hides a row's elements from column `left` on: a lane has two of every eight columns.
+fn hide_by_columns(k: &mut Builder, scores: &[F32], left: R32) {
+    for (column, &score) in (0..).zip(scores) {
+        let seen = k.setp_s(CmpOp::Gt, left, column / 2 * 8 + column % 2);
+        k.selp_to(score, score, f32::NEG_INFINITY, seen);
+    }
+}
+
+/// The same, with a bit for each element.
+fn hide_by_bits(k: &mut Builder, scores: &[F32], left: R32) {
+    let seen = elements_before(k, left);
+    for (word, scores) in (0..).zip(scores.chunks(32)) {
+        let bits = low_bits(k, seen, 32 * word);
+        for (bit, &score) in scores.iter().enumerate() {
+            let of_score = k.and(bits, 1u32 << bit);
+            let seen = k.setp_u(CmpOp::Ne, of_score, 0);
+            k.selp_to(score, score, f32::NEG_INFINITY, seen);
+        }
+    }
+}
+
+/// How many of a lane's elements of a row lie before a column, counted from its first. Perhaps negative, perhaps more than there are.
+fn elements_before(k: &mut Builder, column: R32) -> R32 {
+    let eights = k.shr_s(column, 3);
+    let rest = k.and(column, 7);
+    let of_rest = k.min_u(rest, 2);
+    k.mad(eights, 2, of_rest)
+}
+
+/// A word whose lowest `count − before` bits are set.
+fn low_bits(k: &mut Builder, count: R32, before: u32) -> R32 {
+    let count = k.sub(count, before);
+    let count = k.max_s(count, 0);
+    // A shift by 32 and more leaves nothing (PTX ISA, "shl").
+    let one: R32 = k.mov(1);
+    let above = k.shl(one, count);
+    k.sub(above, 1)
 }

@@ -86,12 +86,40 @@ fn remainder(k: &mut Builder, a: R32, quotient: R32, by: R32) -> R32 {
     k.sub(a, whole)
 }
 
-/// Where the numbers of tiles that are handed out at run time pass from the feeding thread to the others.
+/// A tile's number, which may be beyond the last, and what it stands for: worked out once, by the thread that feeds, so that the
+/// divisions are nobody's wait.
+#[derive(Clone, Copy, Debug)]
+struct Letter {
+    index: R32,
+    tile: WorkTile,
+}
+
+impl Letter {
+    /// Bytes of one.
+    const BYTES: u32 = 16;
+
+    fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> Letter {
+        Letter { index: k.mov(index), tile: grid.tile(k, index) }
+    }
+
+    fn words(&self) -> [R32; 4] {
+        [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
+    }
+
+    /// Takes another one's words.
+    fn copy_from(&self, k: &mut Builder, other: &Letter) {
+        for (to, from) in self.words().into_iter().zip(other.words()) {
+            k.mov_to(to, from);
+        }
+    }
+}
+
+/// Where tiles that are handed out at run time pass from the feeding thread to the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Mailbox {
     /// Its barriers.
     pub handover: Handover,
-    /// A number a stage.
+    /// A [`Letter`] a stage.
     slots: Shared,
     /// [`COUNTER_BYTES`] in global memory.
     counter: Global,
@@ -101,9 +129,9 @@ impl Mailbox {
     /// Tiles that are announced ahead.
     const STAGES: u32 = 2;
     /// Shared memory that it takes.
-    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + 4 * Mailbox::STAGES;
+    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
 
-    /// With its barriers and slots at `place`. In a cluster the first CTA sends to all, and waits for all: those who feed receive the
+    /// With its barriers and slots at `place`, a multiple of 16 bytes. In a cluster the first CTA sends to all, and waits for all: those who feed receive the
     /// number as everyone does.
     pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
         let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
@@ -113,7 +141,7 @@ impl Mailbox {
     }
 
     fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
-        k.shared_index(self.slots, at.stage, 4)
+        k.shared_index(self.slots, at.stage, Letter::BYTES)
     }
 
     /// Takes the next tile's number: early, so that the loads of the tile before it hide the atomic's latency.
@@ -122,42 +150,44 @@ impl Mailbox {
         k.add(taken, takers)
     }
 
-    fn send(&self, k: &mut Builder, at: &Ring, index: R32) {
+    fn send(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
         self.handover.wait_free(k, at);
         let slot = self.slot(k, at);
         match self.handover.peers() {
             None => {
-                k.st(slot, index);
+                k.st_vec(slot, letter.words());
                 self.handover.publish(k, at);
             }
             Some(peers) => {
                 let full = self.handover.full(k, at);
                 for rank in 0..peers.ctas {
                     let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
-                    k.mbarrier_arrive_expect_tx(full, 4);
-                    k.st_async(slot, index, full);
+                    k.mbarrier_arrive_expect_tx(full, Letter::BYTES);
+                    k.st_async_vec(slot, letter.words(), full);
                 }
             }
         }
         at.advance(k);
     }
 
-    fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, index: R32) {
+    fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, letter: &Letter) {
         self.handover.wait_full(k, at);
         let slot = self.slot(k, at);
         // The lane that reads the slot is the one that frees it.
-        k.guarded(speaks, |k| k.ld_to(index, slot));
-        let sent = k.uniform(index);
-        k.mov_to(index, sent);
+        k.guarded(speaks, |k| k.ld_vec_to(letter.words(), slot));
+        for word in letter.words() {
+            let sent = k.uniform(word);
+            k.mov_to(word, sent);
+        }
         self.release(k, at, speaks);
         at.advance(k);
     }
 
     /// As [`Mailbox::receive`], for the thread that feeds.
-    fn receive_alone(&self, k: &mut Builder, at: &Ring, index: R32) {
+    fn receive_alone(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
         self.handover.wait_full(k, at);
         let slot = self.slot(k, at);
-        k.ld_to(index, slot);
+        k.ld_vec_to(letter.words(), slot);
         let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
         self.release(k, at, always);
         at.advance(k);
@@ -199,31 +229,33 @@ impl Scheduler {
                 k.setp_u(CmpOp::Lt, index, self.grid.tiles)
             }),
             (Some(mailbox), None) => {
-                let sent = mailbox.handover.filler(k);
+                let (sent, letter) = (mailbox.handover.filler(k), Letter::new(k, &self.grid, index));
                 k.do_while(|k| {
                     let next = mailbox.take(k, takers);
-                    let tile = self.grid.tile(k, index);
-                    feed(k, &tile);
-                    mailbox.send(k, &sent, next);
-                    k.mov_to(index, next);
-                    k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+                    feed(k, &letter.tile);
+                    let next = Letter::new(k, &self.grid, next);
+                    mailbox.send(k, &sent, &next);
+                    letter.copy_from(k, &next);
+                    k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
                 });
                 reset(k, mailbox.counter, takers);
             }
             (Some(mailbox), Some(peers)) => {
                 let (sent, received) = (mailbox.handover.filler(k), mailbox.handover.reader(k));
                 let sends = k.setp_u(CmpOp::Eq, peers.rank, 0);
-                let next: R32 = k.mov(0);
+                let (letter, next) = (Letter::new(k, &self.grid, index), k.mov(0));
                 k.do_while(|k| {
                     k.if_(sends, |k| {
                         let taken = mailbox.take(k, takers);
                         k.mov_to(next, taken);
                     });
-                    let tile = self.grid.tile(k, index);
-                    feed(k, &tile);
-                    k.if_(sends, |k| mailbox.send(k, &sent, next));
-                    mailbox.receive_alone(k, &received, index);
-                    k.setp_u(CmpOp::Lt, index, self.grid.tiles)
+                    feed(k, &letter.tile);
+                    k.if_(sends, |k| {
+                        let next = Letter::new(k, &self.grid, next);
+                        mailbox.send(k, &sent, &next);
+                    });
+                    mailbox.receive_alone(k, &received, &letter);
+                    k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
                 });
                 k.if_(sends, |k| reset(k, mailbox.counter, takers));
             }
@@ -242,21 +274,35 @@ impl Scheduler {
 
     /// Where a consumer stands: at the CTA's first tile.
     pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
+        let index = self.first(k);
         Turn {
             scheduler: self,
-            index: self.first(k),
-            received: self.mailbox.map(|mailbox| mailbox.handover.reader(k)),
+            index: k.mov(index),
+            post: self.mailbox.map(|mailbox| {
+                let [now, next] = [(); 2].map(|()| Letter::new(k, &self.grid, index));
+                Post { mailbox, received: mailbox.handover.reader(k), now, next }
+            }),
             speaks: consumer.speaks,
         }
     }
+}
+
+/// What a consumer has received.
+#[derive(Clone, Copy, Debug)]
+struct Post {
+    mailbox: Mailbox,
+    received: Ring,
+    now: Letter,
+    next: Letter,
 }
 
 /// Where a consumer stands in the CTA's tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
     scheduler: &'a Scheduler,
+    /// The tile, or the next one once it is known, where tiles are not handed out at run time.
     index: R32,
-    received: Option<Ring>,
+    post: Option<Post>,
     speaks: Pred,
 }
 
@@ -265,26 +311,40 @@ impl Turn<'_> {
     /// that returned.
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
-            let tile = self.tile(k);
-            compute(k, &tile)
+            let tile = match &self.post {
+                None => self.scheduler.grid.tile(k, self.index),
+                Some(post) => post.now.tile,
+            };
+            let more = compute(k, &tile);
+            if let Some(post) = &self.post {
+                post.now.copy_from(k, &post.next);
+            }
+            more
         });
-    }
-
-    /// The tile.
-    pub fn tile(&self, k: &mut Builder) -> WorkTile {
-        self.scheduler.grid.tile(k, self.index)
     }
 
     /// Goes on to the next tile. Whether there is one.
     pub fn advance(&self, k: &mut Builder) -> Pred {
-        match (&self.scheduler.mailbox, &self.received) {
-            (Some(mailbox), Some(received)) => mailbox.receive(k, received, self.speaks, self.index),
-            _ => {
-                let ctas = self.scheduler.takers(k);
-                k.add_to(self.index, self.index, ctas);
+        let index = match &self.post {
+            None => {
+                let takers = self.scheduler.takers(k);
+                k.add_to(self.index, self.index, takers);
+                self.index
             }
+            Some(post) => {
+                post.mailbox.receive(k, &post.received, self.speaks, &post.next);
+                post.next.index
+            }
+        };
+        k.setp_u(CmpOp::Lt, index, self.scheduler.grid.tiles)
+    }
+
+    /// The tile that [`Turn::advance`] went on to, if there is one; at the start, the first.
+    pub fn next(&self, k: &mut Builder) -> WorkTile {
+        match &self.post {
+            None => self.scheduler.grid.tile(k, self.index),
+            Some(post) => post.next.tile,
         }
-        k.setp_u(CmpOp::Lt, self.index, self.scheduler.grid.tiles)
     }
 }
 

@@ -155,6 +155,12 @@ impl SwizzledTile {
         }
     }
 
+    /// Copies a whole tile to the place that begins at `row` of a head, asynchronously, in the thread's current bulk group. For one thread.
+    pub fn store(self, k: &mut Builder, from: Shared, map: TensorMapPtr, [row, head, batch]: [Src<R32>; 3]) {
+        debug_assert!(self.whole(), "a box of all panels");
+        k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
+    }
+
     /// Copies the CTA's part of the tile that begins at `row` to the same place in all of its peers; in each of them `barrier` counts it,
     /// and [`SwizzledTile::bytes`] in all. For one thread of each.
     pub fn load_part(

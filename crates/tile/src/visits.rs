@@ -39,7 +39,7 @@ enum Refill {
 pub struct Supply {
     /// The tensor's map.
     pub map: TensorMapPtr,
-    /// First row of the next tile; negative when there is none. Walks down.
+    /// First row of the tile that follows those of all stages; negative when there is none. Walks down.
     pub next: R32,
     /// Rows from one tile to the next.
     pub step: u32,
@@ -47,21 +47,29 @@ pub struct Supply {
     pub head: [R32; 2],
     /// The one thread that requests.
     pub requests: Pred,
+    /// Its warp, as all lanes know.
+    pub warp: Pred,
     /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
     /// stage is free.
     pub readers: u32,
 }
 
 impl Supply {
-    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it.
+    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp branches as a whole and one
+    /// lane's instructions are guarded: after a branch of a lane's own ptxas would take the ring's state, and so the descriptors, for
+    /// something that lanes differ in.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
-        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.requests);
+        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.warp);
         k.if_(more, |k| {
             free(k);
-            let [head, batch] = self.head;
-            ring.fill(k, at, self.map, [self.next, head, batch].map(Src::from));
+            k.guarded(self.requests, |k| self.request(k, ring, at, self.next));
         });
         k.sub_to(self.next, self.next, self.step);
+    }
+
+    fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
+        let [head, batch] = self.head;
+        ring.fill(k, at, self.map, [row, head, batch].map(Src::from));
     }
 }
 
@@ -101,11 +109,14 @@ impl TileStream {
         TileStream { refill: Refill::Never, ..self }
     }
 
-    /// Requests the tile of a stage that nothing was in yet, of a stream that one of its readers supplies.
+    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For the thread that requests.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
         if let Refill::Reader(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);
-            supply.fill(k, &self.ring, &at, |_| {});
+            let ahead = (self.at.stages() - stage) * supply.step;
+            let row = k.add(supply.next, ahead);
+            let exists = k.setp_s(CmpOp::Ge, row, 0);
+            k.if_(exists, |k| supply.request(k, &self.ring, &at, row));
         }
     }
 
@@ -116,13 +127,7 @@ impl TileStream {
 
     /// The tile, which has landed.
     pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        let stage = match self.refill {
-            _ if self.at.stages() == 1 => return self.first,
-            Refill::Feeder | Refill::Never => self.at.stage,
-            // After the branch of the thread that requests ptxas takes the stage for a lane's own, and so the descriptors.
-            Refill::Reader(_) => k.uniform(self.at.stage),
-        };
-        self.first.stage(k, stage)
+        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
     }
 
     /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
@@ -246,6 +251,8 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
+    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited, if that is to be made use of.
+    pub halved: Option<R32>,
     /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
     pub skips: Option<Skips>,
     /// Scores.
@@ -319,20 +326,44 @@ impl Visits {
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
         self.o.clear(k);
-        if self.tiles == Tiles::InTurn {
-            self.first_scores(k, &steps.scores);
-        }
-        if let Some(skips) = &self.skips {
-            skips.each(k, skips.values, |k| self.skip_values(k));
-        }
         let block = k.sub(end, 1);
         let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
-        self.hide(k, block, coverage, steps);
-        // O is zero: it owes nothing.
-        softmax.move_references(k, &self.s, self.chains, coverage);
-        let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
-        softmax.add_sums(k, &sums);
-        self.s.round_to(k, self.half, &self.p);
+        let first = (block, coverage);
+        match self.halved {
+            None => {
+                if self.tiles == Tiles::InTurn {
+                    self.first_scores(k, &steps.scores);
+                }
+                self.skip_values_owed(k);
+                self.begin(k, first, (&self.s, &self.p), softmax, steps);
+            }
+            Some(halved) => {
+                if self.tiles == Tiles::InTurn {
+                    self.wait_for_first(k);
+                }
+                // Scores that were issued beside the products of the tile before are all there.
+                let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
+                    Tiles::InTurn => self.first_scores_of(k, s, &steps.scores),
+                    Tiles::Overlapped => {}
+                };
+                let halved = k.setp_u(CmpOp::Ne, halved, 0);
+                k.if_else(
+                    halved,
+                    |k| {
+                        let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
+                        let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
+                        scores(k, &s);
+                        self.begin(k, first, (&s, &p), softmax, steps);
+                        self.p.clear_from(k, k_tiles);
+                    },
+                    |k| {
+                        scores(k, &self.s);
+                        self.begin(k, first, (&self.s, &self.p), softmax, steps);
+                    },
+                );
+                self.skip_values_owed(k);
+            }
+        }
 
         if let Masked::From(full) = masked {
             k.while_(
@@ -358,12 +389,51 @@ impl Visits {
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
+        self.wait_for_first(k);
+        self.first_scores_of(k, &self.s, scores);
+    }
+
+    /// Waits for a tile's queries and the keys of its first block.
+    fn wait_for_first(&self, k: &mut Builder) {
         self.queries.wait(k);
         self.skip_in_step(k);
         self.keys.wait(k);
-        self.issue(k, |k| self.scores(k, scores));
+    }
+
+    /// The scores of as many keys of the first block as `s` has columns.
+    fn first_scores_of<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)
+    where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+    {
+        self.issue(k, |k| self.scores(k, s, scores));
         k.wgmma_wait(0);
         self.keys.release(k);
+    }
+
+    /// The softmax of a tile's first block, or of the part of it that `s` holds.
+    fn begin<S, M, A>(
+        &self,
+        k: &mut Builder,
+        (block, coverage): (R32, Coverage),
+        (s, p): (&AccTile, &ProbTile),
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+    {
+        self.hide(k, s, block, coverage, steps);
+        // O is zero: it owes nothing.
+        softmax.move_references(k, s, self.chains, coverage);
+        let sums = softmax.exponentials(k, s, self.chains, coverage);
+        softmax.add_sums(k, &sums);
+        s.round_to(k, self.half, p);
+    }
+
+    /// Skips what values are still to pass.
+    fn skip_values_owed(&self, k: &mut Builder) {
+        if let Some(skips) = &self.skips {
+            skips.each(k, skips.values, |k| self.skip_values(k));
+        }
     }
 
     /// Skips blocks in the order in which they would have been visited, which is that of the requests: all but the values of the last,
@@ -467,13 +537,8 @@ impl Visits {
         if let Some(circle) = &self.circle {
             circle.take(k);
         }
-        self.issue(k, |k| self.scores(k, &steps.scores));
+        self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
         self.values.wait(k);
-        // P and O have not been touched since the scores' fence. But where one thread goes a way of its own ptxas wants a fence
-        // in the block of the products, or serialises them (C7519).
-        if matches!(self.values.refill, Refill::Reader(_)) {
-            k.wgmma_fence();
-        }
         self.accumulate(k, steps);
         k.wgmma_commit();
         if let Some(circle) = &self.circle {
@@ -500,7 +565,7 @@ impl Visits {
             (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
             _ => {
                 self.keys.release(k);
-                self.hide(k, block, coverage, steps);
+                self.hide(k, &self.s, block, coverage, steps);
                 self.follow(k, coverage, softmax);
             }
         }
@@ -536,7 +601,7 @@ impl Visits {
         let good = all_below(k, &sums, guess.limit);
         let good = guess.agreement.all(k, good);
         k.if_(!good, |k| {
-            self.issue(k, |k| self.scores(k, &steps.scores));
+            self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
             k.wgmma_wait(0);
             softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
             let exact = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
@@ -549,13 +614,19 @@ impl Visits {
         softmax.add_sums(k, &sums);
     }
 
-    fn hide<S, M, A>(&self, k: &mut Builder, block: R32, coverage: Coverage, steps: &BlockSteps<S, M, A>)
-    where
+    fn hide<S, M, A>(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        block: R32,
+        coverage: Coverage,
+        steps: &BlockSteps<S, M, A>,
+    ) where
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
     {
         if coverage == Coverage::Partial {
             let origin = k.mul(block, self.block_n);
-            (steps.hide)(k, &self.s, origin, coverage);
+            (steps.hide)(k, s, origin, coverage);
         }
     }
 
@@ -576,13 +647,13 @@ impl Visits {
         k.wgmma_wait(0);
     }
 
-    fn scores<S>(&self, k: &mut Builder, scores: &S)
+    fn scores<S>(&self, k: &mut Builder, s: &AccTile, scores: &S)
     where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
         let key = self.keys.matrix(k);
         let q = self.queries.matrix(k);
-        scores(k, q, key, &self.s);
+        scores(k, q, key, s);
     }
 
     fn accumulate<S, M, A>(&self, k: &mut Builder, steps: &BlockSteps<S, M, A>)

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use super::{Never, Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::tile::{self, Step};
 
 /// Proof that the processor has AVX2, FMA and F16C.
@@ -25,6 +25,7 @@ impl Simd for Avx2 {
     const MAX_VECTORS: usize = 2;
     const WIDE_ROWS: usize = 6;
     type V = __m256;
+    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {

@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Simd, exp2_polynomial};
+use super::{Avx512Vnni, Simd, exp2_polynomial};
+use crate::element::{Element, ElementsMut};
 use crate::tile::{self, Step};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
@@ -14,13 +15,25 @@ const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_01
 
 /// Proof that the processor has AVX-512 F and DQ, and all of [`super::Avx2`].
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    narrow: Option<Avx512Vnni>,
+}
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
         let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
         // Transposes and conversions are those of AVX2.
-        (wide && super::Avx2::detect().is_some()).then_some(Avx512(()))
+        (wide && super::Avx2::detect().is_some()).then_some(Avx512 { narrow: None })
+    }
+
+    /// With 16-bit factors for 16-bit inputs.
+    pub(crate) fn detect_vnni() -> Option<Avx512> {
+        Avx512::detect().and_then(Avx512Vnni::detect).map(Avx512::with)
+    }
+
+    /// The processor that `narrow` was found on.
+    pub(crate) fn with(narrow: Avx512Vnni) -> Avx512 {
+        Avx512 { narrow: Some(narrow) }
     }
 }
 
@@ -31,6 +44,11 @@ impl Simd for Avx512 {
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const WIDE_ROWS: usize = 6;
     type V = __m512;
+    type Narrow = Avx512Vnni;
+
+    fn narrow(self) -> Option<Avx512Vnni> {
+        self.narrow
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -97,7 +115,38 @@ impl Simd for Avx512 {
         unsafe { super::avx2::widen_bf16(from, to) }
     }
 
+    fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
+        match T::elements_mut(to) {
+            ElementsMut::F32(to) => unsafe { scale(from, factor, to) },
+            ElementsMut::F16(to) => unsafe { narrow_scaled_f16(from, factor, to) },
+            ElementsMut::Bf16(_) => T::narrow_scaled(from, factor, to),
+        }
+    }
+
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { super::avx2::transpose(from, from_ld, to, to_ld, rows, cols) }
     }
+}
+
+#[target_feature(enable = "avx512f")]
+fn scale(from: &[f32], factor: f32, to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = from * factor;
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn narrow_scaled_f16(from: &[f32], factor: f32, to: &mut [f16]) {
+    let (whole, rest) = from.as_chunks::<16>();
+    let (to_whole, to_rest) = to.as_chunks_mut::<16>();
+    let factors = _mm512_set1_ps(factor);
+    for (from, to) in whole.iter().zip(to_whole) {
+        // SAFETY: both are arrays of 16.
+        unsafe {
+            let scaled = _mm512_mul_ps(_mm512_loadu_ps(from.as_ptr()), factors);
+            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(scaled);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
+        }
+    }
+    f16::narrow_scaled(rest, factor, to_rest);
 }

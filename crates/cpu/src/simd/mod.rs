@@ -7,6 +7,8 @@ mod portable;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512vnni;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
@@ -16,21 +18,23 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use gemm::{Columns, Init, Rows, gemm};
+pub(crate) use gemm::{Added, Columns, Fresh, Rows, gemm};
 pub(crate) use portable::Portable;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {avx2::Avx2, avx512::Avx512};
+pub(crate) use {avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
-use crate::element::Elements;
+use crate::element::{Element, Elements};
 use crate::tile::Step;
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
+    /// [`Isa::Avx512`], and 16-bit inputs multiplied as 16-bit integers (AVX-512 VNNI, BW and VL).
+    Avx512Vnni,
     /// AVX-512 F, 16 lanes.
     Avx512,
     /// AVX2 and FMA, 8 lanes.
@@ -43,11 +47,13 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, fastest first.
-    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Avx512::detect_vnni().is_some(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
@@ -73,7 +79,7 @@ impl Isa {
     /// Query rows that one register tile holds at most.
     pub const fn panel_rows(self) -> usize {
         match self {
-            Isa::Avx512 => 64,
+            Isa::Avx512Vnni | Isa::Avx512 => 64,
             Isa::Avx2 | Isa::Neon => 16,
             Isa::Portable => 8,
         }
@@ -82,6 +88,7 @@ impl Isa {
     /// The name used on the command line and in evidence rows.
     pub const fn name(self) -> &'static str {
         match self {
+            Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
@@ -110,6 +117,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const WIDE_ROWS: usize;
     /// The vector.
     type V: Copy;
+    /// The same processor's arithmetic on 16-bit numbers; [`Never`] if it has none that is faster.
+    type Narrow: Narrow;
 
     fn splat(self, x: f32) -> Self::V;
     /// The first [`Simd::LANES`] elements of `from`.
@@ -131,6 +140,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2⁻¹²⁶; 0 for −∞, NaN for NaN. Only for t ≤ 127.
     fn exp2(self, t: Self::V) -> Self::V;
 
+    /// The arithmetic on 16-bit numbers, if it is to be used.
+    fn narrow(self) -> Option<Self::Narrow> {
+        None
+    }
+
     /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
     fn step<const VECTORS: usize>(self, step: Step<'_>);
 
@@ -144,8 +158,84 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         widen_bf16_plain(from, to);
     }
 
+    /// Rounds `factor · from` into `to`, which has the same length.
+    fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
+        T::narrow_scaled(from, factor, to);
+    }
+
     /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
+}
+
+/// Attention with 16-bit factors (see [`crate::narrow`]). A word is 32 bits, carried as an f32 that nobody calculates
+/// with: a pair of 16-bit integers.
+///
+/// As with [`Simd`], a value is proof that the processor has the instructions.
+pub(crate) trait Narrow: Copy + Send + Sync + 'static {
+    /// Lanes of a panel are a multiple of this.
+    const LANES: usize;
+
+    /// How large the numbers of some rows are.
+    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
+
+    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 8 times the largest. `sums`
+    /// is room for as many numbers. NaN stays.
+    fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]);
+
+    /// The least squared norm of the rows, their columns multiplied by `factors`.
+    fn least_norm_squared<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32;
+
+    /// Rows as integers `round(factor · x)`, `words` a row: neighbours are pairs, an odd one's partner is 0.
+    fn integers<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        factor: f32,
+        to: &mut [f32],
+        words: usize,
+    );
+
+    /// Rows as such integers, a factor for each column: those of one row and the next are pairs, an odd row's
+    /// partners are 0.
+    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]);
+
+    /// Runs `step` on words: pairs along the head dimension in Q and K, along the keys in V.
+    fn step(self, step: Step<'_>);
+}
+
+/// How large the numbers of some rows are. Where one is NaN, so is `norm_squared`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Extent {
+    /// Largest magnitude.
+    pub max: f32,
+    /// Squared Euclidean norm of a row, the largest one.
+    pub norm_squared: f32,
+}
+
+/// The [`Narrow`] of processors that have none: there is no value of it.
+#[derive(Clone, Copy)]
+pub(crate) enum Never {}
+
+impl Narrow for Never {
+    const LANES: usize = 1;
+
+    fn extent<'a>(self, _: impl Iterator<Item = Elements<'a>>) -> Extent {
+        match self {}
+    }
+    fn reach<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &mut [f32], _: &mut [f32]) {
+        match self {}
+    }
+    fn least_norm_squared<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32]) -> f32 {
+        match self {}
+    }
+    fn integers<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: f32, _: &mut [f32], _: usize) {
+        match self {}
+    }
+    fn row_pairs<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32], _: &mut [f32]) {
+        match self {}
+    }
+    fn step(self, _: Step<'_>) {
+        match self {}
+    }
 }
 
 /// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Simd, exp2_by_shift, transpose_plain};
+use super::{Never, Simd, exp2_by_shift, transpose_plain};
 use crate::tile::{self, Step};
 
 /// Proof that the processor has NEON.
@@ -22,6 +22,7 @@ impl Simd for Neon {
     const MAX_VECTORS: usize = 4;
     const WIDE_ROWS: usize = 6;
     type V = float32x4_t;
+    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> float32x4_t {

@@ -1,6 +1,6 @@
 //! Plain Rust, for processors without a module of their own and as a second opinion in tests.
 
-use super::{Simd, exp2_by_shift, transpose_plain};
+use super::{Never, Simd, exp2_by_shift, transpose_plain};
 use crate::tile::{self, Step};
 
 /// Four lanes of plain Rust: what every 64-bit processor's compiler can vectorise.
@@ -20,6 +20,7 @@ impl Simd for Portable {
     const MAX_VECTORS: usize = 2;
     const WIDE_ROWS: usize = 5;
     type V = V;
+    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {

@@ -100,7 +100,9 @@ fn compare(
             "O[{i}] = {got}, not {want} ± {tolerance:.1e}; {plan:?} {problem:?}"
         );
     }
-    let tolerance = logit + 16.0 * f64::from(f32::EPSILON) * (1.0 + finite(&want.lse));
+    let tolerance = 2.0 * worst(&naive.lse, &want.lse)
+        + logit
+        + 16.0 * f64::from(f32::EPSILON) * (1.0 + finite(&want.lse));
     for (i, (&got, &want)) in lse.iter().zip(&want.lse).enumerate() {
         let got = f64::from(got);
         assert!(

@@ -88,21 +88,30 @@ pub(crate) fn tensor_rows(problem: &Problem, tensor: Tensor) -> TensorRows {
 
 /// Whether tensor maps can be made of Q, K and V.
 pub(crate) fn check_tensor_maps(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
-    for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
-        let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
-        for (what, extent, stride, least) in [
-            ("batch stride", batch, strides.batch, 0),
-            ("head stride", heads, strides.head, 0),
-            ("row stride", rows, strides.row, 8),
-        ] {
-            if extent > 1 && (stride % 8 != 0 || !(least..STRIDE_LIMIT / 2).contains(&stride)) {
-                return Err(PlanError::Problem {
-                    family,
-                    what: format!("{} {what}", tensor.name()),
-                    value: stride.to_string(),
-                    accepted: format!("multiples of 8 from {least} to 2^39 elements, as tensor maps need"),
-                });
-            }
+    [Tensor::Q, Tensor::K, Tensor::V]
+        .into_iter()
+        .try_for_each(|tensor| check_tensor_map(problem, tensor, family))
+}
+
+/// Whether a tensor map can be made of a tensor.
+pub(crate) fn check_tensor_map(
+    problem: &Problem,
+    tensor: Tensor,
+    family: &'static str,
+) -> Result<(), PlanError> {
+    let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+    for (what, extent, stride, least) in [
+        ("batch stride", batch, strides.batch, 0),
+        ("head stride", heads, strides.head, 0),
+        ("row stride", rows, strides.row, 8),
+    ] {
+        if extent > 1 && (stride % 8 != 0 || !(least..STRIDE_LIMIT / 2).contains(&stride)) {
+            return Err(PlanError::Problem {
+                family,
+                what: format!("{} {what}", tensor.name()),
+                value: stride.to_string(),
+                accepted: format!("multiples of 8 from {least} to 2^39 elements, as tensor maps need"),
+            });
         }
     }
     Ok(())

@@ -18,10 +18,10 @@ pub struct Bar<'a> {
     pub class: &'a str,
 }
 
-const WIDTH: f64 = 760.0;
+pub(super) const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
 /// More than the mean width of a character at the size of names and values, since a file cannot ask a font.
-const CHARACTER: f64 = 7.0;
+pub(super) const CHARACTER: f64 = 7.0;
 
 fn width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64

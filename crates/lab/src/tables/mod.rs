@@ -181,11 +181,11 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             let predicted = rows(&root.join("evidence/predicted.jsonl"), suite)?;
             let entries = entries(&measured);
             let mut text = render::table(device, suite, &entries, &predicted);
-            if let Some(contents) = render::plot(&entries) {
+            if let Some((contents, caption)) = render::plot(suite, &entries) {
                 let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
                 let from = if document.starts_with("docs") { Path::new("images") } else { images };
                 text += &format!("\n\n![{suite} on {device}]({})", from.join(&picture).display());
-                text += "  \nBars: FlashCore, L2 warm; ◆: the best peer; the axis is logarithmic.";
+                text += &format!("  \n{caption}");
                 pictures.push(Made { path: root.join(images).join(picture), contents });
             }
             Ok(text)

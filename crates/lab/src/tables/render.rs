@@ -2,6 +2,7 @@
 
 use super::{Entry, Problem, Row};
 use crate::report::chart::{Bar, bars, standalone};
+use crate::report::panels::{Panel, panels};
 
 /// Suites whose times are shown as rates.
 const RATES: [&str; 3] = ["ampere", "forward", "backward"];
@@ -146,8 +147,50 @@ pub(super) fn place(row: &Row) -> String {
     format!("{}, {}, commit {commit}, {day}.  ", row.device, row.driver)
 }
 
+/// A picture, and what it shows: rates as lines over the length, times as bars.
+pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static str)> {
+    if RATES.contains(&suite) {
+        let caption = "TFLOP/s, L2 warm, over the length of a sequence; a causal mask counts as half.";
+        return curves(entries).map(|chart| (chart, caption));
+    }
+    let caption = "Bars: FlashCore, L2 warm; ◆: the best peer; the axis is logarithmic.";
+    times(entries).map(|chart| (chart, caption))
+}
+
+/// Everybody's rates over the length, a panel for each head dimension and mask.
+fn curves(entries: &[Entry]) -> Option<String> {
+    let legend: Vec<String> = std::iter::once("FlashCore".to_owned()).chain(peers(entries)).collect();
+    let mut all: Vec<Panel> = Vec::new();
+    for entry in entries.iter().filter(|entry| entry.ours.mode == "warm") {
+        let p = &entry.ours.problem;
+        let mask = if p.mask == "none" { "full" } else { &p.mask };
+        let title = format!("{}, head dim {}, {mask}", p.dtype, p.head_dim);
+        let at = all.iter().position(|panel| panel.title == title).unwrap_or_else(|| {
+            all.push(Panel { title, lines: (0..legend.len()).map(|number| (number, Vec::new())).collect() });
+            all.len() - 1
+        });
+        for row in std::iter::once(&entry.ours).chain(&entry.peers) {
+            let peer = legend.iter().position(|name| *name == row.implementation);
+            if let (None, Some(rate)) = (&row.fault, row.tflops) {
+                all[at].lines[peer.unwrap_or(0)].1.push((p.seq_kv as f64, rate));
+            }
+        }
+    }
+    for (_, points) in all.iter_mut().flat_map(|panel| &mut panel.lines) {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    // Full masks to the left.
+    all.sort_by_key(|panel| {
+        (
+            entries.iter().position(|e| panel.title.contains(&format!("dim {},", e.ours.problem.head_dim))),
+            !panel.title.ends_with("full"),
+        )
+    });
+    (!all.is_empty()).then(|| standalone(&panels(&all, &legend, "TFLOP/s")))
+}
+
 /// Ours as bars and the best peer's as marks, L2 warm.
-pub(super) fn plot(entries: &[Entry]) -> Option<String> {
+fn times(entries: &[Entry]) -> Option<String> {
     let counts = |row: &Row| row.us_median.filter(|_| row.fault.is_none());
     let warm: Vec<(String, Option<f64>, Option<f64>)> = entries
         .iter()

@@ -29,11 +29,21 @@ impl Wave {
         }
     }
 
-    /// Where CTAs of causal rows share a multiprocessor from the first to the last, it is for the grid to see that their lengths add up.
+    /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is for the grid to see that their
+    /// lengths add up; where others follow, the long ones come first.
     fn order(self, problem: &Problem) -> RowOrder {
+        // The grid's third extent is limited.
+        let few = problem.seq_q <= 1 << 20;
         match (self, problem.mask) {
-            (_, Mask::None) | (Wave::Half | Wave::One | Wave::More, _) => RowOrder::ByHead,
-            (Wave::Two | Wave::Four, _) => RowOrder::Folded,
+            (_, Mask::None) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
+            (Wave::Two, _) => RowOrder::Folded,
+            (Wave::Four | Wave::More, _) => {
+                if few {
+                    RowOrder::LongestFirst
+                } else {
+                    RowOrder::ByHead
+                }
+            }
         }
     }
 }
@@ -120,37 +130,44 @@ impl SmallPlan {
         }
     }
 
-    /// Plans by whose warpgroups blocks stream, the best first: as many CTAs a multiprocessor as there is work for, then as many keys a
-    /// block as there is room for.
+    /// Plans by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
+    /// many keys a block; beyond, four of them with few, which take exponentials while others have the tensor cores.
     fn streamed(problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
         let causal = problem.mask == Mask::Causal;
-        // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and the least block that is worth it.
-        let alone: &[[u32; 4]] = &[[1, 1, 3, 128], [1, 1, 2, 64], [1, 1, 1, 16]];
-        let shared: &[[u32; 4]] = match wave {
-            Wave::Half => &[[1, 2, 1, 64]],
-            Wave::One => &[[2, 2, 1, 64], [1, 1, 1, 64]],
+        let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
+        // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and keys of a block.
+        type Shape = (u32, u32, u32, &'static [u32]);
+        let alone: &[Shape] =
+            &[(1, 1, 3, &[128]), (1, 1, 2, &[128, 96, 64]), (1, 1, 1, &[128, 96, 64, 48, 32, 16])];
+        let stay = problem.seq_kv <= 64 * MOST_STAGES as usize;
+        let shared: &[Shape] = match wave {
+            Wave::Half => &[(1, 2, 1, &[128, 96, 64])],
+            Wave::One => &[(2, 2, 1, &[128, 96, 64]), (1, 1, 1, &[128, 96, 64])],
             // Short rows leave a multiprocessor to long ones.
-            Wave::Two if causal => &[[1, 1, 2, 64]],
-            Wave::Two => &[[2, 1, 1, 64]],
-            Wave::Four => &[[2, 1, 2, 64], [2, 1, 1, 64]],
+            Wave::Two if causal => &[(1, 1, 2, &[128, 64])],
+            Wave::Two => &[(2, 1, 1, &[128, 96, 64])],
+            Wave::Four if narrow && stay && !causal => &[(4, 1, 1, &[64])],
+            Wave::Four | Wave::More if narrow && causal => &[(1, 1, 3, &[64])],
+            Wave::Four | Wave::More if narrow => &[(1, 1, 4, &[64])],
+            Wave::Four => &[(2, 1, 1, &[128, 96, 64])],
             Wave::More => &[],
         };
-        let one_tile = problem.seq_q <= WARPGROUP_ROWS as usize;
-        let shared = shared.iter().filter(move |[rows, ..]| *rows == 1 || !one_tile);
+        let tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize);
+        let shared = shared.iter().filter(move |&&(rows, ..)| rows as usize <= tiles);
         let base = SmallPlan {
             stages: 2,
             rescale: Rescale::Beyond(8),
+            guess: matches!(wave, Wave::Four | Wave::More).then_some(12),
             pv_pieces: 1,
             order: wave.order(problem),
             ..SmallPlan::BASE
         };
-        shared.chain(alone).flat_map(move |&[row_warpgroups, cluster, resident_ctas, least]| {
-            let base = SmallPlan { row_warpgroups, cluster, resident_ctas, ..base.clone() };
-            // Of a causal mask, those whose ends rows share.
-            let blocks = [128, 96, 64, 48, 32, 16].into_iter().filter(move |&block_n| {
-                block_n >= least && !(causal && 64 % block_n != 0 && block_n % 64 != 0)
-            });
-            blocks.map(move |block_n| SmallPlan { block_n, ..base.clone() })
+        shared.chain(alone).flat_map(move |&(row_warpgroups, cluster, resident_ctas, blocks)| {
+            let turns = if row_warpgroups == 4 { Turns::PingPong } else { Turns::Free };
+            let base = SmallPlan { row_warpgroups, cluster, resident_ctas, turns, ..base.clone() };
+            // Of a causal mask, blocks that end where tiles of rows do.
+            let blocks = blocks.iter().filter(move |&&block_n| !(causal && block_n == 96));
+            blocks.map(move |&block_n| SmallPlan { block_n, ..base.clone() })
         })
     }
 

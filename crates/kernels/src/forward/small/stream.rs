@@ -110,6 +110,7 @@ impl Forward<'_> {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 Guess { limit: f32::exp2(limit.into()), agreement: Agreement::new(k, warpgroup) }
             }),
+            halved: None,
             skips: self.ends_differ().then(|| Skips::none(k)),
             chains: Chains { max: 2, sum: 1 },
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
@@ -151,13 +152,16 @@ impl Forward<'_> {
     fn supply(&self, k: &mut Builder, tensor: Tensor, end: R32, requests: Pred) -> Supply {
         let step = self.plan.cluster_keys();
         let source = self.source(k);
-        let last = k.sub(end, 1);
+        let in_warpgroup = k.and(self.place.warp, WARPS - 1);
+        let warp = k.mad(self.place.row_warpgroup, WARPS, in_warpgroup);
+        let first = k.mad(end, step, source.first_key);
         Supply {
             map: source.maps[tensor as usize],
-            next: k.mad(last, step, source.first_key),
+            next: k.sub(first, (1 + self.plan.stages) * step),
             step,
             head: source.head(k, self.problem, tensor),
             requests,
+            warp: k.setp_u(CmpOp::Eq, warp, 0),
             readers: self.plan.row_warpgroups,
         }
     }

@@ -1,16 +1,16 @@
 //! The generator.
 
 use problem::{Mask, Problem, Tensor};
-use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Src, Target, TensorMapPtr};
+use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Bound, Circle, Consumer, Coverage, Guess, Handout, Handover,
-    Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Peers, ProbTile, Products, Rescale, Roles, RowRange,
-    Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits,
-    WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
+    AccTile, Accumulate, Agreement, BlockSteps, Bound, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
+    Handover, Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Peers, ProbTile, Products, Rescale, Roles,
+    RowRange, Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn,
+    Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
-use super::plan::{Ends, Softmax, WgmmaPlan};
+use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{half, stepped};
 
@@ -42,14 +42,18 @@ impl WgmmaPlan {
     /// Shared memory of a CTA, in bytes: the rings' tiles, then their barriers.
     pub fn shared_bytes(&self, problem: &Problem) -> u32 {
         let [q, key, value] = self.tile_shapes(problem);
-        let query_stages = self.tiles.query_stages();
+        let query_stages = self.query_stages();
         let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
         let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
         let mailbox = match self.handout {
             Handout::Static => 0,
             Handout::Dynamic => Mailbox::SHARED_BYTES,
         };
-        tiles + barriers + mailbox
+        let rows_out = match self.store {
+            Store::Direct => 0,
+            Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes(),
+        };
+        tiles + rows_out + barriers + mailbox
     }
 }
 
@@ -64,11 +68,14 @@ struct Forward<'a> {
     keys: TileRing,
     values: TileRing,
     schedule: Scheduler,
+    /// Where rows of O are that TMA stores.
+    rows_out: Option<(TensorMapPtr, Shared)>,
 }
 
 /// The kernel's parameters, in the order of [`WgmmaPlan::args`].
 struct Params {
     maps: [TensorMapPtr; 3],
+    out_map: Option<TensorMapPtr>,
     out: Global,
     lse: Option<Global>,
     counter: Option<Global>,
@@ -84,6 +91,7 @@ struct Params {
 impl Params {
     fn declare(k: &mut Builder, plan: &WgmmaPlan) -> Params {
         let maps = LOADED.map(|tensor| k.param_tensor_map(&format!("{}_map", tensor.name())));
+        let out_map = (plan.store == Store::Bulk).then(|| k.param_tensor_map("out_map"));
         let out = k.param_pointer("out");
         let lse = plan.lse.then(|| k.param_pointer("lse"));
         let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
@@ -92,7 +100,19 @@ impl Params {
             ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));
         let grid = TileGrid { order: plan.order, tiles, row_blocks, heads, section };
         let factor = k.param_f32("scale_log2e");
-        Params { maps, out, lse, counter, out_batch_bytes, out_head_bytes, seq_q, seq_kv, grid, factor }
+        Params {
+            maps,
+            out_map,
+            out,
+            lse,
+            counter,
+            out_batch_bytes,
+            out_head_bytes,
+            seq_q,
+            seq_kv,
+            grid,
+            factor,
+        }
     }
 }
 
@@ -109,13 +129,14 @@ impl<'a> Forward<'a> {
             at
         };
         // Tiles first: what follows them need not be aligned as they are.
-        let [queries, keys, values] =
-            [(q, plan.tiles.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
-                .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())))
-                .map(|(tile, stages, peers, first)| {
-                    let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
-                    TileRing { handover, tile, first }
-                });
+        let places = [(q, plan.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
+            .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())));
+        let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
+        let rows_out = params.out_map.map(|map| (map, take(bytes)));
+        let [queries, keys, values] = places.map(|(tile, stages, peers, first)| {
+            let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
+            TileRing { handover, tile, first }
+        });
         let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers));
         Forward {
             plan,
@@ -126,6 +147,7 @@ impl<'a> Forward<'a> {
             keys,
             values,
             schedule: Scheduler { grid: params.grid, mailbox, peers },
+            rows_out,
             params,
         }
     }
@@ -201,6 +223,9 @@ impl<'a> Forward<'a> {
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
         };
+        let bulk = self
+            .rows_out
+            .map(|(map, place)| BulkStore::new(k, self.problem.head_dim_v as u32, place, map, consumer));
         let turn = self.schedule.consumer(k, consumer);
         if plan.tiles == Tiles::Overlapped {
             self.look_ahead(k, consumer, &visits, &turn);
@@ -213,7 +238,8 @@ impl<'a> Forward<'a> {
             if plan.tiles == Tiles::InTurn {
                 self.skip(k, &visits, tile, blocks.0);
             }
-            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n);
+            self.halve(k, &visits, &own);
+            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
@@ -227,9 +253,16 @@ impl<'a> Forward<'a> {
                 more
             });
             let finished = softmax.finish(k, &visits.o); //                   O / l
-            self.store(k, consumer, tile, &rows, &visits.o, &finished.lse);
+            match &bulk {
+                None => self.store(k, consumer, tile, &rows, &visits.o),
+                Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &visits.o),
+            }
+            self.store_lse(k, consumer, tile, &rows, &finished.lse);
             more
         });
+        if let Some(bulk) = &bulk {
+            bulk.finish(k);
+        }
     }
 
     /// A warpgroup's registers and where it stands in the rings.
@@ -251,6 +284,7 @@ impl<'a> Forward<'a> {
                 _ => None,
             },
             chains: plan.chains,
+            halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
@@ -330,10 +364,18 @@ impl<'a> Forward<'a> {
         skips.set(k, blocks);
     }
 
-    /// The same for the tile at which the warpgroup stands now.
+    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees last.
+    fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
+        let Some(halved) = visits.halved else { return };
+        let halves = Bound::new(k, self.rule, own, self.plan.block_n / 2, false).end;
+        let odd = k.and(halves, 1);
+        k.mov_to(halved, odd);
+    }
+
+    /// Lets the warpgroup skip the blocks of the tile at which it stands now.
     fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
         if visits.skips.is_some() {
-            let tile = turn.tile(k);
+            let tile = turn.next(k);
             let rows = self.rows(k, &tile);
             let own = self.own_rows(k, &rows, consumer);
             let own_end = self.own_end(k, &tile, &own);
@@ -353,22 +395,38 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Stores the warp's rows of O, and their LSE.
-    fn store(
+    /// The warp's first row, and one past the last that is stored.
+    fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
+        let first = k.mad(consumer.threads.row_warp, 16, rows.first);
+        (first, k.mul(self.params.seq_q, rows.heads))
+    }
+
+    /// Stores the warp's rows of O.
+    fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, o: &AccTile) {
+        let limits = self.row_limits(k, consumer, rows);
+        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
+        let store = self.plan.row_store(self.problem);
+        store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store);
+    }
+
+    /// The same by TMA.
+    fn store_bulk(
         &self,
         k: &mut Builder,
+        bulk: &BulkStore,
         consumer: &Consumer,
         tile: &WorkTile,
         rows: &RowRange,
         o: &AccTile,
-        lse: &[F32],
     ) {
-        let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        let limit = k.mul(self.params.seq_q, rows.heads);
-        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
-        let store = self.plan.row_store(self.problem);
-        store_fragments_at(k, &consumer.threads, self.half, o, (first, limit), place, store);
+        let (first, _) = self.row_limits(k, consumer, rows);
+        bulk.store(k, self.half, o, [first.into(), tile.head.into(), tile.batch.into()]);
+    }
+
+    /// Stores the LSE of the warp's rows, where it is wanted.
+    fn store_lse(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, lse: &[F32]) {
         let Some(start) = self.params.lse else { return };
+        let limits = self.row_limits(k, consumer, rows);
         let to = |k: &mut Builder, row: R32| {
             let [head, position] = head_and_position(k, tile, rows, row);
             let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
@@ -377,7 +435,7 @@ impl<'a> Forward<'a> {
             let index = k.add(index, position);
             Global { base: k.mad(index, 4, start.base), offset: start.offset }
         };
-        store_lse_at(k, &consumer.threads, lse, (first, limit), to);
+        store_lse_at(k, &consumer.threads, lse, limits, to);
     }
 
     /// Where a row of O begins.

@@ -2,9 +2,9 @@
 
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
-use tile::{COUNTER_BYTES, Handout};
+use tile::{BulkStore, COUNTER_BYTES, Handout};
 
-use super::plan::WgmmaPlan;
+use super::plan::{Store, WgmmaPlan};
 use crate::Arch;
 use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows, unsigned_factor};
 
@@ -35,12 +35,22 @@ impl WgmmaPlan {
 
     pub(super) fn tensor_maps(&self, problem: &Problem) -> Vec<TensorMapSpec> {
         let tiles = self.tile_shapes(problem);
-        LOADED.into_iter().zip(tiles).map(|(tensor, tile)| tile.map(&tensor_rows(problem, tensor))).collect()
+        let mut maps: Vec<TensorMapSpec> = LOADED
+            .into_iter()
+            .zip(tiles)
+            .map(|(tensor, tile)| tile.map(&tensor_rows(problem, tensor)))
+            .collect();
+        if self.store == Store::Bulk {
+            let tile = BulkStore::tile(problem.head_dim_v as u32);
+            maps.push(tile.map(&tensor_rows(problem, Tensor::Out)));
+        }
+        maps
     }
 
     /// One value per parameter, in the order in which the generator declares them.
     pub(super) fn args(&self, problem: &Problem) -> Vec<Arg> {
-        let mut args: Vec<Arg> = (0..LOADED.len()).map(|index| Arg::TensorMap { index }).collect();
+        let maps = LOADED.len() + usize::from(self.store == Store::Bulk);
+        let mut args: Vec<Arg> = (0..maps).map(|index| Arg::TensorMap { index }).collect();
         args.push(pointer(problem, Tensor::Out));
         let mut next = Tensor::Out as usize + 1;
         for wanted in [self.lse, self.handout == Handout::Dynamic] {

@@ -5,6 +5,10 @@
 //! walks the keys in blocks of `block_n`, from the last to the first: S = Q Kᵀ of a block is in flight together with O += P V of
 //! the block before it, and the softmax of a block runs beside the tail of both (FlashAttention-3, Algorithm 2).
 //!
+//! Genes change that: several CTAs a multiprocessor; pairs of CTAs on neighbouring tiles that request every block together and get
+//! it by multicast; the rows of all query heads of a group in one tile; warpgroups that let the blocks pass which their own rows do
+//! not see, and halve the last one they do; O by TMA while the next tile is computed.
+//!
 //! Baked into the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n` divides `seq_kv`, the
 //! sign of the scale, and the plan. Parameters of the launch: tensor maps, pointers, strides, lengths, the scale; so
 //! one kernel serves all lengths of its kind.
@@ -13,4 +17,4 @@ mod emit;
 mod launch;
 mod plan;
 
-pub use plan::{Ends, Packing, Softmax, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};

@@ -2,7 +2,7 @@ use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Chains, Handout, RowStore, SwizzledTile, TileOrder, Tiles, Turns};
 
-use crate::forward::contract::check_tensor_maps;
+use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::{Arch, PlanError};
 
 const FAMILY: &str = "wgmma";
@@ -72,6 +72,28 @@ pub enum Ends {
     Own,
 }
 
+/// How much is computed of the first block that a warpgroup visits, where the mask's diagonal runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Diagonal {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Probabilities of the first half of its keys, where its rows see no more; where tiles do not overlap, scores too.
+    Halved,
+}
+
+/// How O leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Store {
+    /// Straight from registers.
+    #[default]
+    Direct,
+    /// Through shared memory, by TMA, while the next tile is computed.
+    Bulk,
+}
+
 /// Genes of the family. Those with a default came later; a plan without them means it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
@@ -92,6 +114,12 @@ pub struct WgmmaPlan {
     pub stages: u32,
     /// How successive tiles of query rows follow.
     pub tiles: Tiles,
+    /// Places of queries beyond those that the order of tiles needs.
+    #[serde(default)]
+    pub queries_ahead: u32,
+    /// How O leaves.
+    #[serde(default)]
+    pub store: Store,
     /// Whether warpgroups take turns at the tensor cores.
     pub turns: Turns,
     /// How rows keep to their maximum.
@@ -101,6 +129,9 @@ pub struct WgmmaPlan {
     /// Where the blocks end that a warpgroup visits.
     #[serde(default)]
     pub ends: Ends,
+    /// How much is computed of the first block that a warpgroup visits.
+    #[serde(default)]
+    pub diagonal: Diagonal,
     /// How tiles reach the CTAs.
     pub handout: Handout,
     /// In which order.
@@ -132,9 +163,12 @@ impl WgmmaPlan {
             block_n: 128,
             stages: 2,
             tiles: Tiles::InTurn,
+            queries_ahead: 0,
+            store: Store::Direct,
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
+            diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
@@ -164,6 +198,9 @@ impl WgmmaPlan {
         };
         if packs_well(problem, plan.block_m()) {
             plan.packing = Packing::Packed;
+        }
+        if plan.blank_warpgroups(problem) {
+            plan.ends = Ends::Own;
         }
         // Rows that no query fills are computed for nothing.
         while plan.consumers > 1 && plan.rows(problem) <= 64 * (u64::from(plan.consumers) - 1) {
@@ -239,6 +276,12 @@ impl WgmmaPlan {
         self.rows(problem).div_ceil(u64::from(self.cluster * self.block_m()))
     }
 
+    /// Whether a head's last tile has warpgroups without a query.
+    fn blank_warpgroups(&self, problem: &Problem) -> bool {
+        let last = self.rows(problem) % u64::from(self.block_m());
+        last != 0 && last + 64 <= u64::from(self.block_m())
+    }
+
     /// Tiles of all heads.
     pub(super) fn tile_count(&self, problem: &Problem) -> u64 {
         self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
@@ -310,6 +353,15 @@ impl WgmmaPlan {
         let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
         accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
+        if self.diagonal == Diagonal::Halved {
+            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own;
+            let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask and ends = own";
+            accept("block_n", self.block_n.into(), fits && self.block_n.is_multiple_of(32), accepted)?;
+        }
+        within("queries_ahead", self.queries_ahead, 0, 2)?;
+        if self.store == Store::Bulk {
+            self.check_bulk_store(problem)?;
+        }
         within("chains of the maximum", self.chains.max, 1, 8)?;
         within("chains of the sum", self.chains.sum, 1, 8)?;
         let turns = self.turns == Turns::Free || self.consumers > 1;
@@ -323,6 +375,20 @@ impl WgmmaPlan {
                 within("limit", limit.into(), u32::from(slack) + 1, most)
             }
         }
+    }
+
+    /// Whether TMA can store O.
+    fn check_bulk_store(&self, problem: &Problem) -> Result<(), PlanError> {
+        let dim = problem.head_dim_v as u64;
+        accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
+        let heads = self.packed_heads(problem);
+        accept("packed heads", heads.into(), heads == 1, "1 with store = bulk")?;
+        check_tensor_map(problem, Tensor::Out, FAMILY)
+    }
+
+    /// Places of queries in shared memory.
+    pub(super) const fn query_stages(&self) -> u32 {
+        self.tiles.query_stages() + self.queries_ahead
     }
 
     /// Whether shared memory and registers suffice.

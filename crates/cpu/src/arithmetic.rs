@@ -1,0 +1,164 @@
+//! In which numbers a task is computed: f32 throughout, or 16-bit factors.
+
+use problem::KeyRange;
+
+use crate::aligned::Aligned;
+use crate::narrow::Factors;
+use crate::simd::{Narrow, Rows, Simd, widen};
+use crate::tile::Step;
+use crate::view::View;
+use crate::{Element, Elements};
+
+/// How a task's inputs become the words that its steps work on.
+pub(crate) trait Arithmetic: Copy {
+    /// A panel's lanes are a multiple of this.
+    const LANES: usize;
+
+    /// Words of a row of Q or K of `dim` elements.
+    fn words(self, dim: usize) -> usize;
+
+    /// One row of Q as words, of the opposite sign if `negate`.
+    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]);
+
+    /// Rows of K as words, `room` being theirs to use.
+    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
+
+    /// Rows of V as words.
+    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
+
+    /// One step of the online softmax.
+    fn step(self, step: Step<'_>);
+
+    /// What the logits of the words are multiplied by to be those of the elements.
+    fn logit_factor(self) -> f64;
+
+    /// Turns sums of the words of V, `width` lanes a row, into those of the elements.
+    fn rescale(self, out: &mut [f32], width: usize);
+}
+
+/// Rows `range` of a head of K or V.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadRows<'a, T> {
+    pub view: View<'a, T>,
+    pub batch: usize,
+    pub head: usize,
+    pub range: KeyRange,
+}
+
+impl<'a, T: Element> HeadRows<'a, T> {
+    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> {
+        let HeadRows { view, batch, head, range } = self;
+        (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
+    }
+}
+
+/// f32: words are the elements, widened.
+#[derive(Clone, Copy)]
+pub(crate) struct Wide<S>(pub S);
+
+impl<S: Simd> Wide<S> {
+    /// In place where the rows are dense f32 already.
+    fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let HeadRows { view, batch, head, range } = rows;
+        let ld = view.dim;
+        let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
+        if let Some(Elements::F32(data)) = dense {
+            return Rows { data, ld };
+        }
+        let to = room.resize(range.len() * ld);
+        match dense {
+            Some(all) => widen(self.0, all, to),
+            None => rows.rows().zip(to.chunks_exact_mut(ld)).for_each(|(row, to)| widen(self.0, row, to)),
+        }
+        Rows { data: to, ld }
+    }
+}
+
+impl<S: Simd> Arithmetic for Wide<S> {
+    const LANES: usize = S::LANES;
+
+    fn words(self, dim: usize) -> usize {
+        dim
+    }
+
+    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
+        widen(self.0, row, to);
+        if negate {
+            to.iter_mut().for_each(|x| *x = -*x);
+        }
+    }
+
+    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        self.widened(rows, room)
+    }
+
+    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        self.widened(rows, room)
+    }
+
+    /// Chooses the step compiled for the panel's width.
+    fn step(self, step: Step<'_>) {
+        match step.panel.width / S::LANES {
+            4 if S::MAX_VECTORS >= 4 => self.0.step::<4>(step),
+            3 if S::MAX_VECTORS >= 3 => self.0.step::<3>(step),
+            2 => self.0.step::<2>(step),
+            _ => self.0.step::<1>(step),
+        }
+    }
+
+    fn logit_factor(self) -> f64 {
+        1.0
+    }
+
+    fn rescale(self, _: &mut [f32], _: usize) {}
+}
+
+/// 16-bit factors: words are pairs of integers, along the head dimension in Q and K, along the keys in V.
+#[derive(Clone, Copy)]
+pub(crate) struct Narrowed<'a, N> {
+    pub narrow: N,
+    pub factors: Factors<'a>,
+}
+
+impl<N: Narrow> Arithmetic for Narrowed<'_, N> {
+    const LANES: usize = N::LANES;
+
+    fn words(self, dim: usize) -> usize {
+        dim.div_ceil(2)
+    }
+
+    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
+        let factor = if negate { -self.factors.q } else { self.factors.q };
+        let words = to.len();
+        self.narrow.integers(std::iter::once(row), factor, to, words);
+    }
+
+    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim);
+        let to = room.resize(rows.range.len() * ld);
+        self.narrow.integers(rows.rows(), self.factors.k, to, ld);
+        Rows { data: to, ld }
+    }
+
+    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = rows.view.dim;
+        let to = room.resize(rows.range.len().div_ceil(2) * ld);
+        self.narrow.row_pairs(rows.rows(), self.factors.v, to);
+        Rows { data: to, ld }
+    }
+
+    fn step(self, step: Step<'_>) {
+        self.narrow.step(step);
+    }
+
+    fn logit_factor(self) -> f64 {
+        1.0 / (f64::from(self.factors.q) * f64::from(self.factors.k))
+    }
+
+    fn rescale(self, out: &mut [f32], width: usize) {
+        for (row, factor) in out.chunks_exact_mut(width).zip(self.factors.v) {
+            let inverse = 1.0 / factor;
+            row.iter_mut().for_each(|x| *x *= inverse);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! AVX-512 VNNI: 16-bit integers, multiplied and summed at twice the rate of f32.
+#![allow(unsafe_code)] // intrinsics; an `Avx512Vnni` exists only where `detect` found the instructions
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::gemm::{Columns, Product, Rows, gemm};
+use super::{Avx512, Extent, Narrow, Simd};
+use crate::element::Elements;
+use crate::narrow::{WEIGHT_BITS, WINDOW};
+use crate::tile::{self, Panel, Step};
+
+/// Proof that the processor has AVX-512 VNNI, BW and VL, and all of [`Avx512`].
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Vnni(());
+
+impl Avx512Vnni {
+    pub(crate) fn detect(_: Avx512) -> Option<Avx512Vnni> {
+        let short = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+        (short && is_x86_feature_detected!("avx512vnni")).then_some(Avx512Vnni(()))
+    }
+}
+
+/// f32 lanes of a vector.
+const LANES: usize = Avx512::LANES;
+
+/// Elements are pairs of 16-bit integers; the sum of their products, a 32-bit integer, becomes an f32. (Sums start
+/// at zero: the bits of 0.0 are those of the integer.)
+#[derive(Clone, Copy)]
+struct Logits(Avx512Vnni);
+
+/// The same, the sums multiplied by a factor for each lane and added to C.
+#[derive(Clone, Copy)]
+struct Weighted<const VECTORS: usize>(Avx512Vnni, [__m512; VECTORS]);
+
+// SAFETY of both blocks: the `Avx512Vnni` is proof of the instructions.
+impl Product<Avx512> for Logits {
+    #[inline(always)]
+    fn add(self, _: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        unsafe { add_products(a, b, sum) }
+    }
+    #[inline(always)]
+    fn finish(self, _: Avx512, sum: __m512, _: __m512, _: usize) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(sum)) }
+    }
+}
+
+impl<const VECTORS: usize> Product<Avx512> for Weighted<VECTORS> {
+    #[inline(always)]
+    fn add(self, s: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        Logits(self.0).add(s, a, b, sum)
+    }
+    #[inline(always)]
+    fn finish(self, s: Avx512, sum: __m512, old: __m512, v: usize) -> __m512 {
+        s.fma(Logits(self.0).finish(s, sum, old, v), self.1[v], old)
+    }
+}
+
+/// `sum` + the sums of the products of pairs. As an intrinsic the compiler makes two instructions of it, VPMADDWD and
+/// VPADDD, for their shorter latency; here the rate counts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_products(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "vpdpwssd {sum}, {a}, {b}",
+            sum = inout(zmm_reg) sum, a = in(zmm_reg) a, b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+// SAFETY of every call: `self` is proof of the instructions.
+impl Narrow for Avx512Vnni {
+    const LANES: usize = LANES;
+
+    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+        unsafe { extent(rows) }
+    }
+
+    fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]) {
+        unsafe { add_reach(window, sums, reach) }
+    }
+
+    fn least_norm_squared<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32 {
+        unsafe { least_norm_squared(rows, factors) }
+    }
+
+    fn integers<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        factor: f32,
+        to: &mut [f32],
+        words: usize,
+    ) {
+        unsafe { integers(rows, factor, to, words) }
+    }
+
+    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]) {
+        unsafe { row_pairs(rows, factors, to) }
+    }
+
+    fn step(self, step: Step<'_>) {
+        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni")]
+        fn compiled<const VECTORS: usize>(narrow: Avx512Vnni, step: Step<'_>) {
+            run_step::<VECTORS>(Avx512::with(narrow), narrow, step);
+        }
+        match step.panel.width / LANES {
+            4 => unsafe { compiled::<4>(self, step) },
+            3 => unsafe { compiled::<3>(self, step) },
+            2 => unsafe { compiled::<2>(self, step) },
+            _ => unsafe { compiled::<1>(self, step) },
+        }
+    }
+}
+
+/// [`tile::run_step`] on integers.
+#[inline(always)]
+fn run_step<const VECTORS: usize>(s: Avx512, narrow: Avx512Vnni, step: Step<'_>) {
+    let Step { panel, block, scale, weights } = step;
+    let (keys, width) = (block.keys.len(), VECTORS * LANES);
+    let logits = &mut weights[..keys * width];
+    gemm::<_, _, _, VECTORS>(s, Logits(narrow), block.k, &panel.q, logits, [keys, block.k.ld]);
+    if block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end {
+        tile::mask::<_, VECTORS>(s, panel, block.keys.start, logits);
+    }
+    for (window, logits) in logits.chunks_mut(WINDOW * width).enumerate() {
+        let pairs = (logits.len() / width).div_ceil(2);
+        let max = tile::maximum::<_, VECTORS>(s, logits);
+        tile::raise_maximum(s, panel, scale, max);
+        let factor = weigh(s, panel, scale, max, logits);
+        let Rows { data, ld } = block.v;
+        let v = Columns { data: &data[window * WINDOW / 2 * ld..], ld };
+        gemm::<_, _, _, VECTORS>(
+            s,
+            Weighted(narrow, factor),
+            v,
+            logits,
+            &mut panel.out,
+            [block.dim_v, pairs],
+        );
+    }
+}
+
+/// The logits of a window's keys to pairs of integers, in place, the largest of a lane to 2^[`WEIGHT_BITS`]; adds the
+/// weights to the panel's sum. `max` are the largest logits. Returns what makes weights of integers.
+#[inline(always)]
+fn weigh<const VECTORS: usize>(
+    s: Avx512,
+    panel: &mut Panel,
+    scale: f32,
+    max: [__m512; VECTORS],
+    logits: &mut [f32],
+) -> [__m512; VECTORS] {
+    let keys = logits.len() / (VECTORS * LANES);
+    let (scale, bits) = (s.splat(scale), s.splat(WEIGHT_BITS));
+    let mut raise = [bits; VECTORS];
+    let mut factor = [bits; VECTORS];
+    for v in 0..VECTORS {
+        let shift = s.load(&panel.shift[v * LANES..]);
+        // A lane without a key here has weights of 0, whatever their factor.
+        let top = s.select_lt(max[v], s.splat(f32::MIN), shift, s.mul(max[v], scale));
+        raise[v] = s.sub(bits, top);
+        factor[v] = s.exp2(s.sub(s.sub(top, shift), bits));
+    }
+    let mut sum = [s.splat(0.0); VECTORS];
+    for pair in 0..keys.div_ceil(2) {
+        for v in 0..VECTORS {
+            let at = (2 * pair * VECTORS + v) * LANES;
+            let first = s.exp2(s.fma(s.load(&logits[at..]), scale, raise[v]));
+            let mut second = s.splat(0.0);
+            if 2 * pair + 1 < keys {
+                second = s.exp2(s.fma(s.load(&logits[at + VECTORS * LANES..]), scale, raise[v]));
+            }
+            sum[v] = s.add(sum[v], s.add(first, second));
+            // SAFETY: the `Avx512` is proof of the instructions.
+            let word = unsafe {
+                let upper = _mm512_slli_epi32::<16>(_mm512_cvtps_epi32(second));
+                _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtps_epi32(first), upper))
+            };
+            // Over logits that have been read: pair ≤ 2 · pair.
+            s.store(word, &mut logits[(pair * VECTORS + v) * LANES..]);
+        }
+    }
+    for v in 0..VECTORS {
+        let old = &mut panel.sum[v * LANES..];
+        s.store(s.fma(sum[v], factor[v], s.load(old)), old);
+    }
+    factor
+}
+
+/// Elements `at..` of a row, as many as a vector has, zeros after the last.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn load(from: Elements<'_>, at: usize) -> __m512 {
+    let mask = lanes(from.len() - at);
+    // SAFETY: the mask hides what does not exist.
+    unsafe {
+        match from {
+            Elements::F32(x) => _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)),
+            Elements::F16(x) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast())),
+            Elements::Bf16(x) => {
+                let halves = _mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+            }
+        }
+    }
+}
+
+/// A mask of the first `count` lanes.
+fn lanes(count: usize) -> __mmask16 {
+    if count < LANES { !(!0 << count) } else { !0 }
+}
+
+/// Writes as many words as `to` has, [`LANES`] at most.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(words: __m512i, to: &mut [f32]) {
+    // SAFETY: the mask hides what does not exist.
+    unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(to.len()), words) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn extent<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+    let mut max = _mm512_setzero_ps();
+    let mut norm = 0u32;
+    for row in rows {
+        let mut squares = _mm512_setzero_ps();
+        for at in (0..row.len()).step_by(LANES) {
+            let x = load(row, at);
+            max = _mm512_max_ps(max, _mm512_abs_ps(x));
+            squares = _mm512_fmadd_ps(x, x, squares);
+        }
+        // Sums of squares are ordered as their bits are, NaN above all.
+        norm = norm.max(_mm512_reduce_add_ps(squares).abs().to_bits());
+    }
+    Extent { max: _mm512_reduce_max_ps(max), norm_squared: f32::from_bits(norm) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn add_reach<'a>(window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]) {
+    sums.fill(0.0);
+    for row in window {
+        for at in (0..row.len()).step_by(LANES) {
+            let x = _mm512_abs_ps(load(row, at));
+            let sum = _mm512_add_ps(load(Elements::F32(sums), at), x);
+            store(_mm512_castps_si512(sum), &mut sums[at..]);
+            let most = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(8.0)), load(Elements::F32(reach), at));
+            store(_mm512_castps_si512(most), &mut reach[at..]);
+        }
+    }
+    for (reach, &mut sum) in reach.iter_mut().zip(sums) {
+        *reach = if sum > *reach || sum.is_nan() { sum } else { *reach };
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn least_norm_squared<'a>(rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32 {
+    let mut least = f32::INFINITY;
+    for row in rows {
+        let mut squares = _mm512_setzero_ps();
+        for at in (0..row.len()).step_by(LANES) {
+            let x = _mm512_mul_ps(load(row, at), load(Elements::F32(factors), at));
+            squares = _mm512_fmadd_ps(x, x, squares);
+        }
+        least = least.min(_mm512_reduce_add_ps(squares));
+    }
+    least
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn integers<'a>(rows: impl Iterator<Item = Elements<'a>>, factor: f32, to: &mut [f32], words: usize) {
+    let factor = _mm512_set1_ps(factor);
+    for (row, to) in rows.zip(to.chunks_exact_mut(words)) {
+        for at in (0..row.len()).step_by(LANES) {
+            let integers = _mm512_cvtps_epi32(_mm512_mul_ps(load(row, at), factor));
+            let words = _mm512_castsi256_si512(_mm512_cvtsepi32_epi16(integers));
+            let end = (at + LANES).min(row.len()).div_ceil(2);
+            store(words, &mut to[at / 2..end]);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn row_pairs<'a>(mut rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]) {
+    for to in to.chunks_exact_mut(factors.len()) {
+        let pair = [rows.next(), rows.next()];
+        for at in (0..to.len()).step_by(LANES) {
+            let factor = load(Elements::F32(factors), at);
+            let [first, second] = pair.map(|row| {
+                let row = row.map_or(_mm512_setzero_ps(), |row| load(row, at));
+                _mm512_cvtps_epi32(_mm512_mul_ps(row, factor))
+            });
+            let lower = _mm512_and_si512(first, _mm512_set1_epi32(0xffff));
+            store(_mm512_or_si512(lower, _mm512_slli_epi32::<16>(second)), &mut to[at..]);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! 16-bit factors: as accurate as f32 sums of weights rounded to the input type, and f32 itself beyond the bounds.
+//!
+//! Where the processor lacks [`Isa::Avx512Vnni`] there is nothing to test.
+
+use flashcore_cpu::{CpuPlan, Element, Isa, oracle};
+use half::{bf16, f16};
+use problem::{DType, Layout, Mask, Problem};
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use crate::common::{Inputs, check, run};
+
+fn plan(isa: Isa) -> CpuPlan {
+    CpuPlan { isa, threads: 2, block_q: 100, block_kv: 72 }
+}
+
+/// Normal draws: Q and V with these standard deviations, V around a mean.
+fn normal<T: Element>(p: &Problem, seed: u64, [size_q, size_v, mean_v]: [f64; 3]) -> Inputs<T> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut draw = |elements: &mut [T], size: f64, mean: f64| {
+        for x in elements {
+            let (radius, angle): (f64, f64) = (rng.random_range(1e-9..1.0), rng.random_range(0.0..6.3));
+            *x = T::from_f32((mean + size * (-2.0 * radius.ln()).sqrt() * angle.cos()) as f32);
+        }
+    };
+    let mut inputs = Inputs::random(p, 0, 1.0);
+    draw(&mut inputs.q, size_q, 0.0);
+    draw(&mut inputs.k, 1.0, 0.0);
+    draw(&mut inputs.v, size_v, mean_v);
+    inputs
+}
+
+/// Root of the summed squared errors over one head (dense, without a mask): of `out`, and of an ideal 16-bit kernel,
+/// which rounds the weights and O to the input type and nothing else.
+fn errors<T: Element>(p: &Problem, inputs: &Inputs<T>, out: &[f64]) -> [f64; 2] {
+    let round = |x: f64| f64::from(T::from_f32(x as f32).to_f32());
+    let wide = |x: &[T]| -> Vec<f64> { x.iter().map(|x| f64::from(x.to_f32())).collect() };
+    let (q, k, v) = (wide(&inputs.q), wide(&inputs.k), wide(&inputs.v));
+    let dim = p.head_dim;
+    let mut squares = [0.0; 2];
+    for (q, out) in q.chunks(dim).zip(out.chunks(dim)) {
+        let dot = |k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(p.softmax_scale());
+        let logits: Vec<f64> = k.chunks(dim).map(dot).collect();
+        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|l| (l - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for (d, out) in out.iter().enumerate() {
+            let column = || v.iter().skip(d).step_by(dim);
+            let exact = weights.iter().zip(column()).map(|(w, v)| w * v).sum::<f64>() / sum;
+            let ideal = round(weights.iter().zip(column()).map(|(w, v)| round(*w) * v).sum::<f64>() / sum);
+            squares[0] += (out - exact).powi(2);
+            squares[1] += (ideal - exact).powi(2);
+        }
+    }
+    squares.map(f64::sqrt)
+}
+
+/// O and LSE as bits.
+fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> (Vec<u64>, Vec<u32>) {
+    let (out, lse) = run(p, inputs, &plan(isa));
+    (out.into_iter().map(f64::to_bits).collect(), lse.into_iter().map(f32::to_bits).collect())
+}
+
+/// Whether 16-bit factors were used: then some LSE has other bits than with f32.
+fn is_narrow<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
+    bits(p, inputs, Isa::Avx512Vnni) != bits(p, inputs, Isa::Avx512)
+}
+
+fn accurate<T: Element>(seq: usize, keys: usize, dim: usize, seed: u64, sizes: [f64; 3]) {
+    let p = Problem::new(1, 1, seq, dim, T::DTYPE).with_seq_kv(keys, Layout::Bhsd);
+    let inputs = normal::<T>(&p, seed, sizes);
+    let (out, _) = run(&p, &inputs, &plan(Isa::Avx512Vnni));
+    let [ours, ideal] = errors(&p, &inputs, &out);
+    assert!(ours <= ideal * 1.05, "{ours:.3e}, ideal {ideal:.3e}: {} {seq} {keys} {dim} {sizes:?}", T::DTYPE);
+    check(&p, &inputs, &plan(Isa::Avx512Vnni));
+}
+
+#[test]
+fn as_accurate_as_rounding_the_weights() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    for (seq, keys) in [(64, 512), (100, 300), (128, 33)] {
+        for dim in [16, 64, 100, 128] {
+            for sizes in [
+                [1.0, 1.0, 0.0],
+                [0.0, 1.0, 0.0],
+                [0.1, 0.01, 0.0],
+                [1.6, 1.0, 0.0],
+                [1.0, 1.0, 2.0],
+                [1.0, 0.03, 0.0],
+            ] {
+                accurate::<f16>(seq, keys, dim, 1, sizes);
+                accurate::<bf16>(seq, keys, dim, 2, sizes);
+            }
+        }
+    }
+}
+
+#[test]
+fn ordinary_inputs_use_16_bits() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    let p = Problem::new(1, 2, 100, 64, DType::F16).with_mask(Mask::Causal);
+    for sizes in [[1.0, 1.0, 0.0], [1.0, 1e-6, 0.0], [1e-6, 1.0, 0.0], [1.0, 1e4, 0.0]] {
+        assert!(is_narrow(&p, &normal::<f16>(&p, 1, sizes)), "{sizes:?}");
+    }
+    let p = Problem { dtype: DType::Bf16, ..p };
+    assert!(is_narrow(&p, &normal::<bf16>(&p, 1, [6.0, 1.0, 0.0])));
+    assert!(is_narrow(&p, &normal::<bf16>(&p, 1, [1e-9, 1e9, 0.0])));
+}
+
+#[test]
+fn inputs_beyond_the_bounds_are_computed_in_f32() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    let p = Problem::new(1, 1, 100, 64, DType::F16).with_mask(Mask::Causal);
+    let usual = || normal::<f16>(&p, 1, [1.0, 1.0, 0.0]);
+    let row = 40 * 64..41 * 64;
+    for bad in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY, f16::MAX] {
+        let [mut q, mut k, mut v] = [usual(), usual(), usual()];
+        (q.q[70], k.k[70], v.v[70]) = (bad, bad, bad);
+        for (name, inputs) in [("q", q), ("k", k), ("v", v)] {
+            // A single huge number of V makes its column's factor so small that all rows lose one number, no more.
+            assert!(!is_narrow(&p, &inputs) || (name == "v" && bad == f16::MAX), "{bad} in {name}");
+            check(&p, &inputs, &plan(Isa::Avx512Vnni));
+        }
+    }
+    assert!(!is_narrow(&p, &normal::<f16>(&p, 1, [5.0, 1.0, 0.0])), "large logits");
+    let mut sink = usual();
+    sink.v[row.clone()].fill(f16::from_f32(0.01));
+    assert!(!is_narrow(&p, &sink), "a small row of V");
+    let mut outlier = usual();
+    outlier.v[row].iter_mut().for_each(|x| *x *= f16::from_f32(100.0));
+    assert!(!is_narrow(&p, &outlier), "a large row of V");
+    let tiny = Problem { dtype: DType::Bf16, ..p.clone() };
+    for sizes in [[1e-30, 1.0, 0.0], [1.0, 1e-30, 0.0], [1e30, 1.0, 0.0], [1.0, 1e30, 0.0]] {
+        assert!(!is_narrow(&tiny, &normal::<bf16>(&tiny, 1, sizes)), "{sizes:?}");
+    }
+    // Fewer rows than a panel.
+    let few = Problem::new(1, 1, 63, 64, DType::F16);
+    assert!(!is_narrow(&few, &normal::<f16>(&few, 1, [1.0, 1.0, 0.0])));
+}
+
+#[test]
+fn each_head_for_itself() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    let one = Problem::new(1, 1, 100, 64, DType::F16);
+    let good = normal::<f16>(&one, 1, [1.0, 1.0, 0.0]);
+    let mut bad = normal::<f16>(&one, 2, [1.0, 1.0, 0.0]);
+    bad.k[5] = f16::INFINITY;
+    let two = Problem::new(1, 2, 100, 64, DType::F16);
+    let join = |a: &[f16], b: &[f16]| [a, b].concat();
+    let both = Inputs { q: join(&good.q, &bad.q), k: join(&good.k, &bad.k), v: join(&good.v, &bad.v) };
+    let (out, lse) = bits(&two, &both, Isa::Avx512Vnni);
+    let (out_good, lse_good) = bits(&one, &good, Isa::Avx512Vnni);
+    let (out_bad, lse_bad) = bits(&one, &bad, Isa::Avx512);
+    assert!(out == [out_good, out_bad].concat() && lse == [lse_good, lse_bad].concat());
+}
+
+#[test]
+fn sums_at_the_limit_do_not_overflow() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    // Rows that are all alike, of equal numbers: every product of a window is as large as it can be.
+    for (dim, keys) in [(64, 96), (1, 64), (33, 71)] {
+        let p = Problem::new(1, 1, 64, dim, DType::Bf16).with_seq_kv(keys, Layout::Bhsd);
+        for (q, v) in [(1.0, 1.0), (-3.0, 1.5), (4.0, -1e4)] {
+            let fill = |x: f32, rows: usize| vec![bf16::from_f32(x); rows * dim];
+            let inputs = Inputs { q: fill(q, 64), k: fill(1.0, keys), v: fill(v, keys) };
+            check(&p, &inputs, &plan(Isa::Avx512Vnni));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Any sizes, among them those beyond the bounds, with a number here and there replaced.
+    #[test]
+    fn any_inputs(
+        heads_kv in 1usize..3, group in 1usize..3, seq_q in 64usize..140, seq_kv in 0usize..200, dim in 1usize..80,
+        dim_v in 1usize..80, causal: bool, seed: u64, block_kv in 1usize..100, half: bool,
+        size_q in -8.0f64..3.0, size_v in -8.0f64..4.0, mean_v in -2.0f64..2.0,
+        replaced in proptest::collection::vec((0usize..3, any::<prop::sample::Index>(), 0usize..5), 0..3),
+    ) {
+        let dtype = if half { DType::F16 } else { DType::Bf16 };
+        let mut p = Problem::new(2, heads_kv * group, seq_q, dim, dtype);
+        (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
+        p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
+        let sizes = [size_q.exp2(), size_v.exp2(), mean_v];
+        let plan = CpuPlan { block_kv, ..plan(Isa::best()) };
+        if half {
+            check(&p, &with(normal::<f16>(&p, seed, sizes), &replaced), &plan);
+        } else {
+            check(&p, &with(normal::<bf16>(&p, seed, sizes), &replaced), &plan);
+        }
+    }
+}
+
+/// Puts special numbers into Q, K and V.
+fn with<T: Element>(mut inputs: Inputs<T>, replaced: &[(usize, prop::sample::Index, usize)]) -> Inputs<T> {
+    for (tensor, index, special) in replaced {
+        let tensor = [&mut inputs.q, &mut inputs.k, &mut inputs.v].into_iter().nth(*tensor).unwrap();
+        if !tensor.is_empty() {
+            let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, 1e-7][*special];
+            let at = index.index(tensor.len());
+            tensor[at] = T::from_f32(special);
+        }
+    }
+    inputs
+}
+
+/// The references used above are about the same problem.
+#[test]
+fn the_exact_half_of_errors_is_the_oracle() {
+    let p = Problem::new(1, 1, 20, 8, DType::F16);
+    let inputs = normal::<f16>(&p, 3, [1.0, 1.0, 0.0]);
+    let want = oracle(&p, &inputs.q, &inputs.k, &inputs.v).unwrap();
+    assert!(errors(&p, &inputs, &want.out)[0] < 1e-12);
+}

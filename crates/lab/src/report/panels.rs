@@ -1,0 +1,122 @@
+//! Lines of several contestants over a size, one panel for each kind of problem.
+
+use maud::{Markup, html};
+
+use super::chart::{CHARACTER, WIDTH, short};
+
+/// A panel.
+pub struct Panel {
+    /// What its problems have in common.
+    pub title: String,
+    /// A line for each contestant, by its number in the legend: size and rate.
+    pub lines: Vec<(usize, Vec<(f64, f64)>)>,
+}
+
+const COLUMNS: usize = 2;
+const GAP: f64 = 46.0;
+const HEIGHT: f64 = 190.0;
+const LEGEND: f64 = 30.0;
+const TITLE: f64 = 22.0;
+const FOOT: f64 = 34.0;
+
+/// Panels of one scale, rates upwards from 0, sizes doubling to the right. The first name of the legend is drawn boldest.
+pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
+    let rows = panels.len().div_ceil(COLUMNS) as f64;
+    let height = LEGEND + rows * (TITLE + HEIGHT + FOOT);
+    let points = || panels.iter().flat_map(|panel| &panel.lines).flat_map(|(_, points)| points);
+    let most = points().map(|p| p.1).fold(0.0, f64::max);
+    let step = step(most);
+    let top = (most / step).ceil() * step;
+    let (first, last) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.0.min(low), p.0.max(high)));
+    let doublings = (last / first).log2().max(1.0);
+    let wide = (WIDTH - COLUMNS as f64 * GAP - 20.0) / COLUMNS as f64;
+    html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+            @for (name, (number, x)) in legend.iter().zip(places(legend).into_iter().enumerate()) {
+                line class=(class(number)) x1=(x) x2=(x + 18.0) y1="14" y2="14" {}
+                text.name x=(x + 24.0) y="18" { (name) }
+            }
+            @for (index, panel) in panels.iter().enumerate() {
+                @let left = GAP + (index % COLUMNS) as f64 * (wide + GAP);
+                @let head = LEGEND + (index / COLUMNS) as f64 * (TITLE + HEIGHT + FOOT) + TITLE;
+                @let x = |size: f64| left + (size / first).log2() / doublings * wide;
+                @let y = |rate: f64| head + HEIGHT * (1.0 - rate / top);
+                text.name x=(left) y=(head - 8.0) { (panel.title) }
+                @for tick in 0..=(top / step).round() as usize {
+                    @let rate = tick as f64 * step;
+                    line.grid x1=(left) x2=(left + wide) y1=(y(rate)) y2=(y(rate)) {}
+                    text.tick x=(left - 6.0) y=(y(rate) + 4.0) text-anchor="end" { (format!("{rate:.0}")) }
+                }
+                @for doubling in 0..=doublings.round() as i32 {
+                    @let size = first * f64::from(doubling).exp2();
+                    text.tick x=(x(size)) y=(head + HEIGHT + 15.0) text-anchor="middle" { (format!("{size:.0}")) }
+                }
+                // The first lies above the others.
+                @for (number, points) in panel.lines.iter().rev() {
+                    path class=(class(*number)) d=(path(points.iter().map(|p| (x(p.0), y(p.1))))) {}
+                    @for p in points {
+                        circle class=(format!("c{number}")) cx=(x(p.0)) cy=(y(p.1)) r="2.6" {
+                            title { (legend[*number]) ", " (format!("{:.0}", p.0)) ": " (short(p.1)) " " (unit) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn class(number: usize) -> String {
+    format!("curve s{number}")
+}
+
+/// Where the names of the legend stand.
+fn places(legend: &[String]) -> Vec<f64> {
+    let widths = legend.iter().scan(GAP, |x, name| {
+        let at = *x;
+        *x += 24.0 + CHARACTER * name.chars().count() as f64 + 16.0;
+        Some(at)
+    });
+    widths.collect()
+}
+
+/// The distance of grid lines: about five of them.
+fn step(most: f64) -> f64 {
+    let rough = (most / 5.0).max(1e-9);
+    let power = 10f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= rough).unwrap_or(rough)
+}
+
+fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
+    let steps =
+        points.enumerate().map(|(i, (x, y))| format!("{}{x:.1} {y:.1}", if i == 0 { 'M' } else { 'L' }));
+    steps.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grid_lines_are_round_and_few() {
+        assert_eq!([0.9, 87.0, 852.0, 4100.0].map(step), [0.2, 20.0, 200.0, 1000.0]);
+        for most in [0.7, 3.0, 87.0, 852.0, 4100.0] {
+            let lines = most / step(most);
+            assert!((2.0..=5.0).contains(&lines), "{most}: {lines}");
+        }
+    }
+
+    #[test]
+    fn every_line_is_drawn_in_its_place() {
+        let line = |rate| vec![(512.0, rate), (1024.0, 2.0 * rate), (2048.0, 2.0 * rate)];
+        let panel =
+            |title: &str| Panel { title: title.into(), lines: vec![(0, line(100.0)), (1, line(50.0))] };
+        let svg = panels(&[panel("D64"), panel("D128 <full>")], &["ours".into(), "peer".into()], "TFLOP/s");
+        let svg = svg.into_string();
+        assert_eq!(svg.matches("<path").count(), 4);
+        assert_eq!(svg.matches("<circle").count(), 12);
+        assert!(svg.contains("D128 &lt;full&gt;") && svg.contains("ours, 1024: 200 TFLOP/s"), "{svg}");
+        // Twice the rate is half as far from the top.
+        let bottom = LEGEND + TITLE + HEIGHT;
+        assert!(svg.contains(&format!("M{GAP:.1} {:.1}", bottom - HEIGHT / 2.0)), "{svg}");
+    }
+}
