@@ -21,6 +21,7 @@ use crate::{CpuPlan, Element};
 /// Keys whose products are one integer sum. Even.
 pub(crate) const WINDOW: usize = 16;
 /// log2 of the largest integer weight of a lane in a window.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
 /// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
 /// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
