@@ -69,8 +69,10 @@ impl Extent {
 /// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error.
 fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> {
     let (for_q, for_k) = (q.factor()?, k.factor()?);
-    let error = problem.softmax_scale().abs() * (k.norm() / for_q).hypot(q.norm() / for_k) / 12f32.sqrt();
-    (f64::from(error) <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
+    let [of_q, of_k] = [k.norm() / for_q, q.norm() / for_k].map(f64::from);
+    // Not `hypot`: the C library's has a version of its own since glibc 2.35, which a wheel for older ones cannot ask for.
+    let error = f64::from(problem.softmax_scale().abs()) * (of_q * of_q + of_k * of_k).sqrt() / 12f64.sqrt();
+    (error <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
 }
 
 /// Whether integers are enough for V, whose shortest row has this norm as integers: 1/√12 must be small in the root
