@@ -18,6 +18,9 @@ pub enum Schedule {
     Early,
     /// Warps permuted and switched at random; each asynchronous copy lands early or late by the toss of a coin.
     Random,
+    /// The same, and some lag behind, going a few steps only when all the others wait: warp `seed / 2`, or of an odd seed the
+    /// warpgroup of that number, counted around.
+    Lagging,
 }
 
 /// Which findings are looked for. Addresses and barriers are always checked.

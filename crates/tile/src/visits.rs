@@ -455,8 +455,11 @@ impl Visits {
     /// Skips the keys of all blocks before any of their values.
     fn skip_ahead(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
-        k.mov_to(skips.values, skips.blocks);
-        skips.each(k, skips.blocks, |k| self.skip_keys(k));
+        // Tiles overlap only where there are fewer than the rings have stages.
+        if self.keys.at.stages() > 1 {
+            k.mov_to(skips.values, skips.blocks);
+            skips.each(k, skips.blocks, |k| self.skip_keys(k));
+        }
     }
 
     /// Waits for the keys all the same: a warp that was a round ahead would speak for the wrong one.

@@ -315,7 +315,7 @@ impl<'a> Env<'a> {
         let now = match self.context.options.schedule {
             Schedule::Late => false,
             Schedule::Early => true,
-            Schedule::Random => rand::Rng::random(&mut self.rng),
+            Schedule::Random | Schedule::Lagging => rand::Rng::random(&mut self.rng),
         };
         if now { self.land_flight(&flight) } else { self.flights.push(flight) }
     }

@@ -94,7 +94,7 @@ impl Env<'_> {
         flight.arrived = match self.context.options.schedule {
             Schedule::Late => false,
             Schedule::Early => true,
-            Schedule::Random => rand::Rng::random(&mut self.rng),
+            Schedule::Random | Schedule::Lagging => rand::Rng::random(&mut self.rng),
         };
         if flight.arrived {
             for_lanes(good, |lane| self.transfer(warp, &flight, lane));

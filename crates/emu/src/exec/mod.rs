@@ -114,6 +114,10 @@ pub(crate) struct Outcome {
 
 /// Reads that find the same, after which nobody is expected to change it.
 const SPINS: u32 = 10_000;
+
+/// Polls in vain after which a warp counts as waiting for one that lags behind, and that one's steps in a turn.
+const LAG: u32 = 16;
+
 /// Instructions a warp of a recorded CTA issues before the next one's turn.
 const RECORDED_TURN: u32 = 16;
 
@@ -266,16 +270,18 @@ impl<'a> Cluster<'a> {
     pub fn turn(&mut self) -> Result<Progress, EmuError> {
         let mut ran = false;
         for i in 0..self.turn.len() {
-            let warp = &mut self.warps[self.turn[i]];
-            if !warp.can_run() {
+            if !self.warps[self.turn[i]].can_run() || self.lags(self.turn[i]) {
                 continue;
             }
+            let slow = self.is_slow(self.turn[i]);
+            let warp = &mut self.warps[self.turn[i]];
             ran = true;
             let quantum = match self.env.context.options.schedule {
                 // Short turns, as on an SM: what one warp leaves in the caches until its next turn depends on the others.
                 _ if self.env.recorder.is_some() => RECORDED_TURN,
                 Schedule::Late => 4096,
-                Schedule::Early | Schedule::Random => self.env.rng.random_range(1..400),
+                _ if slow => self.env.rng.random_range(1..LAG),
+                Schedule::Early | Schedule::Random | Schedule::Lagging => self.env.rng.random_range(1..400),
             };
             self.env.run_warp(warp, quantum)?;
             self.wake();
@@ -288,6 +294,21 @@ impl<'a> Cluster<'a> {
         }
         self.report_deadlock();
         Ok(Progress::Done)
+    }
+
+    /// Whether a warp is one of those that lag behind.
+    fn is_slow(&self, warp: usize) -> bool {
+        let Options { schedule, seed, .. } = &self.env.context.options;
+        let together = if seed.is_multiple_of(2) { 1 } else { 4 };
+        let groups = self.warps.len().div_ceil(together) as u64;
+        *schedule == Schedule::Lagging && warp / together == (seed / 2 % groups) as usize
+    }
+
+    /// Whether a warp must wait because it lags behind and another one gets on.
+    fn lags(&self, warp: usize) -> bool {
+        let gets_on = |warp: &Warp| warp.splits.iter().any(|s| s.state == State::Run && s.polls < LAG);
+        self.is_slow(warp)
+            && self.warps.iter().enumerate().any(|(other, warp)| !self.is_slow(other) && gets_on(warp))
     }
 
     /// Lets warps go on that a barrier released.

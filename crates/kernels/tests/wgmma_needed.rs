@@ -1,0 +1,188 @@
+//! No barrier, fence, arrival or wait of the persistent family is there for nothing: without it the emulator refuses the kernel, or
+//! it is said here why it stays.
+
+#[allow(dead_code, reason = "hazards alone count here")]
+mod common;
+
+use emu::{Emulator, Options, Schedule};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, Op, Operand, Statement};
+use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+
+const DIM: u32 = 64;
+/// Bytes of a row of a tile in shared memory.
+const ROW: u32 = 2 * DIM;
+
+fn plain() -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 2,
+        resident: 1,
+        cluster: 1,
+        packing: Packing::Apart,
+        block_n: 16,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        queries_ahead: 0,
+        store: Store::Direct,
+        turns: Turns::Free,
+        softmax: Softmax::Lazy { slack: 8 },
+        chains: Chains { max: 2, sum: 1 },
+        diagonal: Diagonal::Whole,
+        ends: Ends::Common,
+        handout: Handout::Static,
+        order: TileOrder::InOrder,
+        lse: false,
+    }
+}
+
+/// Guesses of which some are bad and some good.
+const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
+
+/// Problems whose kernels differ in constants alone, for one CTA or cluster, so that its rings wrap: tiles of one block, of two, of three,
+/// of some, and of many beside few.
+fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
+    let (block, rows) = (plan.block_n as usize, 128 * plan.cluster as usize);
+    [(3, 70, 4 * block + 6), (5, 40, 10), (5, 70, block + 10), (5, 70, 2 * block + 10), (2, rows + 12, rows + 22)].map(
+        |(heads, seq_q, seq_kv)| {
+            let problem = Problem::new(1, heads, seq_q, DIM as usize, DType::Bf16);
+            problem.with_mask(Mask::Causal).with_seq_kv(seq_kv, Layout::Bshd)
+        },
+    )
+}
+
+/// An instruction that orders memory, products or warps, by what it is: `wait full keys 2` is the third wait, in the order of the
+/// kernel's statements, for keys that have landed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Site {
+    name: String,
+    /// Its place in the entry's statements, and how many go with it: with a wait, the branch back to it.
+    at: usize,
+    count: usize,
+}
+
+fn sites(plan: &WgmmaPlan, kernel: &Kernel) -> Vec<Site> {
+    let mut seen = std::collections::HashMap::new();
+    let found = statements(kernel).iter().enumerate().filter_map(|(at, statement)| {
+        let Statement::Inst(inst) = statement else { return None };
+        let (name, count) = match inst.op {
+            Op::Mbarrier(mbarrier) => {
+                let address = inst.operands.iter().find_map(|operand| match operand {
+                    Operand::Address(address) => Some(address.offset as u32),
+                    _ => None,
+                });
+                let place = mbarrier_name(plan, address.expect("an mbarrier has an address"));
+                let waits = mbarrier.op.waits();
+                let verb = if waits { "wait".to_owned() } else { format!("{:?}", mbarrier.op).to_lowercase() };
+                (format!("{verb} {place}"), 1 + usize::from(waits))
+            }
+            Op::Bar { .. }
+            | Op::BarWarpSync
+            | Op::BarrierCluster(_)
+            | Op::FenceMbarrierInit
+            | Op::FenceProxy(_)
+            | Op::Fence(..)
+            | Op::Membar(_)
+            | Op::CpAsyncBulkCommitGroup
+            | Op::CpAsyncBulkWaitGroup { .. }
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
+            | Op::WgmmaWaitGroup => (inst.op.to_string(), 1),
+            _ => return None,
+        };
+        let nth = seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0);
+        Some(Site { name: format!("{name} {nth}"), at, count })
+    });
+    found.collect()
+}
+
+/// Which barrier begins at an offset in shared memory: tiles come first, then each ring's full and free ones.
+fn mbarrier_name(plan: &WgmmaPlan, offset: u32) -> String {
+    let query_stages = plan.tiles.query_stages() + plan.queries_ahead;
+    let rows_out = if plan.store == Store::Bulk { 64 * plan.consumers } else { 0 };
+    let rows = query_stages * 64 * plan.consumers + 2 * plan.stages * plan.block_n + rows_out;
+    let mut first = rows * ROW;
+    for (ring, stages) in
+        [("queries", query_stages), ("keys", plan.stages), ("values", plan.stages), ("tiles", 2)]
+    {
+        for side in ["full", "free"] {
+            let next = first + 8 * stages;
+            if (first..next).contains(&offset) {
+                return format!("{side} {ring}");
+            }
+            first = next;
+        }
+    }
+    panic!("no barrier at {offset}")
+}
+
+fn statements(kernel: &Kernel) -> &[Statement] {
+    &kernel.module.function(&kernel.entry).and_then(|f| f.body.as_ref()).expect("an entry").statements
+}
+
+fn without(kernel: &Kernel, site: &Site) -> Kernel {
+    let mut mutant = kernel.clone();
+    for item in &mut mutant.module.items {
+        if let Item::Function(function) = item
+            && *function.name == *kernel.entry
+            && let Some(body) = &mut function.body
+        {
+            body.statements.drain(site.at..site.at + site.count);
+        }
+    }
+    mutant
+}
+
+/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, the second's, and one of either.
+const SCHEDULES: [(Schedule, u64); 6] = [
+    (Schedule::Late, 0),
+    (Schedule::Lagging, 3),
+    (Schedule::Lagging, 5),
+    (Schedule::Lagging, 10),
+    (Schedule::Lagging, 18),
+    (Schedule::Random, 1),
+];
+
+/// The sites without which no run was refused.
+fn survivors(plan: &WgmmaPlan) -> Vec<String> {
+    let arch = Arch { multiprocessors: plan.cluster, ..Arch::SM_90 };
+    let problems = problems(plan);
+    let kernels = problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan"));
+    let sites = kernels.each_ref().map(|kernel| sites(plan, kernel));
+    assert!(sites.iter().all(|of| *of == sites[0]), "problems whose kernels differ in more than constants");
+    let runs = SCHEDULES.iter().flat_map(|schedule| problems.iter().zip(&kernels).map(move |of| (schedule, of)));
+    let clean = |(schedule, seed): (Schedule, u64), problem: &Problem, kernel: &Kernel| {
+        // A mutant may go on for ever; a good run takes a hundredth.
+        let options = Options { schedule, seed, step_limit: 2_000_000, ..Options::default() };
+        common::run_kernel(&mut Emulator::new(options), problem, kernel, 0).is_ok()
+    };
+    assert!(runs.clone().all(|(&schedule, (problem, kernel))| clean(schedule, problem, kernel)));
+    let survives = |site: &&Site| {
+        runs.clone().all(|(&schedule, (problem, kernel))| clean(schedule, problem, &without(kernel, site)))
+    };
+    sites[0].iter().filter(survives).map(|site| site.name.clone()).collect()
+}
+
+#[test]
+fn explore() {
+    let (own, over, dynamic, bulk, pp) =
+        (Ends::Own, Tiles::Overlapped, Handout::Dynamic, Store::Bulk, Turns::PingPong);
+    let plans = [
+        plain(),
+        WgmmaPlan { ends: own, handout: dynamic, softmax: GUESSING, store: bulk, stages: 3, ..plain() },
+        WgmmaPlan { tiles: over, cluster: 2, handout: dynamic, turns: pp, softmax: GUESSING, stages: 3, ..plain() },
+        WgmmaPlan { tiles: over, ends: own, softmax: GUESSING, stages: 3, ..plain() },
+        WgmmaPlan { cluster: 2, store: bulk, turns: pp, ..plain() },
+        WgmmaPlan { tiles: over, handout: dynamic, turns: pp, stages: 3, store: bulk, ..plain() },
+        WgmmaPlan { ends: own, turns: pp, ..plain() },
+        WgmmaPlan { tiles: over, ends: own, cluster: 2, softmax: GUESSING, stages: 3, ..plain() },
+        WgmmaPlan { ends: own, ..plain() },
+        WgmmaPlan { tiles: over, ends: own, softmax: GUESSING, stages: 2, ..plain() },
+        WgmmaPlan { tiles: over, handout: dynamic, ..plain() },
+    ];
+    let n: usize = std::env::var("PLAN").ok().map_or(0, |v| v.parse().unwrap());
+    let start = std::time::Instant::now();
+    let _ = Diagonal::Whole;
+    println!("{:#?} {:?}", survivors(&plans[n]), start.elapsed());
+}
