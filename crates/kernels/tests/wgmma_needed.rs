@@ -44,12 +44,17 @@ const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
 /// of some, and of many beside few.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 128 * plan.cluster as usize);
-    [(3, 70, 4 * block + 6), (5, 40, 10), (5, 70, block + 10), (5, 70, 2 * block + 10), (2, rows + 12, rows + 22)].map(
-        |(heads, seq_q, seq_kv)| {
-            let problem = Problem::new(1, heads, seq_q, DIM as usize, DType::Bf16);
-            problem.with_mask(Mask::Causal).with_seq_kv(seq_kv, Layout::Bshd)
-        },
-    )
+    [
+        (3, 70, 4 * block + 6),
+        (5, 40, 10),
+        (5, 70, block + 10),
+        (5, 70, 2 * block + 10),
+        (2, rows + 12, rows + 22),
+    ]
+    .map(|(heads, seq_q, seq_kv)| {
+        let problem = Problem::new(1, heads, seq_q, DIM as usize, DType::Bf16);
+        problem.with_mask(Mask::Causal).with_seq_kv(seq_kv, Layout::Bshd)
+    })
 }
 
 /// An instruction that orders memory, products or warps, by what it is: `wait full keys 2` is the third wait, in the order of the
@@ -74,7 +79,8 @@ fn sites(plan: &WgmmaPlan, kernel: &Kernel) -> Vec<Site> {
                 });
                 let place = mbarrier_name(plan, address.expect("an mbarrier has an address"));
                 let waits = mbarrier.op.waits();
-                let verb = if waits { "wait".to_owned() } else { format!("{:?}", mbarrier.op).to_lowercase() };
+                let verb =
+                    if waits { "wait".to_owned() } else { format!("{:?}", mbarrier.op).to_lowercase() };
                 (format!("{verb} {place}"), 1 + usize::from(waits))
             }
             Op::Bar { .. }
@@ -148,10 +154,12 @@ const SCHEDULES: [(Schedule, u64); 6] = [
 fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     let arch = Arch { multiprocessors: plan.cluster, ..Arch::SM_90 };
     let problems = problems(plan);
-    let kernels = problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan"));
+    let kernels =
+        problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan"));
     let sites = kernels.each_ref().map(|kernel| sites(plan, kernel));
     assert!(sites.iter().all(|of| *of == sites[0]), "problems whose kernels differ in more than constants");
-    let runs = SCHEDULES.iter().flat_map(|schedule| problems.iter().zip(&kernels).map(move |of| (schedule, of)));
+    let runs =
+        SCHEDULES.iter().flat_map(|schedule| problems.iter().zip(&kernels).map(move |of| (schedule, of)));
     let clean = |(schedule, seed): (Schedule, u64), problem: &Problem, kernel: &Kernel| {
         // A mutant may go on for ever; a good run takes a hundredth.
         let options = Options { schedule, seed, step_limit: 2_000_000, ..Options::default() };
@@ -171,7 +179,15 @@ fn explore() {
     let plans = [
         plain(),
         WgmmaPlan { ends: own, handout: dynamic, softmax: GUESSING, store: bulk, stages: 3, ..plain() },
-        WgmmaPlan { tiles: over, cluster: 2, handout: dynamic, turns: pp, softmax: GUESSING, stages: 3, ..plain() },
+        WgmmaPlan {
+            tiles: over,
+            cluster: 2,
+            handout: dynamic,
+            turns: pp,
+            softmax: GUESSING,
+            stages: 3,
+            ..plain()
+        },
         WgmmaPlan { tiles: over, ends: own, softmax: GUESSING, stages: 3, ..plain() },
         WgmmaPlan { cluster: 2, store: bulk, turns: pp, ..plain() },
         WgmmaPlan { tiles: over, handout: dynamic, turns: pp, stages: 3, store: bulk, ..plain() },
