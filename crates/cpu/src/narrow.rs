@@ -7,7 +7,8 @@
 //! - V has a factor for each column of a head, so large that the sums of products over a window just fit.
 //!
 //! What that costs in accuracy is bounded here, head by head; a head beyond the bounds is computed in f32. The measure
-//! is a kernel that rounds the weights to the input type, and sums in f32.
+//! is a kernel that rounds the weights to the input type, and sums in f32. The LSE has no weights that are rounded, so
+//! calls that ask for it are computed in f32 whole.
 
 use std::sync::OnceLock;
 
