@@ -140,15 +140,9 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
     mutant
 }
 
-/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, the second's, and one of either.
-const SCHEDULES: [(Schedule, u64); 6] = [
-    (Schedule::Late, 0),
-    (Schedule::Lagging, 3),
-    (Schedule::Lagging, 5),
-    (Schedule::Lagging, 10),
-    (Schedule::Lagging, 18),
-    (Schedule::Random, 1),
-];
+/// Schedules and seeds, for each problem. Those that lag behind are the first consumer's warps, or the second's.
+const SCHEDULES: [(Schedule, u64); 4] =
+    [(Schedule::Late, 0), (Schedule::Lagging, 3), (Schedule::Lagging, 5), (Schedule::Random, 1)];
 
 /// The sites without which no run was refused.
 fn survivors(plan: &WgmmaPlan) -> Vec<String> {
@@ -227,11 +221,9 @@ fn overlapped_tiles() {
         handout: Handout::Dynamic,
         turns: Turns::PingPong,
         store: Store::Bulk,
-        stages: 3,
         ..plain()
     };
     assert_needed(&plan, &[SENT_OFF]);
-    assert_needed(&WgmmaPlan { stages: 2, store: Store::Direct, ..plan }, &[]);
 }
 
 #[test]
