@@ -9,7 +9,7 @@ use emu::{Checks, Emulator, Options};
 use kernels::Arch;
 use lab::gate::Verdict;
 use lab::provenance::Provenance;
-use lab::selftest::{Check, Report, Settings, arithmetic, attention, sanitizer, streams};
+use lab::selftest::{Check, Report, Settings, arithmetic, attention, mutants, sanitizer, streams};
 use lab::store::append_line;
 use ptx::Machine;
 use serde_json::json;
@@ -96,6 +96,7 @@ fn on_machine<M: Machine>(
     if settings.mantissas > 0 {
         report.checks.extend(arithmetic::approximations(machine, target, arch.sm, settings, &mut tell));
     }
+    report.checks.extend(mutants::mutants(arch, settings, &mut tell));
     if settings.fragments > 0 {
         report.checks.extend(arithmetic::tensor_cores(machine, target, arch.sm, settings, &mut tell));
     }

@@ -20,7 +20,8 @@ pub enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
-impl<'a> Elements<'a> {
+#[cfg(target_arch = "x86_64")]
+impl Elements<'_> {
     pub(crate) fn len(self) -> usize {
         match self {
             Elements::F32(x) => x.len(),

@@ -93,7 +93,9 @@ thread_local! {
 impl<T: Element> Call<'_, T> {
     fn run<S: Simd>(&self, simd: S) {
         let tasks = self.tasks();
-        let heads = simd.narrow().and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan));
+        // An LSE is f32, and is to be as exact as f32 logits make it.
+        let narrow = simd.narrow().filter(|_| self.lse.is_none());
+        let heads = narrow.and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan));
         let next = AtomicUsize::new(0);
         let work = || {
             SCRATCH.with_borrow_mut(|scratch| {

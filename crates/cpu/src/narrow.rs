@@ -7,7 +7,8 @@
 //! - V has a factor for each column of a head, so large that the sums of products over a window just fit.
 //!
 //! What that costs in accuracy is bounded here, head by head; a head beyond the bounds is computed in f32. The measure
-//! is a kernel that rounds the weights to the input type, and sums in f32.
+//! is a kernel that rounds the weights to the input type, and sums in f32. The LSE has no weights that are rounded, so
+//! calls that ask for it are computed in f32 whole.
 
 use std::sync::OnceLock;
 
@@ -21,6 +22,7 @@ use crate::{CpuPlan, Element};
 /// Keys whose products are one integer sum. Even.
 pub(crate) const WINDOW: usize = 16;
 /// log2 of the largest integer weight of a lane in a window.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
 /// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
 /// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
@@ -68,8 +70,10 @@ impl Extent {
 /// scale · √((‖k‖/fq)² + (‖q‖/fk)²) / √12. A weight inherits that as its relative error.
 fn logit_factors(problem: &Problem, q: Extent, k: Extent) -> Option<(f32, f32)> {
     let (for_q, for_k) = (q.factor()?, k.factor()?);
-    let error = problem.softmax_scale().abs() * (k.norm() / for_q).hypot(q.norm() / for_k) / 12f32.sqrt();
-    (f64::from(error) <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
+    let [of_q, of_k] = [k.norm() / for_q, q.norm() / for_k].map(f64::from);
+    // Not `hypot`: the C library's has a version of its own since glibc 2.35, which a wheel for older ones cannot ask for.
+    let error = f64::from(problem.softmax_scale().abs()) * (of_q * of_q + of_k * of_k).sqrt() / 12f64.sqrt();
+    (error <= SHARE * problem.dtype.unit_roundoff()).then_some((for_q, for_k))
 }
 
 /// Whether integers are enough for V, whose shortest row has this norm as integers: 1/√12 must be small in the root

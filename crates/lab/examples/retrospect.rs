@@ -1,4 +1,5 @@
-//! Forecasts every plan that was timed: `retrospect ROWS.jsonl MACHINE`, of rows of one device. A line for each row of our own,
+//! Forecasts every plan that was timed: `retrospect ROWS.jsonl MACHINE`, of rows of one device (`evidence/h200.jsonl`,
+//! `crates/kernels/tuned/h200.jsonl`). A line for each row of our own,
 //! warm, and for each family how well forecasts fit.
 
 use std::collections::{BTreeMap, HashSet};
@@ -71,11 +72,16 @@ fn run(rows: &Path, machine: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The problem, the plan and the µs of a warm row of ours whose plan is still one.
+/// The problem, the plan and the µs of a warm row of ours, or of a tuned table's, whose plan is still one.
 fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
-    if (row["impl"].as_str()?, row["mode"].as_str()?) != ("flashcore", "warm") {
+    let is = |name: &str, value: &str| row[name].as_str() == Some(value);
+    let us = if is("kind", "measured") {
+        &row["us"]
+    } else if is("impl", "flashcore") && is("mode", "warm") {
+        &row["us_median"]
+    } else {
         return None;
-    }
+    };
     let plan: Plan = serde_json::from_value(row["plan"].clone()).ok()?;
     let p = &row["problem"];
     let number = |name: &str| p[name].as_u64().map(|n| n as usize);
@@ -86,7 +92,7 @@ fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
             .with_mask(mask)
             .with_heads_kv(number("heads_kv")?, Layout::Bhsd)
             .with_seq_kv(number("seq_kv")?, Layout::Bhsd);
-    Some((problem, plan, row["us_median"].as_f64()?))
+    Some((problem, plan, us.as_f64()?))
 }
 
 fn shape(p: &Problem) -> String {

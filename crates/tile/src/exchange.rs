@@ -140,7 +140,9 @@ impl Exchange {
         let from_own_cta = kv_warpgroups - 1;
         let from_others = (ctas - 1) * kv_warpgroups;
         k.mbarrier_init(barrier, 1 + from_own_cta);
-        k.fence_mbarrier_init();
+        if ctas > 1 {
+            k.fence_mbarrier_init();
+        }
         let bytes = from_others * self.division.message_bytes(self.columns) / 4;
         k.mbarrier_arrive_expect_tx(barrier, bytes);
     }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::lower::Program;
 use super::machine::Gpu;
 use super::schedule::{Layout, layout, single};
-use crate::trace::Event;
+use crate::trace::{CtaTrace, Detail, Event};
 
 /// A run of events and how it is laid out.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,57 @@ pub(super) struct Run {
     pub layout: u32,
     /// First event.
     pub event: u32,
+}
+
+/// A trace with its runs.
+pub(super) struct Planned<'a> {
+    /// The events of each warp.
+    pub warps: Vec<Cow<'a, [Event]>>,
+    /// Events in all, those not kept included.
+    pub issues: u64,
+    /// Those of each warp.
+    pub runs: Vec<Vec<Run>>,
+    /// Threads of each warp: lanes that ever took part.
+    pub threads: Vec<u32>,
+}
+
+impl<'a> Planned<'a> {
+    pub(super) fn new(trace: &'a CtaTrace, layouts: &mut Layouts) -> Planned<'a> {
+        let lanes = |events: &Vec<Event>| events.iter().fold(0, |all, e| all | e.lanes).count_ones();
+        let warps: Vec<Cow<[Event]>> = trace.warps.iter().map(|w| without_vain_waits(w)).collect();
+        Planned {
+            runs: layouts.cut(&warps),
+            threads: trace.warps.iter().map(lanes).collect(),
+            issues: warps.iter().map(|w| w.len() as u64).sum::<u64>() + trace.dropped,
+            warps,
+        }
+    }
+}
+
+/// How often a warp asks an mbarrier in vain is the emulator's affair: the replay makes it wait. So what comes from one answer of
+/// "not yet" to the next question is taken out.
+fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
+    let question = |e: &Event| match e.detail {
+        Detail::Wait { at, parity, done } => Some((at, parity, done)),
+        _ => None,
+    };
+    if !events.iter().any(|e| matches!(question(e), Some((_, _, false)))) {
+        return Cow::Borrowed(events);
+    }
+    let (mut kept, mut at) = (Vec::with_capacity(events.len()), 0);
+    while let Some(event) = events.get(at) {
+        match question(event) {
+            Some((place, parity, false)) => {
+                let again = |e: &Event| question(e).is_some_and(|(p, q, _)| (p, q) == (place, parity));
+                at = events[at + 1..].iter().position(again).map_or(events.len(), |next| at + 1 + next);
+            }
+            _ => {
+                kept.push(*event);
+                at += 1;
+            }
+        }
+    }
+    Cow::Owned(kept)
 }
 
 /// Layouts made so far, by block and number of iterations.

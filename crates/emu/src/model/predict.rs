@@ -10,9 +10,9 @@ use super::cost::{Pipe, TICK};
 use super::lower::{Action, Cached, Program};
 use super::machine::Gpu;
 use super::memory::{CacheState, Residency};
-use super::plan::Layouts;
+use super::plan::{Layouts, Planned};
 use super::prediction::{Bound, Cause, Prediction, Roofline, Utilisation};
-use super::replay::{Outcome, Planned, replay};
+use super::replay::{Outcome, replay};
 use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
 use crate::trace::{CtaTrace, Detail};
 

@@ -7,69 +7,17 @@
 
 mod asynchronous;
 
-use std::borrow::Cow;
-
-use asynchronous::{Arrival, Groups, Units};
+use asynchronous::{Groups, Units};
 use ptx::BarKind;
 
 use super::cost::{PIPES, Pipe, TICK};
-use super::lower::{Action, Direction};
+use super::lower::Action;
 use super::machine::Gpu;
 use super::memory::{At, MemorySystem, Residency};
-use super::plan::{Layouts, Run};
+use super::plan::Planned;
 use super::prediction::Cause;
 use super::schedule::{Layout, Step};
-use crate::trace::{CacheFootprint, CtaTrace, Detail, Event, MbarrierPlace};
-
-/// A trace with its runs.
-pub(super) struct Planned<'a> {
-    /// The events of each warp.
-    warps: Vec<Cow<'a, [Event]>>,
-    /// Events in all, those not kept included.
-    pub issues: u64,
-    pub runs: Vec<Vec<Run>>,
-    /// Threads of each warp: lanes that ever took part.
-    pub threads: Vec<u32>,
-}
-
-impl<'a> Planned<'a> {
-    pub(super) fn new(trace: &'a CtaTrace, layouts: &mut Layouts) -> Planned<'a> {
-        let lanes = |events: &Vec<Event>| events.iter().fold(0, |all, e| all | e.lanes).count_ones();
-        let warps: Vec<Cow<[Event]>> = trace.warps.iter().map(|w| without_vain_waits(w)).collect();
-        Planned {
-            runs: layouts.cut(&warps),
-            threads: trace.warps.iter().map(lanes).collect(),
-            issues: warps.iter().map(|w| w.len() as u64).sum::<u64>() + trace.dropped,
-            warps,
-        }
-    }
-}
-
-/// How often a warp asks an mbarrier in vain is the emulator's affair: the replay makes it wait. So what comes from one answer of
-/// "not yet" to the next question is taken out.
-fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
-    let question = |e: &Event| match e.detail {
-        Detail::Wait { at, parity, done } => Some((at, parity, done)),
-        _ => None,
-    };
-    if !events.iter().any(|e| matches!(question(e), Some((_, _, false)))) {
-        return Cow::Borrowed(events);
-    }
-    let (mut kept, mut at) = (Vec::with_capacity(events.len()), 0);
-    while let Some(event) = events.get(at) {
-        match question(event) {
-            Some((place, parity, false)) => {
-                let again = |e: &Event| question(e).is_some_and(|(p, q, _)| (p, q) == (place, parity));
-                at = events[at + 1..].iter().position(again).map_or(events.len(), |next| at + 1 + next);
-            }
-            _ => {
-                kept.push(*event);
-                at += 1;
-            }
-        }
-    }
-    Cow::Owned(kept)
-}
+use crate::trace::{CacheFootprint, Detail, Event};
 
 /// What the replay found.
 #[derive(Clone, Debug, Default)]
@@ -490,51 +438,10 @@ impl<'a> Sm<'a> {
                 let last = warp.groups.drain(..done).max().unwrap_or(0);
                 Effect::Wait(Ready { at: last.max(warp.from.at), cause: Cause::AsyncCopy, ..NOW })
             }
-            Action::Mbarrier => {
-                let waits = matches!(event.detail, Detail::Wait { .. });
-                let direction = if waits { Direction::Load } else { Direction::Atomic };
-                let done = self.memory.shared(from, 1, direction).done;
-                self.mbarrier(id, event.detail, done)
-            }
-            Action::Bulk | Action::ToCluster => {
-                if let Detail::Bulk { at: place, bytes, copies } = event.detail {
-                    let done = match step.action {
-                        Action::Bulk => self.memory.bulk(at, bytes),
-                        _ => self.memory.cluster_store(at, bytes),
-                    };
-                    let landed = u64::from(bytes) * u64::from(copies);
-                    match place {
-                        MbarrierPlace::NONE => self.warps[id].stores.add(done),
-                        _ => self.arrive(self.warps[id].slot, place, &Arrival::of_bytes(landed, done)),
-                    }
-                }
-                Effect::Result(NOW)
-            }
-            Action::BulkCommit => {
-                self.warps[id].stores.commit();
-                Effect::Result(NOW)
-            }
-            Action::BulkWait(allowed) => {
-                let warp = &mut self.warps[id];
-                let at = warp.stores.wait(allowed).max(warp.from.at);
-                Effect::Wait(Ready { at, cause: Cause::AsyncCopy, ..NOW })
-            }
-            Action::Wgmma { from_registers } => self.product(id, step, at, from_registers),
-            Action::WgmmaCommit => {
-                let warp = &mut self.warps[id];
-                warp.products.commit();
-                warp.batch = None;
-                Effect::Result(NOW)
-            }
-            Action::WgmmaWait(allowed) => self.wait_products(id, allowed),
-            Action::ClusterArrive => {
-                self.cluster_arrive(id, event.lanes.count_ones(), at);
-                Effect::Result(NOW)
-            }
-            Action::ClusterWait => self.cluster_wait(id),
             Action::Fence => Effect::Wait(after(self.gpu.latency.alu, Cause::Arithmetic)),
             Action::Branch => Effect::Wait(after(self.gpu.latency.branch, Cause::Branch)),
             Action::Barrier(kind) => self.barrier(id, kind, event, at),
+            _ => self.perform_beside(id, step, event, from),
         }
     }
 

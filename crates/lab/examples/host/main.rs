@@ -1,11 +1,12 @@
 //! The host's side of a GPU machine: `host ROWS.jsonl`. Measures the context's creation, the first result with a cold and a warm
-//! cache of cubins, and what a call costs; checks results, streams, graphs, memory, threads, the cache and what happens after a
+//! cache of cubins, what it takes to load a kernel of each family, and what a call costs; checks results, streams, graphs, memory, threads, the cache and what happens after a
 //! kernel's fault. Each part runs in a process of its own with a time limit, so that nothing is warm that should be cold and
 //! a part that breaks leaves the others alone. One line a check and a table go to the terminal, everything to `ROWS.log`, and,
 //! from a build of `cargo xtask evidence`, a row for each measure to the rows.
 
 mod checks;
 mod cost;
+mod loads;
 mod parts;
 mod streams;
 mod tensors;
@@ -24,6 +25,9 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// What the argument of a child is.
 const CHILD: &str = "--part";
+/// When a family's kernels are loaded: `compiled:NAME`, and `cached:NAME` afterwards.
+const COMPILED: &str = "compiled";
+const CACHED: &str = "cached";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -47,6 +51,10 @@ fn main() -> ExitCode {
 
 /// One part, in its own process.
 fn child(part: &str) -> Outcome<bool> {
+    if let Some((when, family)) = part.split_once(':') {
+        loads::load(family, when == CACHED)?;
+        return Ok(true);
+    }
     match part {
         "first" => cost::first()?,
         "calls" => cost::calls()?,

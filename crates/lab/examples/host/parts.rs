@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use flashcore_lab::bench::{median, quantile};
 use flashcore_lab::store::{Scratch, append_line};
+use kernels::Family;
 use serde_json::{Value, json};
 
-use crate::{CHILD, Outcome};
+use crate::{CACHED, CHILD, COMPILED, Outcome};
 
 /// Processes that start with an empty cache, and with a full one.
 const COLD: usize = 3;
@@ -61,6 +62,7 @@ pub fn all(found: &mut Found, log: &Path) -> Outcome {
     starts(found, "cold", &cold, |s| s["stored"] == 1 && s["hits"] == 0);
     starts(found, "warm", &warm, |s| s["hits"] == 1 && s["stored"] == 0);
     cache(found, log, &scratch)?;
+    loads(found, log, &scratch)?;
     for (part, seconds) in [
         ("calls", 60),
         ("numbers", 120),
@@ -92,6 +94,33 @@ fn starts(found: &mut Found, name: &str, all: &[Value], cached: impl Fn(&Value) 
     found.measure(&format!("context to first result, {name} cache"), "ms", &samples("first_ms"));
     let stats = all.iter().all(|start| cached(&start["cache"]));
     found.check(&format!("{name} cache was {name}"), stats, &all[0]["cache"].to_string());
+}
+
+/// Each family's kernels in processes with a cache that is empty at first: ours, and the driver's for programs that it loads
+/// whole.
+fn loads(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
+    for family in Family::ALL {
+        let folder = scratch.path(&format!("loads-{}", family.name()));
+        for (when, processes) in [(COMPILED, 1), (CACHED, WARM)] {
+            let (mut name, mut samples) = (String::new(), Vec::new());
+            for _ in 0..processes {
+                let part = format!("{when}:{}", family.name());
+                let child = Part::start(&part, &folder, DriverCache::At(&folder.join("driver")))?;
+                let told = child.finish(Duration::from_secs(90), log)?;
+                take(found, &part, &told);
+                let lines = told.stdout.lines().filter_map(|line| line.strip_prefix("LOADS "));
+                for loads in lines.filter_map(|text| serde_json::from_str::<Value>(text).ok()) {
+                    name = loads["measure"].as_str().unwrap_or_default().to_owned();
+                    samples
+                        .extend(loads["samples"].as_array().into_iter().flatten().filter_map(Value::as_f64));
+                }
+            }
+            if !samples.is_empty() {
+                found.measure(&name, "ms", &samples);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Damaged files, a folder that cannot be written, processes that start together.
@@ -181,20 +210,29 @@ struct Told {
     ended_well: bool,
 }
 
+/// A part with our cache in a folder and none of the driver's, which would make a cold start warm.
 fn start(part: &str, folder: &Path) -> Outcome<Part> {
-    let child = Command::new(std::env::current_exe()?)
-        .args([CHILD, part])
-        .env("FLASHCORE_CACHE_DIR", folder)
-        // The driver's own cache would make a cold start warm.
-        .env("CUDA_CACHE_DISABLE", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    Ok(Part { child, name: part.to_owned() })
+    Part::start(part, folder, DriverCache::Off)
+}
+
+/// The cache that the driver keeps for itself.
+enum DriverCache<'a> {
+    Off,
+    At(&'a Path),
 }
 
 impl Part {
+    fn start(part: &str, folder: &Path, driver: DriverCache) -> Outcome<Part> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([CHILD, part]).env("FLASHCORE_CACHE_DIR", folder);
+        match driver {
+            DriverCache::Off => command.env("CUDA_CACHE_DISABLE", "1"),
+            DriverCache::At(place) => command.env("CUDA_CACHE_DISABLE", "0").env("CUDA_CACHE_PATH", place),
+        };
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        Ok(Part { child, name: part.to_owned() })
+    }
+
     /// Waits until it ends, or ends it after `limit`.
     fn finish(mut self, limit: Duration, log: &Path) -> Outcome<Told> {
         let (out, err) = (reader(self.child.stdout.take()), reader(self.child.stderr.take()));

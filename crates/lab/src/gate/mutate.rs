@@ -2,7 +2,8 @@
 //! pass proves nothing.
 
 use ptx::{
-    Arg, BarKind, BinaryOp, Imm, Instruction, Item, Kernel, Op, Operand, Space, Statement, TernaryOp, Type,
+    Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, Imm, Instruction, Item, Kernel, Mbarrier,
+    MbarrierOp, Op, Operand, Space, Statement, TernaryOp, Type,
 };
 
 /// A kind of fault. Each has a number of sites in a kernel.
@@ -14,10 +15,30 @@ pub enum Fault {
     DropWarpBarrier,
     /// A wait for asynchronous copies is left out.
     DropAsyncWait,
-    /// A memory or proxy fence is left out.
+    /// A memory or proxy fence is left out, that of an mbarrier's initialisation included.
     DropFence,
+    /// An arrival on an mbarrier or a named barrier is left out.
+    DropArrival,
+    /// An mbarrier is not told of the bytes that are to come.
+    DropExpectation,
+    /// A wait for a phase of an mbarrier is left out.
+    DropPhaseWait,
+    /// A wait for a phase of an mbarrier asks for the other one, so that it goes on with what the stage held before.
+    WrongPhase,
+    /// An arrival at the cluster's barrier, or a wait there, is left out.
+    DropClusterBarrier,
+    /// The end of a group of bulk copies, or a wait for one, is left out.
+    DropBulkWait,
+    /// A `wgmma.fence` is left out.
+    DropProductFence,
+    /// The end of a group of products (`wgmma.commit_group`) is left out.
+    DropProductGroup,
+    /// A wait for products (`wgmma.wait_group`) is left out.
+    DropProductWait,
     /// An asynchronous copy is left out, so that its stage keeps what was there.
     DropCopy,
+    /// A bulk copy lands behind its slot.
+    WrongSlot,
     /// A constant that a number is compared with (a bound, a mask's edge) is one too large.
     BoundTooLarge,
     /// A comparison with a bound takes one element too many: `<` becomes `≤`, `≥` becomes `>`.
@@ -32,12 +53,22 @@ pub enum Fault {
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 10] = [
+    pub const ALL: [Fault; 20] = [
         Fault::DropBarrier,
         Fault::DropWarpBarrier,
         Fault::DropAsyncWait,
         Fault::DropFence,
+        Fault::DropArrival,
+        Fault::DropExpectation,
+        Fault::DropPhaseWait,
+        Fault::WrongPhase,
+        Fault::DropClusterBarrier,
+        Fault::DropBulkWait,
+        Fault::DropProductFence,
+        Fault::DropProductGroup,
+        Fault::DropProductWait,
         Fault::DropCopy,
+        Fault::WrongSlot,
         Fault::BoundTooLarge,
         Fault::ComparisonOffByOne,
         Fault::SkipRescale,
@@ -51,8 +82,28 @@ impl Fault {
             (Fault::DropBarrier, Op::Bar { kind, .. }) => kind == BarKind::Sync,
             (Fault::DropWarpBarrier, Op::BarWarpSync) => true,
             (Fault::DropAsyncWait, Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll) => true,
-            (Fault::DropFence, Op::Fence(..) | Op::Membar(_) | Op::FenceProxy(_)) => true,
+            (Fault::DropFence, Op::Fence(..) | Op::Membar(_) | Op::FenceProxy(_) | Op::FenceMbarrierInit) => {
+                true
+            }
+            (Fault::DropArrival, Op::Bar { kind, .. }) => kind == BarKind::Arrive,
+            (Fault::DropArrival, Op::Mbarrier(Mbarrier { op, .. })) => {
+                matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveNoComplete)
+            }
+            (Fault::DropExpectation, Op::Mbarrier(Mbarrier { op, .. })) => {
+                let nothing = inst.operands.get(2) == Some(&Operand::Imm(Imm::Int(0)));
+                op == MbarrierOp::ExpectTx || op == MbarrierOp::ArriveExpectTx && !nothing
+            }
+            (Fault::DropPhaseWait, Op::Mbarrier(Mbarrier { op, .. })) => op.waits(),
+            (Fault::WrongPhase, Op::Mbarrier(Mbarrier { op, .. })) => {
+                matches!(op, MbarrierOp::TestWaitParity | MbarrierOp::TryWaitParity)
+            }
+            (Fault::DropClusterBarrier, Op::BarrierCluster(_)) => true,
+            (Fault::DropBulkWait, Op::CpAsyncBulkCommitGroup | Op::CpAsyncBulkWaitGroup { .. }) => true,
+            (Fault::DropProductFence, Op::WgmmaFence) => true,
+            (Fault::DropProductGroup, Op::WgmmaCommitGroup) => true,
+            (Fault::DropProductWait, Op::WgmmaWaitGroup) => true,
             (Fault::DropCopy, Op::CpAsync(_)) => true,
+            (Fault::DropCopy | Fault::WrongSlot, op) if brings(&op) => true,
             (Fault::BoundTooLarge, Op::Setp { ty, .. }) => {
                 ty.is_integer() && matches!(inst.operands.last(), Some(Operand::Imm(Imm::Int(_))))
             }
@@ -71,8 +122,8 @@ impl Fault {
         }
     }
 
-    /// The instruction with the fault; `None` when it is left out.
-    fn edit(self, inst: &Instruction) -> Option<Instruction> {
+    /// What stands in the place of the instruction; nothing when it is left out.
+    fn edit(self, inst: &Instruction) -> Vec<Instruction> {
         let mut edited = inst.clone();
         match self {
             Fault::BoundTooLarge => {
@@ -92,15 +143,68 @@ impl Fault {
                     }
                 }
             }
+            Fault::DropExpectation if matches!(inst.op, Op::Mbarrier(m) if m.op == MbarrierOp::ArriveExpectTx) =>
+            {
+                edited.operands[2] = Operand::Imm(Imm::Int(0));
+            }
+            Fault::DropPhaseWait => {
+                // The predicate holds, and so no loop asks again.
+                edited.op = Op::Setp { cmp: CmpOp::Eq, combine: None, ty: Type::U32, ftz: false };
+                edited.operands.truncate(1);
+                edited.operands.extend([Operand::Imm(Imm::Int(0)), Operand::Imm(Imm::Int(0))]);
+            }
+            Fault::WrongPhase => return wrong_phase(edited),
+            Fault::WrongSlot => {
+                if let Some(Operand::Address(place)) = edited.operands.first_mut() {
+                    place.offset += SLOT_ERROR;
+                }
+            }
             Fault::DropBarrier
             | Fault::DropWarpBarrier
             | Fault::DropAsyncWait
             | Fault::DropFence
+            | Fault::DropArrival
+            | Fault::DropExpectation
+            | Fault::DropClusterBarrier
+            | Fault::DropBulkWait
+            | Fault::DropProductFence
+            | Fault::DropProductGroup
+            | Fault::DropProductWait
             | Fault::DropCopy
             | Fault::SkipRescale
-            | Fault::SkipStore => return None,
+            | Fault::SkipStore => return Vec::new(),
         }
-        Some(edited)
+        vec![edited]
+    }
+}
+
+/// Bytes by which a copy misses its slot: a pattern of the 128-byte swizzle.
+const SLOT_ERROR: i64 = 1024;
+
+/// Whether a bulk copy fills shared memory.
+fn brings(op: &Op) -> bool {
+    match op {
+        Op::CpAsyncBulk(copy) => copy.route != BulkRoute::CtaToGlobal,
+        Op::CpAsyncBulkTensor(copy) => copy.route != BulkRoute::CtaToGlobal,
+        _ => false,
+    }
+}
+
+/// The wait for the phase of the other parity.
+fn wrong_phase(mut wait: Instruction) -> Vec<Instruction> {
+    match &mut wait.operands[2] {
+        Operand::Imm(Imm::Int(parity)) => {
+            *parity ^= 1;
+            vec![wait]
+        }
+        parity => {
+            // The register has its value back before anything else reads it.
+            let operands = [parity.clone(), parity.clone(), Operand::Imm(Imm::Int(1))];
+            let mut flip = wait.clone();
+            flip.op = Op::Binary(BinaryOp::Xor, Type::B32, FloatMods::default());
+            flip.operands = operands.into_iter().collect();
+            vec![flip.clone(), wait, flip]
+        }
     }
 }
 
@@ -146,12 +250,8 @@ pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
         Statement::Inst(inst) if fault.applies(inst) => Some((at, fault.edit(inst))),
         _ => None,
     });
-    match places.into_iter().nth(site - arguments)? {
-        (at, Some(edited)) => entry.statements[at] = Statement::Inst(edited),
-        (at, None) => {
-            entry.statements.remove(at);
-        }
-    }
+    let (at, edited) = places.into_iter().nth(site - arguments)?;
+    entry.statements.splice(at..=at, edited.into_iter().map(Statement::Inst));
     Some(mutant)
 }
 

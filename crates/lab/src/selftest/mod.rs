@@ -3,6 +3,7 @@
 //! - [`attention`]: the gate's torture set on every plan family, judged as the emulator's runs are; the emulator's outputs
 //!   beside the machine's, bit for bit; and repeats that must not differ by a bit.
 //! - [`arithmetic`]: tensor cores and approximations, bit for bit where the emulator claims to be exact.
+//! - [`mutants`]: kernels with a fault put into them, which the gate must refuse (the emulator's business alone).
 //! - [`streams`]: the same launch on several streams at once (GPU only).
 //! - [`sanitizer`]: a short list under NVIDIA's compute-sanitizer, where it is installed (GPU only).
 //!
@@ -10,6 +11,7 @@
 
 pub mod arithmetic;
 pub mod attention;
+pub mod mutants;
 mod plans;
 pub mod sanitizer;
 pub mod streams;
@@ -43,6 +45,8 @@ pub struct Settings {
     pub fragments: u64,
     /// Mantissas of every sign and exponent for each approximation.
     pub mantissas: u32,
+    /// Every how many-th place of a fault gets it; none where it is 0.
+    pub mutants: usize,
 }
 
 impl Settings {
@@ -63,6 +67,7 @@ impl Settings {
             repeats: 24,
             fragments: 32_768,
             mantissas: 16_384,
+            mutants: 1,
         }
     }
 
@@ -76,6 +81,7 @@ impl Settings {
             repeats: 20,
             fragments: 1024,
             mantissas: 512,
+            mutants: 5,
         }
     }
 
@@ -89,6 +95,7 @@ impl Settings {
             repeats: 2,
             fragments: 0,
             mantissas: 0,
+            mutants: 0,
         }
     }
 }

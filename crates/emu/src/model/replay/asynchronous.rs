@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Effect, Pipe, Ready, Sm, Step};
+use super::{Action, At, Effect, NOW, Pipe, Ready, Sm, Step};
 use crate::model::cost::TICK;
+use crate::model::lower::Direction;
 use crate::model::prediction::Cause;
-use crate::trace::{Detail, MbarrierPlace};
+use crate::trace::{Detail, Event, MbarrierPlace};
 
 /// Groups of asynchronous work of a warp: when the open one and the closed ones will be done, oldest first.
 #[derive(Default)]
@@ -64,7 +65,7 @@ struct ClusterBarrier {
 
 /// What comes to an mbarrier.
 #[derive(Default)]
-pub(super) struct Arrival {
+struct Arrival {
     count: u32,
     announced: u32,
     landed: u64,
@@ -72,15 +73,66 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    pub(super) fn of_bytes(landed: u64, at: u64) -> Arrival {
+    fn of_bytes(landed: u64, at: u64) -> Arrival {
         Arrival { landed, at, ..Arrival::default() }
     }
 }
 
 impl Sm<'_> {
+    /// What a step hands to a unit beside the warps, or waits for there.
+    pub(super) fn perform_beside(&mut self, id: usize, step: &Step, event: &Event, from: At) -> Effect {
+        match step.action {
+            Action::Mbarrier => {
+                let waits = matches!(event.detail, Detail::Wait { .. });
+                let direction = if waits { Direction::Load } else { Direction::Atomic };
+                let done = self.memory.shared(from, 1, direction).done;
+                self.mbarrier(id, event.detail, done)
+            }
+            Action::Bulk | Action::ToCluster => self.bulk(id, step.action, event.detail, from.tick),
+            Action::BulkCommit => {
+                self.warps[id].stores.commit();
+                Effect::Result(NOW)
+            }
+            Action::BulkWait(allowed) => {
+                let warp = &mut self.warps[id];
+                let at = warp.stores.wait(allowed).max(warp.from.at);
+                Effect::Wait(Ready { at, cause: Cause::AsyncCopy, ..NOW })
+            }
+            Action::Wgmma { from_registers } => self.product(id, step, from.tick, from_registers),
+            Action::WgmmaCommit => {
+                let warp = &mut self.warps[id];
+                warp.products.commit();
+                warp.batch = None;
+                Effect::Result(NOW)
+            }
+            Action::WgmmaWait(allowed) => self.wait_products(id, allowed),
+            Action::ClusterArrive => {
+                self.cluster_arrive(id, event.lanes.count_ones(), from.tick);
+                Effect::Result(NOW)
+            }
+            Action::ClusterWait => self.cluster_wait(id),
+            _ => Effect::Result(NOW),
+        }
+    }
+
+    /// A bulk copy or a store to the cluster: who waits for it hears of it when its last byte is there.
+    fn bulk(&mut self, id: usize, action: Action, copy: Detail, at: u64) -> Effect {
+        let Detail::Bulk { at: place, bytes, copies } = copy else { return Effect::Result(NOW) };
+        let done = match action {
+            Action::Bulk => self.memory.bulk(at, bytes),
+            _ => self.memory.cluster_store(at, bytes),
+        };
+        let landed = u64::from(bytes) * u64::from(copies);
+        match place {
+            MbarrierPlace::NONE => self.warps[id].stores.add(done),
+            _ => self.arrive(self.warps[id].slot, place, &Arrival::of_bytes(landed, done)),
+        }
+        Effect::Result(NOW)
+    }
+
     /// A warp's part of a product: it queues for the tensor core of its sub-partition. Products of one group run one after another,
     /// with none of another warp in between. One that takes A from registers holds the warp until they are read.
-    pub(super) fn product(&mut self, id: usize, step: &Step, at: u64, from_registers: bool) -> Effect {
+    fn product(&mut self, id: usize, step: &Step, at: u64, from_registers: bool) -> Effect {
         let rest = if self.warps[id].batch.is_none() { self.rest_of_group(id) } else { 0 };
         let warp = &mut self.warps[id];
         let pipe = &mut self.schedulers[warp.scheduler].pipes[Pipe::Tensor as usize];
@@ -92,7 +144,7 @@ impl Sm<'_> {
         self.outcome.pipes[Pipe::Tensor as usize] += u64::from(step.cost.busy);
         self.outcome.dense = true;
         let read = if from_registers { start } else { at };
-        Effect::Wait(Ready { at: read.max(at + TICK), cause: Cause::TensorPipe, ..super::NOW })
+        Effect::Wait(Ready { at: read.max(at + TICK), cause: Cause::TensorPipe, ..NOW })
     }
 
     /// Ticks that the products take which the warp issues from here to the end of their group, as far as the block goes.
@@ -104,18 +156,18 @@ impl Sm<'_> {
         group.filter(|s| matches!(s.action, Action::Wgmma { .. })).map(|s| u64::from(s.cost.busy)).sum()
     }
 
-    pub(super) fn wait_products(&mut self, id: usize, allowed: u32) -> Effect {
+    fn wait_products(&mut self, id: usize, allowed: u32) -> Effect {
         let latency = u64::from(self.gpu.units.map_or(0, |u| u.wgmma_latency)) * TICK;
         let warp = &mut self.warps[id];
         let done = warp.products.wait(allowed);
         let at = if done == 0 { warp.from.at } else { warp.from.at.max(done + latency) };
-        Effect::Wait(Ready { at, cause: Cause::TensorPipe, ..super::NOW })
+        Effect::Wait(Ready { at, cause: Cause::TensorPipe, ..NOW })
     }
 
     /// An operation on an mbarrier, which shared memory has carried out by `at`.
-    pub(super) fn mbarrier(&mut self, id: usize, operation: Detail, at: u64) -> Effect {
+    fn mbarrier(&mut self, id: usize, operation: Detail, at: u64) -> Effect {
         let slot = self.warps[id].slot;
-        let result = Effect::Result(Ready { at, cause: Cause::SharedLatency, ..super::NOW });
+        let result = Effect::Result(Ready { at, cause: Cause::SharedLatency, ..NOW });
         let Some(cta) = self.ctas[slot].as_mut() else { return result };
         match operation {
             Detail::Expect { at: place, count } => {
@@ -133,7 +185,7 @@ impl Sm<'_> {
                 let object = cta.units.mbarriers.entry(place).or_default();
                 if object.odd != parity {
                     let at = at.max(object.completed + u64::from(self.gpu.latency.shared) * TICK);
-                    return Effect::Wait(Ready { at, cause: Cause::Mbarrier, ..super::NOW });
+                    return Effect::Wait(Ready { at, cause: Cause::Mbarrier, ..NOW });
                 }
                 object.waiting.push((id, parity));
                 self.suspend(id);
@@ -144,7 +196,7 @@ impl Sm<'_> {
     }
 
     /// Counts an arrival; a phase that it completes lets the warps go on that waited for it.
-    pub(super) fn arrive(&mut self, slot: usize, place: MbarrierPlace, arrival: &Arrival) {
+    fn arrive(&mut self, slot: usize, place: MbarrierPlace, arrival: &Arrival) {
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         let object = cta.units.mbarriers.entry(place).or_default();
         object.pending -= i64::from(arrival.count);
@@ -160,7 +212,7 @@ impl Sm<'_> {
         let (due, rest) = std::mem::take(&mut object.waiting).into_iter().partition(|w| w.1 != odd);
         object.waiting = rest;
         let at = completed + u64::from(self.gpu.latency.shared) * TICK;
-        self.go_on(due, Ready { at, cause: Cause::Mbarrier, ..super::NOW });
+        self.go_on(due, Ready { at, cause: Cause::Mbarrier, ..NOW });
     }
 
     fn go_on(&mut self, warps: Vec<(usize, bool)>, from: Ready) {
@@ -170,7 +222,7 @@ impl Sm<'_> {
         }
     }
 
-    pub(super) fn cluster_arrive(&mut self, id: usize, lanes: u32, at: u64) {
+    fn cluster_arrive(&mut self, id: usize, lanes: u32, at: u64) {
         let slot = self.warps[id].slot;
         let Some(cta) = self.ctas[slot].as_mut() else { return };
         self.warps[id].cluster_phase = cta.units.cluster.phase;
@@ -191,10 +243,10 @@ impl Sm<'_> {
         barrier.completed = at + latency;
         let completed = barrier.completed;
         let due = std::mem::take(&mut barrier.waiting).into_iter().map(|id| (id, false)).collect();
-        self.go_on(due, Ready { at: completed, cause: Cause::Cluster, ..super::NOW });
+        self.go_on(due, Ready { at: completed, cause: Cause::Cluster, ..NOW });
     }
 
-    pub(super) fn cluster_wait(&mut self, id: usize) -> Effect {
+    fn cluster_wait(&mut self, id: usize) -> Effect {
         let warp = &self.warps[id];
         let (slot, own) = (warp.slot, warp.cluster_phase);
         let now = warp.from.at;
@@ -202,7 +254,7 @@ impl Sm<'_> {
         let barrier = &mut cta.units.cluster;
         if barrier.phase > own {
             let at = now.max(barrier.completed);
-            return Effect::Wait(Ready { at, cause: Cause::Cluster, ..super::NOW });
+            return Effect::Wait(Ready { at, cause: Cause::Cluster, ..NOW });
         }
         barrier.waiting.push(id);
         self.suspend(id);
@@ -224,7 +276,7 @@ impl Sm<'_> {
         due.extend(std::mem::take(&mut cta.units.cluster.waiting).into_iter().map(|id| (id, false)));
         due.sort_unstable();
         let Some(at) = due.iter().map(|(id, _)| self.warps[*id].since).max() else { return false };
-        self.go_on(due, Ready { at, cause: Cause::Mbarrier, ..super::NOW });
+        self.go_on(due, Ready { at, cause: Cause::Mbarrier, ..NOW });
         true
     }
 }

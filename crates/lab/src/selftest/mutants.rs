@@ -1,0 +1,330 @@
+//! Kernels of every family with one fault put into them: whatever orders memory, copies or products left out at each of its
+//! places, and wrong arithmetic at some. The gate must refuse them all, each for a reason that fits.
+//!
+//! It is the emulator that finds them, on any machine. A fault can be harmless in one kernel, because something else waits there,
+//! too: so a family's kernels with the same places are taken together, and one of them must show it.
+
+use emu::Schedule;
+use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use kernels::{Arch, Plan};
+use problem::{DType, Layout, Mask, Problem};
+use rayon::prelude::*;
+use tile::{Chains, Handout, Order, Rescale, RowStore, TileOrder, Tiles, Turns};
+
+use super::{Check, Making, Settings};
+use crate::gate::inputs::Style;
+use crate::gate::mutate::{Fault, mutant, sites};
+use crate::gate::{self, Verdict, bind, prove};
+use crate::launchfile::Bound;
+
+/// What orders memory, copies and products: each place of it must be needed.
+const ORDER: [Fault; 13] = [
+    Fault::DropBarrier,
+    Fault::DropWarpBarrier,
+    Fault::DropAsyncWait,
+    Fault::DropFence,
+    Fault::DropArrival,
+    Fault::DropExpectation,
+    Fault::DropPhaseWait,
+    Fault::WrongPhase,
+    Fault::DropClusterBarrier,
+    Fault::DropBulkWait,
+    Fault::DropProductFence,
+    Fault::DropProductGroup,
+    Fault::DropProductWait,
+];
+
+/// What is computed, and from what.
+const CONTENT: [Fault; 6] = [
+    Fault::DropCopy,
+    Fault::WrongSlot,
+    Fault::SkipRescale,
+    Fault::WrongScale,
+    Fault::ComparisonOffByOne,
+    Fault::SkipStore,
+];
+
+/// Places of arithmetic are many and alike: so many are tried, from the first to the last.
+const CONTENT_PLACES: usize = 8;
+
+/// Kernels with the same places for faults.
+struct Suspect {
+    name: &'static str,
+    /// Or why a plan is none.
+    kernels: Result<Vec<Bound>, String>,
+}
+
+/// Names of the kernels of the family `small` whose blocks stream by.
+const STREAM: &str = "small, blocks stream";
+const STREAM_TO_TWO: &str = "small, blocks stream to two warpgroups";
+/// Name of the kernels of the family `wgmma` whose tiles do not overlap.
+const IN_TURN: &str = "wgmma, tiles in turn";
+
+/// It may follow the branch of the thread that requests.
+const FOR_PTXAS: &str =
+    "ptxas serialises products that have no fence of their own behind a divergent branch (C7519)";
+
+/// Places whose loss nothing shows in these launches, and why they stand.
+const UNSEEN: [(&str, Fault, usize, &str); 5] = [
+    (STREAM, Fault::DropProductFence, 2, FOR_PTXAS),
+    (STREAM, Fault::DropProductFence, 4, FOR_PTXAS),
+    (STREAM_TO_TWO, Fault::DropProductFence, 2, FOR_PTXAS),
+    (STREAM_TO_TWO, Fault::DropProductFence, 4, FOR_PTXAS),
+    (
+        IN_TURN,
+        Fault::DropPhaseWait,
+        5,
+        "the queries' one stage holds the next tile back before its mailbox does",
+    ),
+];
+
+/// Puts every fault into kernels of every family of an architecture.
+pub fn mutants(arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
+    if settings.mutants == 0 {
+        return Vec::new();
+    }
+    let checks = suspects(arch).into_iter().map(|suspect| {
+        let check = suspect.check(settings.mutants);
+        progress(&check);
+        check
+    });
+    checks.collect()
+}
+
+impl Suspect {
+    /// Every `step`-th place of each fault.
+    fn check(&self, step: usize) -> Check {
+        let mut making = Making::new("mutants", self.name);
+        let kernels = match &self.kernels {
+            Ok(kernels) => kernels,
+            Err(error) => {
+                making.refute(error.clone());
+                return making.done();
+            }
+        };
+        let count = |fault| kernels.first().map_or(0, |right| sites(&right.kernel, fault));
+        let places = |fault, step| (0..count(fault)).step_by(step).map(move |site| (fault, site));
+        let needed = |&(fault, site): &(Fault, usize)| {
+            !UNSEEN.iter().any(|known| (known.0, known.1, known.2) == (self.name, fault, site))
+        };
+        for (_, fault, site, why) in UNSEEN.iter().filter(|known| known.0 == self.name) {
+            making.check.notes.push(format!("{fault:?} {site} is not judged: {why}"));
+        }
+        let order: Vec<_> = ORDER.into_iter().flat_map(|fault| places(fault, step)).filter(needed).collect();
+        making.check.cases += order.len() as u64;
+        let unfit = |&(fault, site): &(Fault, usize)| match refusal(kernels, fault, site) {
+            None => Some(format!("{fault:?} {site} passes")),
+            Some(why) => (!fitting(fault).iter().any(|reason| why.contains(reason)))
+                .then(|| format!("{fault:?} {site} is refused for another reason: {why}")),
+        };
+        let found: Vec<_> = order.par_iter().filter_map(unfit).collect();
+        found.into_iter().for_each(|why| making.refute(why));
+        for fault in CONTENT {
+            let tried: Vec<_> = places(fault, (count(fault) / CONTENT_PLACES).max(1)).collect();
+            making.check.cases += tried.len() as u64;
+            // Some of it is without consequence: there is nothing to rescale before the first block.
+            let seen = tried.par_iter().any(|(fault, site)| refusal(kernels, *fault, *site).is_some());
+            if !seen && !tried.is_empty() {
+                making.refute(format!("{fault:?} passes at all of {} places", tried.len()));
+            }
+        }
+        making.done()
+    }
+}
+
+/// What the gate may say of a fault in the order of things.
+fn fitting(fault: Fault) -> &'static [&'static str] {
+    match fault {
+        Fault::DropProductFence => &["missing_wgmma_fence at"],
+        // Of others, a product that is not waited for reads what is already being overwritten.
+        Fault::DropProductGroup | Fault::DropProductWait => &["async_not_waited at", "race at"],
+        Fault::DropFence => &["missing_proxy_fence at", "race at"],
+        Fault::DropExpectation => &["transaction_mismatch at", "deadlock at"],
+        Fault::DropArrival => &["deadlock at"],
+        Fault::DropClusterBarrier => &["barrier_divergence at", "race at", "deadlock at"],
+        _ => &[
+            "race at",
+            "async_not_waited at",
+            "deadlock at",
+            "missing_proxy_fence at",
+            "uninitialised_read at",
+        ],
+    }
+}
+
+/// Why the first of the kernels that refuses the fault does so; `None` when all let it pass.
+fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
+    kernels.iter().find_map(|right| {
+        let kernel = mutant(&right.kernel, fault, site)?;
+        match prove(&Bound { kernel, ..right.clone() }, &settings()) {
+            Ok(proof) => (proof.verdict == Verdict::Refuted).then(|| proof.reasons.join("; ")),
+            Err(error) => Some(error.to_string()),
+        }
+    })
+}
+
+/// The quick runs, and more orders of events: a warp must lag behind for what does not wait for it to show. The parity of a
+/// seed decides which side of a branch goes first.
+fn settings() -> gate::Settings {
+    let mut settings = gate::Settings::quick();
+    settings.runs.push((Style::Normal, 10, Schedule::Late));
+    settings.runs.extend((11..20).map(|seed| (Style::Normal, seed, Schedule::Random)));
+    settings
+}
+
+/// The families that an architecture has.
+fn suspects(arch: &Arch) -> Vec<Suspect> {
+    let mut suspects = vec![mma()];
+    if arch.sm == Arch::SM_90.sm {
+        suspects.extend(small());
+        suspects.extend(wgmma());
+    }
+    suspects
+}
+
+fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch) -> Suspect {
+    let both = plans.iter().flat_map(|plan| problems.iter().map(move |problem| (plan, problem)));
+    let kernels = both.map(|(plan, problem)| bind(plan, problem, arch).map_err(|error| error.to_string()));
+    Suspect { name, kernels: kernels.collect() }
+}
+
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, mask: Mask) -> Problem {
+    Problem::new(1, heads, seq_q, 64, DType::Bf16).with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+}
+
+fn mma() -> Suspect {
+    let problems = [(146, 201), (192, 64)].map(|(rows, keys)| rectangle(1, rows, keys, Mask::Causal));
+    let plan = MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 1,
+        order: Order::InTurn,
+        stages: 2,
+        resident_ctas: None,
+        queries: QueryHome::Registers,
+        lse: true,
+        ..MmaPlan::default_for(&problems[0], &Arch::SM_80)
+    };
+    suspect("mma", &[Plan::Mma(plan)], &problems, &Arch::SM_80)
+}
+
+/// One multiprocessor takes all tiles, one after the other.
+fn wgmma() -> Vec<Suspect> {
+    let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
+    // A tile of one block waits where one of several need not.
+    let problems = [100, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
+    let softmaxes = [
+        (IN_TURN, Tiles::InTurn, Softmax::Lazy { slack: 8 }),
+        ("wgmma, tiles overlapped", Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
+    ];
+    let suspects = softmaxes.map(|(name, tiles, softmax)| {
+        let plans = [2, 1, 3].map(|stages| {
+            Plan::Wgmma(WgmmaPlan {
+                consumers: 2,
+                resident: 1,
+                cluster: 1,
+                packing: Packing::Apart,
+                block_n: 32,
+                stages,
+                tiles,
+                queries_ahead: 0,
+                store: Store::Direct,
+                turns: Turns::Free,
+                softmax,
+                chains: Chains { max: 2, sum: 1 },
+                diagonal: Diagonal::Whole,
+                ends: Ends::Common,
+                handout: Handout::Dynamic,
+                order: TileOrder::InOrder,
+                lse: true,
+            })
+        });
+        suspect(name, &plans, &problems, &arch)
+    });
+    suspects.into()
+}
+
+fn small() -> Vec<Suspect> {
+    let plain = SmallPlan {
+        row_warpgroups: 1,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 64,
+        stages: 1,
+        rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
+        key_copies: 2,
+        qk_pieces: 2,
+        softmax_steps: 2,
+        pv_pieces: 2,
+        requests: Requests::ValuesLate,
+        scores: Scores::AllAtOnce,
+        merge: Merge::Shares,
+        store: RowStore::Chunks,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: true,
+    };
+    let streams = SmallPlan {
+        stages: 2,
+        block_n: 32,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 1,
+        rescale: Rescale::Beyond(8),
+        ..plain.clone()
+    };
+    let two_ctas = SmallPlan { cluster: 2, ..plain.clone() };
+    let pairs = RowStore::Pairs;
+    let plans = [
+        ("small, one warpgroup", plain.clone()),
+        ("small, scores step by step", SmallPlan { scores: Scores::StepByStep, ..plain.clone() }),
+        ("small, two warpgroups share rows", SmallPlan { kv_warpgroups: 2, store: pairs, ..plain }),
+        ("small, two CTAs, shares", SmallPlan { store: pairs, ..two_ctas.clone() }),
+        ("small, two CTAs, peer first", SmallPlan { merge: Merge::PeerFirst, ..two_ctas }),
+        (STREAM, streams.clone()),
+        (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, ..streams }),
+    ];
+    let of = |(name, plan): (&'static str, SmallPlan)| {
+        // So many blocks that every stage is filled again and again.
+        let (blocks, mask) = if plan.streams() { (8, Mask::None) } else { (1, Mask::Causal) };
+        let keys = blocks * plan.cluster_keys() as usize;
+        let problems = [(64, keys), (200, keys - 5)].map(|(rows, keys)| rectangle(2, rows, keys, mask));
+        suspect(name, &[Plan::Small(plan)], &problems, &Arch::SM_90)
+    };
+    plans.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernels' own tests leave out every place of what orders them.
+    const STEP: usize = 5;
+
+    #[test]
+    fn faults_are_refused_in_every_family() {
+        let settings = Settings { mutants: STEP, ..Settings::quick() };
+        let checks = mutants(&Arch::SM_90, &settings, &mut |_| ());
+        let failed: Vec<_> = checks.iter().filter(|check| check.verdict != Verdict::Proven).collect();
+        assert!(failed.is_empty(), "{failed:#?}");
+        assert!(checks.iter().all(|check| check.cases > 10), "{checks:?}");
+    }
+
+    /// What is compared by its number must be there in every kernel.
+    #[test]
+    fn kernels_of_a_suspect_have_the_same_places() {
+        for suspect in suspects(&Arch::SM_90) {
+            let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
+            let counts: Vec<_> =
+                kernels.iter().map(|right| ORDER.map(|fault| sites(&right.kernel, fault))).collect();
+            assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{}: {counts:?}", suspect.name);
+        }
+    }
+}
