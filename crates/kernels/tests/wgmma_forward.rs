@@ -6,9 +6,8 @@ mod common;
 
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use flashcore_kernels::{Arch, Plan, emit};
+use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
-use ptx::{Item, Kernel, Op, Statement};
 use tile::{Chains, Handout, TileOrder, Tiles, Turns};
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
@@ -271,77 +270,4 @@ fn genes_get_along() {
             proven += 1;
         }
     }
-}
-
-/// Positions of the instructions that order memory or products.
-fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
-    let mut found = Vec::new();
-    for (i, item) in kernel.module.items.iter().enumerate() {
-        let Item::Function(function) = item else { continue };
-        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
-            if let Statement::Inst(inst) = statement
-                && matches!(
-                    inst.op,
-                    Op::Bar { .. }
-                        | Op::Mbarrier(_)
-                        | Op::FenceMbarrierInit
-                        | Op::WgmmaFence
-                        | Op::WgmmaCommitGroup
-                        | Op::WgmmaWaitGroup
-                )
-            {
-                found.push((i, j, inst.op));
-            }
-        }
-    }
-    found
-}
-
-/// No barrier, fence or wait is there for nothing: without any one of them a kernel is refused. (Turns order nothing but
-/// time.)
-#[test]
-fn every_synchronisation_is_needed() {
-    let one = Arch { multiprocessors: 1, ..SMALL };
-    // A tile of one block waits where one of several need not.
-    let problems = [100, 20].map(|keys| rectangle(4, 70, keys, 64, Mask::Causal));
-    for (tiles, softmax) in [
-        (Tiles::InTurn, Softmax::Lazy { slack: 8 }),
-        (Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
-    ] {
-        // What waits for other things makes a wait redundant with some numbers of stages, and not with others.
-        let kernels = [2, 1, 3].map(|stages| {
-            let plan =
-                WgmmaPlan { consumers: 2, stages, tiles, softmax, handout: Handout::Dynamic, ..base() };
-            problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &one).unwrap())
-        });
-        let places = kernels.each_ref().map(|of_stages| synchronisations(&of_stages[0]));
-        for i in 0..places[0].len() {
-            let caught = kernels.iter().zip(&places).any(|(kernels, places)| {
-                problems
-                    .iter()
-                    .zip(kernels)
-                    .any(|(problem, kernel)| refused(problem, &without(kernel, places[i])))
-            });
-            assert!(caught, "{tiles:?}, {softmax:?}: without {:?}", places[0][i]);
-        }
-    }
-}
-
-fn refused(problem: &Problem, kernel: &Kernel) -> bool {
-    (0..3).any(|seed| {
-        let options = Options { seed, ..Options::default() };
-        common::run_kernel(&mut Emulator::new(options), problem, kernel, seed).is_err()
-    })
-}
-
-fn without(kernel: &Kernel, (item, at, op): (usize, usize, Op)) -> Kernel {
-    let mut mutant = kernel.clone();
-    if let Item::Function(function) = &mut mutant.module.items[item]
-        && let Some(body) = &mut function.body
-    {
-        // With a wait goes the branch back to it.
-        let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-        body.statements.drain(at..at + 1 + usize::from(wait));
-    }
-    mutant
 }

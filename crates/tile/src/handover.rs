@@ -14,6 +14,8 @@ pub struct Handover {
     peers: Option<Peers>,
     /// Threads that feed and read, too.
     feeders: u32,
+    /// Whether other rings keep the filling thread from overtaking the readers.
+    paced: bool,
 }
 
 impl Handover {
@@ -24,7 +26,7 @@ impl Handover {
 
     /// A ring whose barriers begin at `barriers`.
     pub const fn new(barriers: Shared, stages: u32) -> Handover {
-        Handover { stages, full: Mbarriers::new(barriers), peers: None, feeders: 0 }
+        Handover { stages, full: Mbarriers::new(barriers), peers: None, feeders: 0, paced: false }
     }
 
     /// The same, filled by each of the peers in all of them.
@@ -37,6 +39,13 @@ impl Handover {
     #[must_use]
     pub const fn read_by_feeder(self) -> Handover {
         Handover { feeders: 1, ..self }
+    }
+
+    /// The same where, if so, the filling thread never comes to a stage that is still read, because it has waited for other rings
+    /// first: then no one is asked, and no one says, whether a stage is free.
+    #[must_use]
+    pub const fn paced_by_others(self, paced: bool) -> Handover {
+        Handover { paced, ..self }
     }
 
     /// The peers.
@@ -53,7 +62,7 @@ impl Handover {
     pub fn init(&self, k: &mut Builder, readers: u32) {
         let readers = (readers + self.feeders) * self.peers.map_or(1, |peers| peers.ctas);
         self.init_full(k);
-        for stage in 0..self.stages {
+        for stage in (0..self.stages).filter(|_| !self.paced) {
             k.mbarrier_init(self.full.at(self.stages + stage), readers);
         }
     }
@@ -85,6 +94,9 @@ impl Handover {
 
     /// Waits until the stage is free.
     pub fn wait_free(&self, k: &mut Builder, at: &Ring) {
+        if self.paced {
+            return;
+        }
         let barrier = self.free(k, at);
         k.mbarrier_wait_parity(barrier, at.parity);
     }
@@ -109,6 +121,9 @@ impl Handover {
 
     /// Says, for a warp, that it has read the stage: in the lanes that speak for it.
     pub fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
+        if self.paced {
+            return;
+        }
         let barrier = self.free(k, at);
         match self.peers {
             None => k.guarded(speaks, |k| k.mbarrier_arrive(barrier)),

@@ -468,8 +468,13 @@ impl Visits {
         self.keys.release(k);
     }
 
+    /// Waits as for keys, but where turns keep warpgroups together: with its turn a warpgroup knows that all others have left the
+    /// values before the last.
     fn skip_values(&self, k: &mut Builder) {
-        self.values.wait(k);
+        let together = self.circle.is_some() && self.values.ring.handover.peers().is_none();
+        if !together || self.values.at.stages() == 1 {
+            self.values.wait(k);
+        }
         self.skip_turn(k);
         self.values.release(k);
     }
@@ -513,7 +518,18 @@ impl Visits {
                         k.if_(more, |k| {
                             self.values.release(k);
                             self.skip_turn(k);
-                            self.first_scores(k, &steps.scores);
+                            // As many blocks were skipped as there are stages: the keys at hand were requested after another warpgroup of
+                            // the CTA had left the first, and with them seen the queries. In a cluster that may be another CTA's.
+                            if self.keys.ring.handover.peers().is_some() {
+                                self.queries.wait(k);
+                            }
+                            self.skip_in_step(k);
+                            self.keys.wait(k);
+                            // No register of a product has been touched since the fence before those alone.
+                            self.scores(k, &self.s, &steps.scores);
+                            k.wgmma_commit();
+                            k.wgmma_wait(0);
+                            self.keys.release(k);
                         });
                     }
                 });

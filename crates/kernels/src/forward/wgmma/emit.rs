@@ -57,6 +57,24 @@ impl WgmmaPlan {
     }
 }
 
+/// What needs no barrier because another one holds it back.
+impl WgmmaPlan {
+    /// Whether a place of queries is free when the first keys of their tile have a place. Each tile has a block at least, so with no more
+    /// stages than places of queries those keys replace some of the tile whose queries are replaced, or of a later one, and keys
+    /// are left after the last product that reads queries with them.
+    fn keys_pace_queries(&self) -> bool {
+        self.stages <= self.query_stages()
+    }
+
+    /// Whether consumers have received the number of the tile before when the producer sends that of the tile after. They receive a tile's
+    /// number while they are at the one before. The producer has requested all of a tile, so they have left the queries as many
+    /// tiles ago as there are places, one; or the last values of two tiles ago, after which they received. In a cluster feeding
+    /// threads receive, too, and leave nothing.
+    fn tiles_pace_numbers(&self) -> bool {
+        self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
+    }
+}
+
 /// The kernel being made: what is known when it is made, and its parameters.
 struct Forward<'a> {
     plan: &'a WgmmaPlan,
@@ -137,7 +155,13 @@ impl<'a> Forward<'a> {
             let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
             TileRing { handover, tile, first }
         });
-        let mailbox = params.counter.map(|counter| Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers));
+        let queries =
+            TileRing { handover: queries.handover.paced_by_others(plan.keys_pace_queries()), ..queries };
+        let mailbox = params.counter.map(|counter| {
+            let mut mailbox = Mailbox::new(take(Mailbox::SHARED_BYTES), counter, peers);
+            mailbox.handover = mailbox.handover.paced_by_others(plan.tiles_pace_numbers());
+            mailbox
+        });
         Forward {
             plan,
             problem,
