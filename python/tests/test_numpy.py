@@ -42,8 +42,10 @@ def test_flash_attn_func(dtype, causal, rows, keys, heads, heads_k, dim):
     assert lse.shape == (2, heads, rows) and lse.dtype == np.float32
     close(bhsd(out), exact, dtype)
     np.testing.assert_allclose(lse, exact_lse, atol=2e-5)
-    again = flashcore.flash_attn_func(q, k, v, causal=causal)
-    assert again.tobytes() == out.tobytes()
+    # Without an LSE, 16-bit inputs may be multiplied as integers; the same call gives the same bits.
+    alone, again = (flashcore.flash_attn_func(q, k, v, causal=causal) for _ in range(2))
+    close(bhsd(alone), exact, dtype)
+    assert again.tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(9, 9), (9, 30), (30, 9), (7, 0)])
