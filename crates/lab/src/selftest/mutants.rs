@@ -214,14 +214,15 @@ fn mma() -> Suspect {
 /// One multiprocessor takes all tiles, one after the other.
 fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
-    // A tile of one block waits where one of several need not.
-    let problems = [100, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
+    // A tile of one block, or of as many as there are stages, waits where others need not.
+    let problems = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
+    // Stages with which a kernel has the same barriers: more than places of queries, or no more.
     let softmaxes = [
-        (IN_TURN, Tiles::InTurn, Softmax::Lazy { slack: 8 }),
-        ("wgmma, tiles overlapped", Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
+        (IN_TURN, [2, 3], Tiles::InTurn, Softmax::Lazy { slack: 8 }),
+        ("wgmma, tiles overlapped", [2, 1], Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
     ];
-    let suspects = softmaxes.map(|(name, tiles, softmax)| {
-        let plans = [2, 1, 3].map(|stages| {
+    let suspects = softmaxes.map(|(name, stages, tiles, softmax)| {
+        let plans = stages.map(|stages| {
             Plan::Wgmma(WgmmaPlan {
                 consumers: 2,
                 resident: 1,
