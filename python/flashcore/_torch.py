@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from . import _cuda, _flashcore
 from ._errors import ArgumentError, UnsupportedError
@@ -113,7 +113,7 @@ def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tu
     )
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "flashcore::attention",
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool causal, float? scale, bool want_lse) -> (Tensor, Tensor)",

@@ -166,11 +166,13 @@ print((f(q) - torch.nn.functional.scaled_dot_product_attention(q, q, q)).abs().m
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_operator_passes_pytorchs_own_checks(device):
+    from torch import library
+
     q, k, v = three(device, torch.float16, 33, 33, dim=32)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     for want_lse in (False, True):
         flashcore.scaled_dot_product_attention(q, k, v)
-        torch.library.opcheck(torch.ops.flashcore.attention, (q, k, v, 1, True, None, want_lse), test_utils=checks)
+        library.opcheck(torch.ops.flashcore.attention, (q, k, v, 1, True, None, want_lse), test_utils=checks)
 
 
 @pytest.mark.parametrize("device", DEVICES)
