@@ -76,6 +76,20 @@ impl Fault {
         Fault::SkipStore,
     ];
 
+    /// Whether it takes away what orders memory, copies and products; the others change what is computed, and from what.
+    pub const fn orders(self) -> bool {
+        !matches!(
+            self,
+            Fault::DropCopy
+                | Fault::WrongSlot
+                | Fault::BoundTooLarge
+                | Fault::ComparisonOffByOne
+                | Fault::SkipRescale
+                | Fault::WrongScale
+                | Fault::SkipStore
+        )
+    }
+
     /// Whether an instruction is a site of this fault.
     fn applies(self, inst: &Instruction) -> bool {
         match (self, inst.op) {

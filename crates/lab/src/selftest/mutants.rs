@@ -20,21 +20,9 @@ use crate::gate::{self, Verdict, bind, prove};
 use crate::launchfile::Bound;
 
 /// What orders memory, copies and products: each place of it must be needed.
-const ORDER: [Fault; 13] = [
-    Fault::DropBarrier,
-    Fault::DropWarpBarrier,
-    Fault::DropAsyncWait,
-    Fault::DropFence,
-    Fault::DropArrival,
-    Fault::DropExpectation,
-    Fault::DropPhaseWait,
-    Fault::WrongPhase,
-    Fault::DropClusterBarrier,
-    Fault::DropBulkWait,
-    Fault::DropProductFence,
-    Fault::DropProductGroup,
-    Fault::DropProductWait,
-];
+fn order() -> impl Iterator<Item = Fault> {
+    Fault::ALL.into_iter().filter(|fault| fault.orders())
+}
 
 /// What is computed, and from what.
 const CONTENT: [Fault; 6] = [
@@ -112,7 +100,7 @@ impl Suspect {
         for (_, fault, site, why) in UNSEEN.iter().filter(|known| known.0 == self.name) {
             making.check.notes.push(format!("{fault:?} {site} is not judged: {why}"));
         }
-        let order: Vec<_> = ORDER.into_iter().flat_map(|fault| places(fault, step)).filter(needed).collect();
+        let order: Vec<_> = order().flat_map(|fault| places(fault, step)).filter(needed).collect();
         making.check.cases += order.len() as u64;
         let unfit = |&(fault, site): &(Fault, usize)| match refusal(kernels, fault, site) {
             None => Some(format!("{fault:?} {site} passes")),
@@ -323,8 +311,10 @@ mod tests {
     fn kernels_of_a_suspect_have_the_same_places() {
         for suspect in suspects(&Arch::SM_90) {
             let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
-            let counts: Vec<_> =
-                kernels.iter().map(|right| ORDER.map(|fault| sites(&right.kernel, fault))).collect();
+            let counts: Vec<_> = kernels
+                .iter()
+                .map(|right| order().map(|fault| sites(&right.kernel, fault)).collect::<Vec<_>>())
+                .collect();
             assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{}: {counts:?}", suspect.name);
         }
     }
