@@ -3,12 +3,12 @@
 use std::fmt;
 
 use emu::{Counters, Hazard};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::judge::ErrorFigures;
 
 /// The gate's verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// No hazard, and every answer within the error model.

@@ -1,0 +1,46 @@
+//! What evolution varies: plans of our kernels, and whole kernels of others.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::provenance::hash;
+
+/// Something that can be run to compute a problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Candidate {
+    /// A plan of the GPU kernels.
+    Gpu(kernels::Plan),
+    /// A plan of the native CPU kernels.
+    Cpu(cpu::CpuPlan),
+    /// A whole kernel for a GPU.
+    Kernel(Source),
+}
+
+/// A kernel as text, with the launch file that `check` takes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Source {
+    /// What it is written in.
+    pub language: Language,
+    /// The kernel.
+    pub text: String,
+    /// The launch file (TOML).
+    pub launch: String,
+}
+
+/// What kernels are written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Language {
+    /// PTX.
+    Ptx,
+    /// CUDA C++, through NVRTC.
+    Cuda,
+}
+
+impl Candidate {
+    /// The same for equal candidates alone: 12 hexadecimal digits.
+    pub fn hash(&self) -> String {
+        hash(json!(self).to_string().as_bytes())
+    }
+}
