@@ -1,7 +1,9 @@
 //! The search that improves kernels by itself.
 
 mod candidate;
+pub mod evaluate;
 mod task;
 
 pub use candidate::{Candidate, Language, Source};
+pub use evaluate::{Evaluator, Look};
 pub use task::{Finding, Outcome, Stage, Target, Task};
