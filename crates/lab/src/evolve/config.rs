@@ -5,6 +5,7 @@ use kernels::Arch;
 use kernels::select::Shape;
 use problem::{Layout, Problem};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::bandit::Operator;
 use super::candidate::Candidate;
@@ -104,6 +105,8 @@ pub struct Config {
     pub random_share: f64,
     /// Families to draw from; all where none is named.
     pub families: Vec<String>,
+    /// What helped in other runs: a family, what changed, and how many times as fast that was.
+    pub wins: Vec<(String, Value, f64)>,
     /// A program that proposes candidates.
     pub proposer: Option<String>,
     /// Candidates that race at the end, of each problem.
@@ -135,6 +138,7 @@ impl Config {
             seconds: None,
             random_share: 0.5,
             families: Vec::new(),
+            wins: Vec::new(),
             proposer: None,
             finalists: 3,
             timing,

@@ -146,23 +146,21 @@ impl Evolution {
     /// Goes on with a run from what the ledger has of it: its candidates and the answers to its tasks, in their order.
     ///
     /// # Errors
-    /// When the configuration cannot be read.
-    pub fn resume(
-        ledger: Ledger,
-        run: RunId,
-        config: &Value,
-        candidates: &[(CandidateId, NewCandidate)],
-        outcomes: &[Outcome],
-        finished: bool,
-        limits: Limits,
-    ) -> Result<Evolution, EvolveError> {
-        let config = serde_json::from_value(config.clone())
+    /// When the ledger has no such run, or its configuration cannot be read.
+    pub fn resume(ledger: Ledger, run: RunId, limits: Limits) -> Result<Evolution, EvolveError> {
+        let known = ledger.resume(run)?;
+        let finished = ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
+        if !finished {
+            ledger.event(run, RunEvent::Resumed)?;
+        }
+        let config = serde_json::from_value(known.run.config)
             .map_err(|error| EvolveError::Config { run: run.0, error })?;
         let mut evolution = Evolution::new(ledger, run, config, limits);
-        for (id, new) in candidates {
-            evolution.admit(*id, new);
+        for known in &known.candidates {
+            evolution.admit(known.id, &known.new);
         }
-        for outcome in outcomes {
+        // What the engine itself made of an answer follows from it again.
+        for outcome in &known.outcomes {
             evolution.learn(outcome);
         }
         evolution.finished = finished;
@@ -178,13 +176,17 @@ impl Evolution {
             flat: false,
         });
         let searches = searches.collect();
+        let mut insights = Insights::default();
+        for (family, changes, ratio) in &config.wins {
+            insights.learn(family, changes, *ratio, 1.0);
+        }
         Evolution {
             ledger,
             run,
             config,
             limits,
             searches,
-            insights: Insights::default(),
+            insights,
             flying: HashSet::new(),
             told: HashSet::new(),
             spent: [0.0; 2],

@@ -23,6 +23,8 @@ mod report;
 pub mod seeding;
 pub mod space;
 mod task;
+#[cfg(test)]
+mod tests;
 
 pub use candidate::{Candidate, Language, Source};
 pub use config::{Case, Config, Configuration, Limits};

@@ -113,7 +113,7 @@ impl Member {
 
     /// Whether it is on its way.
     pub fn is_open(&self) -> bool {
-        matches!(self.place, Place::Ready(_) | Place::Held)
+        matches!(self.place, Place::Ready(_))
     }
 
     /// Whether it may be used as a parent or win: it has a time and nothing is wrong with it.
