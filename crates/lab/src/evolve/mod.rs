@@ -1,6 +1,7 @@
 //! The search that improves kernels by itself.
 
 mod candidate;
+pub mod children;
 pub mod evaluate;
 mod task;
 
