@@ -183,8 +183,7 @@ const MEMORY_EVERY: u32 = 10;
 /// # Errors
 /// When it cannot be started or breaks a limit.
 pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
-    const SCRIPT: &str =
-        "ulimit -c 0; ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
+    const SCRIPT: &str = "ulimit -c 0; ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
     let mut command = Command::new("sh");
     let kilobytes = limits.memory / 1024;
     command.args(["-c", SCRIPT, "sh", &kilobytes.to_string(), &limits.cpu_seconds.to_string(), line]);
@@ -278,7 +277,10 @@ mod tests {
     #[test]
     fn who_keeps_the_limits_is_heard() {
         let said = run("cat; echo no >&2; exit 3", b"input".to_vec(), &LIMITS).unwrap();
-        assert_eq!((said.status.code(), said.output, said.complaint), (Some(3), b"input".to_vec(), "no".into()));
+        assert_eq!(
+            (said.status.code(), said.output, said.complaint),
+            (Some(3), b"input".to_vec(), "no".into())
+        );
         // More than a pipe holds, to a program that reads nothing.
         let said = run("echo done", vec![b'x'; 1 << 20], &LIMITS).unwrap();
         assert_eq!((said.status.code(), said.output), (Some(0), b"done\n".to_vec()));
@@ -302,8 +304,13 @@ mod tests {
         assert!(matches!(flood, Err(Confinement::Output(_))), "{flood:?}");
         assert!(began.elapsed() < Duration::from_secs(10));
         // Of its complaints only the end is kept.
-        let said = run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2", Vec::new(), &LIMITS).unwrap();
-        assert!(said.complaint.len() <= COMPLAINT && said.complaint.ends_with("xend"), "{}", said.complaint.len());
+        let said =
+            run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2", Vec::new(), &LIMITS).unwrap();
+        assert!(
+            said.complaint.len() <= COMPLAINT && said.complaint.ends_with("xend"),
+            "{}",
+            said.complaint.len()
+        );
     }
 
     #[test]
@@ -311,7 +318,8 @@ mod tests {
         let greedy = "import os; x = b'x' * (3 << 30); print(len(x))";
         let said = run(&format!("exec python3 -c \"{greedy}\""), Vec::new(), &LIMITS);
         // The system refuses the memory, and python says so.
-        let refused = said.as_ref().is_ok_and(|said| !said.status.success() && said.complaint.contains("MemoryError"));
+        let refused =
+            said.as_ref().is_ok_and(|said| !said.status.success() && said.complaint.contains("MemoryError"));
         assert!(refused || matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
         // Together too much, each alone not.
         let part = "import time; x = b'x' * (300 << 20); time.sleep(60)";

@@ -4,6 +4,7 @@ mod candidate;
 pub mod children;
 pub mod evaluate;
 mod task;
+pub mod workers;
 
 pub use candidate::{Candidate, Language, Source};
 pub use evaluate::{Evaluator, Look};
