@@ -1,8 +1,11 @@
 //! The search that improves kernels by itself.
 
+pub mod bandit;
 mod candidate;
 pub mod children;
 pub mod evaluate;
+pub mod niches;
+pub mod space;
 mod task;
 pub mod workers;
 

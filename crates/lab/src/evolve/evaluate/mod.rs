@@ -2,6 +2,8 @@
 //! the search, and the search nothing of threads, devices and processes.
 
 pub mod cuda;
+pub mod kernel;
+pub mod model;
 mod subject;
 
 use std::time::Instant;

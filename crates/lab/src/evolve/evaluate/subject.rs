@@ -95,7 +95,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             &compiled
         }
     };
-    let module = ptx::parse(text).map_err(|error| Fault::new("source", error))?;
+    let mut module = ptx::parse(text).map_err(|error| Fault::new("source", error))?;
     module.verify().map_err(|violations| Fault::new("source", violations))?;
     if !module.target.runs_on(arch.sm) {
         let target = module.target;
@@ -104,6 +104,9 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             format!("its code is for {target}; accepted: what sm_{} runs", arch.sm),
         ));
     }
+    // The driver makes code of this device's architecture of it.
+    module.target.sm = arch.sm;
+    module.version = module.version.max(module.target.minimum_version());
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
     // What a race feeds and reads.
     let other = bound.roles.iter().position(|role| !matches!(role, Role::Tensor(_) | Role::Lse));

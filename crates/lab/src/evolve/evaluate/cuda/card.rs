@@ -16,7 +16,7 @@ use crate::bench::{Deck, Mode, Peaks, Race, RaceError, Rules, suites};
 use crate::evolve::evaluate::subject::Fault;
 use crate::launchfile::Bound;
 use crate::ledger::{Environment, TimeKind};
-use crate::provenance::{Provenance, hash};
+use crate::provenance::Provenance;
 
 /// What came of building a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct Built {
     pub local_bytes: u32,
     /// Bytes of static shared memory of a CTA.
     pub static_shared: u32,
-    /// Of the machine code, where it is at hand.
-    pub code_hash: Option<String>,
+    /// The machine code, where it is at hand.
+    pub code: Option<Vec<u8>>,
 }
 
 /// A GPU, or what stands for one. After a fault with the reason `hangs` or `crashed` it is of no use to this process any more.
@@ -225,14 +225,13 @@ impl Card for GpuCard {
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
         let resources = self.function(kernel).map_err(told)?.resources();
         let info = self.gpu.info();
-        // What the driver's linker made is in the cache; what its loader keeps to itself has no hash.
+        // What the driver's linker made is in the cache; what its loader makes it keeps to itself.
         let key = Key::new(&kernel.module.to_string(), info.sm(), &info.compiler());
-        let code = self.gpu.context().cache().get(&key);
         Ok(Built {
             registers: resources.registers,
             local_bytes: resources.local,
             static_shared: resources.shared,
-            code_hash: code.map(|cubin| hash(&cubin)),
+            code: self.gpu.context().cache().get(&key),
         })
     }
 

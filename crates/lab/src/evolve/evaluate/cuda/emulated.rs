@@ -11,7 +11,6 @@ use crate::bench::{Deck, Entrant, Mode, Race, RaceError, Reading, Rules, Slot, S
 use crate::evolve::evaluate::subject::Fault;
 use crate::launchfile::{Bound, Role};
 use crate::ledger::{Environment, TimeKind};
-use crate::provenance::hash;
 use crate::values::{Inputs, Values};
 
 /// Warp instructions of a made-up µs.
@@ -103,7 +102,7 @@ impl Card for EmulatedCard {
             registers: found.registers,
             local_bytes: found.stack,
             static_shared: found.shared,
-            code_hash: Some(hash(kernel.module.to_string().as_bytes())),
+            code: None,
         })
     }
 

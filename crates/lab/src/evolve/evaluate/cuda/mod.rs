@@ -12,21 +12,22 @@ mod gate;
 
 use std::time::{Duration, Instant};
 
+use emu::model::Gpu;
+use emu::model::machine::{L4, MACHINES};
+use emu::resources::{Resources, Source};
 use kernels::select::Shape;
 use problem::Problem;
 use serde_json::json;
 
+use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
 use super::{Evaluator, Look};
 use crate::bench::{Deck, Race, interval};
 use crate::evolve::{Candidate, Finding, Stage, Task};
-use crate::forecast;
-use crate::gate::{Settings, Verdict, prove};
+use crate::gate::Verdict;
 use crate::ledger::{
-    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, Screening, TimeKind,
-    Trial,
+    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
 };
-use crate::provenance::hash;
 pub use card::{Built, Card, GpuCard};
 pub use emulated::EmulatedCard;
 use gate::Gate;
@@ -46,17 +47,23 @@ const DECKS: usize = 4;
 /// An evaluator for one card.
 pub struct Cuda<C> {
     card: C,
-    /// What times are predicted by, where the time model knows the card.
-    model: Option<emu::model::Gpu>,
+    /// What needs no card.
+    bench: Bench,
+    /// Whether the time model knows the card, and not only one of its kind.
+    predicts: bool,
     gate: Gate,
     decks: Vec<(Problem, Deck)>,
     allow: Allow,
 }
 
 impl<C: Card> Cuda<C> {
-    /// On a card; `model` predicts its times.
-    pub fn new(card: C, model: Option<emu::model::Gpu>) -> Cuda<C> {
-        Cuda { card, model, gate: Gate::default(), decks: Vec::new(), allow: Box::new(|_| {}) }
+    /// On a card; `model` is what predicts its times.
+    pub fn new(card: C, model: Option<&'static Gpu>) -> Cuda<C> {
+        let arch = card.arch();
+        let alike = MACHINES.into_iter().find(|gpu| gpu.sm == arch.sm).unwrap_or(&L4);
+        let bench = Bench { gpu: model.unwrap_or(alike), arch, ptxas: None };
+        let (gate, decks) = (Gate::default(), Vec::new());
+        Cuda { card, bench, predicts: model.is_some(), gate, decks, allow: Box::new(|_| {}) }
     }
 
     /// The same, with someone told before each piece of work how long it may take.
@@ -65,50 +72,32 @@ impl<C: Card> Cuda<C> {
         Cuda { allow, ..self }
     }
 
-    fn screen(&mut self, task: &Task) -> Result<Finding, Fault> {
-        let (problem, arch) = (task.problem.problem(), self.card.arch());
-        let bound = bound(&task.subject, &problem, &arch)?;
+    fn screen(&mut self, task: &Task) -> Result<Finding, Rejection> {
+        let problem = task.problem.problem();
+        let bound = self.bench.bound(&task.subject, &problem)?;
         (self.allow)(HOST_WORK);
-        let built = self.card.build(&bound.kernel)?;
+        let built = self.card.build(&bound.kernel).map_err(|fault| fault.at(Stage::Screen))?;
         if let (Candidate::Gpu(_), bytes @ 1..) = (&task.subject, built.local_bytes) {
-            return Err(Fault::new(
-                "spills",
-                format!("{bytes} bytes of local memory a thread; accepted: none"),
-            ));
+            let detail = format!("{bytes} bytes of local memory a thread; accepted: none");
+            return Err(Fault::new("spills", detail).at(Stage::Screen));
         }
-        let prediction = self.model.as_ref().and_then(|model| match &task.subject {
-            Candidate::Gpu(plan) => forecast::of_plan(plan, &problem, model, &arch, None).ok(),
-            _ => None,
-        });
-        let shared = built.static_shared + bound.kernel.launch.dynamic_shared;
-        Ok(Finding::Screened {
-            screening: Screening {
-                ptx_hash: hash(bound.kernel.module.to_string().as_bytes()),
-                sass_hash: built.code_hash,
-                registers: Some(built.registers),
-                spill_bytes: Some(built.local_bytes),
-                shared_bytes: Some(shared),
-                bound: prediction.as_ref().map(|p| format!("{:?}", p.bound).to_lowercase()),
-                tile: None,
-            },
-            predicted_us: prediction.map(|p| [p.us_low, p.us, p.us_high]),
-            findings: json!([]),
+        let resources = Resources {
+            registers: built.registers,
+            spill_stores: built.local_bytes,
+            spill_loads: built.local_bytes,
+            stack: built.local_bytes,
+            shared: built.static_shared,
+            source: Source::Ptxas(self.card.environment().driver),
+        };
+        let sass_hash = built.code.map(|code| kernel::identity(&bound, &code));
+        let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
+        Ok(match self.bench.describe(&task.subject, &problem, &built) {
+            // What bounds it decides its niche, whichever machine says so; times are another matter.
+            Finding::Screened { screening, findings, .. } if !self.predicts => {
+                Finding::Screened { screening, predicted_us: None, findings }
+            }
+            found => found,
         })
-    }
-
-    fn prove(&mut self, task: &Task) -> Result<Finding, Fault> {
-        let began = Instant::now();
-        let bound = bound(&task.subject, &task.problem.problem(), &self.card.arch())?;
-        let proof = prove(&bound, &Settings::quick()).map_err(|error| Fault::new("launch", error))?;
-        let hazards: Vec<_> = proof.hazards.iter().map(crate::gate::HazardRow::from).collect();
-        Ok(Finding::Judged(ProofFact {
-            judge: Judge::Emulator,
-            verdict: proof.verdict,
-            reasons: proof.reasons,
-            hazards: json!(hazards),
-            error_rel: proof.error.map(|error| error.rel),
-            seconds: began.elapsed().as_secs_f64(),
-        }))
     }
 
     /// The gate on the card, and a short timing.
@@ -234,8 +223,11 @@ impl<C: Card> Evaluator for Cuda<C> {
     fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
         let mut held = Held::default();
         let found = match task.stage {
-            Stage::Propose | Stage::Screen => self.screen(task),
-            Stage::Prove => self.prove(task),
+            Stage::Propose | Stage::Screen => return self.screen(task).map(Look::without_device),
+            Stage::Prove => {
+                let proof = self.bench.prove(&task.subject, &task.problem.problem())?;
+                return Ok(Look::without_device(Finding::Judged(proof)));
+            }
             Stage::Microbench => self.microbench(task, &mut held),
             Stage::Race => self.race(task, Trial::Race, &mut held),
             Stage::HeldOut => self.race(task, Trial::HeldOut, &mut held),
