@@ -30,15 +30,15 @@ struct Allowance {
 /// Serves tasks until the input ends: the worker's side.
 ///
 /// # Errors
-/// When a line is no task, or the output is gone.
+/// When a line is no task, the output is gone, or whoever evaluates cannot.
 pub fn serve(
     input: impl BufRead,
     mut output: impl Write,
-    mut evaluate: impl FnMut(&Task) -> Outcome,
+    mut evaluate: impl FnMut(&Task) -> std::io::Result<Outcome>,
 ) -> std::io::Result<()> {
     for line in input.lines() {
         let task: Task = serde_json::from_str(&line?)?;
-        writeln!(output, "{}", serde_json::to_string(&evaluate(&task))?)?;
+        writeln!(output, "{}", serde_json::to_string(&evaluate(&task)?)?)?;
         output.flush()?;
     }
     Ok(())
@@ -65,12 +65,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// This program as a worker, with further arguments.
+    /// This program as a worker that is watched, with further arguments.
     ///
     /// # Errors
     /// When the system does not say which program this is.
     pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
-        let args = std::iter::once("worker").chain(args.iter().copied()).map(OsString::from).collect();
+        let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
         let (patience, memory) = (Duration::from_secs(180), 16 << 30);
         Ok(Program { file: std::env::current_exe()?, args, patience, memory })
     }

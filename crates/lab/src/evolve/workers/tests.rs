@@ -133,13 +133,15 @@ fn tasks_are_served_line_by_line() {
     let tasks = [task(1, Stage::Screen, "a"), task(2, Stage::Prove, "b")];
     let input: String = tasks.iter().map(|task| serde_json::to_string(task).unwrap() + "\n").collect();
     let mut output = Vec::new();
-    let evaluate = |task: &Task| Outcome {
-        candidate: task.candidate,
-        stage: task.stage,
-        problem: task.problem,
-        seconds: 1.0,
-        device_seconds: 0.0,
-        finding: Finding::Rejected(Fault::new("plan", "no").at(task.stage)),
+    let evaluate = |task: &Task| {
+        Ok(Outcome {
+            candidate: task.candidate,
+            stage: task.stage,
+            problem: task.problem,
+            seconds: 1.0,
+            device_seconds: 0.0,
+            finding: Finding::Rejected(Fault::new("plan", "no").at(task.stage)),
+        })
     };
     serve(input.as_bytes(), &mut output, evaluate).unwrap();
     let answers: Vec<Outcome> =
