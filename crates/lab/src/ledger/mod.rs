@@ -9,7 +9,10 @@
 
 mod error;
 mod facts;
+mod rank;
+mod read;
 pub mod schema;
+mod totals;
 mod write;
 
 use std::cell::Cell;
@@ -20,6 +23,9 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 pub use error::LedgerError;
 pub use facts::*;
+pub use rank::{Ancestor, Ranked, Win};
+pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use totals::{Corner, Cost, CostItem, Death, Earnings, Niche, Pair, Tally};
 
 /// How long a writer waits for another one, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(15);
