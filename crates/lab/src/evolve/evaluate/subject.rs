@@ -139,41 +139,8 @@ pub(crate) mod tests {
         let arch = Arch::SM_80;
         let plan = kernels::Family::Mma.default_for(problem, &arch).unwrap();
         let bound = of_plan(&plan, problem, &arch).unwrap();
-        let (kernel, shape) = (&bound.kernel, Shape::of(problem));
-        let (grid, block) = (kernel.launch.grid, kernel.launch.block);
-        let mut launch = format!(
-            "[problem]\nbatch = {}\nheads_q = {}\nheads_kv = {}\nseq_q = {}\nseq_kv = {}\nhead_dim = {}\ndtype = \"{}\"\n\
-             mask = \"{}\"\n[launch]\ngrid = [{}, {}, {}]\nblock = [{}, {}, {}]\ndynamic_shared = {}\n",
-            shape.batch,
-            shape.heads_q,
-            shape.heads_kv,
-            shape.seq_q,
-            shape.seq_kv,
-            shape.head_dim,
-            shape.dtype,
-            shape.mask,
-            grid.0,
-            grid.1,
-            grid.2,
-            block.0,
-            block.1,
-            block.2,
-            kernel.launch.dynamic_shared
-        );
-        for arg in &kernel.args {
-            launch += &match arg {
-                ptx::Arg::Buffer { index, .. } => {
-                    format!("[[arg]]\nrole = \"{}\"\n", kernel.buffers[*index].name)
-                }
-                ptx::Arg::U32(value) => format!("[[arg]]\nrole = \"u32\"\nvalue = {value}\n"),
-                ptx::Arg::I32(value) => format!("[[arg]]\nrole = \"i32\"\nvalue = {value}\n"),
-                ptx::Arg::U64(value) => format!("[[arg]]\nrole = \"u64\"\nvalue = {value}\n"),
-                ptx::Arg::I64(value) => format!("[[arg]]\nrole = \"i64\"\nvalue = {value}\n"),
-                ptx::Arg::F32(value) => format!("[[arg]]\nrole = \"f32\"\nvalue = {value:?}\n"),
-                other => panic!("{other:?} has no line in this launch file"),
-            };
-        }
-        Source { language: Language::Ptx, text: kernel.module.to_string(), launch }
+        let launch = bound.launch_file().unwrap();
+        Source { language: Language::Ptx, text: bound.kernel.module.to_string(), launch }
     }
 
     #[test]
@@ -196,6 +163,7 @@ pub(crate) mod tests {
             |text: &str, launch: &str| Source { text: text.into(), launch: launch.into(), ..good.clone() };
         let other = Problem::new(1, 2, 64, 64, DType::F16);
         let half = good.launch.replacen("[[arg]]\nrole = \"v\"\n", "", 1);
+        assert_ne!(half, good.launch);
         for (source, problem, reason, said) in [
             (with("garbage", &good.launch), &problem, "source", "line 1"),
             (with(&good.text, "grid = 1"), &problem, "launch", "grid"),
