@@ -36,6 +36,9 @@ pub enum Command {
     Selftest(Selftest),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
+    /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
+    #[command(hide = true)]
+    Worker(Worker),
 }
 
 #[derive(Debug, Args)]
@@ -221,4 +224,17 @@ pub struct Selftest {
     /// The short list that the sanitizer runs this program with
     #[arg(long, hide = true)]
     pub under_sanitizer: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Worker {
+    /// A machine's description, as `microbench --out` writes it: its times are predicted by it
+    #[arg(long, value_name = "FILE.json")]
+    pub machine: Option<PathBuf>,
+    /// The emulator in the place of a GPU: tests the search
+    #[arg(long)]
+    pub emulator: bool,
+    /// Say before each piece of work how long it may take, for whoever ends a worker that hangs
+    #[arg(long)]
+    pub watched: bool,
 }

@@ -13,6 +13,7 @@ mod run;
 mod selftest;
 mod source;
 mod table;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -67,6 +68,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Worker(args) => worker::worker(args),
     }
 }
 
@@ -88,7 +90,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Worker(_) => false,
     }
 }
 

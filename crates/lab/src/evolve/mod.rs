@@ -10,6 +10,7 @@ pub mod advice;
 pub mod bandit;
 mod candidate;
 pub mod cascade;
+pub mod children;
 pub mod config;
 mod engine;
 pub mod evaluate;
@@ -19,12 +20,14 @@ pub mod niches;
 mod operators;
 mod population;
 mod proposal;
+pub mod proposer;
 mod report;
 pub mod seeding;
 pub mod space;
 mod task;
 #[cfg(test)]
 mod tests;
+pub mod workers;
 
 pub use candidate::{Candidate, Language, Source};
 pub use config::{Case, Config, Configuration, Limits};

@@ -7,6 +7,7 @@ use super::engine::Evolution;
 use super::finals;
 use super::population::Member;
 use super::space::family;
+use crate::gate::bind;
 use crate::ledger::Arm;
 
 /// The latest candidates that are told of.
@@ -40,15 +41,19 @@ pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     })
 }
 
+/// The incumbent: a plan with the kernel that it makes, and the launch file with which its text can come back.
 fn shown(evolution: &Evolution, member: &Member) -> Value {
-    let source = match (&member.candidate, evolution.config.arch) {
+    let (source, launch) = match (&member.candidate, evolution.config.arch) {
         (Candidate::Gpu(plan), Some(arch)) => {
-            kernels::emit(&member.problem.problem(), plan, &arch).ok().map(|kernel| kernel.module.to_string())
+            let bound = bind(plan, &member.problem.problem(), &arch).ok();
+            let text = bound.as_ref().map(|bound| bound.kernel.module.to_string());
+            (text, bound.and_then(|bound| bound.launch_file()))
         }
-        (Candidate::Kernel(source), _) => Some(source.text.clone()),
-        _ => None,
+        (Candidate::Kernel(source), _) => (Some(source.text.clone()), Some(source.launch.clone())),
+        _ => (None, None),
     };
-    json!({ "candidate": member.candidate, "us": member.time.map(|time| time.us), "source": source })
+    let us = member.time.map(|time| time.us);
+    json!({ "candidate": member.candidate, "us": us, "source": source, "launch": launch })
 }
 
 fn line(member: &Member) -> Value {

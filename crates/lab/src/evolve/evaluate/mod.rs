@@ -1,14 +1,18 @@
 //! Whoever finds out about candidates: one implementation for each kind of target, behind one seam. An evaluator knows nothing of
 //! the search, and the search nothing of threads, devices and processes.
 
+pub mod cuda;
 pub mod kernel;
 pub mod model;
+mod subject;
 
 use std::time::Instant;
 
 use super::task::{Finding, Outcome, Task};
 use crate::ledger::{Environment, Rejection};
 use crate::panics::contain;
+pub use cuda::{Cuda, EmulatedCard, GpuCard};
+pub use subject::{Fault, bound};
 
 /// What came of a look at a candidate.
 #[derive(Clone, Debug, PartialEq)]
