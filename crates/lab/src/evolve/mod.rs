@@ -2,6 +2,7 @@
 
 mod candidate;
 pub mod evaluate;
+pub mod space;
 mod task;
 
 pub use candidate::{Candidate, Language, Source};
