@@ -147,6 +147,31 @@ impl CpuPlan {
         }
     }
 
+    /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene that has none as in
+    /// [`CpuPlan::widest`]: equal for plans that run the same code.
+    pub fn canonical(&self, problem: &Problem) -> CpuPlan {
+        let p = problem;
+        let mut plan = *self;
+        if plan.isa == Isa::Avx512Vnni && (p.dtype == DType::F32 || p.seq_q < plan.isa.panel_rows()) {
+            plan.isa = Isa::Avx512;
+        }
+        if p.group_size() == 1 {
+            plan.rows = Rows::Head;
+        }
+        let together = if plan.rows == Rows::Group { p.group_size() } else { 1 };
+        plan.block_q = plan.block_q.min(p.seq_q * together);
+        plan.block_kv = plan.block_kv.min(p.seq_kv.max(1));
+        let blocks = p.seq_kv.div_ceil(plan.block_kv).max(1);
+        plan.splits = blocks.div_ceil(blocks.div_ceil(plan.splits));
+        let heads = p.batch * p.heads_q / together;
+        let row_blocks = (p.seq_q * together).div_ceil(plan.block_q);
+        if heads == 1 || row_blocks == 1 {
+            plan.order = Order::Longest;
+        }
+        plan.threads = plan.threads.min(heads * row_blocks * plan.splits);
+        plan
+    }
+
     /// Whether this plan can compute `problem` here.
     ///
     /// # Errors
