@@ -1,7 +1,9 @@
 //! The search that improves kernels by itself.
 
+pub mod bandit;
 mod candidate;
 pub mod evaluate;
+pub mod niches;
 pub mod space;
 mod task;
 

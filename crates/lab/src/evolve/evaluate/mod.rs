@@ -1,6 +1,9 @@
 //! Whoever finds out about candidates: one implementation for each kind of target, behind one seam. An evaluator knows nothing of
 //! the search, and the search nothing of threads, devices and processes.
 
+pub mod kernel;
+pub mod model;
+
 use std::time::Instant;
 
 use super::task::{Finding, Outcome, Task};
