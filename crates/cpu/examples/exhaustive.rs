@@ -51,7 +51,8 @@ fn space(p: &Problem) -> Vec<CpuPlan> {
     let best = CpuPlan::for_problem(p).isa;
     let all = rayon::current_num_threads();
     let mut plans = Vec::new();
-    let isas: Vec<Isa> = [best, Isa::best(), Isa::Avx512].into_iter().filter(|isa| isa.is_available()).collect();
+    let isas: Vec<Isa> =
+        [best, Isa::best(), Isa::Avx512].into_iter().filter(|isa| isa.is_available()).collect();
     for (i, &isa) in isas.iter().enumerate() {
         if isas[..i].contains(&isa) || (isa == Isa::Avx512Vnni && p.dtype == DType::F32) {
             continue;
@@ -64,7 +65,12 @@ fn space(p: &Problem) -> Vec<CpuPlan> {
                             for order in [Order::Longest, Order::Heads] {
                                 for (lanes, vectors, tile_rows) in tiles(isa) {
                                     plans.push(CpuPlan {
-                                        lanes, vectors, tile_rows, rows, order, splits,
+                                        lanes,
+                                        vectors,
+                                        tile_rows,
+                                        rows,
+                                        order,
+                                        splits,
                                         ..CpuPlan::widest(isa, threads, block_q, block_kv)
                                     });
                                 }
@@ -101,7 +107,8 @@ impl<T: Element> Stage<'_, T> {
     fn run(&mut self, plan: &CpuPlan, calls: usize) -> f64 {
         let start = Instant::now();
         for _ in 0..calls {
-            attention(self.problem, &self.q, &self.k, &self.v, &mut self.out, None, plan).expect("a checked plan");
+            attention(self.problem, &self.q, &self.k, &self.v, &mut self.out, None, plan)
+                .expect("a checked plan");
         }
         start.elapsed().as_secs_f64() / calls as f64
     }
@@ -140,16 +147,30 @@ fn search<T: Element>(name: &str, problem: &Problem, seconds: f64) {
     let left = (seconds - start.elapsed().as_secs_f64()).max(1.0);
     let rounds = (left / (once * calls as f64 * 3.0)) as usize;
     let fresh = ratios(&mut stage, &field[..1], &default, calls, rounds.clamp(15, 400))[0];
-    println!("{name}: {plans} plans, default {:.1} us, best {:.3}x (raced anew {fresh:.3}x) {}", once * 1e6, scores[0], brief(&field[0]));
+    println!(
+        "{name}: {plans} plans, default {:.1} us, best {:.3}x (raced anew {fresh:.3}x) {}",
+        once * 1e6,
+        scores[0],
+        brief(&field[0])
+    );
     println!("    default {}", brief(&default));
 }
 
 fn brief(p: &CpuPlan) -> String {
-    format!("{} t{} q{} kv{} {:?} {}x{} {:?} {:?} /{}", p.isa, p.threads, p.block_q, p.block_kv, p.lanes, p.tile_rows, p.vectors, p.rows, p.order, p.splits)
+    format!(
+        "{} t{} q{} kv{} {:?} {}x{} {:?} {:?} /{}",
+        p.isa, p.threads, p.block_q, p.block_kv, p.lanes, p.tile_rows, p.vectors, p.rows, p.order, p.splits
+    )
 }
 
 /// time(default) / time(plan), the median over rounds in which the two come one after the other.
-fn ratios<T: Element>(stage: &mut Stage<'_, T>, plans: &[CpuPlan], default: &CpuPlan, calls: usize, rounds: usize) -> Vec<f64> {
+fn ratios<T: Element>(
+    stage: &mut Stage<'_, T>,
+    plans: &[CpuPlan],
+    default: &CpuPlan,
+    calls: usize,
+    rounds: usize,
+) -> Vec<f64> {
     let mut all = vec![Vec::new(); plans.len()];
     for round in 0..rounds {
         for (plan, ratios) in plans.iter().zip(&mut all) {
@@ -164,5 +185,10 @@ fn ratios<T: Element>(stage: &mut Stage<'_, T>, plans: &[CpuPlan], default: &Cpu
             ratios.push(theirs / ours);
         }
     }
-    all.into_iter().map(|mut r| { r.sort_by(f64::total_cmp); r[r.len() / 2] }).collect()
+    all.into_iter()
+        .map(|mut r| {
+            r.sort_by(f64::total_cmp);
+            r[r.len() / 2]
+        })
+        .collect()
 }

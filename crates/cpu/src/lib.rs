@@ -11,6 +11,7 @@
 
 mod aligned;
 mod arithmetic;
+mod cost;
 mod dims;
 mod element;
 mod error;
@@ -24,6 +25,7 @@ mod simd;
 mod tile;
 mod view;
 
+pub use cost::{Bound, Cost};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::CpuError;
 pub use forward::attention;

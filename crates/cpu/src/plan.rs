@@ -97,6 +97,10 @@ impl From<Written> for CpuPlan {
     }
 }
 
+/// Keys of a step by default: from 72 to 512 nothing changes by more than 1 %.
+const BLOCK_KV: usize = 128;
+/// The same where lanes are dims: widened, they are to stay in the first cache.
+const DIMS_BLOCK_KV: usize = 64;
 /// Largest `block_q` and `block_kv`: keeps a thread's scratch memory in megabytes.
 const MAX_BLOCK: usize = 4096;
 /// Largest number of threads: far beyond any machine, small enough that starting them is not the work.
@@ -114,17 +118,48 @@ impl CpuPlan {
         CpuPlan::with_isa(problem, isa)
     }
 
-    /// A good plan for `problem` with the instructions of `isa`.
+    /// A good plan for `problem` with the instructions of `isa`: of a few that differ in how the work is cut, the one that
+    /// costs least ([`CpuPlan::cost`]).
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
         let threads = rayon::current_num_threads().clamp(1, MAX_THREADS);
-        let panel = isa.panel_rows();
-        // Panels of a task share each block of K and V, widened and in cache; at least four tasks a thread balance.
-        let rows = problem.heads_q.saturating_mul(problem.batch).saturating_mul(problem.seq_q);
-        let per_thread = rows / (threads * 4);
+        let cheapest = |threads| {
+            let costs = CpuPlan::cuts(problem, isa, threads)
+                .into_iter()
+                .map(|plan| (plan.cost(problem).cycles, plan));
+            costs.min_by(|a, b| a.0.total_cmp(&b.0))
+        };
+        let best = cheapest(threads).map(|(cycles, plan)| match cheapest(1) {
+            Some((alone, plan)) if alone < cycles => plan,
+            _ => plan,
+        });
+        best.unwrap_or(CpuPlan::widest(isa, threads, isa.panel_rows(), BLOCK_KV))
+    }
+
+    /// Ways to cut a problem into tasks for so many threads.
+    fn cuts(problem: &Problem, isa: Isa, threads: usize) -> Vec<CpuPlan> {
+        let rows = CpuPlan::rows_for(problem, isa);
+        let together = if rows == Rows::Group { problem.group_size() } else { 1 };
+        let (all, panel, lanes) = (problem.seq_q * together, isa.panel_rows(), isa.lanes());
         // Making integers of K and V is dearer than widening them.
         let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
-        let block_q = (per_thread / panel).clamp(1, most) * panel;
-        CpuPlan { rows: CpuPlan::rows_for(problem, isa), ..CpuPlan::widest(isa, threads, block_q, 128) }
+        // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
+        let fewest = all.div_ceil(most * panel);
+        let blocks = fewest..=all.div_ceil(lanes).min(fewest + 8 * threads);
+        let mut tiles: Vec<CpuPlan> = blocks
+            .map(|blocks| {
+                CpuPlan::widest(isa, threads, all.div_ceil(blocks).next_multiple_of(lanes), BLOCK_KV)
+            })
+            .collect();
+        tiles.dedup();
+        if all <= dims::PANEL_ROWS {
+            let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };
+            tiles = vec![CpuPlan { lanes: Lanes::Dims, ..CpuPlan::widest(isa, threads, all, DIMS_BLOCK_KV) }];
+        }
+        let busy = problem.batch * problem.heads_q / together >= 2 * threads;
+        let splits = (0..=5).map(|i| 1 << i).take_while(|&splits| {
+            splits == 1 || (!busy && splits <= 4 * threads && problem.seq_kv >= 2 * splits * BLOCK_KV)
+        });
+        splits.flat_map(|splits| tiles.iter().map(move |plan| CpuPlan { rows, splits, ..*plan })).collect()
     }
 
     /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head each.

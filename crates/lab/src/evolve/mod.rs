@@ -2,6 +2,7 @@
 
 pub mod bandit;
 mod candidate;
+mod cpu_space;
 pub mod evaluate;
 pub mod niches;
 pub mod space;
