@@ -6,8 +6,8 @@ use flashcore_lab as lab;
 use kernels::select::Shape;
 use kernels::{Arch, Family};
 use lab::evolve::children::Limits;
-use lab::evolve::evaluate::{EmulatedCard, Evaluator};
 use lab::evolve::evaluate::{Cuda, bound};
+use lab::evolve::evaluate::{EmulatedCard, Evaluator};
 use lab::evolve::proposer::Proposer;
 use lab::evolve::{Candidate, Finding, Language, Stage, Target, Task};
 use lab::gate::Verdict;
@@ -55,12 +55,16 @@ fn the_example_proposes_plans_and_a_kernel() {
         let proposal = proposer().propose(&brief(&incumbent, &history)).unwrap();
         assert!(proposal.hypothesis.is_some() && proposal.predicted_us == Some(4.0), "{proposal:?}");
         let candidate = proposal.candidate;
-        assert!(history.iter().all(|entry: &Value| entry["candidate"] != json!(candidate)), "{candidate:?} again");
+        assert!(
+            history.iter().all(|entry: &Value| entry["candidate"] != json!(candidate)),
+            "{candidate:?} again"
+        );
         let screened = evaluator.evaluate(&task(Stage::Screen, candidate.clone())).finding;
         fits += u32::from(matches!(screened, Finding::Screened { .. }));
         if let Candidate::Kernel(source) = &candidate {
             assert!(source.language == Language::Ptx && source.text.contains(".minnctapersm"));
-            let Finding::Judged(proof) = evaluator.evaluate(&task(Stage::Prove, candidate.clone())).finding else {
+            let Finding::Judged(proof) = evaluator.evaluate(&task(Stage::Prove, candidate.clone())).finding
+            else {
                 panic!("judged")
             };
             assert_eq!(proof.verdict, Verdict::Proven, "{:?}", proof.reasons);
