@@ -9,6 +9,7 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
+mod microbench;
 mod run;
 mod selftest;
 mod source;
@@ -68,6 +69,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Microbench(args) => microbench::microbench(args),
         Command::Worker(args) => worker::worker(args),
     }
 }
@@ -90,6 +92,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
+        Command::Microbench(args) => args.json,
         Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Worker(_) => false,
     }
 }
