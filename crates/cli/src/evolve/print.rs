@@ -53,25 +53,25 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let equal = &case["random_arm"]["at_equal_budget"];
     writeln!(
         out,
-        "blind draws: {}{}; of {} candidates each: {:.2} µs against {:.2} µs",
+        "blind draws: {}{}; of {} candidates each: {} µs against {} µs",
         text(&case["random_arm"]["says"]),
         gain["ratio"].as_f64().map_or(String::new(), |ratio| {
             format!(" ({ratio:.3}×, {:.3} to {:.3})", number(&gain["low"]), number(&gain["high"]))
         }),
         equal["candidates"],
-        number(&equal["evolution_us"]),
-        number(&equal["random_us"]),
+        shown(&equal["evolution_us"], 2),
+        shown(&equal["random_us"], 2),
     )?;
     let control = &case["control"];
     writeln!(
         out,
-        "control (the baseline against itself): {} {:.3}×",
+        "control (the baseline against itself): {} {}×",
         control["verdict"].as_str().unwrap_or("not raced"),
-        number(&control["race"]["ratio"])
+        shown(&control["race"]["ratio"], 3)
     )?;
     for held in case["held_out"].as_array().into_iter().flatten() {
         let end = held["race"]["verdict"].as_str().or(held["end"].as_str()).unwrap_or_default();
-        writeln!(out, "held out, {}: {end} {:.3}×", shape(&held["problem"]), number(&held["race"]["ratio"]))?;
+        writeln!(out, "held out, {}: {end} {}×", shape(&held["problem"]), shown(&held["race"]["ratio"], 3))?;
     }
     if let Some(ratio) = case["shipped"]["race"]["ratio"].as_f64() {
         writeln!(
@@ -126,7 +126,7 @@ fn line(name: &str, who: &Value) -> Vec<String> {
     let plan = ["gpu", "cpu"].iter().find_map(|kind| candidate.get(kind));
     vec![
         name.to_owned(),
-        format!("{:.2}", number(&who["us"])),
+        shown(&who["us"], 2),
         who["id"].to_string(),
         text(&who["operator"]).to_owned(),
         plan.map_or("a kernel of its own".to_owned(), Value::to_string),
@@ -140,6 +140,11 @@ fn shape(shape: &Value) -> String {
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("–")
+}
+
+/// With two or three digits; a dash where there is none.
+fn shown(value: &Value, digits: usize) -> String {
+    value.as_f64().map_or_else(|| "–".to_owned(), |number| format!("{number:.digits$}"))
 }
 
 /// NaN where there is none.
