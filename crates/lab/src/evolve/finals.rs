@@ -163,7 +163,8 @@ pub const SHIPPED: &str = "shipped";
 pub fn best(population: &Population) -> Option<&Member> {
     let raced = population.members.values().filter(|m| m.counts() && m.is_timed() && m.race.is_some());
     let ratio = |m: &Member| m.race.map_or(0.0, |race| race.ratio);
-    raced.max_by(|a, b| ratio(a).total_cmp(&ratio(b))).or_else(|| {
+    // Of equals the first.
+    raced.max_by(|a, b| ratio(a).total_cmp(&ratio(b)).then(b.id.cmp(&a.id))).or_else(|| {
         let timed = population.members.values().filter(|m| m.counts() && m.is_timed());
         timed.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
     })

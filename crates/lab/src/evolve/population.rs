@@ -322,7 +322,11 @@ impl Population {
             Some(first) if member.counts() => {
                 self.members.get_mut(&id).map(|m| m.repeats(first, Stage::Screen))
             }
-            _ if member.counts() => cascade::screened(member, self.standard()),
+            _ if member.counts() => {
+                // Of blind draws one is let pass, however slow: there must be something to compare with.
+                let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
+                cascade::screened(member, standard)
+            }
             _ => None,
         };
         for hash in hashes {
@@ -341,6 +345,12 @@ impl Population {
             died.extend(self.pick_of_draw());
         }
         died
+    }
+
+    /// Whether another blind draw is past its screening and alive.
+    fn draws_beside(&self, id: CandidateId) -> bool {
+        let passed = |m: &Member| m.screening.is_some() && m.place != Place::Dead;
+        self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
     /// Once all of a draw are screened, the model's best go on.
