@@ -482,8 +482,8 @@ pub struct Evolve {
     #[arg(long, value_name = "CMD")]
     pub proposer: Option<String>,
     /// What the best library takes on the first problem, µs: the advice at the end compares with it
-    #[arg(long, value_name = "US")]
-    pub library_us: Option<f64>,
+    #[arg(long = "library-us", value_name = "US")]
+    pub peer_us: Option<f64>,
     /// Do not end before the budget when nothing more is to be expected
     #[arg(long)]
     pub no_early_stop: bool,

@@ -63,7 +63,7 @@ pub fn begin(ledger: Ledger, args: &Evolve) -> Result<(Evolution, Crew), CliErro
     }
     config.random_share = args.random_share;
     (config.families, config.proposer) = (args.family.clone(), args.proposer.clone());
-    (config.early_stop, config.library_us) = (!args.no_early_stop, args.library_us);
+    (config.early_stop, config.peer_us) = (!args.no_early_stop, args.peer_us);
     if config.cases.iter().all(|case| case.shipped.is_none()) {
         config.wins = wins(&ledger)?;
     }
@@ -103,7 +103,7 @@ fn check(args: &Evolve) -> Result<(), CliError> {
     if !(0.0..=0.9).contains(&args.random_share) {
         return refuse("--random-share", args.random_share.to_string(), "0 to 0.9");
     }
-    if let Some(us) = args.library_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
+    if let Some(us) = args.peer_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
         return refuse("--library-us", us.to_string(), "a number above 0");
     }
     if args.jobs == Some(0) {

@@ -106,12 +106,12 @@ pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
     let population = &evolution.searches[case].population;
     let problem = population.problem.problem();
     let floor_us = Peaks::of(&evolution.config.device).map(|peaks| peaks.floor(&problem, Mode::Warm).us());
-    let library_us = evolution.config.library_us.filter(|_| case == 0);
-    weigh(population, floor_us, library_us)
+    let peer_us = evolution.config.peer_us.filter(|_| case == 0);
+    weigh(population, floor_us, peer_us)
 }
 
 /// Weighs what is known.
-fn weigh(population: &Population, floor_us: Option<f64>, library_us: Option<f64>) -> Advice {
+fn weigh(population: &Population, floor_us: Option<f64>, peer_us: Option<f64>) -> Advice {
     let best_us = finals::best(population).map(|m| m.expected_us());
     let best_us = [best_us, population.baseline_us()].into_iter().flatten().min_by(f64::total_cmp);
     let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
@@ -138,14 +138,14 @@ fn weigh(population: &Population, floor_us: Option<f64>, library_us: Option<f64>
             Some(_) => format!("less than the {worth:.3}× that can be told from noise"),
         },
     );
-    if let (Some(library), Some(best)) = (library_us, best_us) {
+    if let (Some(library), Some(best)) = (peer_us, best_us) {
         let says = if library < best { "the library is faster" } else { "the library is no faster" };
         row("a library's time", format!("{library:.2} µs"), format!("{says} than {best:.2} µs"));
     }
     let reachable = best_us.map(|best| best / expected.unwrap_or(1.0));
     let (what, why) = match (reachable, expected) {
         (None, _) => (What::UseALibrary, "nothing here was proven and timed".to_owned()),
-        (Some(reachable), _) if library_us.is_some_and(|library| library < reachable) => (
+        (Some(reachable), _) if peer_us.is_some_and(|library| library < reachable) => (
             What::UseALibrary,
             format!("it is faster than the {reachable:.2} µs that this search can be expected to reach"),
         ),

@@ -116,7 +116,7 @@ pub struct Config {
     /// Whether a search ends before its budget when nothing more is to be expected.
     pub early_stop: bool,
     /// What the best library takes on the first problem, µs, where someone measured it.
-    pub library_us: Option<f64>,
+    pub peer_us: Option<f64>,
 }
 
 impl Config {
@@ -143,7 +143,7 @@ impl Config {
             finalists: 3,
             timing,
             early_stop: true,
-            library_us: None,
+            peer_us: None,
         }
     }
 
