@@ -1,9 +1,10 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] SUITE|PROBLEM …
+//! tune FOLDER [--family NAME …] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
 //! ```
 //!
+//! With `--plans`, the plans of that file (one JSON object a line) are all that is tried of each family: what was good elsewhere.
 //! Families are tried in turn (all that compute a problem, unless some are named); of each, groups of genes one after the other
 //! on the fastest plans so far, in a graph. The fastest of all families race in turns, beside their defaults and the plan that the
 //! shipped table has. `FOLDER/tuned.jsonl` gets the winners as rows of that table (`kernels::select`),
@@ -45,6 +46,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 struct Args {
     folder: PathBuf,
     families: Vec<Family>,
+    plans: Option<Vec<Plan>>,
     limit: Duration,
     from: usize,
     worker: bool,
@@ -68,11 +70,11 @@ fn main() -> ExitCode {
 }
 
 fn parse(words: &[String]) -> Result<Args, Error> {
-    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
+    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--plans FILE] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
     let mut words = words.iter();
     let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
     let (mut families, mut problems) = (Vec::new(), Vec::new());
-    let (mut limit, mut from, mut worker) = (Duration::MAX, 0, false);
+    let (mut plans, mut limit, mut from, mut worker) = (None, Duration::MAX, 0, false);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(USAGE);
         match word.as_str() {
@@ -81,6 +83,10 @@ fn parse(words: &[String]) -> Result<Args, Error> {
                 let accepted =
                     || format!("--family {name}: accepted: {}", Family::ALL.map(Family::name).join(", "));
                 families.push(Family::named(name).ok_or_else(accepted)?);
+            }
+            "--plans" => {
+                let text = std::fs::read_to_string(value()?)?;
+                plans = Some(text.lines().map(serde_json::from_str).collect::<Result<Vec<Plan>, _>>()?);
             }
             "--limit" => limit = Duration::try_from_secs_f64(value()?.parse()?)?,
             "--from" => from = value()?.parse()?,
@@ -98,7 +104,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     if problems.is_empty() {
         return Err(USAGE.into());
     }
-    Ok(Args { folder, families, limit, from, worker, problems })
+    Ok(Args { folder, families, plans, limit, from, worker, problems })
 }
 
 /// Starts workers, each where the one before it ended.
@@ -186,7 +192,13 @@ impl Search<'_> {
             let mut best = vec![default.clone()];
             let mut own: Vec<Candidate> = Vec::new();
             self.try_all(best.clone(), &tensors, &mut own)?;
-            for group in groups(family, problem) {
+            if let Some(plans) = &self.args.plans {
+                let own_family = plans.iter().filter(|plan| plan.family() == family.name());
+                let fits = own_family.filter(|plan| plan.check(problem, arch).is_ok());
+                self.try_all(fits.cloned().collect(), &tensors, &mut own)?;
+            }
+            let groups = if self.args.plans.is_none() { groups(family, problem) } else { Vec::new() };
+            for group in groups {
                 let plans = best.iter().flat_map(|plan| vary(plan, &group, problem, arch)).collect();
                 self.try_all(plans, &tensors, &mut own)?;
                 own.sort_by(|a, b| a.us.total_cmp(&b.us));
