@@ -9,10 +9,13 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
+mod forecast;
+mod ledger;
 mod run;
 mod selftest;
 mod source;
 mod table;
+mod topk;
 
 use std::process::ExitCode;
 
@@ -67,6 +70,9 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Topk(args) => topk::topk(args),
+        Command::Forecast(command) => forecast::forecast(command),
+        Command::Ledger(command) => ledger::ledger(command),
     }
 }
 
@@ -88,7 +94,12 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
+        Command::Topk(args) => args.json,
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Tables(_)
+        | Command::Forecast(_)
+        | Command::Ledger(_) => false,
     }
 }
 
