@@ -1,0 +1,321 @@
+//! Pages that are served live: the list of runs, a run, a candidate, the best plans, forecasts, and what went wrong.
+
+use kernels::select::Shape;
+use maud::{Markup, html};
+use serde_json::Value;
+
+use super::axis::{grouped, percent, ratio, time};
+use super::lineage::changes;
+use super::{
+    Links, Section, arm_name, contents, figures, frame, moment, scatter, sections, shape, stage_name, title,
+    trial_name,
+};
+use crate::evolve::Candidate;
+use crate::ledger::{
+    CandidateId, Forecast, Forecasts, Judge, MeasurementFact, NewCandidate, ProofFact, Rejection, RunLine,
+    RunView, Screening, TimeKind, Timed,
+};
+
+/// Where the script of live pages is.
+pub const SCRIPT: &str = "/live.js";
+
+/// Everything known of a candidate.
+#[derive(Clone, Debug)]
+pub struct CandidateView {
+    /// Its number.
+    pub id: CandidateId,
+    /// As it was added.
+    pub new: NewCandidate,
+    /// In a few words.
+    pub name: String,
+    /// When it was added, UTC.
+    pub when: String,
+    /// The device of its run.
+    pub device: String,
+    /// What it is once emitted, with what the diagnosis said.
+    pub screening: Option<(Screening, Value)>,
+    /// Its forecasts.
+    pub forecasts: Vec<Forecast>,
+    /// The gate's verdicts.
+    pub proofs: Vec<ProofFact>,
+    /// Its times.
+    pub measurements: Vec<MeasurementFact>,
+    /// Why it went no further.
+    pub rejection: Option<Rejection>,
+    /// Candidates made from it, the first of them.
+    pub children: Vec<CandidateId>,
+}
+
+/// Someone's forecast of an idea, and its outcome.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// Its number.
+    pub id: i64,
+    /// The forecast.
+    pub forecast: Forecast,
+    /// What came of it, µs, and the note.
+    pub outcome: Option<(f64, String)>,
+}
+
+fn navigation(at: &str) -> Markup {
+    html! {
+        nav.site aria-label="Pages" {
+            a.brand href="/" { "FlashCore" }
+            @for (path, name) in [("/", "runs"), ("/topk", "fastest plans"), ("/forecasts", "forecasts")] {
+                a href=(path) aria-current=[(path == at).then_some("page")] { (name) }
+            }
+        }
+    }
+}
+
+/// The list of runs, the latest first; `before` leads to older ones.
+pub fn runs(ledger: &str, lines: &[RunLine], before: Option<i64>) -> String {
+    let body = html! {
+        (navigation("/"))
+        h1 { "Runs" }
+        p.lead { "Ledger " code { (ledger) } "." }
+        @if lines.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
+        @else {
+            div.scroll { table.runs {
+                thead { tr { th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" } th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" } } }
+                tbody { @for line in lines { (run_row(line)) } }
+            } }
+        }
+        @if let Some(before) = before { p { a href=(format!("/?before={before}")) { "older runs" } } }
+    };
+    frame("Runs", "", body)
+}
+
+fn run_row(line: &RunLine) -> Markup {
+    let gain = line.baseline_us.zip(line.best_us).map(|(baseline, best)| baseline / best);
+    let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
+    html! {
+        tr {
+            td { a href=(format!("/run/{}", line.id.0)) { b { "run " (line.id.0) } } }
+            td { (line.device) }
+            td { @match line.problems.as_slice() {
+                [] => "–",
+                [one] => (shape(one)),
+                [first, rest @ ..] => { (shape(first)) " and " (rest.len()) " more" }
+            } }
+            td { (moment(&line.begun)) }
+            td { span class=(format!("state {}", line.state.name())) { (line.state.name()) } }
+            td.n { (grouped(line.candidates)) }
+            td.n { (us(line.baseline_us)) }
+            td.n { (us(line.best_us)) @if line.kind == Some(TimeKind::Predicted) { span.soft { " predicted" } } }
+            td.n { (gain.map_or("–".to_owned(), ratio)) }
+        }
+    }
+}
+
+/// A run, as it goes on: the script asks what is new, and replaces the sections that changed.
+pub fn live_run(view: &RunView) -> String {
+    let sections = sections(view, Links::Live);
+    let pair = view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.id, p.best.as_ref()?.id)));
+    let body = html! {
+        (navigation("/run"))
+        div #live data-run=(view.id.0) { span.dot {} " " span.text { "a still picture: the script is not running" } }
+        @if let Some((a, b)) = pair { p.actions { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline, line by line" } } }
+        (contents(&sections))
+        @for section in &sections { (Section::markup(section)) }
+    };
+    frame(&title(view), SCRIPT, body)
+}
+
+/// A candidate: what it is, where it comes from, what became of it. Its kernel is shown by [`super::heat`] once it is taken apart.
+pub fn candidate(view: &CandidateView) -> String {
+    let new = &view.new;
+    let id = view.id.0;
+    let body = html! {
+        (navigation("/candidate"))
+        h1 { "Candidate #" (id) }
+        p.lead {
+            (view.name) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (view.device) ", for " (shape(&new.problem)) ". "
+            "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(&view.when)) "."
+        }
+        @if !new.parents.is_empty() {
+            p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } a href=(format!("/candidate/{}", parent.0)) { "#" (parent.0) } }
+                @let changed = changes(&new.changes);
+                @if !changed.is_empty() { ": " code { (changed) } }
+                @if let Some(parent) = new.parents.first() { " (" a href=(format!("/diff?a={}&b={id}", parent.0)) { "side by side" } ")" } "." }
+        }
+        @if !view.children.is_empty() {
+            p { "Parent of " @for (i, child) in view.children.iter().enumerate() { @if i > 0 { ", " } a href=(format!("/candidate/{}", child.0)) { "#" (child.0) } } @if view.children.len() >= 20 { ", …" } "." }
+        }
+        @if let Some(rejection) = &view.rejection {
+            div.hazard { b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail) }
+        }
+        section #plan { h2 { "Plan" } (plan(&new.candidate)) }
+        @if let Some((screening, findings)) = &view.screening { section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) } }
+        section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements)) }
+        section #proofs { h2 { "Proofs" } (proofs(&view.proofs)) }
+        section #kernel { h2 { "Kernel" }
+            div data-part=(format!("/candidate/{id}/kernel")) { p.soft { "The kernel is being taken apart … " noscript { a href=(format!("/candidate/{id}/kernel")) { "show it" } } } }
+        }
+    };
+    frame(&format!("Candidate #{id}"), SCRIPT, body)
+}
+
+fn plan(candidate: &Candidate) -> Markup {
+    html! {
+        @match candidate {
+            Candidate::Gpu(plan) => (figures(&serde_json::json!(plan))),
+            Candidate::Cpu(plan) => (figures(&serde_json::json!(plan))),
+            Candidate::Kernel(source) => {
+                details { summary { "the launch file" } pre.source { (source.launch) } }
+                details { summary { "the source, " (grouped(source.text.lines().count() as u64)) " lines" } pre.source { (source.text) } }
+            }
+        }
+    }
+}
+
+fn screened(s: &Screening) -> Markup {
+    let count = |value: Option<u32>| value.map_or("–".to_owned(), |v| grouped(v.into()));
+    html! {
+        dl.figures {
+            div { dt { "PTX" } dd { code { (s.ptx_hash) } } }
+            @if let Some(sass) = &s.sass_hash { div { dt { "machine code" } dd { code { (sass) } } } }
+            div { dt { "registers a thread" } dd { (count(s.registers)) } }
+            div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
+            div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            div { dt { "bound by" } dd { (s.bound.as_deref().unwrap_or("–").replace('_', " ")) } }
+            div { dt { "tile" } dd { (s.tile.as_deref().unwrap_or("–")) } }
+        }
+    }
+}
+
+/// Findings as the screening noted them.
+fn noted(findings: &Value) -> Markup {
+    let list = findings.as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |f: &Value, field: &str| f[field].as_str().unwrap_or_default().to_owned();
+    html! {
+        @if !list.is_empty() {
+            ul.causes { @for f in list.iter().take(4) {
+                li { b { (text(f, "name")) } @if let Some(gain) = f["expected_gain"].as_f64() { ", at most " (ratio(gain)) } ": " (text(f, "evidence")) }
+            } }
+        }
+    }
+}
+
+fn times(forecasts: &[Forecast], measurements: &[MeasurementFact]) -> Markup {
+    if forecasts.is_empty() && measurements.is_empty() {
+        return html! { p.soft { "None yet." } };
+    }
+    html! {
+        div.scroll { table.times {
+            thead { tr { th { "what" } th { "problem" } th.n { "µs" } th.n { "interval" } th.n { "samples" } th { "against" } } }
+            tbody {
+                @for f in forecasts { tr {
+                    td { "forecast by " (f.author) } td { (f.problem.as_ref().map_or("–".to_owned(), shape)) } td.n { (time(f.us)) }
+                    td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
+                } }
+                @for m in measurements { tr {
+                    td { (trial_name(m.trial)) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } } td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
+                    td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
+                    td { @match m.against {
+                        Some(a) => { a href=(format!("/candidate/{}", a.incumbent.0)) { "#" (a.incumbent.0) } ": " (ratio(a.ratio)) " (" (ratio(a.low)) " to " (ratio(a.high)) "), " b { (a.verdict.name()) } }
+                        None => "–",
+                    } }
+                } }
+            }
+        } }
+    }
+}
+
+fn proofs(proofs: &[ProofFact]) -> Markup {
+    if proofs.is_empty() {
+        return html! { p.soft { "None yet." } };
+    }
+    html! {
+        @for proof in proofs {
+            p {
+                "By " @match proof.judge { Judge::Emulator => "the emulator", Judge::Device => "the device" } ": "
+                span class=(format!("verdict {}", proof.verdict.name())) { (proof.verdict.name()) }
+                @if let Some(error) = proof.error_rel { ", relative error " (format!("{error:.2e}")) }
+                ", " (format!("{:.2}", proof.seconds)) " s."
+            }
+            @for reason in proof.reasons.iter().take(8) { div.hazard { (reason) } }
+            @for hazard in proof.hazards.as_array().into_iter().flatten().take(8) {
+                div.hazard { (hazard["message"].as_str().unwrap_or_default()) @if let Some(line) = hazard["line"].as_u64() { code { "line " (line) } } }
+            }
+        }
+    }
+}
+
+/// The fastest plans of a problem and a device, and which others there are.
+pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &[Timed]) -> String {
+    let body = html! {
+        (navigation("/topk"))
+        h1 { "Fastest plans" }
+        @if problems.is_empty() { p.soft { "No plan has a time yet." } }
+        nav.contents { @for (i, (problem, device)) in problems.iter().enumerate() {
+            @let current = chosen.is_some_and(|(p, d)| p == problem && d == device);
+            a href=(format!("/topk?of={i}")) aria-current=[current.then_some("page")] { (shape(problem)) " on " (device) }
+        } }
+        @if let Some((problem, device)) = chosen {
+            h2 { (shape(problem)) " on " (device) }
+            div.scroll { table.best {
+                thead { tr { th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "time / best" } } }
+                tbody { @for timed in best {
+                    tr {
+                        td { a href=(format!("/candidate/{}", timed.id.0)) { "#" (timed.id.0) } @if timed.promoted { " ★" } }
+                        td { (timed.name) } td { (timed.operator) } td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
+                        td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                        td.n { (ratio(timed.us / best.first().map_or(timed.us, |b| b.us))) }
+                    }
+                } }
+            } }
+        }
+    };
+    frame("Fastest plans", "", body)
+}
+
+/// How good each forecaster is, and people's forecasts of ideas.
+pub fn forecasts(authors: &[(String, String, Forecasts)], told: &[Told], before: Option<i64>) -> String {
+    let body = html! {
+        (navigation("/forecasts"))
+        h1 { "Forecasts" }
+        @if authors.is_empty() { p.soft { "Nothing that was forecast has been measured yet." } }
+        @for (author, device, forecasts) in authors {
+            section { h2 { (author) ", " (device) }
+                div.halves { div { (scatter::chart(forecasts, Links::Live)) } div { (scatter::score(forecasts)) } }
+            }
+        }
+        section { h2 { "Ideas" }
+            @if told.is_empty() { p.soft { "Nobody forecast an idea: " code { "flashcore forecast add" } " does." } }
+            @else { div.scroll { table.told {
+                thead { tr { th { "idea" } th { "by" } th { "device" } th.n { "expected µs" } th.n { "came out" } th { "verdict" } } }
+                tbody { @for t in told { (told_row(t)) } }
+            } } }
+            @if let Some(before) = before { p { a href=(format!("/forecasts?before={before}")) { "older ideas" } } }
+        }
+    };
+    frame("Forecasts", "", body)
+}
+
+fn told_row(told: &Told) -> Markup {
+    let f = &told.forecast;
+    html! {
+        tr {
+            td { (f.hypothesis) @if let Some((_, note)) = &told.outcome { @if !note.is_empty() { br; span.soft { (note) } } } }
+            td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }
+            td.n { (told.outcome.as_ref().map_or("–".to_owned(), |(us, _)| time(*us))) }
+            td { @match &told.outcome {
+                Some((us, _)) if (f.low_us..=f.high_us).contains(us) => "as expected",
+                Some((us, _)) => { (percent(f.us / us - 1.0)) " off" }
+                None => span.soft { "open" },
+            } }
+        }
+    }
+}
+
+/// A page that says what went wrong, and what would be right.
+pub fn failure(status: &str, what: &str, accepted: &str) -> String {
+    let body = html! {
+        (navigation(""))
+        h1 { (status) }
+        p { (what) }
+        @if !accepted.is_empty() { p.soft { (accepted) } }
+    };
+    frame(status, "", body)
+}
