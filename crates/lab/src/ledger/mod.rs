@@ -1,7 +1,264 @@
 //! The ledger: every candidate, forecast, proof, measurement and decision, in one SQLite file that many processes share.
+//!
+//! Facts are only ever added (`facts.rs`, one record type a table), each in a transaction of its own, and an [`Outcome`] whole
+//! ([`Ledger::tell`]) and at most once: a process that is killed loses what it was about to write and nothing else. Commits wait for the
+//! operating system, not for the disk (`synchronous = NORMAL`): a loss of power may take the last ones, never the ledger. `schema.rs`
+//! describes the tables.
+//!
+//! [`Outcome`]: crate::evolve::Outcome
 
+mod error;
 mod facts;
+mod pages;
+pub mod schema;
 mod views;
+mod write;
 
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+pub use error::LedgerError;
 pub use facts::*;
 pub use views::*;
+
+/// How long a writer waits for another one, unless told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Ledgers up to this many bytes are looked over when they are opened; larger ones by `flashcore ledger check`.
+const LOOKED_OVER: u64 = 16 << 20;
+
+/// A ledger, opened. One per thread: it can be sent to another thread, not shared.
+#[derive(Debug)]
+pub struct Ledger {
+    connection: Connection,
+    path: PathBuf,
+    patience: Duration,
+    together: Cell<bool>,
+}
+
+impl Ledger {
+    /// Opens a ledger to write and read; begins one where there is no file.
+    ///
+    /// # Errors
+    /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or may not be written.
+    pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
+        Ledger::open_patient(path, PATIENCE)
+    }
+
+    /// As [`Ledger::open`], for writers that wait longer or shorter for each other.
+    ///
+    /// # Errors
+    /// As of [`Ledger::open`].
+    pub fn open_patient(path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
+        recognise(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let ledger = Ledger::connect(path, flags, patience)?;
+        ledger.make_current()?;
+        ledger.look_over()?;
+        Ok(ledger)
+    }
+
+    /// Opens a ledger to read: nothing is ever written through it, and writers are not held up.
+    ///
+    /// # Errors
+    /// When there is none, or as of [`Ledger::open`].
+    pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
+        if !path.exists() {
+            return Err(LedgerError::Missing { path: path.to_path_buf() });
+        }
+        recognise(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let ledger = match Ledger::connect(path, flags, PATIENCE) {
+            Err(LedgerError::ReadOnly { .. }) => Ledger::connect_unwritable(path)?,
+            other => other?,
+        };
+        match ledger.version()? {
+            schema::VERSION => Ok(ledger),
+            found if found > schema::VERSION => Err(ledger.newer(found)),
+            // An older one: brought forward once, by whoever opens it first.
+            _ => Ledger::open(path),
+        }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Several writes in one transaction: all of them or, on an error, none.
+    ///
+    /// # Errors
+    /// That of the first write that failed.
+    pub fn together<T, E: From<LedgerError>>(
+        &self,
+        writes: impl FnOnce(&Ledger) -> Result<T, E>,
+    ) -> Result<T, E> {
+        if self.together.get() {
+            return writes(self);
+        }
+        let begun = rusqlite::Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)
+            .map_err(|e| self.error(e))?;
+        self.together.set(true);
+        let written = writes(self);
+        self.together.set(false);
+        // Without a commit, dropping the transaction rolls it back.
+        let written = written?;
+        begun.commit().map_err(|e| self.error(e))?;
+        Ok(written)
+    }
+
+    fn connect(path: &Path, flags: OpenFlags, patience: Duration) -> Result<Ledger, LedgerError> {
+        let error = |e| LedgerError::of(path, patience.as_secs_f64(), e);
+        let connection = Connection::open_with_flags(path, flags).map_err(error)?;
+        Ledger::with(connection, path, patience)
+    }
+
+    /// A ledger in a folder that may not be written and to which no one writes: there is no log to be read beside it.
+    fn connect_unwritable(path: &Path) -> Result<Ledger, LedgerError> {
+        let escaped: String = path
+            .to_string_lossy()
+            .chars()
+            .map(|c| match c {
+                '%' => "%25".to_owned(),
+                '?' => "%3f".to_owned(),
+                '#' => "%23".to_owned(),
+                c => c.to_string(),
+            })
+            .collect();
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        let error = |e| LedgerError::of(path, 0.0, e);
+        let connection =
+            Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags).map_err(error)?;
+        Ledger::with(connection, path, PATIENCE)
+    }
+
+    fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
+        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together: Cell::new(false) };
+        let set = |c: &Connection| {
+            c.busy_timeout(patience)?;
+            c.set_prepared_statement_cache_capacity(96);
+            c.pragma_update(None, "foreign_keys", true)?;
+            // REPLACE deletes, and then only fires the triggers that refuse it.
+            c.pragma_update(None, "recursive_triggers", true)?;
+            c.pragma_update(None, "synchronous", "NORMAL")?;
+            c.pragma_update(None, "cache_size", -65_536)?;
+            c.pragma_update(None, "temp_store", "MEMORY")?;
+            // The first read of the file itself.
+            c.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
+        };
+        set(&ledger.connection).map_err(|e| ledger.error(e))?;
+        Ok(ledger)
+    }
+
+    /// Write-ahead log, tables, version.
+    fn make_current(&self) -> Result<(), LedgerError> {
+        let found = self.version()?;
+        if found > schema::VERSION {
+            return Err(self.newer(found));
+        }
+        self.log_ahead()?;
+        if found == schema::VERSION {
+            return Ok(());
+        }
+        // Two processes may begin one ledger: who comes second finds it made.
+        self.together(|ledger| match ledger.version()? {
+            schema::VERSION => Ok(()),
+            _ => schema::migrate(&ledger.connection).map_err(|e| ledger.error(e)),
+        })
+    }
+
+    /// The change to a write-ahead log needs the file alone, and SQLite does not wait for that.
+    fn log_ahead(&self) -> Result<(), LedgerError> {
+        let begun = Instant::now();
+        loop {
+            let mode = self
+                .connection
+                .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
+            match mode.map_err(|e| self.error(e)) {
+                Err(LedgerError::Locked { .. }) if begun.elapsed() < self.patience => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    fn look_over(&self) -> Result<(), LedgerError> {
+        let bytes = std::fs::metadata(&self.path).map(|m| m.len()).unwrap_or(0);
+        if bytes > LOOKED_OVER { Ok(()) } else { self.sound("quick_check(1)") }
+    }
+
+    /// `PRAGMA quick_check` or `integrity_check`.
+    fn sound(&self, check: &str) -> Result<(), LedgerError> {
+        let found: String = self
+            .connection
+            .query_row(&format!("PRAGMA {check}"), [], |row| row.get(0))
+            .map_err(|e| self.error(e))?;
+        if found == "ok" {
+            return Ok(());
+        }
+        Err(LedgerError::Damaged { path: self.path.clone(), what: found.replace('\n', "; ") })
+    }
+
+    fn version(&self) -> Result<i64, LedgerError> {
+        let pragma =
+            |name| self.connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
+        let (application, version) =
+            (|| Ok((pragma("application_id")?, pragma("user_version")?)))().map_err(|e| self.error(e))?;
+        let foreign = match application {
+            schema::APPLICATION_ID => false,
+            // A new file has no tables yet.
+            0 => self.count("SELECT count(*) FROM sqlite_schema")? > 0,
+            _ => true,
+        };
+        if foreign {
+            let what = format!("it is another program's database (application_id {application:#x})");
+            return Err(LedgerError::NotALedger { path: self.path.clone(), what });
+        }
+        Ok(version)
+    }
+
+    fn newer(&self, found: i64) -> LedgerError {
+        LedgerError::Newer { path: self.path.clone(), found, known: schema::VERSION }
+    }
+
+    fn count(&self, sql: &str) -> Result<i64, LedgerError> {
+        self.connection.query_row(sql, [], |row| row.get(0)).map_err(|e| self.error(e))
+    }
+
+    fn error(&self, error: rusqlite::Error) -> LedgerError {
+        LedgerError::of(&self.path, self.patience.as_secs_f64(), error)
+    }
+}
+
+/// Whether a file can be a ledger at all: SQLite would make a new one of a folder's name or of a short text with less clear words.
+fn recognise(path: &Path) -> Result<(), LedgerError> {
+    use std::io::Read;
+    let not = |what: &str| LedgerError::NotALedger { path: path.to_path_buf(), what: what.to_owned() };
+    if path.is_dir() {
+        return Err(not("it is a folder"));
+    }
+    let mut file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(LedgerError::File { path: path.to_path_buf(), source }),
+    };
+    let mut head = Vec::new();
+    file.by_ref()
+        .take(16)
+        .read_to_end(&mut head)
+        .map_err(|source| LedgerError::File { path: path.to_path_buf(), source })?;
+    if head.is_empty() || head == b"SQLite format 3\0" {
+        return Ok(());
+    }
+    Err(not("it is not a SQLite file, or its first page was overwritten"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,9 +4,12 @@ use kernels::select::Shape;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Against, Arm, CandidateId, Run, RunId, TimeKind, Trial};
+use super::{
+    Against, Arm, CandidateId, Forecast, MeasurementFact, NewCandidate, ProofFact, Rejection, Run, RunId,
+    Screening, TimeKind, Trial,
+};
 use crate::climb::rank_correlation;
-use crate::evolve::Stage;
+use crate::evolve::{Candidate, Stage};
 
 /// Where a run stands, by its latest event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -203,10 +206,8 @@ pub struct Death {
     pub reason: String,
     /// How many.
     pub count: u64,
-    /// One of them.
-    pub example: CandidateId,
-    /// What was said of it.
-    pub detail: String,
+    /// One of the latest, and what was said of it.
+    pub example: Option<(CandidateId, String)>,
 }
 
 /// What an operator earned.
@@ -238,8 +239,8 @@ pub struct Forecasts {
 /// A forecast and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Foretold {
-    /// Of which candidate.
-    pub candidate: CandidateId,
+    /// Of which candidate; of none where it was an idea.
+    pub candidate: Option<CandidateId>,
     /// Lower end, µs.
     pub low_us: f64,
     /// What was expected, µs.
@@ -295,6 +296,96 @@ pub struct Decided {
     pub when: String,
 }
 
+/// A candidate in a list of them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CandidateLine {
+    /// Its number.
+    pub id: CandidateId,
+    /// Why it is in the run.
+    pub arm: Arm,
+    /// How it was made.
+    pub operator: String,
+    /// The last stage that it came to.
+    pub stage: Option<Stage>,
+    /// Why it went no further.
+    pub rejected: Option<String>,
+    /// What the model expects, µs.
+    pub predicted_us: Option<f64>,
+    /// Its time, µs.
+    pub us: Option<f64>,
+    /// Whether it was promoted.
+    pub promoted: bool,
+}
+
+/// Everything known of a candidate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CandidateView {
+    /// Its number.
+    pub id: CandidateId,
+    /// As it was added.
+    pub new: NewCandidate,
+    /// When, UTC.
+    pub when: String,
+    /// The device of its run.
+    pub device: String,
+    /// What it is once emitted, with what the diagnosis said.
+    pub screening: Option<(Screening, Value)>,
+    /// What was expected of it.
+    pub forecasts: Vec<Forecast>,
+    /// The gate's verdicts.
+    pub proofs: Vec<ProofFact>,
+    /// Its times.
+    pub measurements: Vec<MeasurementFact>,
+    /// Why it went no further.
+    pub rejections: Vec<Rejection>,
+    /// Candidates made from it, the first of them.
+    pub children: Vec<CandidateId>,
+}
+
+/// Someone's forecast of an idea.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// Its number.
+    pub id: i64,
+    /// The forecast.
+    pub forecast: Forecast,
+    /// What came of it, µs, and the note.
+    pub outcome: Option<(f64, String)>,
+}
+
+impl CandidateView {
+    /// The best-founded time on its own problem: of a race, else of the microbench; the latest of these.
+    pub fn time(&self) -> Option<&MeasurementFact> {
+        let of = |trial| self.measurements.iter().rev().find(move |m| m.trial == trial);
+        of(Trial::Race).or_else(|| of(Trial::Microbench))
+    }
+}
+
+/// A candidate in a few words: the family and its tile, or the language and the hash.
+pub fn in_words(candidate: &Candidate) -> String {
+    let genes = match candidate {
+        Candidate::Gpu(plan) => serde_json::json!(plan),
+        Candidate::Cpu(plan) => serde_json::json!(plan),
+        Candidate::Kernel(source) => {
+            return format!("{} kernel {}", source.language.name(), &candidate.hash()[..8]);
+        }
+    };
+    let word = |gene: &str| genes.get(gene).map(|v| v.as_str().map_or_else(|| v.to_string(), str::to_owned));
+    let pair = |a: &str, b: &str| Some(format!("{}×{}", word(a)?, word(b)?));
+    let kind = word("family").or_else(|| word("isa")).unwrap_or_default();
+    let count = |gene: &str, one: &str| {
+        let n = word(gene).filter(|n| n != "null")?;
+        Some(if n == "1" { format!("1 {one}") } else { format!("{n} {one}s") })
+    };
+    let parts = [
+        Some(kind),
+        pair("block_m", "block_n").or_else(|| pair("block_q", "block_kv")).or_else(|| word("rung")),
+        count("warps", "warp").or_else(|| count("warpgroups", "warpgroup")).or_else(|| count("threads", "thread")),
+        count("stages", "stage"),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
 impl RunView {
     /// Whether its times are the time model's: of a run with none yet, that is not known.
     pub fn kind(&self) -> Option<TimeKind> {
@@ -343,7 +434,7 @@ mod tests {
     #[test]
     fn forecasts_are_scored() {
         let point = |us: f64, outcome_us: f64| Foretold {
-            candidate: CandidateId(1),
+            candidate: None,
             low_us: 0.9 * us,
             us,
             high_us: 1.1 * us,

@@ -12,50 +12,12 @@ use super::{
 };
 use crate::evolve::Candidate;
 use crate::ledger::{
-    CandidateId, Forecast, Forecasts, Judge, MeasurementFact, NewCandidate, ProofFact, Rejection, RunLine,
-    RunView, Screening, TimeKind, Timed,
+    CandidateLine, CandidateView, Forecast, Forecasts, Judge, MeasurementFact, ProofFact, RunId, RunLine, RunView,
+    Screening, TimeKind, Timed, Told, in_words,
 };
 
 /// Where the script of live pages is.
 pub const SCRIPT: &str = "/live.js";
-
-/// Everything known of a candidate.
-#[derive(Clone, Debug)]
-pub struct CandidateView {
-    /// Its number.
-    pub id: CandidateId,
-    /// As it was added.
-    pub new: NewCandidate,
-    /// In a few words.
-    pub name: String,
-    /// When it was added, UTC.
-    pub when: String,
-    /// The device of its run.
-    pub device: String,
-    /// What it is once emitted, with what the diagnosis said.
-    pub screening: Option<(Screening, Value)>,
-    /// Its forecasts.
-    pub forecasts: Vec<Forecast>,
-    /// The gate's verdicts.
-    pub proofs: Vec<ProofFact>,
-    /// Its times.
-    pub measurements: Vec<MeasurementFact>,
-    /// Why it went no further.
-    pub rejection: Option<Rejection>,
-    /// Candidates made from it, the first of them.
-    pub children: Vec<CandidateId>,
-}
-
-/// Someone's forecast of an idea, and its outcome.
-#[derive(Clone, Debug)]
-pub struct Told {
-    /// Its number.
-    pub id: i64,
-    /// The forecast.
-    pub forecast: Forecast,
-    /// What came of it, µs, and the note.
-    pub outcome: Option<(f64, String)>,
-}
 
 fn navigation(at: &str) -> Markup {
     html! {
@@ -115,11 +77,36 @@ pub fn live_run(view: &RunView) -> String {
     let body = html! {
         (navigation("/run"))
         div #live data-run=(view.id.0) { span.dot {} " " span.text { "a still picture: the script is not running" } }
-        @if let Some((a, b)) = pair { p.actions { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline, line by line" } } }
+        p.actions {
+            a href=(format!("/run/{}/candidates", view.id.0)) { "all candidates" }
+            @if let Some((a, b)) = pair { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline" } }
+        }
         (contents(&sections))
         @for section in &sections { (Section::markup(section)) }
     };
     frame(&title(view), SCRIPT, body)
+}
+
+/// The candidates of a run, the latest first; `before` leads to older ones.
+pub fn candidates(run: RunId, lines: &[CandidateLine], before: Option<i64>) -> String {
+    let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
+    let body = html! {
+        (navigation("/run"))
+        h1 { "Candidates of run " (run.0) }
+        p { a href=(format!("/run/{}", run.0)) { "the run" } }
+        div.scroll { table.candidates {
+            thead { tr { th { "candidate" } th { "arm" } th { "made by" } th { "came to" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" } } }
+            tbody { @for line in lines {
+                tr {
+                    td { a href=(format!("/candidate/{}", line.id.0)) { "#" (line.id.0) } @if line.promoted { " ★" } }
+                    td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
+                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) } td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
+                }
+            } }
+        } }
+        @if let Some(before) = before { p { a href=(format!("/run/{}/candidates?before={before}", run.0)) { "older candidates" } } }
+    };
+    frame(&format!("Candidates of run {}", run.0), "", body)
 }
 
 /// A candidate: what it is, where it comes from, what became of it. Its kernel is shown by [`super::heat`] once it is taken apart.
@@ -130,7 +117,7 @@ pub fn candidate(view: &CandidateView) -> String {
         (navigation("/candidate"))
         h1 { "Candidate #" (id) }
         p.lead {
-            (view.name) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (view.device) ", for " (shape(&new.problem)) ". "
+            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (view.device) ", for " (shape(&new.problem)) ". "
             "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(&view.when)) "."
         }
         @if !new.parents.is_empty() {
@@ -142,7 +129,7 @@ pub fn candidate(view: &CandidateView) -> String {
         @if !view.children.is_empty() {
             p { "Parent of " @for (i, child) in view.children.iter().enumerate() { @if i > 0 { ", " } a href=(format!("/candidate/{}", child.0)) { "#" (child.0) } } @if view.children.len() >= 20 { ", …" } "." }
         }
-        @if let Some(rejection) = &view.rejection {
+        @for rejection in &view.rejections {
             div.hazard { b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail) }
         }
         section #plan { h2 { "Plan" } (plan(&new.candidate)) }

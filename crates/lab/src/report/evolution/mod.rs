@@ -21,7 +21,7 @@ use crate::ledger::{Arm, CandidateId, Decided, ProblemView, RunView, TimeKind, T
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, difference, heat};
-pub use live::{CandidateView, SCRIPT, Told, candidate, failure, forecasts, live_run, runs, top};
+pub use live::{SCRIPT, candidate, candidates, failure, forecasts, live_run, runs, top};
 
 /// From a text's baseline to the middle of its letters.
 const AXIS_TEXT: f64 = 4.0;

@@ -43,9 +43,8 @@ pub(super) fn chart(forecasts: &Forecasts, links: Links) -> Markup {
                 }
             }
             @for p in points {
-                (links.candidate(p.candidate, html! {
-                    (dot(p, x.at(p.us), y.at(p.outcome_us)))
-                }))
+                @let dot = dot(p, x.at(p.us), y.at(p.outcome_us));
+                @match p.candidate { Some(id) => (links.candidate(id, dot)), None => (dot) }
             }
         }
     }
@@ -59,7 +58,7 @@ fn class(point: &Foretold) -> &'static str {
 fn dot(p: &Foretold, x: f64, y: f64) -> Markup {
     html! {
         circle class=(format!("dot {}", class(p))) cx=(px(x)) cy=(px(y)) r="3.4" {
-            title { "#" (p.candidate.0) ": predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.outcome_us)) " µs" }
+            title { @if let Some(id) = p.candidate { "#" (id.0) ": " } "predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.outcome_us)) " µs" }
         }
     }
 }

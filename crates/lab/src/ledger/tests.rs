@@ -1,0 +1,328 @@
+use std::time::Duration;
+
+use kernels::select::Shape;
+use problem::{DType, Problem};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::evolve::{Candidate, Finding, Language, Outcome, Source, Stage};
+use crate::gate::Verdict;
+use crate::store::Scratch;
+
+pub fn shape(seq: usize) -> Shape {
+    Shape::of(&Problem::new(1, 2, seq, 64, DType::F16))
+}
+
+pub fn subject(text: &str) -> Candidate {
+    Candidate::Kernel(Source { language: Language::Ptx, text: text.to_owned(), launch: String::new() })
+}
+
+pub fn begin(ledger: &Ledger) -> RunId {
+    let environment = Environment { device: "a device".into(), ..Environment::default() };
+    let config = json!({ "seed": 1 });
+    ledger.begin_run(&Run { device: "L4".into(), config, environment, price_per_hour: Some(3.6) }).unwrap()
+}
+
+pub fn add(ledger: &Ledger, run: RunId, text: &str, arm: Arm, parents: &[CandidateId]) -> CandidateId {
+    let operator = if parents.is_empty() { "seed:tuned" } else { "mutate:block_n" };
+    ledger
+        .add_candidate(&NewCandidate {
+            run,
+            problem: shape(128),
+            candidate: subject(text),
+            arm,
+            operator: operator.into(),
+            parents: parents.to_vec(),
+            changes: if parents.is_empty() { Value::Null } else { json!({ "block_n": [64, 128] }) },
+        })
+        .unwrap()
+}
+
+pub fn outcome(candidate: CandidateId, stage: Stage, finding: Finding) -> Outcome {
+    Outcome { candidate, stage, problem: shape(128), seconds: 0.5, device_seconds: 0.25, finding }
+}
+
+pub fn screened(ptx: &str, us: f64) -> Finding {
+    let screening = Screening {
+        ptx_hash: ptx.into(),
+        sass_hash: Some(format!("sass {ptx}")),
+        registers: Some(128),
+        spill_bytes: Some(0),
+        shared_bytes: Some(49_152),
+        bound: Some("tensor".into()),
+        tile: Some("64x64".into()),
+    };
+    Finding::Screened {
+        screening,
+        predicted_us: Some([us * 0.8, us, us * 1.2]),
+        findings: json!([{ "cause": "serial_reduction" }]),
+    }
+}
+
+pub fn timed(trial: Trial, us: f64, against: Option<Against>) -> Finding {
+    let samples = vec![us, us * 1.01, us * 0.99];
+    let kind = TimeKind::Measured;
+    let problem = shape(128);
+    let measurement =
+        MeasurementFact { trial, kind, problem, samples, us, low_us: us * 0.99, high_us: us * 1.01, against };
+    Finding::Timed { proof: None, measurement }
+}
+
+pub fn rejection(stage: Stage, reason: &str) -> Finding {
+    Finding::Rejected(Rejection { stage, reason: reason.into(), detail: format!("it was {reason}") })
+}
+
+pub fn judged(verdict: Verdict) -> Finding {
+    Finding::Judged(ProofFact {
+        judge: Judge::Emulator,
+        verdict,
+        reasons: vec!["a race".into()],
+        hazards: json!([]),
+        error_rel: Some(1e-4),
+        seconds: 0.1,
+    })
+}
+
+fn scratch() -> (Scratch, PathBuf) {
+    let folder = Scratch::new().unwrap();
+    let path = folder.path("flashcore.ledger");
+    (folder, path)
+}
+
+#[test]
+fn an_answer_that_comes_twice_counts_once() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
+    let answer = outcome(candidate, Stage::Screen, screened("p", 10.0));
+    assert!(ledger.tell(&answer).unwrap());
+    // Another process, and the same process: neither makes a second one of it, even with other contents.
+    let other = Ledger::open(&path).unwrap();
+    assert!(!other.tell(&answer).unwrap());
+    assert!(!ledger.tell(&outcome(candidate, Stage::Screen, rejection(Stage::Screen, "spills"))).unwrap());
+    for (table, rows) in [("outcome", 1), ("screening", 1), ("forecast", 1), ("rejection", 0)] {
+        assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
+    }
+    // Of the same stage on another problem there is an answer of its own.
+    let held_out = Outcome {
+        problem: shape(256),
+        ..outcome(candidate, Stage::HeldOut, rejection(Stage::HeldOut, "held_out"))
+    };
+    assert!(ledger.tell(&held_out).unwrap());
+    assert!(ledger.tell(&Outcome { problem: shape(512), ..held_out }).unwrap());
+}
+
+#[test]
+fn summaries_follow_from_the_facts() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let seed = add(&ledger, run, "a", Arm::Evolution, &[]);
+    let child = add(&ledger, run, "b", Arm::Evolution, &[seed]);
+    for (candidate, us) in [(seed, 10.0), (child, 8.0)] {
+        ledger.tell(&outcome(candidate, Stage::Screen, screened("p", us))).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Prove, judged(Verdict::Proven))).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+    }
+    ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, "undecided"))).unwrap();
+    let promoted = Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null };
+    ledger.decided(run, &promoted).unwrap();
+    let row = |sql: &str| -> String {
+        ledger.connection.query_row(sql, [], |row| row.get(0)).unwrap_or_else(|e| panic!("{sql}: {e}"))
+    };
+    let tally =
+        "SELECT concat_ws(' ', candidates, screened, proven, timed, raced, rejected, promoted) FROM tally";
+    assert_eq!(row(tally), "2 2 2 2 0 1 1");
+    let earned =
+        "SELECT concat_ws(' ', timed, promoted, gain) FROM operator_tally WHERE operator = 'mutate:block_n'";
+    assert_eq!(row(earned), "1 1 1.25");
+    assert_eq!(row("SELECT group_concat(us, ' ') FROM progress"), "10.0 8.0");
+    assert_eq!(row("SELECT concat_ws(' ', timed, candidate, us) FROM niche"), "2 2 8.0");
+    assert_eq!(row("SELECT group_concat(measured_us, ' ') FROM pair"), "10.0 8.0");
+    let standing =
+        "SELECT concat_ws(' ', stage, trial, us, rejected, promoted) FROM standing WHERE candidate = 2";
+    assert_eq!(row(standing), "race microbench 8.0 undecided 1");
+    assert_eq!(row("SELECT concat_ws(' ', sum(tasks), sum(device_seconds)) FROM cost"), "7 1.75");
+}
+
+#[test]
+fn what_fails_leaves_nothing_behind() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
+    let bad = outcome(candidate, Stage::Microbench, timed(Trial::Microbench, f64::NAN, None));
+    assert!(matches!(ledger.tell(&bad), Err(LedgerError::Value { what: "low_us", .. })));
+    let nobody = outcome(CandidateId(99), Stage::Screen, screened("p", 1.0));
+    assert!(matches!(ledger.tell(&nobody), Err(LedgerError::Unknown { .. })));
+    assert!(matches!(ledger.event(RunId(7), RunEvent::Finished), Err(LedgerError::Unknown { .. })));
+    let orphan = NewCandidate {
+        run,
+        problem: shape(64),
+        candidate: subject("b"),
+        arm: Arm::Random,
+        operator: "random".into(),
+        parents: vec![CandidateId(50)],
+        changes: Value::Null,
+    };
+    assert!(ledger.add_candidate(&orphan).unwrap_err().to_string().contains("candidate 50"));
+    let failed: Result<(), LedgerError> = ledger.together(|l| {
+        l.add_candidate(&NewCandidate { parents: vec![], ..orphan.clone() })?;
+        l.event(RunId(7), RunEvent::Stopped)
+    });
+    assert!(failed.is_err());
+    for (table, rows) in [("outcome", 0), ("candidate", 1), ("standing", 1), ("problem", 1), ("subject", 1)] {
+        assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
+    }
+    // And the ledger goes on.
+    assert!(ledger.tell(&outcome(candidate, Stage::Screen, screened("p", 1.0))).unwrap());
+}
+
+#[test]
+fn forecasts_are_in_order_and_come_out_once() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let idea = Forecast {
+        candidate: None,
+        hypothesis: "two stages are enough".into(),
+        author: "ada".into(),
+        device: "L4".into(),
+        problem: Some(shape(128)),
+        low_us: 10.0,
+        us: 12.0,
+        high_us: 15.0,
+    };
+    let number = ledger.forecast(&idea).unwrap();
+    assert!(matches!(
+        ledger.forecast(&Forecast { low_us: 13.0, ..idea.clone() }),
+        Err(LedgerError::Value { .. })
+    ));
+    assert!(matches!(
+        ledger.forecast(&Forecast { us: 0.0, low_us: 0.0, ..idea }),
+        Err(LedgerError::Value { .. })
+    ));
+    let came = ForecastOutcome { forecast: number, us: 13.0, note: String::new() };
+    ledger.forecast_outcome(&came).unwrap();
+    let again = ledger.forecast_outcome(&came).unwrap_err().to_string();
+    assert!(again.contains("13 µs is kept"), "{again}");
+    let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came });
+    assert!(matches!(none, Err(LedgerError::Unknown { .. })));
+}
+
+#[test]
+fn another_writer_is_waited_for_and_then_named() {
+    let (_folder, path) = scratch();
+    let holder = Ledger::open(&path).unwrap();
+    let waiting = Ledger::open_patient(&path, Duration::from_millis(50)).unwrap();
+    let run = begin(&holder);
+    let held: Result<(), LedgerError> = holder.together(|l| {
+        l.event(run, RunEvent::Resumed)?;
+        let refused = waiting.event(run, RunEvent::Stopped).unwrap_err();
+        assert!(matches!(refused, LedgerError::Locked { seconds, .. } if seconds < 0.1), "{refused}");
+        assert!(
+            Ledger::read(&path).unwrap().count("SELECT count(*) FROM run").unwrap() == 1,
+            "readers go on"
+        );
+        Ok(())
+    });
+    held.unwrap();
+    waiting.event(run, RunEvent::Stopped).unwrap();
+}
+
+#[test]
+fn what_is_no_ledger_is_told_apart() {
+    let (folder, path) = scratch();
+    assert!(matches!(Ledger::read(&path), Err(LedgerError::Missing { .. })));
+    assert!(!path.exists(), "to read makes nothing");
+    for text in
+        ["hello", "a text that is longer than the first hundred bytes of a header, so that it could be one"]
+    {
+        std::fs::write(&path, text).unwrap();
+        assert!(matches!(Ledger::open(&path), Err(LedgerError::NotALedger { .. })), "{text}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "untouched");
+    }
+    assert!(matches!(Ledger::open(&folder.path("")), Err(LedgerError::NotALedger { .. })));
+    let foreign = folder.path("other.db");
+    rusqlite::Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE a (x)").unwrap();
+    let refused = Ledger::open(&foreign).unwrap_err();
+    assert!(refused.to_string().contains("another program"), "{refused}");
+    let nowhere = folder.path("missing/flashcore.ledger");
+    assert!(matches!(Ledger::open(&nowhere), Err(LedgerError::ReadOnly { .. })));
+}
+
+#[test]
+fn a_newer_ledger_is_refused_with_both_versions() {
+    let (_folder, path) = scratch();
+    drop(Ledger::open(&path).unwrap());
+    let raw = rusqlite::Connection::open(&path).unwrap();
+    raw.pragma_update(None, "user_version", schema::VERSION + 3).unwrap();
+    drop(raw);
+    for opened in [Ledger::open(&path), Ledger::read(&path)] {
+        match opened {
+            Err(LedgerError::Newer { found, known, .. }) => {
+                assert_eq!((found, known), (schema::VERSION + 3, schema::VERSION));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn overwritten_pages_are_found() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    for i in 0..200 {
+        add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);
+    }
+    drop(ledger);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[4096..middle].iter_mut().for_each(|byte| *byte = 0xa5);
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(matches!(Ledger::open(&path), Err(LedgerError::Damaged { .. })));
+    bytes.iter_mut().take(100).for_each(|byte| *byte = 0);
+    std::fs::write(&path, bytes).unwrap();
+    assert!(matches!(Ledger::open(&path), Err(LedgerError::NotALedger { .. })));
+}
+
+#[test]
+fn a_full_disk_is_told_and_survived() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let pages = ledger.count("PRAGMA page_count").unwrap();
+    ledger.connection.pragma_update_and_check(None, "max_page_count", pages + 4, |_| Ok(())).unwrap();
+    let full = (0..10_000).find_map(|i| {
+        let candidate = subject(&"x".repeat(500 + i));
+        let new = NewCandidate {
+            run,
+            problem: shape(64),
+            candidate,
+            arm: Arm::Random,
+            operator: "random".into(),
+            parents: vec![],
+            changes: Value::Null,
+        };
+        ledger.add_candidate(&new).err()
+    });
+    assert!(matches!(full, Some(LedgerError::Full { .. })), "{full:?}");
+    ledger.connection.pragma_update_and_check(None, "max_page_count", 1 << 30, |_| Ok(())).unwrap();
+    add(&ledger, run, "after", Arm::Evolution, &[]);
+    ledger.sound("integrity_check").unwrap();
+}
+
+#[test]
+fn two_processes_may_begin_one_ledger() {
+    let (_folder, path) = scratch();
+    let runs: Vec<RunId> = std::thread::scope(|scope| {
+        let begun: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| begin(&Ledger::open_patient(&path, Duration::from_secs(20)).unwrap())))
+            .collect();
+        begun.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut numbers: Vec<i64> = runs.iter().map(|run| run.0).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3, 4]);
+}
