@@ -96,7 +96,8 @@ impl Ledger {
     }
 
     fn problems_of(&self, run: RunId) -> Result<Vec<(i64, Shape)>, LedgerError> {
-        let sql = "SELECT id, shape FROM problem WHERE id IN (SELECT problem FROM tally WHERE run = ?) ORDER BY id";
+        let sql =
+            "SELECT id, shape FROM problem WHERE id IN (SELECT problem FROM tally WHERE run = ?) ORDER BY id";
         self.all(sql, [run.0], |row| Ok((row.get(0)?, json(row, 1)?)))
     }
 
@@ -139,7 +140,9 @@ impl Ledger {
     }
 
     fn latest(&self, run: RunId) -> Result<Option<i64>, LedgerError> {
-        let of = |table: &str| format!("coalesce((SELECT at FROM {table} WHERE run = ?1 ORDER BY id DESC LIMIT 1), 0)");
+        let of = |table: &str| {
+            format!("coalesce((SELECT at FROM {table} WHERE run = ?1 ORDER BY id DESC LIMIT 1), 0)")
+        };
         let tables = ["candidate", "outcome", "run_event", "decision"].map(of).join(", ");
         let at: Option<i64> = self.one(&format!("SELECT max({tables})"), [run.0], |row| row.get(0))?;
         Ok(at.filter(|at| *at > 0))
@@ -235,7 +238,11 @@ impl Ledger {
             let steps = |trial: Trial| {
                 let sql = "SELECT candidates, candidate, us FROM progress WHERE run = ? AND problem = ? AND trial = ? AND arm = ? ORDER BY timed";
                 self.all(sql, params![run.0, problem, word(trial), word(arm)], |row| {
-                    Ok(Improvement { tried: count(row, 0)?, candidate: CandidateId(row.get(1)?), us: row.get(2)? })
+                    Ok(Improvement {
+                        tried: count(row, 0)?,
+                        candidate: CandidateId(row.get(1)?),
+                        us: row.get(2)?,
+                    })
                 })
             };
             let mut found = steps(Trial::Microbench)?;
@@ -378,7 +385,11 @@ impl Ledger {
     ) -> Result<Forecasts, LedgerError> {
         let range = "author = ? AND device = ? AND forecast BETWEEN ? AND ?";
         let count: i64 = self
-            .one(&format!("SELECT count(*) FROM pair WHERE {range}"), params![author, device, low, high], |r| r.get(0))?
+            .one(
+                &format!("SELECT count(*) FROM pair WHERE {range}"),
+                params![author, device, low, high],
+                |r| r.get(0),
+            )?
             .unwrap_or(0);
         let columns = "f.candidate, p.low_us, p.us, p.high_us, p.measured_us, s.run
             FROM pair p JOIN forecast f ON f.id = p.forecast LEFT JOIN standing s ON s.candidate = f.candidate";
@@ -436,7 +447,8 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read.
     pub fn ideas(&self, before: Option<i64>, most: usize) -> Result<Vec<Told>, LedgerError> {
-        let sql = "SELECT f.id, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, o.us, o.note
+        let sql =
+            "SELECT f.id, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, o.us, o.note
             FROM forecast f JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
             LEFT JOIN forecast_outcome o ON o.forecast = f.id
             WHERE f.candidate IS NULL AND f.id < ? ORDER BY f.id DESC LIMIT ?";
@@ -617,7 +629,8 @@ impl Ledger {
             FROM measurement m JOIN problem p ON p.id = m.problem WHERE m.candidate = ? ORDER BY m.id LIMIT 60";
         self.all(sql, [id.0], |row| {
             let samples: Vec<u8> = row.get(3)?;
-            let samples = samples.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap_or_default()));
+            let samples =
+                samples.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap_or_default()));
             Ok(MeasurementFact {
                 trial: named(row, 0)?,
                 kind: named(row, 1)?,
@@ -660,8 +673,7 @@ impl Ledger {
 }
 
 /// Columns that [`timed`] reads.
-const TIMED: &str =
-    "candidate, arm, operator, subject.body, us, low_us, high_us, kind, trial, promoted";
+const TIMED: &str = "candidate, arm, operator, subject.body, us, low_us, high_us, kind, trial, promoted";
 /// The column after them.
 const SUBJECT: usize = 10;
 

@@ -380,7 +380,9 @@ pub fn in_words(candidate: &Candidate) -> String {
     let parts = [
         Some(kind),
         pair("block_m", "block_n").or_else(|| pair("block_q", "block_kv")).or_else(|| word("rung")),
-        count("warps", "warp").or_else(|| count("warpgroups", "warpgroup")).or_else(|| count("threads", "thread")),
+        count("warps", "warp")
+            .or_else(|| count("warpgroups", "warpgroup"))
+            .or_else(|| count("threads", "thread")),
         count("stages", "stage"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")

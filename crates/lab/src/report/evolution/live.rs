@@ -12,8 +12,8 @@ use super::{
 };
 use crate::evolve::Candidate;
 use crate::ledger::{
-    CandidateLine, CandidateView, Forecast, Forecasts, Judge, MeasurementFact, ProofFact, RunId, RunLine, RunView,
-    Screening, TimeKind, Timed, Told, in_words,
+    CandidateLine, CandidateView, Forecast, Forecasts, Judge, MeasurementFact, ProofFact, RunId, RunLine,
+    RunView, Screening, TimeKind, Timed, Told, in_words,
 };
 
 /// Where the script of live pages is.
