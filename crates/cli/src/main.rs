@@ -9,8 +9,10 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
+mod report;
 mod run;
 mod selftest;
+mod serve;
 mod source;
 mod table;
 
@@ -65,6 +67,8 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tables(args) => tables(args),
+        Command::Report(args) => report::report(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
     }
@@ -88,7 +92,9 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
+        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Report(_) | Command::Serve(_) => {
+            false
+        }
     }
 }
 

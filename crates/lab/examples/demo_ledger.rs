@@ -58,7 +58,7 @@ fn demo(file: &Path, count: usize, more: bool) -> Result<RunId, Box<dyn std::err
         Some(run) => run,
         None => begin(&ledger)?,
     };
-    let seed = ledger.stamp()?.unsigned_abs();
+    let seed = ledger.state()?.unsigned_abs();
     let arch = Arch { multiprocessors: 132, ..Arch::SM_90 };
     let seedling = Family::Mma.default_for(&Problem::mission(), &arch)?;
     let mut search = Search {
@@ -72,11 +72,10 @@ fn demo(file: &Path, count: usize, more: bool) -> Result<RunId, Box<dyn std::err
         alive: Vec::new(),
     };
     if more {
-        let top = ledger.fastest(&search.shape, DEVICE, 8)?;
-        for timed in &top {
-            let Some(view) = ledger.candidate_view(timed.id)? else { continue };
-            if let Candidate::Gpu(plan) = view.new.candidate {
-                search.alive.push((timed.id, plan, timed.us));
+        let top = ledger.topk(&search.shape, DEVICE, 8)?;
+        for ranked in top {
+            if let Candidate::Gpu(plan) = ranked.subject {
+                search.alive.push((ranked.candidate, plan, ranked.us));
             }
         }
         search.best = search.alive.first().cloned();

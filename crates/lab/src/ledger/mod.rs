@@ -10,8 +10,10 @@
 mod error;
 mod facts;
 mod pages;
+mod rank;
+mod read;
 pub mod schema;
-mod views;
+mod totals;
 mod write;
 
 use std::cell::Cell;
@@ -22,7 +24,10 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 pub use error::LedgerError;
 pub use facts::*;
-pub use views::*;
+pub use pages::{Line, Told};
+pub use rank::{Ancestor, Ranked, Win};
+pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use totals::{Corner, Cost, CostItem, Death, Earnings, Niche, Pair, Tally};
 
 /// How long a writer waits for another one, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(15);

@@ -108,7 +108,7 @@ fn plain(value: f64) -> String {
 pub(super) fn time(us: f64) -> String {
     match us {
         v if !v.is_finite() => "–".to_owned(),
-        v if v >= 999.95 => grouped(v.round() as u64),
+        v if v >= 999.95 => grouped(v.round() as i64),
         v if v >= 99.995 => format!("{v:.1}"),
         v if v >= 9.9995 => format!("{v:.2}"),
         v => format!("{v:.3}"),
@@ -116,8 +116,8 @@ pub(super) fn time(us: f64) -> String {
 }
 
 /// A count, thousands apart by a thin space.
-pub(super) fn grouped(count: u64) -> String {
-    let digits = count.to_string();
+pub(super) fn grouped(count: impl Into<i128>) -> String {
+    let digits = count.into().to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
         if i > 0 && (digits.len() - i).is_multiple_of(3) {

@@ -5,8 +5,9 @@ use maud::{Markup, html};
 use super::axis::{grouped, percent, ratio};
 use super::progress::px;
 use super::ranking::clip;
+use super::view::{Reason, RunView};
 use super::{Links, stage_name};
-use crate::ledger::{Death, Earnings, RunView};
+use crate::ledger::Earnings;
 
 const WIDTH: f64 = 520.0;
 const ROW: f64 = 24.0;
@@ -27,7 +28,7 @@ pub(super) fn funnel(view: &RunView) -> Markup {
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "passed" }
             @for (i, passage) in view.funnel.iter().enumerate() {
                 @let y = top + ROW * i as f64;
-                @let passed = passage.entered.saturating_sub(passage.died);
+                @let passed = passage.entered - passage.died;
                 @let share = passed as f64 / passage.entered.max(1) as f64;
                 g.row {
                     text.name x="12" y=(y + 16.0) { (stage_name(passage.stage)) }
@@ -50,8 +51,8 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
     if view.deaths.is_empty() {
         return html! { p.soft { "None died yet." } };
     }
-    let all: u64 = view.deaths.iter().map(|d| d.count).sum();
-    let mut shown: Vec<&Death> = view.deaths.iter().take(REASONS).collect();
+    let all: i64 = view.deaths.iter().map(|d| d.count).sum();
+    let mut shown: Vec<&Reason> = view.deaths.iter().take(REASONS).collect();
     shown.sort_by_key(|d| (d.stage, std::cmp::Reverse(d.count)));
     let most = shown.iter().map(|d| d.count).max().unwrap_or(1);
     let (left, right) = (218.0, WIDTH - 112.0);
@@ -76,7 +77,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
             }
         }
         @if view.deaths.len() > REASONS {
-            @let rest: u64 = view.deaths.iter().skip(REASONS).map(|d| d.count).sum();
+            @let rest: i64 = view.deaths.iter().skip(REASONS).map(|d| d.count).sum();
             p.soft { (view.deaths.len() - REASONS) " rarer reasons, " (grouped(rest)) " candidates." }
         }
     }
@@ -84,7 +85,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
 
 /// What each operator earned.
 pub(super) fn operators(view: &RunView) -> Markup {
-    let tried: u64 = view.operators.iter().map(|o| o.tried).sum();
+    let tried: i64 = view.operators.iter().map(|o| o.candidates).sum();
     if tried == 0 {
         return html! { p.soft { "No operator was at work yet." } };
     }
@@ -98,11 +99,11 @@ pub(super) fn operators(view: &RunView) -> Markup {
     }
 }
 
-fn operator(o: &Earnings, tried: u64, most: f64) -> Markup {
+fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
     let width = (o.gain.ln().max(0.0) / most * 90.0).min(90.0);
     html! {
         tr {
-            td { (o.operator) } td.n { (grouped(o.tried)) } td.n { (percent(o.tried as f64 / tried as f64)) }
+            td { (o.operator) } td.n { (grouped(o.candidates)) } td.n { (percent(o.candidates as f64 / tried as f64)) }
             td.n { (grouped(o.timed)) } td.n { (grouped(o.faster)) } td.n { (ratio(o.gain)) }
             td.bar { svg viewBox="0 0 90 10" width="90" height="10" aria-hidden="true" { rect.passed x="0" y="1" height="8" width=(px(width)) {} } }
         }
@@ -111,23 +112,25 @@ fn operator(o: &Earnings, tried: u64, most: f64) -> Markup {
 
 /// What the device was held for, and what that cost.
 pub(super) fn cost(view: &RunView) -> Markup {
-    if view.spent.is_empty() {
-        return html! { p.soft { "The device was not held." } };
+    let cost = &view.cost;
+    if cost.items.is_empty() {
+        return html! { p.soft { "Nothing was spent yet." } };
     }
-    let price = view.run.price_per_hour;
+    let price = cost.price_per_hour;
     let money =
         |seconds: f64| price.map_or("–".to_owned(), |price| format!("{:.2}", price * seconds / 3600.0));
-    let total = view.device_seconds();
+    let seconds: f64 = cost.items.iter().map(|item| item.seconds).sum();
     html! {
         div.scroll { table.cost {
-            thead { tr { th { "the device was held for" } th.n { "time" } th.n { "share" } th.n { "cost" } } }
-            tbody { @for (what, seconds) in &view.spent {
-                tr { td { (what.replace('_', " ")) } td.n { (duration(*seconds)) } td.n { (percent(seconds / total.max(1e-12))) } td.n { (money(*seconds)) } }
+            thead { tr { th { "spent on" } th.n { "tasks" } th.n { "evaluators" } th.n { "device" } th.n { "cost" } } }
+            tbody { @for item in &cost.items {
+                tr { td { (item.what.replace('_', " ")) } td.n { (grouped(item.tasks)) } td.n { (duration(item.seconds)) }
+                    td.n { (duration(item.device_seconds)) } td.n { (money(item.device_seconds)) } }
             } }
-            tfoot { tr { td { "in all" } td.n { (duration(total)) } td.n {} td.n { (money(total)) } } }
+            tfoot { tr { td { "in all" } td.n {} td.n { (duration(seconds)) } td.n { (duration(cost.device_seconds)) } td.n { (money(cost.device_seconds)) } } }
         } }
         @match price {
-            Some(price) => p.soft { "At " (format!("{price:.2}")) " an hour of the device, in the currency that the run was given." },
+            Some(price) => p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." },
             None => p.soft { "The run was given no price of an hour of the device." },
         }
     }

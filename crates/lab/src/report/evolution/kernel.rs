@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use similar::{Algorithm, DiffOp, capture_diff_slices_deadline};
 
 use super::axis::{grouped, percent, ratio, time};
-use crate::anatomy::Anatomy;
+use super::view::in_words;
+use crate::anatomy::{Anatomy, dissect};
 use crate::diagnose::{Finding, show_lines};
 use crate::evolve::Candidate;
-use crate::ledger::{CandidateId, TimeKind};
+use crate::ledger::{CandidateId, Ledger, LedgerError, TimeKind};
+use crate::panics;
 
 /// A candidate with its kernel taken apart.
 #[derive(Clone, Debug)]
@@ -28,6 +30,22 @@ pub struct Exhibit {
 }
 
 impl Exhibit {
+    /// Of a candidate of the ledger: emits its kernel, runs a few of its CTAs, and says what it found. A second, about.
+    ///
+    /// # Errors
+    /// When there is no such candidate, or the ledger cannot be read. A kernel that cannot be taken apart is no error.
+    pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Exhibit, LedgerError> {
+        let new = ledger.candidate(id)?.known.new;
+        let device = ledger.run(new.run)?.device;
+        let anatomy = match panics::contain(|| dissect(&new.candidate, &new.problem, &device)) {
+            Ok(Ok(anatomy)) => Ok(anatomy),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(panic) => Err(format!("the kernel cannot be taken apart: {panic}")),
+        };
+        let time = ledger.standing(id)?.map(|ranked| (ranked.us, ranked.kind));
+        Ok(Exhibit { id, name: in_words(&new.candidate), candidate: new.candidate, time, anatomy })
+    }
+
     fn anatomy(&self) -> Option<&Anatomy> {
         self.anatomy.as_ref().ok()
     }

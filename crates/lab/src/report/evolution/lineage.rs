@@ -8,8 +8,9 @@ use serde_json::Value;
 use super::axis::{ratio, time};
 use super::progress::px;
 use super::ranking::clip;
+use super::view::ProblemView;
 use super::{AXIS_TEXT, Links};
-use crate::ledger::{Ancestor, CandidateId, ProblemView};
+use crate::ledger::{Ancestor, CandidateId};
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 26.0;
@@ -67,12 +68,12 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
                 g.row {
                     circle class=(if best { "mark evolution" } else if a.parents.is_empty() { "mark seed" } else { "mark step" })
                         cx=(px(x(node.lane))) cy=(middle) r=(if best { "6" } else { "4.6" }) {}
-                    (links.candidate(a.id, html! { text.name x=(text) y=(middle + AXIS_TEXT) { "#" (a.id.0) } }))
+                    (links.candidate(a.candidate, html! { text.name x=(text) y=(middle + AXIS_TEXT) { "#" (a.candidate.0) } }))
                     text.what x=(operator + 14.0) y=(middle + AXIS_TEXT) { (clip(&a.operator, 22)) }
                     text.what.mono x=(changed) y=(middle + AXIS_TEXT) { (clip(&changes(&a.changes), room)) }
                     text.value x=(WIDTH - 96.0) y=(middle + AXIS_TEXT) text-anchor="end" { (a.us.map_or("–".into(), time)) }
                     text.value x=(WIDTH - 12.0) y=(middle + AXIS_TEXT) text-anchor="end" { (gain(a, &nodes).map_or("–".into(), ratio)) }
-                    title { "#" (a.id.0) " " (a.operator) ": " (changes(&a.changes)) }
+                    title { "#" (a.candidate.0) " " (a.operator) ": " (changes(&a.changes)) }
                 }
             }
         }
@@ -104,9 +105,9 @@ fn place(lineage: &[Ancestor]) -> HashMap<CandidateId, Node<'_>> {
     let mut free = 1;
     for (i, ancestor) in kept.iter().enumerate() {
         if i == 0 {
-            lanes.insert(ancestor.id, 0);
+            lanes.insert(ancestor.candidate, 0);
         }
-        let own = lanes.get(&ancestor.id).copied().unwrap_or(0);
+        let own = lanes.get(&ancestor.candidate).copied().unwrap_or(0);
         for (n, parent) in ancestor.parents.iter().enumerate() {
             lanes.entry(*parent).or_insert_with(|| {
                 if n == 0 {
@@ -119,10 +120,10 @@ fn place(lineage: &[Ancestor]) -> HashMap<CandidateId, Node<'_>> {
     }
     // Parents before children: numbers grow in the order of making.
     let mut order: Vec<&Ancestor> = kept;
-    order.sort_by_key(|a| a.id);
+    order.sort_by_key(|a| a.candidate);
     let nodes = order.into_iter().enumerate().map(|(row, ancestor)| {
-        let lane = lanes.get(&ancestor.id).copied().unwrap_or(0);
-        (ancestor.id, Node { ancestor, lane, row })
+        let lane = lanes.get(&ancestor.candidate).copied().unwrap_or(0);
+        (ancestor.candidate, Node { ancestor, lane, row })
     });
     nodes.collect()
 }
@@ -143,7 +144,7 @@ mod tests {
 
     fn ancestor(id: i64, parents: &[i64]) -> Ancestor {
         Ancestor {
-            id: CandidateId(id),
+            candidate: CandidateId(id),
             operator: "mutate:stages".into(),
             parents: parents.iter().map(|p| CandidateId(*p)).collect(),
             changes: json!({ "stages": [2, 3] }),

@@ -6,18 +6,24 @@ use serde_json::Value;
 
 use super::axis::{grouped, percent, ratio, time};
 use super::lineage::changes;
+use super::view::{RunRow, RunView, in_words, moment};
 use super::{
-    Links, Section, arm_name, contents, figures, frame, moment, scatter, sections, shape, stage_name, title,
-    trial_name,
+    Links, Section, arm_name, contents, figures, frame, scatter, shape, stage_name, title, trial_name,
 };
 use crate::evolve::Candidate;
 use crate::ledger::{
-    CandidateLine, CandidateView, Forecast, Forecasts, Judge, MeasurementFact, ProofFact, RunId, RunLine,
-    RunView, Screening, TimeKind, Timed, Told, in_words,
+    CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId, Screening,
+    TimeKind, Told,
 };
+
+/// Children of a candidate that are named.
+const CHILDREN: usize = 20;
 
 /// Where the script of live pages is.
 pub const SCRIPT: &str = "/live.js";
+
+/// The script of live pages.
+pub const SCRIPT_TEXT: &str = include_str!("live.js");
 
 fn navigation(at: &str) -> Markup {
     html! {
@@ -31,16 +37,16 @@ fn navigation(at: &str) -> Markup {
 }
 
 /// The list of runs, the latest first; `before` leads to older ones.
-pub fn runs(ledger: &str, lines: &[RunLine], before: Option<i64>) -> String {
+pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
     let body = html! {
         (navigation("/"))
         h1 { "Runs" }
         p.lead { "Ledger " code { (ledger) } "." }
-        @if lines.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
+        @if rows.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
         @else {
             div.scroll { table.runs {
                 thead { tr { th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" } th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" } } }
-                tbody { @for line in lines { (run_row(line)) } }
+                tbody { @for row in rows { (run_row(row)) } }
             } }
         }
         @if let Some(before) = before { p { a href=(format!("/?before={before}")) { "older runs" } } }
@@ -48,32 +54,33 @@ pub fn runs(ledger: &str, lines: &[RunLine], before: Option<i64>) -> String {
     frame("Runs", "", body)
 }
 
-fn run_row(line: &RunLine) -> Markup {
-    let gain = line.baseline_us.zip(line.best_us).map(|(baseline, best)| baseline / best);
-    let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
+fn run_row(row: &RunRow) -> Markup {
+    let (line, baseline, best) = (&row.line, row.baseline.as_ref(), row.best.as_ref());
+    let gain = baseline.zip(best).map(|(baseline, best)| baseline.us / best.us);
+    let us = |ranked: Option<&Ranked>| ranked.map_or("–".to_owned(), |r| time(r.us));
     html! {
         tr {
             td { a href=(format!("/run/{}", line.id.0)) { b { "run " (line.id.0) } } }
             td { (line.device) }
-            td { @match line.problems.as_slice() {
+            td { @match row.problems.as_slice() {
                 [] => "–",
                 [one] => (shape(one)),
                 [first, rest @ ..] => { (shape(first)) " and " (rest.len()) " more" }
             } }
-            td { (moment(&line.begun)) }
-            td { span class=(format!("state {}", line.state.name())) { (line.state.name()) } }
+            td { (row.begun) }
+            td { span class=(format!("state {}", row.state.name())) { (row.state.name()) } }
             td.n { (grouped(line.candidates)) }
-            td.n { (us(line.baseline_us)) }
-            td.n { (us(line.best_us)) @if line.kind == Some(TimeKind::Predicted) { span.soft { " predicted" } } }
+            td.n { (us(baseline)) }
+            td.n { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
             td.n { (gain.map_or("–".to_owned(), ratio)) }
         }
     }
 }
 
 /// A run, as it goes on: the script asks what is new, and replaces the sections that changed.
-pub fn live_run(view: &RunView) -> String {
-    let sections = sections(view, Links::Live);
-    let pair = view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.id, p.best.as_ref()?.id)));
+pub fn live_run(view: &RunView, sections: &[Section]) -> String {
+    let pair =
+        view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.candidate, p.best.as_ref()?.candidate)));
     let body = html! {
         (navigation("/run"))
         div #live data-run=(view.id.0) { span.dot {} " " span.text { "a still picture: the script is not running" } }
@@ -81,14 +88,14 @@ pub fn live_run(view: &RunView) -> String {
             a href=(format!("/run/{}/candidates", view.id.0)) { "all candidates" }
             @if let Some((a, b)) = pair { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline" } }
         }
-        (contents(&sections))
-        @for section in &sections { (Section::markup(section)) }
+        (contents(sections))
+        @for section in sections { (section.markup()) }
     };
     frame(&title(view), SCRIPT, body)
 }
 
 /// The candidates of a run, the latest first; `before` leads to older ones.
-pub fn candidates(run: RunId, lines: &[CandidateLine], before: Option<i64>) -> String {
+pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
     let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
     let body = html! {
         (navigation("/run"))
@@ -110,15 +117,15 @@ pub fn candidates(run: RunId, lines: &[CandidateLine], before: Option<i64>) -> S
 }
 
 /// A candidate: what it is, where it comes from, what became of it. Its kernel is shown by [`super::heat`] once it is taken apart.
-pub fn candidate(view: &CandidateView) -> String {
-    let new = &view.new;
-    let id = view.id.0;
+pub fn candidate(view: &Dossier, device: &str) -> String {
+    let new = &view.known.new;
+    let id = view.known.id.0;
     let body = html! {
         (navigation("/candidate"))
         h1 { "Candidate #" (id) }
         p.lead {
-            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (view.device) ", for " (shape(&new.problem)) ". "
-            "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(&view.when)) "."
+            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (device) ", for " (shape(&new.problem)) ". "
+            "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(view.known.at)) "."
         }
         @if !new.parents.is_empty() {
             p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } a href=(format!("/candidate/{}", parent.0)) { "#" (parent.0) } }
@@ -127,7 +134,7 @@ pub fn candidate(view: &CandidateView) -> String {
                 @if let Some(parent) = new.parents.first() { " (" a href=(format!("/diff?a={}&b={id}", parent.0)) { "side by side" } ")" } "." }
         }
         @if !view.children.is_empty() {
-            p { "Parent of " @for (i, child) in view.children.iter().enumerate() { @if i > 0 { ", " } a href=(format!("/candidate/{}", child.0)) { "#" (child.0) } } @if view.children.len() >= 20 { ", …" } "." }
+            p { "Parent of " @for (i, child) in view.children.iter().take(CHILDREN).enumerate() { @if i > 0 { ", " } a href=(format!("/candidate/{}", child.0)) { "#" (child.0) } } @if view.children.len() > CHILDREN { ", …" } "." }
         }
         @for rejection in &view.rejections {
             div.hazard { b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail) }
@@ -137,10 +144,25 @@ pub fn candidate(view: &CandidateView) -> String {
         section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements)) }
         section #proofs { h2 { "Proofs" } (proofs(&view.proofs)) }
         section #kernel { h2 { "Kernel" }
-            div data-part=(format!("/candidate/{id}/kernel")) { p.soft { "The kernel is being taken apart … " noscript { a href=(format!("/candidate/{id}/kernel")) { "show it" } } } }
+            (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
         }
     };
     frame(&format!("Candidate #{id}"), SCRIPT, body)
+}
+
+/// A part that takes a while, which the script fetches.
+fn part(from: &str, meanwhile: &str) -> Markup {
+    html! { div.part data-part=(from) { p.soft { (meanwhile) " " noscript { a href=(from) { "show it" } } } } }
+}
+
+/// Two candidates side by side, as soon as both are taken apart.
+pub fn pair(a: CandidateId, b: CandidateId) -> String {
+    let body = html! {
+        (navigation("/diff"))
+        h1 { a href=(format!("/candidate/{}", a.0)) { "#" (a.0) } " beside " a href=(format!("/candidate/{}", b.0)) { "#" (b.0) } }
+        (part(&format!("/diff/part?a={}&b={}", a.0, b.0), "Both kernels are being taken apart …"))
+    };
+    frame(&format!("#{} beside #{}", a.0, b.0), SCRIPT, body)
 }
 
 fn plan(candidate: &Candidate) -> Markup {
@@ -157,7 +179,7 @@ fn plan(candidate: &Candidate) -> Markup {
 }
 
 fn screened(s: &Screening) -> Markup {
-    let count = |value: Option<u32>| value.map_or("–".to_owned(), |v| grouped(v.into()));
+    let count = |value: Option<u32>| value.map_or("–".to_owned(), grouped);
     html! {
         dl.figures {
             div { dt { "PTX" } dd { code { (s.ptx_hash) } } }
@@ -230,7 +252,7 @@ fn proofs(proofs: &[ProofFact]) -> Markup {
 }
 
 /// The fastest plans of a problem and a device, and which others there are.
-pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &[Timed]) -> String {
+pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &[Ranked]) -> String {
     let body = html! {
         (navigation("/topk"))
         h1 { "Fastest plans" }
@@ -245,8 +267,8 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                 thead { tr { th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "time / best" } } }
                 tbody { @for timed in best {
                     tr {
-                        td { a href=(format!("/candidate/{}", timed.id.0)) { "#" (timed.id.0) } @if timed.promoted { " ★" } }
-                        td { (timed.name) } td { (timed.operator) } td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
+                        td { a href=(format!("/candidate/{}", timed.candidate.0)) { "#" (timed.candidate.0) } @if timed.promoted { " ★" } }
+                        td { (in_words(&timed.subject)) } td { (timed.operator) } td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
                         td.n { (ratio(timed.us / best.first().map_or(timed.us, |b| b.us))) }
                     }
@@ -258,14 +280,14 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
 }
 
 /// How good each forecaster is, and people's forecasts of ideas.
-pub fn forecasts(authors: &[(String, String, Forecasts)], told: &[Told], before: Option<i64>) -> String {
+pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[Told], before: Option<i64>) -> String {
     let body = html! {
         (navigation("/forecasts"))
         h1 { "Forecasts" }
         @if authors.is_empty() { p.soft { "Nothing that was forecast has been measured yet." } }
-        @for (author, device, forecasts) in authors {
+        @for (author, device, pairs) in authors {
             section { h2 { (author) ", " (device) }
-                div.halves { div { (scatter::chart(forecasts, Links::Live)) } div { (scatter::score(forecasts)) } }
+                div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) } }
             }
         }
         section { h2 { "Ideas" }

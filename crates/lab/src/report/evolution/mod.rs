@@ -10,6 +10,7 @@ mod progress;
 mod ranking;
 mod roofline;
 mod scatter;
+mod view;
 
 use kernels::select::Shape;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -17,11 +18,12 @@ use problem::Mask;
 use serde_json::Value;
 
 use crate::evolve::Stage;
-use crate::ledger::{Arm, CandidateId, Decided, ProblemView, RunView, TimeKind, Trial};
+use crate::ledger::{Arm, CandidateId, Decided, Pair, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, difference, heat};
-pub use live::{SCRIPT, candidate, candidates, failure, forecasts, live_run, runs, top};
+pub use live::{SCRIPT, SCRIPT_TEXT, candidate, candidates, failure, forecasts, live_run, pair, runs, top};
+pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
 /// From a text's baseline to the middle of its letters.
 const AXIS_TEXT: f64 = 4.0;
@@ -61,14 +63,19 @@ impl Section {
         Section { id: id.into(), title: Some(title.to_owned()), body }
     }
 
+    /// What stands in it.
+    pub fn inner(&self) -> Markup {
+        html! { @if let Some(title) = &self.title { h2 { (title) } } (self.body) }
+    }
+
+    /// What changes when it does.
+    pub fn hash(&self) -> String {
+        crate::provenance::hash(self.inner().into_string().as_bytes())
+    }
+
     /// As it stands in the page.
-    pub fn markup(&self) -> Markup {
-        html! {
-            section id=(self.id) {
-                @if let Some(title) = &self.title { h2 { (title) } }
-                (self.body)
-            }
-        }
+    fn markup(&self) -> Markup {
+        html! { section id=(self.id) data-hash=(self.hash()) { (self.inner()) } }
     }
 }
 
@@ -113,6 +120,11 @@ fn title(view: &RunView) -> String {
     format!("Run {}{problem}", view.id.0)
 }
 
+/// What a browser's window is to be named.
+pub fn page_title(view: &RunView) -> String {
+    format!("{} · FlashCore", title(view))
+}
+
 fn contents(sections: &[Section]) -> Markup {
     html! {
         nav.contents aria-label="Sections" {
@@ -151,7 +163,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         );
     }
     sections.push(Section::new("forecasts", "Forecast and outcome", html! {
-        div.halves { div { (scatter::chart(&view.forecasts, links)) } div { (scatter::score(&view.forecasts)) (scatter_legend(view)) } }
+        div.halves { div { (scatter::chart(&view.forecasts, links)) } div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) } }
     }));
     sections.push(Section::new("deaths", "Why candidates died", html! {
         div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
@@ -170,28 +182,27 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
 /// Who, where, how far; the figures that matter most.
 fn summary(view: &RunView, links: Links) -> Markup {
     let environment = &view.run.environment;
-    let tried: u64 = view.problems.iter().flat_map(|p| &p.curves).map(|c| c.tried).sum();
     html! {
         h1 { (title(view)) }
         p.lead {
             (kind_badge(view.kind())) " "
             "on " b { (view.run.device) } ", " (environment.driver) ", " (environment.compiler)
             @if let Some(commit) = &environment.commit { ", commit " code { (commit) } } "."
-            " Begun " (moment(&view.begun)) ", latest entry " (moment(&view.latest)) ", " span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
+            " Begun " (view.begun) ", latest entry " (view.latest) ", " span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
         }
         @for (i, problem) in view.problems.iter().enumerate() {
             @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
-            (tiles(problem, i == 0, view, tried, links))
+            (tiles(problem, i == 0, view, links))
         }
     }
 }
 
-fn tiles(problem: &ProblemView, whole: bool, view: &RunView, tried: u64, links: Links) -> Markup {
+fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Markup {
     let speedup = problem.speedup();
     html! {
         dl.tiles {
-            @if let Some(b) = &problem.baseline { (tile("baseline", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.id, html! { "#" (b.id.0) })) " " (b.name) })) }
-            @if let Some(b) = &problem.best { (tile("best", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.id, html! { "#" (b.id.0) })) " " (b.name) })) }
+            @if let Some(b) = &problem.baseline { (tile("baseline", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.candidate, html! { "#" (b.candidate.0) })) " " (in_words(&b.subject)) })) }
+            @if let Some(b) = &problem.best { (tile("best", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.candidate, html! { "#" (b.candidate.0) })) " " (in_words(&b.subject)) })) }
             @if let Some((gain, range)) = speedup {
                 (tile("speed-up", html! { (ratio(gain)) }, match range {
                     Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
@@ -199,12 +210,12 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, tried: u64, links: 
                 }))
             }
             @if whole {
-                (tile("candidates", html! { (grouped(tried)) }, html! { (grouped(view.operators.iter().map(|o| o.timed).sum())) " with a time" }))
-                (tile("device held", html! { (cascade::duration(view.device_seconds())) }, match view.cost() {
+                (tile("candidates", html! { (grouped(view.candidates)) }, html! { (grouped(view.timed)) " with a time" }))
+                (tile("device held", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
                     Some(cost) => html! { "cost " (format!("{cost:.2}")) },
                     None => html! { "no price given" },
                 }))
-                @if let Some(score) = view.forecasts.score {
+                @if let Some(score) = view::Score::of(&view.forecasts) {
                     (tile("forecasts", html! { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } }, html! { "rank correlation; " (percent(score.median_error)) " off" }))
                 }
             }
@@ -256,10 +267,10 @@ fn gains(view: &ProblemView) -> Markup {
 }
 
 /// time(random) / time(evolution) of the best of the first `tried` of each.
-fn equal(view: &ProblemView, tried: u64) -> Option<f64> {
+fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
     let best = |arm| {
         let steps = &view.curve(arm)?.steps;
-        steps.iter().rev().find(|s| s.tried <= tried).map(|s| s.us)
+        steps.iter().rev().find(|s| s.candidates <= tried).map(|s| s.us)
     };
     Some(best(Arm::Random)? / best(Arm::Evolution)?)
 }
@@ -276,9 +287,9 @@ fn ranking_legend(view: &ProblemView) -> Markup {
     }
 }
 
-fn scatter_legend(view: &RunView) -> Markup {
+fn scatter_legend(pairs: &[Pair]) -> Markup {
     html! {
-        @if !view.forecasts.points.is_empty() {
+        @if !pairs.is_empty() {
             div.legend {
                 span { i.key.inside {} "within its interval" } span { i.key.outside {} "outside" }
                 span { i.key.same {} "as predicted" }
@@ -298,10 +309,10 @@ fn decisions(decisions: &[Decided], links: Links) -> Markup {
             thead { tr { th { "decision" } th { "candidate" } th { "because" } th { "when" } } }
             tbody { @for d in decisions {
                 tr {
-                    td { b { (d.what.replace('_', " ")) } }
-                    td { @match d.candidate { Some(id) => (links.candidate(id, html! { "#" (id.0) })), None => "–" } }
-                    td { (figures(&d.why)) }
-                    td.n { (moment(&d.when)) }
+                    td { b { (d.decision.what.replace('_', " ")) } }
+                    td { @match d.decision.candidate { Some(id) => (links.candidate(id, html! { "#" (id.0) })), None => "–" } }
+                    td { (figures(&d.decision.why)) }
+                    td.n { (view::moment(d.at)) }
                 }
             } }
         } }
@@ -321,13 +332,6 @@ fn figures(value: &Value) -> Markup {
             other => (plain(other)),
         }
     }
-}
-
-/// A time of day, without what is the same everywhere.
-fn moment(utc: &str) -> String {
-    let text = utc.replacen('T', " ", 1);
-    let text = text.split_once('.').map_or(text.as_str(), |(whole, _)| whole);
-    format!("{} UTC", text.trim_end_matches('Z'))
 }
 
 /// A problem in a few words: `f16 B1 H8 S512 D64`.

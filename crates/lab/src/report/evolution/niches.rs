@@ -4,7 +4,8 @@ use maud::{Markup, html};
 
 use super::Links;
 use super::axis::{grouped, ratio, time};
-use crate::ledger::{Niche, ProblemView};
+use super::view::ProblemView;
+use crate::ledger::Niche;
 
 const CELL: (f64, f64) = (104.0, 44.0);
 const LEFT: f64 = 96.0;
@@ -56,9 +57,9 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
 }
 
 fn cell(niche: &Niche, best: f64, (x, y): (f64, f64), links: Links) -> Markup {
-    let count = grouped(niche.count);
+    let count = grouped(niche.timed);
     links.candidate(
-        niche.best,
+        niche.candidate,
         html! {
             g.niche {
                 rect class=(format!("cell {}", shade(niche.us / best))) x=(x + 1.5) y=(y + 1.5) width=(CELL.0 - 3.0) height=(CELL.1 - 3.0) rx="3" {}
@@ -66,7 +67,7 @@ fn cell(niche: &Niche, best: f64, (x, y): (f64, f64), links: Links) -> Markup {
                 text class=(format!("on small {}", shade(niche.us / best))) x=(x + CELL.0 / 2.0) y=(y + 34.0) text-anchor="middle" {
                     @if niche.us <= best { "best of " (count) } @else { (count) " tried" }
                 }
-                title { (niche.tile) ", bound by " (niche.bound) ": #" (niche.best.0) " takes " (time(niche.us)) " µs, " (ratio(niche.us / best)) " the best's; " (count) " candidates" }
+                title { (niche.tile) ", bound by " (niche.bound) ": #" (niche.candidate.0) " takes " (time(niche.us)) " µs, " (ratio(niche.us / best)) " the best's; " (count) " candidates" }
             }
         },
     )

@@ -3,8 +3,9 @@
 use maud::{Markup, html};
 
 use super::axis::{Axis, grouped, ratio, time};
+use super::view::{Curve, ProblemView};
 use super::{AXIS_TEXT, arm_class, arm_name};
-use crate::ledger::{Arm, Curve, ProblemView};
+use crate::ledger::Arm;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 300.0;
@@ -33,7 +34,9 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
     if curves.is_empty() {
         return html! { p.soft { "No candidate has a time yet." } };
     }
-    let baseline = view.baseline.as_ref().map(|timed| timed.us);
+    // By the same trial as the curves, where it passed that.
+    let baseline = view.curve(Arm::Baseline).and_then(Curve::best_us);
+    let baseline = baseline.or(view.baseline.as_ref().map(|ranked| ranked.us));
     let times = curves.iter().flat_map(|c| &c.steps).map(|s| s.us).chain(baseline);
     let y = Axis::over(times, BOTTOM, TOP);
     let most = curves.iter().map(|c| c.tried).max().unwrap_or(1).max(1);
@@ -66,7 +69,7 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
             }
             text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
             @for tick in x.ticks(8).into_iter().filter(|t| t.fract() == 0.0) {
-                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as u64)) }
+                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
             }
             text.tick x=((LEFT + RIGHT) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the arm" }
             @if let Some(us) = baseline {
@@ -79,8 +82,8 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
                 path class=(format!("step {}", arm_class(curve.arm))) d=(steps(curve, &x, &y)) {}
                 @for step in &curve.steps {
                     circle class=(format!("mark {}", arm_class(curve.arm))) r="3.2"
-                        cx=(px(x.at(step.tried as f64))) cy=(px(y.at(step.us))) {
-                        title { "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.tried)) ": " (time(step.us)) " µs"
+                        cx=(px(x.at(step.candidates as f64))) cy=(px(y.at(step.us))) {
+                        title { "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates)) ": " (time(step.us)) " µs"
                             @if let Some(baseline) = baseline { ", " (ratio(baseline / step.us)) " the baseline's speed" } }
                     }
                 }
@@ -101,7 +104,7 @@ pub(super) fn px(value: f64) -> String {
 fn steps(curve: &Curve, x: &Axis, y: &Axis) -> String {
     let mut path = String::new();
     for (i, step) in curve.steps.iter().enumerate() {
-        let (to, down) = (px(x.at(step.tried as f64)), px(y.at(step.us)));
+        let (to, down) = (px(x.at(step.candidates as f64)), px(y.at(step.us)));
         path += &if i == 0 { format!("M{to} {down}") } else { format!("H{to}V{down}") };
     }
     path + &format!("H{}", px(x.at(curve.tried as f64)))

@@ -4,8 +4,9 @@ use maud::{Markup, html};
 
 use super::axis::{Axis, ratio, time};
 use super::progress::px;
+use super::view::{ProblemView, in_words};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
-use crate::ledger::{ProblemView, Timed};
+use crate::ledger::Ranked;
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 24.0;
@@ -16,23 +17,26 @@ const TICKS: usize = 5;
 
 /// A row of the chart: who, and what distinguishes it.
 struct Row<'a> {
-    timed: &'a Timed,
+    timed: &'a Ranked,
     class: &'static str,
     name: String,
 }
 
 /// The fastest, and below them what they were to beat and the control.
 pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
-    let top =
-        view.top.iter().map(|timed| Row { timed, class: arm_class(timed.arm), name: timed.name.clone() });
+    let top = view.top.iter().map(|timed| Row {
+        timed,
+        class: arm_class(timed.arm),
+        name: in_words(&timed.subject),
+    });
     let mut rows: Vec<Row> = top.collect();
-    let shown = |timed: &Timed| view.top.iter().any(|t| t.id == timed.id);
-    let also = |timed: &'_ Option<Timed>| timed.as_ref().is_some_and(|t| !shown(t));
+    let shown = |timed: &Ranked| view.top.iter().any(|t| t.candidate == timed.candidate);
+    let also = |timed: &'_ Option<Ranked>| timed.as_ref().is_some_and(|t| !shown(t));
     if let (true, Some(timed)) = (also(&view.baseline), &view.baseline) {
-        rows.push(Row { timed, class: "baseline", name: timed.name.clone() });
+        rows.push(Row { timed, class: "baseline", name: in_words(&timed.subject) });
     }
     if let (true, Some(timed)) = (also(&view.control), &view.control) {
-        rows.push(Row { timed, class: "control", name: timed.name.clone() });
+        rows.push(Row { timed, class: "control", name: in_words(&timed.subject) });
     }
     if rows.is_empty() {
         return html! { p.soft { "No candidate has a time yet." } };
@@ -55,7 +59,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
             @for (i, row) in rows.iter().enumerate() {
                 @let y = TOP + ROW * (i as f64 + 0.5);
                 g.row {
-                    (links.candidate(row.timed.id, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.id.0) } }))
+                    (links.candidate(row.timed.candidate, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.candidate.0) } }))
                     text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 27)) @if row.timed.promoted { tspan.promoted { " ★" } } }
                     line class=(format!("span {}", row.class)) x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) y1=(y) y2=(y) {}
                     (mark(row.class, x.at(row.timed.us), y))
@@ -63,7 +67,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                     @if let Some(us) = baseline {
                         text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" { (ratio(us / row.timed.us)) }
                     }
-                    title { "#" (row.timed.id.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": " (time(row.timed.us)) " µs ("
+                    title { "#" (row.timed.candidate.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": " (time(row.timed.us)) " µs ("
                         (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), " (trial_name(row.timed.trial)) }
                 }
             }

@@ -4,9 +4,10 @@ use maud::{Markup, html};
 
 use super::axis::{Axis, percent, time};
 use super::progress::px;
+use super::view::ProblemView;
 use super::{arm_class, arm_name};
 use crate::bench::{Mode, Peaks};
-use crate::ledger::{ProblemView, Timed};
+use crate::ledger::Ranked;
 
 const SIZE: (f64, f64) = (520.0, 330.0);
 const LEFT: f64 = 60.0;
@@ -23,7 +24,7 @@ pub(super) fn floor_us(device: &str, view: &ProblemView) -> Option<f64> {
 /// The three that matter: what was to beat, the best of the random arm where it is another, and the best.
 fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
     let random = view.curve(crate::ledger::Arm::Random).and_then(|c| c.best_us()).map(|us| ("random", us));
-    let of = |timed: &Option<Timed>, class| timed.as_ref().map(|t| (class, t.us));
+    let of = |timed: &Option<Ranked>, class| timed.as_ref().map(|t| (class, t.us));
     let best = view.best.as_ref().map(|t| (arm_class(t.arm), t.us));
     let mut all: Vec<(&'static str, f64)> =
         [of(&view.baseline, "baseline"), random, best].into_iter().flatten().collect();

@@ -5,7 +5,8 @@ use maud::{Markup, html};
 use super::Links;
 use super::axis::{Axis, grouped, percent, ratio, time};
 use super::progress::px;
-use crate::ledger::{Forecasts, Foretold};
+use super::view::{POINTS, Score, within};
+use crate::ledger::Pair;
 
 const SIZE: (f64, f64) = (520.0, 400.0);
 const LEFT: f64 = 60.0;
@@ -16,12 +17,11 @@ const TICKS: usize = 5;
 /// Above so many points, their intervals are not drawn.
 const BARS: usize = 150;
 
-pub(super) fn chart(forecasts: &Forecasts, links: Links) -> Markup {
-    let points = &forecasts.points;
+pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
     if points.is_empty() {
         return html! { p.soft { "Nothing that was forecast has been measured: how good the forecasts are is not known." } };
     }
-    let ends = || points.iter().flat_map(|p| [p.us, p.outcome_us]);
+    let ends = || points.iter().flat_map(|p| [p.us, p.measured_us]);
     let (x, y) = (Axis::over(ends(), LEFT, RIGHT), Axis::over(ends(), BOTTOM, TOP));
     let (low, high) = ends().fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
     html! {
@@ -39,43 +39,41 @@ pub(super) fn chart(forecasts: &Forecasts, links: Links) -> Markup {
             line.same x1=(px(x.at(low))) y1=(px(y.at(low))) x2=(px(x.at(high))) y2=(px(y.at(high))) {}
             @if points.len() <= BARS {
                 @for p in points {
-                    line class=(format!("span {}", class(p))) x1=(px(x.at(p.low_us))) x2=(px(x.at(p.high_us))) y1=(px(y.at(p.outcome_us))) y2=(px(y.at(p.outcome_us))) {}
+                    line class=(format!("span {}", class(p))) x1=(px(x.at(p.low_us))) x2=(px(x.at(p.high_us))) y1=(px(y.at(p.measured_us))) y2=(px(y.at(p.measured_us))) {}
                 }
             }
             @for p in points {
-                @let dot = dot(p, x.at(p.us), y.at(p.outcome_us));
+                @let dot = dot(p, x.at(p.us), y.at(p.measured_us));
                 @match p.candidate { Some(id) => (links.candidate(id, dot)), None => (dot) }
             }
         }
     }
 }
 
-fn class(point: &Foretold) -> &'static str {
-    if (point.low_us..=point.high_us).contains(&point.outcome_us) { "inside" } else { "outside" }
+fn class(point: &Pair) -> &'static str {
+    if within(point) { "inside" } else { "outside" }
 }
 
 /// A disc where the forecast's interval held, a ring where it did not.
-fn dot(p: &Foretold, x: f64, y: f64) -> Markup {
+fn dot(p: &Pair, x: f64, y: f64) -> Markup {
     html! {
         circle class=(format!("dot {}", class(p))) cx=(px(x)) cy=(px(y)) r="3.4" {
-            title { @if let Some(id) = p.candidate { "#" (id.0) ": " } "predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.outcome_us)) " µs" }
+            title { @if let Some(id) = p.candidate { "#" (id.0) ": " } "predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.measured_us)) " µs" }
         }
     }
 }
 
 /// The figures by which the forecaster is judged.
-pub(super) fn score(forecasts: &Forecasts) -> Markup {
-    let Some(score) = forecasts.score else { return html! {} };
+pub(super) fn score(pairs: &[Pair]) -> Markup {
+    let Some(score) = Score::of(pairs) else { return html! {} };
     html! {
         dl.figures {
-            div { dt { "forecasts with an outcome" } dd { (grouped(score.count)) } }
+            div { dt { "forecasts with an outcome" } dd { (grouped(pairs.len() as i64)) } }
             div { dt { "bias, predicted / measured" } dd { (ratio(score.bias)) } }
             div { dt { "median error" } dd { (percent(score.median_error)) } }
             div { dt { "outcomes within the interval" } dd { (percent(score.coverage)) } }
             div { dt { "rank correlation (Spearman)" } dd { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } } }
         }
-        @if (forecasts.points.len() as u64) < score.count {
-            p.soft { "The chart shows " (grouped(forecasts.points.len() as u64)) " of them, evenly over the run." }
-        }
+        @if pairs.len() >= POINTS { p.soft { "The newest " (grouped(POINTS as i64)) " of them; older ones are left out." } }
     }
 }
