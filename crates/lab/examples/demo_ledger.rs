@@ -1,6 +1,7 @@
 //! A small ledger to look at pages and to test them: `demo_ledger FILE [CANDIDATES] [--more]`. Plans are real and pass their checks; times are
 //! made up by a formula, and the ledger says so wherever it says where figures come from. With `--more` the latest run goes on.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -70,6 +71,7 @@ fn demo(file: &Path, count: usize, more: bool) -> Result<RunId, Box<dyn std::err
         baseline: None,
         best: None,
         alive: Vec::new(),
+        seen: HashSet::from([seedling.clone()]),
     };
     if more {
         let top = ledger.topk(&search.shape, DEVICE, 8)?;
@@ -114,6 +116,7 @@ struct Search<'a> {
     baseline: Option<(CandidateId, Plan, f64)>,
     best: Option<(CandidateId, Plan, f64)>,
     alive: Vec<(CandidateId, Plan, f64)>,
+    seen: HashSet<Plan>,
 }
 
 impl Search<'_> {
@@ -143,10 +146,10 @@ impl Search<'_> {
             return self.reject(id, Stage::Screen, "plan", &error.to_string());
         }
         let dice: f64 = self.random.random();
-        if dice < 0.12 {
+        if !self.seen.insert(plan.clone()) {
             return self.reject(id, Stage::Screen, "identical", "its PTX is that of a candidate before it");
         }
-        if dice < 0.16 {
+        if dice < 0.04 {
             return self.reject(id, Stage::Screen, "spills", "ptxas spills 96 bytes a thread");
         }
         self.screen(id, &plan, us)?;
@@ -368,10 +371,10 @@ fn made_up(plan: &Plan) -> f64 {
     let away = |name: &str, best: f64, weight: f64| weight * (gene(name) / best).log2().powi(2);
     let hash = Candidate::Gpu(plan.clone()).hash();
     let grain = f64::from(u32::from_str_radix(&hash[..4], 16).unwrap_or(0)) / 65_536.0;
-    let far = away("block_m", 32.0, 0.09)
-        + away("block_n", 64.0, 0.06)
+    let far = away("block_m", 64.0, 0.09)
+        + away("block_n", 48.0, 0.06)
         + away("warps", 4.0, 0.11)
-        + away("kv_warps", 2.0, 0.07)
-        + away("stages", 3.0, 0.05);
+        + away("kv_warps", 1.0, 0.07)
+        + away("stages", 2.0, 0.05);
     7.2 * (1.0 + far) * (1.0 + 0.03 * grain)
 }

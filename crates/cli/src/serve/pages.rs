@@ -194,7 +194,10 @@ pub async fn pair(State(site): Shared, query: Asked) -> Page {
 pub async fn difference(State(site): Shared, query: Asked) -> Page {
     let (a, b) = two(&query)?;
     let (a, b) = (exhibit(&site, a).await?, exhibit(&site, b).await?);
-    let page = tokio::task::spawn_blocking(move || evolution::difference(&a, &b).into_string()).await;
+    let page = tokio::task::spawn_blocking(move || {
+        evolution::difference(&a, &b, evolution::Lines::Shown).into_string()
+    })
+    .await;
     page.map(Html).map_err(|error| Trouble::Internal(error.to_string()))
 }
 

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 from conftest import FLASHCORE, Facts, demo
+from playwright.sync_api import expect
 
 
 def get(url, **headers):
@@ -25,13 +26,13 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
     demo(ledger, 60)
     server = serve(ledger)
     page = tab.open(f"{server.url}run/1", allowed=server.url)
-    page.wait_for_function("document.querySelector('#live').className === 'on'")
+    page.wait_for_selector("#live.on")
     page.evaluate("window.sameDocument = true")
     before = page.locator("dl.tiles").inner_text()
     marks = page.locator("svg.progress circle").count()
     demo(ledger, 60, "--more")
     # The run had ended, so the page asks now and then only.
-    page.wait_for_function("before => document.querySelector('dl.tiles').innerText !== before", arg=before, timeout=20_000)
+    expect(page.locator("dl.tiles")).not_to_have_text(before, use_inner_text=True, timeout=20_000)
     assert page.evaluate("window.sameDocument"), "changed parts alone are replaced"
     facts = Facts(ledger)
     tried = facts.one("SELECT count(*) FROM candidate")
@@ -41,7 +42,7 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
     assert news["candidates"] == tried and news["problems"][0]["speedup"] > 1
     tab.picture("run", full_page=True)
     assert server.stop() == 0
-    page.wait_for_function("document.querySelector('#live').className === 'off'", timeout=20_000)
+    page.wait_for_selector("#live.off", timeout=20_000)
     # The browser itself says that the server is gone.
     tab.complaints = [c for c in tab.complaints if "ERR_CONNECTION_REFUSED" not in c]
 

@@ -92,10 +92,11 @@ impl Axis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, `rough` or the next above.
+/// 1, 2 or 5 times a power of ten, near `rough`.
 fn round_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.max(1e-12).log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= rough * 0.999).unwrap_or(rough)
+    // A few lines more than asked for do no harm; two are too few.
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= 0.7 * rough).unwrap_or(rough)
 }
 
 /// A round value without needless digits.
@@ -108,6 +109,7 @@ fn plain(value: f64) -> String {
 pub(super) fn time(us: f64) -> String {
     match us {
         v if !v.is_finite() => "–".to_owned(),
+        0.0 => "0".to_owned(),
         v if v >= 999.95 => grouped(v.round() as i64),
         v if v >= 99.995 => format!("{v:.1}"),
         v if v >= 9.9995 => format!("{v:.2}"),
@@ -143,6 +145,7 @@ pub(super) fn ratio(value: f64) -> String {
 pub(super) fn percent(share: f64) -> String {
     match 100.0 * share {
         p if !p.is_finite() => "–".to_owned(),
+        p if p != 0.0 && p.abs() < 0.995 => format!("{p:.2} %"),
         p if p != 0.0 && p.abs() < 9.95 => format!("{p:.1} %"),
         p => format!("{p:.0} %"),
     }
@@ -157,7 +160,7 @@ mod tests {
         let close = Axis::over([6.0, 7.0].into_iter(), 0.0, 100.0);
         assert_eq!(
             close.ticks(5).iter().map(|t| close.label(*t, 5)).collect::<Vec<_>>(),
-            ["6.0", "6.5", "7.0"]
+            ["6.0", "6.2", "6.4", "6.6", "6.8", "7.0"]
         );
         assert!(close.at(6.0) > 0.0 && close.at(7.0) < 100.0 && close.at(6.5) == 50.0);
         let distant = Axis::over([1.0, 1000.0].into_iter(), 0.0, 100.0);
@@ -182,6 +185,6 @@ mod tests {
             ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
         );
         assert_eq!([1.004, 1.14, 12.3, 250.0].map(ratio), ["1.004×", "1.14×", "12.3×", "250×"]);
-        assert_eq!([0.0, 0.034, 0.4].map(percent), ["0 %", "3.4 %", "40 %"]);
+        assert_eq!([0.0, 0.0031, 0.034, 0.4].map(percent), ["0 %", "0.31 %", "3.4 %", "40 %"]);
     }
 }

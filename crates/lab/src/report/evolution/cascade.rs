@@ -117,8 +117,10 @@ pub(super) fn cost(view: &RunView) -> Markup {
         return html! { p.soft { "Nothing was spent yet." } };
     }
     let price = cost.price_per_hour;
-    let money =
-        |seconds: f64| price.map_or("–".to_owned(), |price| format!("{:.2}", price * seconds / 3600.0));
+    let money = |seconds: f64| match price {
+        Some(price) if seconds > 0.0 => format!("{:.2}", price * seconds / 3600.0),
+        _ => "–".to_owned(),
+    };
     let seconds: f64 = cost.items.iter().map(|item| item.seconds).sum();
     html! {
         div.scroll { table.cost {
@@ -139,6 +141,7 @@ pub(super) fn cost(view: &RunView) -> Markup {
 /// `14 s`, `3 min 20 s`, `2 h 5 min`.
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
+        0.0 => "–".to_owned(),
         s if s < 9.95 => format!("{s:.1} s"),
         s if s < 119.5 => format!("{s:.0} s"),
         s if s < 7170.0 => format!("{} min {} s", s.round() as u64 / 60, s.round() as u64 % 60),

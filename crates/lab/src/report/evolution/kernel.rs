@@ -169,8 +169,17 @@ impl Heat {
     }
 }
 
+/// Whether the lines of two kernels are to be seen at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// They are folded away until someone asks.
+    Folded,
+    /// They are to be seen.
+    Shown,
+}
+
 /// Two kernels side by side: times, genes, findings, lines.
-pub fn difference(a: &Exhibit, b: &Exhibit) -> Markup {
+pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
     html! {
         div.pair {
             @for side in [a, b] {
@@ -189,10 +198,11 @@ pub fn difference(a: &Exhibit, b: &Exhibit) -> Markup {
             }
         }
         (gene_table(a, b))
-        @if let (Some(left), Some(right)) = (a.anatomy(), b.anatomy()) { (lines(left, right)) }
+        @if let (Some(left), Some(right)) = (a.anatomy(), b.anatomy()) { (lines(left, right, shown)) }
     }
 }
 
+/// Genes that differ, and in a line those that do not.
 fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
     let (left, right) = (a.genes(), b.genes());
     let mut names: Vec<&String> = left.iter().chain(&right).map(|(name, _)| name).collect();
@@ -201,14 +211,21 @@ fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
     let of = |genes: &[(String, String)], name: &str| {
         genes.iter().find(|(gene, _)| gene == name).map_or("–".to_owned(), |(_, value)| value.clone())
     };
+    let (alike, differ): (Vec<&String>, Vec<&String>) =
+        names.into_iter().partition(|name| of(&left, name) == of(&right, name));
     html! {
-        div.scroll { table.genes {
-            thead { tr { th { "gene" } th { "#" (a.id.0) } th { "#" (b.id.0) } } }
-            tbody { @for name in names {
-                @let (one, other) = (of(&left, name), of(&right, name));
-                tr.changed[one != other] { td { (name.replace('_', " ")) } td { (one) } td { (other) } }
+        @if differ.is_empty() { p { "Their genes are the same." } }
+        @else {
+            div.scroll { table.genes {
+                thead { tr { th { "gene" } th { "#" (a.id.0) } th { "#" (b.id.0) } } }
+                tbody { @for name in differ {
+                    tr.changed { td { (name.replace('_', " ")) } td { (of(&left, name)) } td { (of(&right, name)) } }
+                } }
             } }
-        } }
+        }
+        @if !alike.is_empty() {
+            ul.figures { li.soft { "alike:" } @for name in alike { li { span.soft { (name.replace('_', " ")) } " " (of(&left, name)) } } }
+        }
     }
 }
 
@@ -262,7 +279,7 @@ fn unnumbered(line: &str) -> String {
     plain
 }
 
-fn lines(left: &Anatomy, right: &Anatomy) -> Markup {
+fn lines(left: &Anatomy, right: &Anatomy, shown: Lines) -> Markup {
     let (one, other): (Vec<&str>, Vec<&str>) = (left.text.lines().collect(), right.text.lines().collect());
     let (warm, warmer) = (Heat::of(left), Heat::of(right));
     let runs = aligned(&one, &other);
@@ -276,7 +293,9 @@ fn lines(left: &Anatomy, right: &Anatomy) -> Markup {
         }
     };
     html! {
-        p.soft { (grouped(differing as u64)) " rows differ; numbers of registers and labels do not count. Warmth is each line's share of its kernel's issue slots." }
+        details.listing open[shown == Lines::Shown] {
+        summary { "Line by line: " (grouped(differing as i128)) " rows differ" }
+        p.soft { "Numbers of registers and labels do not count. Warmth is each line's share of its kernel's issue slots." }
         div.difference {
             @for (i, (alike, pairs)) in runs.iter().enumerate() {
                 @let (before, after) = (if i == 0 { 0 } else { AROUND }, if i == last { 0 } else { AROUND });
@@ -289,6 +308,7 @@ fn lines(left: &Anatomy, right: &Anatomy) -> Markup {
                     table { tbody { @for pair in pairs { (row(*alike, pair)) } } }
                 }
             }
+        }
         }
     }
 }
@@ -328,7 +348,7 @@ mod tests {
             time: Some((12.5, TimeKind::Measured)),
             anatomy: Err("no PTX".into()),
         };
-        let page = difference(&exhibit(1, 64), &exhibit(2, 128)).into_string();
+        let page = difference(&exhibit(1, 64), &exhibit(2, 128), Lines::Shown).into_string();
         assert!(page.contains("&lt;native&gt;") && page.contains("no PTX."), "{page}");
         assert_eq!(page.matches("<tr class=\"changed\">").count(), 1, "{page}");
         assert!(page.contains("12.50 µs"));

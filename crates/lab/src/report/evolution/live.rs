@@ -8,7 +8,7 @@ use super::axis::{grouped, percent, ratio, time};
 use super::lineage::changes;
 use super::view::{RunRow, RunView, in_words, moment};
 use super::{
-    Links, Section, arm_name, contents, figures, frame, scatter, shape, stage_name, title, trial_name,
+    Links, Section, arm_name, figures, frame, scatter, shape, stage_name, title, trial_name, with_contents,
 };
 use crate::evolve::Candidate;
 use crate::ledger::{
@@ -84,12 +84,11 @@ pub fn live_run(view: &RunView, sections: &[Section]) -> String {
     let body = html! {
         (navigation("/run"))
         div #live data-run=(view.id.0) { span.dot {} " " span.text { "a still picture: the script is not running" } }
-        p.actions {
+        nav.actions aria-label="This run" {
             a href=(format!("/run/{}/candidates", view.id.0)) { "all candidates" }
             @if let Some((a, b)) = pair { a href=(format!("/diff?a={}&b={}", a.0, b.0)) { "the best beside the baseline" } }
         }
-        (contents(sections))
-        @for section in sections { (section.markup()) }
+        (with_contents(sections))
     };
     frame(&title(view), SCRIPT, body)
 }

@@ -21,7 +21,7 @@ use crate::evolve::Stage;
 use crate::ledger::{Arm, CandidateId, Decided, Pair, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
-pub use kernel::{Exhibit, difference, heat};
+pub use kernel::{Exhibit, Lines, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, candidate, candidates, failure, forecasts, live_run, pair, runs, top};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
@@ -84,14 +84,14 @@ pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
     let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
     if let [first, second] = exhibits {
-        let body = difference(first, second);
+        let body = difference(first, second, Lines::Folded);
         sections.push(Section::new("difference", "The best beside the baseline", body));
     }
     sections.extend(exhibits.iter().map(|exhibit| {
         let title = format!("Kernel #{}, line by line", exhibit.id.0);
         Section::new(format!("kernel-{}", exhibit.id.0), &title, kernel::heat(exhibit))
     }));
-    let body = html! { (contents(&sections)) @for section in &sections { (section.markup()) } };
+    let body = with_contents(&sections);
     frame(&title(view), "", body)
 }
 
@@ -123,6 +123,12 @@ fn title(view: &RunView) -> String {
 /// What a browser's window is to be named.
 pub fn page_title(view: &RunView) -> String {
     format!("{} · FlashCore", title(view))
+}
+
+/// The head, where each section is, and the sections.
+fn with_contents(sections: &[Section]) -> Markup {
+    let (head, rest) = sections.split_at(sections.len().min(1));
+    html! { @for section in head { (section.markup()) } (contents(rest)) @for section in rest { (section.markup()) } }
 }
 
 fn contents(sections: &[Section]) -> Markup {

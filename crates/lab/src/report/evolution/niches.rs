@@ -7,7 +7,10 @@ use super::axis::{grouped, ratio, time};
 use super::view::ProblemView;
 use crate::ledger::Niche;
 
+/// A cell's least width, and its height.
 const CELL: (f64, f64) = (104.0, 44.0);
+/// The chart's least width.
+const WIDTH: f64 = 520.0;
 const LEFT: f64 = 96.0;
 const TOP: f64 = 36.0;
 /// Times this factor above the best are as pale as can be.
@@ -25,23 +28,24 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     let mut tiles: Vec<&str> = view.niches.iter().map(|n| n.tile.as_str()).collect();
     tiles.sort_by_key(|tile| extent(tile));
     tiles.dedup();
-    let width = (LEFT + CELL.0 * bounds.len() as f64 + 8.0).max(520.0);
+    let cell = ((WIDTH - LEFT - 8.0) / bounds.len() as f64).clamp(CELL.0, 1.6 * CELL.0);
+    let width = (LEFT + cell * bounds.len() as f64 + 8.0).max(WIDTH);
     let height = TOP + CELL.1 * tiles.len() as f64 + 46.0;
     let find = |bound: &str, tile: &str| view.niches.iter().find(|n| n.bound == bound && n.tile == tile);
     html! {
         svg.chart.niches viewBox=(format!("0 0 {width} {height}")) role="img" aria-label="The fastest candidate of each niche" {
             text.head x=(LEFT - 10.0) y="16" text-anchor="end" { "tile" }
             @for (i, bound) in bounds.iter().enumerate() {
-                text.tick x=(LEFT + CELL.0 * (i as f64 + 0.5)) y="28" text-anchor="middle" { (bound.replace('_', " ")) }
+                text.tick x=(LEFT + cell * (i as f64 + 0.5)) y="28" text-anchor="middle" { (bound.replace('_', " ")) }
             }
             @for (row, tile) in tiles.iter().enumerate() {
                 @let y = TOP + CELL.1 * row as f64;
                 text.name x=(LEFT - 10.0) y=(y + CELL.1 / 2.0 + 4.0) text-anchor="end" { (tile) }
                 @for (column, bound) in bounds.iter().enumerate() {
-                    @let x = LEFT + CELL.0 * column as f64;
+                    @let x = LEFT + cell * column as f64;
                     @match find(bound, tile) {
-                        Some(niche) => (cell(niche, best, (x, y), links)),
-                        None => rect.empty x=(x + 1.5) y=(y + 1.5) width=(CELL.0 - 3.0) height=(CELL.1 - 3.0) rx="3" {},
+                        Some(niche) => (elite(niche, best, (x, y, cell), links)),
+                        None => rect.empty x=(x + 1.5) y=(y + 1.5) width=(cell - 3.0) height=(CELL.1 - 3.0) rx="3" {},
                     }
                 }
             }
@@ -56,16 +60,16 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
-fn cell(niche: &Niche, best: f64, (x, y): (f64, f64), links: Links) -> Markup {
+fn elite(niche: &Niche, best: f64, (x, y, wide): (f64, f64, f64), links: Links) -> Markup {
     let count = grouped(niche.timed);
     links.candidate(
         niche.candidate,
         html! {
             g.niche {
-                rect class=(format!("cell {}", shade(niche.us / best))) x=(x + 1.5) y=(y + 1.5) width=(CELL.0 - 3.0) height=(CELL.1 - 3.0) rx="3" {}
-                text class=(format!("on {}", shade(niche.us / best))) x=(x + CELL.0 / 2.0) y=(y + 19.0) text-anchor="middle" { (time(niche.us)) " µs" }
-                text class=(format!("on small {}", shade(niche.us / best))) x=(x + CELL.0 / 2.0) y=(y + 34.0) text-anchor="middle" {
-                    @if niche.us <= best { "best of " (count) } @else { (count) " tried" }
+                rect class=(format!("cell {}", shade(niche.us / best))) x=(x + 1.5) y=(y + 1.5) width=(wide - 3.0) height=(CELL.1 - 3.0) rx="3" {}
+                text class=(format!("on {}", shade(niche.us / best))) x=(x + wide / 2.0) y=(y + 19.0) text-anchor="middle" { (time(niche.us)) " µs" }
+                text class=(format!("on small {}", shade(niche.us / best))) x=(x + wide / 2.0) y=(y + 34.0) text-anchor="middle" {
+                    @if niche.us <= best { "best of " (count) } @else { (count) " timed" }
                 }
                 title { (niche.tile) ", bound by " (niche.bound) ": #" (niche.candidate.0) " takes " (time(niche.us)) " µs, " (ratio(niche.us / best)) " the best's; " (count) " candidates" }
             }

@@ -79,6 +79,9 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
                 line.floor x1=(LEFT) x2=(RIGHT) y1=(y.at(us)) y2=(y.at(us)) {}
             }
             @for curve in &curves {
+                @if let Some(us) = curve.best_us() {
+                    line class=(format!("on {}", arm_class(curve.arm))) x1=(px(x.at(curve.tried as f64))) x2=(RIGHT) y1=(px(y.at(us))) y2=(px(y.at(us))) {}
+                }
                 path class=(format!("step {}", arm_class(curve.arm))) d=(steps(curve, &x, &y)) {}
                 @for step in &curve.steps {
                     circle class=(format!("mark {}", arm_class(curve.arm))) r="3.2"

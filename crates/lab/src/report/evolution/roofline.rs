@@ -74,7 +74,7 @@ pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
             div { dt { "floor: arithmetic at its peak" } dd { (time(floor.flops_us)) " µs" } }
             div { dt { "floor: traffic beyond L2" } dd { (time(floor.bytes_us)) " µs" } }
             @for (class, us) in &rows {
-                div { dt { i class=(format!("key {class}")) {} (name(class)) " attains of the floor" } dd { (percent(floor.us() / us)) } }
+                div { dt { i class=(format!("key {class}")) {} "floor / time, " (name(class)) } dd { (percent(floor.us() / us)) } }
             }
         }
     }

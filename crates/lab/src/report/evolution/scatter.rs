@@ -15,7 +15,7 @@ const TOP: f64 = 24.0;
 const BOTTOM: f64 = SIZE.1 - 44.0;
 const TICKS: usize = 5;
 /// Above so many points, their intervals are not drawn.
-const BARS: usize = 150;
+const BARS: usize = 60;
 
 pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
     if points.is_empty() {
@@ -34,7 +34,7 @@ pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
                 line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
                 text.tick x=(LEFT - 8.0) y=(y.at(tick) + 4.0) text-anchor="end" { (y.label(tick, TICKS)) }
             }
-            text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "measured, µs" }
+            text.tick x="12" y=(TOP - 10.0) { "measured, µs" }
             text.tick x=((LEFT + RIGHT) / 2.0) y=(SIZE.1 - 8.0) text-anchor="middle" { "predicted, µs" }
             line.same x1=(px(x.at(low))) y1=(px(y.at(low))) x2=(px(x.at(high))) y2=(px(y.at(high))) {}
             @if points.len() <= BARS {

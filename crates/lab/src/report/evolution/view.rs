@@ -222,7 +222,9 @@ pub fn in_words(candidate: &Candidate) -> String {
             .or_else(|| count("threads", "thread")),
         count("stages", "stage"),
     ];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    let (kind, rest) = parts.split_at(2);
+    let kind = kind.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ");
+    std::iter::once(&kind).chain(rest.iter().flatten()).map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Milliseconds since 1970 as UTC.
@@ -328,9 +330,12 @@ impl ProblemView {
             Curve { arm, tried, steps: of(trial).cloned().collect() }
         };
         let (baseline, control) = (leader(Arm::Baseline)?, leader(Arm::Control)?);
-        let found = ledger.best_of_run(run, shape, 2 * TOP)?;
+        // The same plan may come again in another arm.
+        let found = ledger.best_of_run(run, shape, 4 * TOP)?;
+        let mut seen = HashSet::new();
         let tries = |r: &Ranked| matches!(r.arm, Arm::Evolution | Arm::Random);
-        let top: Vec<Ranked> = found.into_iter().filter(tries).take(TOP).collect();
+        let top = found.into_iter().filter(|r| tries(r) && seen.insert(r.subject.hash())).take(TOP);
+        let top: Vec<Ranked> = top.collect();
         let best = best(ledger, run, shape)?.or_else(|| {
             let all = baseline.iter().chain(top.first());
             all.min_by(|a, b| a.us.total_cmp(&b.us)).cloned()
