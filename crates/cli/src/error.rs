@@ -3,9 +3,6 @@ use std::path::PathBuf;
 /// Why a command stopped. Each names the argument, its value and what would be accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The ledger's own.
-    #[error(transparent)]
-    Ledger(#[from] lab::ledger::LedgerError),
     /// The server cannot listen, or stopped listening.
     #[error("cannot serve: {0}")]
     Serve(std::io::Error),
@@ -85,6 +82,9 @@ pub enum CliError {
         /// What must agree.
         rule: &'static str,
     },
+    /// The ledger's own.
+    #[error(transparent)]
+    Ledger(#[from] lab::ledger::LedgerError),
     /// A file of this name cannot be judged.
     #[error("{0}: a kernel is a .ptx or a .cu file")]
     Extension(PathBuf),

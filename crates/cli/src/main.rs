@@ -9,12 +9,15 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
+mod forecast;
+mod ledger;
 mod report;
 mod run;
 mod selftest;
 mod serve;
 mod source;
 mod table;
+mod topk;
 
 use std::process::ExitCode;
 
@@ -71,6 +74,9 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Topk(args) => topk::topk(args),
+        Command::Forecast(command) => forecast::forecast(command),
+        Command::Ledger(command) => ledger::ledger(command),
     }
 }
 
@@ -92,9 +98,14 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Report(_) | Command::Serve(_) => {
-            false
-        }
+        Command::Topk(args) => args.json,
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Tables(_)
+        | Command::Forecast(_)
+        | Command::Ledger(_)
+        | Command::Report(_)
+        | Command::Serve(_) => false,
     }
 }
 

@@ -12,12 +12,12 @@ use crate::{Status, unless_closed};
 
 pub fn report(args: &Report) -> Result<Status, CliError> {
     store::writable(&args.out)?;
-    let ledger = Ledger::read(&args.ledger)?;
+    let ledger = Ledger::read(&args.ledger.path)?;
     let run = match args.run {
         Some(run) => RunId(run),
         None => ledger.latest_run()?.ok_or_else(|| CliError::Argument {
             argument: "--ledger",
-            value: args.ledger.display().to_string(),
+            value: args.ledger.path.display().to_string(),
             accepted: "a ledger with a run; `flashcore evolve` begins one".to_owned(),
         })?,
     };

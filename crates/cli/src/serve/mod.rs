@@ -55,11 +55,11 @@ impl Site {
 pub fn serve(args: &Serve) -> Result<Status, CliError> {
     let listener = listen(args.bind, args.port)?;
     let address = listener.local_addr().map_err(CliError::Serve)?;
-    if let Err(error) = Ledger::read(&args.ledger) {
+    if let Err(error) = Ledger::read(&args.ledger.path) {
         eprintln!("flashcore: {error}; the pages say so until there is one");
     }
     let site = Arc::new(Site {
-        ledger: args.ledger.clone(),
+        ledger: args.ledger.path.clone(),
         bind: args.bind,
         kernels: kernels::Kernels::default(),
         drawn: Mutex::default(),
@@ -71,7 +71,7 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
         writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
     )?;
     drop(out);
-    eprintln!("flashcore: serving {}; Ctrl-C ends it", args.ledger.display());
+    eprintln!("flashcore: serving {}; Ctrl-C ends it", args.ledger.path.display());
     let served = runtime.block_on(run(listener, router(site)));
     // A kernel that is still being taken apart is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));

@@ -25,6 +25,8 @@ const ROWS: usize = 50;
 const PLANS: usize = 40;
 /// Forecasts that are drawn and scored.
 const FORECASTS: usize = 1500;
+/// Forecasts by hand that are listed.
+const BY_HAND: usize = 200;
 /// Runs whose sections are kept.
 const RUNS: usize = 8;
 
@@ -227,18 +229,14 @@ pub async fn top(State(site): Shared, query: Asked) -> Page {
     .await
 }
 
-pub async fn forecasts(State(site): Shared, query: Asked) -> Page {
-    let before = asked(&query, "before")?;
+pub async fn forecasts(State(site): Shared) -> Page {
     site.ask(move |_, ledger| {
         let mut authors = Vec::new();
         for (author, device) in ledger.forecasters()? {
             let pairs = ledger.pairs(&author, &device, FORECASTS)?;
             authors.push((author, device, pairs));
         }
-        let mut ideas = ledger.ideas(before, ROWS + 1)?;
-        let older = (ideas.len() > ROWS).then(|| ideas[ROWS - 1].id);
-        ideas.truncate(ROWS);
-        Ok(Html(evolution::forecasts(&authors, &ideas, older)))
+        Ok(Html(evolution::forecasts(&authors, &ledger.by_hand(BY_HAND)?)))
     })
     .await
 }

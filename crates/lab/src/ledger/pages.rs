@@ -3,8 +3,8 @@
 use rusqlite::params;
 use serde::Serialize;
 
-use super::read::{parse, rows, unword};
-use super::{Arm, CandidateId, Forecast, Ledger, LedgerError, RunId};
+use super::read::{rows, unword};
+use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
 use crate::evolve::Stage;
 
 /// Of so many of the latest rejections, one is given as an example of its reason.
@@ -29,17 +29,6 @@ pub struct Line {
     pub us: Option<f64>,
     /// Whether it was promoted.
     pub promoted: bool,
-}
-
-/// Someone's forecast of an idea.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Told {
-    /// Its number.
-    pub id: i64,
-    /// The forecast.
-    pub forecast: Forecast,
-    /// What came of it, µs, and the note.
-    pub outcome: Option<(f64, String)>,
 }
 
 /// A rejection as an example: stage, reason, candidate, detail.
@@ -121,35 +110,5 @@ impl Ledger {
             after = (author, device);
         }
         Ok(found)
-    }
-
-    /// Ideas that someone forecast, the latest first, before one of them or from the end.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    pub fn ideas(&self, before: Option<i64>, most: usize) -> Result<Vec<Told>, LedgerError> {
-        let sql =
-            "SELECT f.id, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, o.us, o.note
-            FROM (SELECT * FROM forecast INDEXED BY forecast_of_ideas WHERE candidate IS NULL) f
-            JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
-            LEFT JOIN forecast_outcome o ON o.forecast = f.id WHERE f.id < ? ORDER BY f.id DESC LIMIT ?";
-        self.rows(sql, params![before.unwrap_or(i64::MAX), rows(most)], |row| {
-            let (shape, us): (Option<String>, Option<f64>) = (row.get(4)?, row.get(8)?);
-            let forecast = Forecast {
-                candidate: None,
-                hypothesis: row.get(1)?,
-                author: row.get(2)?,
-                device: row.get(3)?,
-                problem: if shape.is_some() { Some(parse(row, 4)?) } else { None },
-                low_us: row.get(5)?,
-                us: row.get(6)?,
-                high_us: row.get(7)?,
-            };
-            let outcome = match us {
-                Some(us) => Some((us, row.get(9)?)),
-                None => None,
-            };
-            Ok(Told { id: row.get(0)?, forecast, outcome })
-        })
     }
 }

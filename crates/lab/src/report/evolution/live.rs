@@ -12,8 +12,8 @@ use super::{
 };
 use crate::evolve::Candidate;
 use crate::ledger::{
-    CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId, Screening,
-    TimeKind, Told,
+    ByHand, CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId,
+    Screening, TimeKind,
 };
 
 /// Children of a candidate that are named.
@@ -279,7 +279,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
 }
 
 /// How good each forecaster is, and people's forecasts of ideas.
-pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[Told], before: Option<i64>) -> String {
+pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[ByHand]) -> String {
     let body = html! {
         (navigation("/forecasts"))
         h1 { "Forecasts" }
@@ -289,28 +289,30 @@ pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[Told], before:
                 div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) } }
             }
         }
-        section { h2 { "Ideas" }
-            @if told.is_empty() { p.soft { "Nobody forecast an idea: " code { "flashcore forecast add" } " does." } }
+        section { h2 { "By hand" }
+            @if told.is_empty() { p.soft { "Nobody forecast anything by hand: " code { "flashcore forecast add" } " does." } }
             @else { div.scroll { table.told {
                 thead { tr { th { "idea" } th { "by" } th { "device" } th.n { "expected µs" } th.n { "came out" } th { "verdict" } } }
                 tbody { @for t in told { (told_row(t)) } }
             } } }
-            @if let Some(before) = before { p { a href=(format!("/forecasts?before={before}")) { "older ideas" } } }
         }
     };
     frame("Forecasts", "", body)
 }
 
-fn told_row(told: &Told) -> Markup {
+fn told_row(told: &ByHand) -> Markup {
     let f = &told.forecast;
     html! {
         tr {
-            td { (f.hypothesis) @if let Some((_, note)) = &told.outcome { @if !note.is_empty() { br; span.soft { (note) } } } }
+            td {
+                @match f.candidate { Some(id) => a href=(format!("/candidate/{}", id.0)) { "#" (id.0) }, None => (f.hypothesis) }
+                @if let Some(note) = told.note.as_ref().filter(|note| !note.is_empty()) { br; span.soft { (note) } }
+            }
             td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }
-            td.n { (told.outcome.as_ref().map_or("–".to_owned(), |(us, _)| time(*us))) }
-            td { @match &told.outcome {
-                Some((us, _)) if (f.low_us..=f.high_us).contains(us) => "as expected",
-                Some((us, _)) => { (percent(f.us / us - 1.0)) " off" }
+            td.n { (told.measured_us.map_or("–".to_owned(), time)) }
+            td { @match told.measured_us {
+                Some(us) if (f.low_us..=f.high_us).contains(&us) => "as expected",
+                Some(us) => { (percent(f.us / us - 1.0)) " off" }
                 None => span.soft { "open" },
             } }
         }

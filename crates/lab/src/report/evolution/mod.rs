@@ -18,7 +18,7 @@ use problem::Mask;
 use serde_json::Value;
 
 use crate::evolve::Stage;
-use crate::ledger::{Arm, CandidateId, Decided, Pair, TimeKind, Trial};
+use crate::ledger::{Arm, CandidateId, Decided, Pair, Score, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, Lines, difference, heat};
@@ -221,7 +221,8 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                     Some(cost) => html! { "cost " (format!("{cost:.2}")) },
                     None => html! { "no price given" },
                 }))
-                @if let Some(score) = view::Score::of(&view.forecasts) {
+                @if !view.forecasts.is_empty() {
+                    @let score = Score::of("", "", &view.forecasts);
                     (tile("forecasts", html! { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } }, html! { "rank correlation; " (percent(score.median_error)) " off" }))
                 }
             }

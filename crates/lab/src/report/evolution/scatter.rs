@@ -5,8 +5,8 @@ use maud::{Markup, html};
 use super::Links;
 use super::axis::{Axis, grouped, percent, ratio, time};
 use super::progress::px;
-use super::view::{POINTS, Score, within};
-use crate::ledger::Pair;
+use super::view::{POINTS, within};
+use crate::ledger::{Pair, Score};
 
 const SIZE: (f64, f64) = (520.0, 400.0);
 const LEFT: f64 = 60.0;
@@ -65,11 +65,14 @@ fn dot(p: &Pair, x: f64, y: f64) -> Markup {
 
 /// The figures by which the forecaster is judged.
 pub(super) fn score(pairs: &[Pair]) -> Markup {
-    let Some(score) = Score::of(pairs) else { return html! {} };
+    if pairs.is_empty() {
+        return html! {};
+    }
+    let score = Score::of("", "", pairs);
     html! {
         dl.figures {
-            div { dt { "forecasts with an outcome" } dd { (grouped(pairs.len() as i64)) } }
-            div { dt { "bias, predicted / measured" } dd { (ratio(score.bias)) } }
+            div { dt { "forecasts with an outcome" } dd { (grouped(score.count as i128)) } }
+            div { dt { "bias: median of predicted / measured" } dd { (ratio(score.bias)) } }
             div { dt { "median error" } dd { (percent(score.median_error)) } }
             div { dt { "outcomes within the interval" } dd { (percent(score.coverage)) } }
             div { dt { "rank correlation (Spearman)" } dd { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } } }

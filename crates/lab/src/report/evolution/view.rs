@@ -5,7 +5,6 @@ use std::collections::{HashSet, VecDeque};
 use kernels::select::Shape;
 use serde_json::json;
 
-use crate::climb::rank_correlation;
 use crate::evolve::{Candidate, Stage};
 use crate::ledger::{
     Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Ledger, LedgerError, Niche, Pair, Ranked,
@@ -164,34 +163,6 @@ pub struct RunRow {
     pub baseline: Option<Ranked>,
     /// Of its first problem: the best.
     pub best: Option<Ranked>,
-}
-
-/// How good forecasts were.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Score {
-    /// exp of the mean of ln(forecast / measured): above 1, the forecaster expects too much time.
-    pub bias: f64,
-    /// Median of |forecast / measured − 1|.
-    pub median_error: f64,
-    /// Share of outcomes within the forecast's interval.
-    pub coverage: f64,
-    /// Spearman's rank correlation.
-    pub spearman: f64,
-}
-
-impl Score {
-    /// Of forecasts with their outcomes; `None` of none.
-    pub fn of(pairs: &[Pair]) -> Option<Score> {
-        let n = pairs.len() as f64;
-        let times: Vec<(f64, f64)> = pairs.iter().map(|p| (p.us, p.measured_us)).collect();
-        let errors: Vec<f64> = times.iter().map(|(forecast, us)| (forecast / us - 1.0).abs()).collect();
-        (!pairs.is_empty()).then(|| Score {
-            bias: (times.iter().map(|(forecast, us)| (forecast / us).ln()).sum::<f64>() / n).exp(),
-            median_error: crate::bench::median(&errors),
-            coverage: pairs.iter().filter(|p| within(p)).count() as f64 / n,
-            spearman: rank_correlation(&times),
-        })
-    }
 }
 
 /// Whether a forecast's interval held.
@@ -449,24 +420,21 @@ impl RunRow {
 
 #[cfg(test)]
 mod tests {
+    use kernels::{Arch, Plan};
+    use problem::Problem;
+
     use super::*;
+    use crate::evolve::{Language, Source};
 
     #[test]
-    fn forecasts_are_scored() {
-        let pair = |us: f64, measured_us: f64| Pair {
-            forecast: 1,
-            candidate: None,
-            low_us: 0.9 * us,
-            us,
-            high_us: 1.1 * us,
-            measured_us,
-        };
-        assert_eq!(Score::of(&[]), None);
-        let score = Score::of(&[pair(1.0, 1.0), pair(2.0, 1.0), pair(4.0, 4.1)]).unwrap();
-        assert_eq!(score.coverage, 2.0 / 3.0);
-        assert!((score.bias - (2.0f64 * 4.0 / 4.1).cbrt()).abs() < 1e-12, "{score:?}");
-        assert!((score.median_error - (1.0 - 4.0 / 4.1)).abs() < 1e-12);
-        // Ranks 0, 1, 2 against ½, ½, 2.
-        assert!((score.spearman - 0.866).abs() < 1e-3);
+    fn candidates_in_a_few_words() {
+        let problem = Problem::mission();
+        let plan = Plan::Mma(kernels::forward::mma::MmaPlan::default_for(&problem, &Arch::SM_90));
+        let words = in_words(&Candidate::Gpu(plan));
+        assert!(words.starts_with("mma ") && words.contains("×") && words.contains(" warps, "), "{words}");
+        let native = in_words(&Candidate::Cpu(cpu::CpuPlan::for_problem(&problem)));
+        assert!(native.contains("thread") && native.contains("×"), "{native}");
+        let source = Source { language: Language::Cuda, text: "x".into(), launch: String::new() };
+        assert!(in_words(&Candidate::Kernel(source)).starts_with("CUDA C++ kernel "));
     }
 }
