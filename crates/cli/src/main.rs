@@ -9,17 +9,17 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
-mod microbench;
 mod forecast;
 mod ledger;
+mod microbench;
 mod report;
 mod run;
 mod selftest;
 mod serve;
 mod source;
 mod table;
-mod worker;
 mod topk;
+mod worker;
 
 use std::process::ExitCode;
 
