@@ -79,6 +79,9 @@ pub enum CliError {
         /// What must agree.
         rule: &'static str,
     },
+    /// The ledger's own.
+    #[error(transparent)]
+    Ledger(#[from] lab::ledger::LedgerError),
     /// A file of this name cannot be judged.
     #[error("{0}: a kernel is a .ptx or a .cu file")]
     Extension(PathBuf),

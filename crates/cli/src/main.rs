@@ -10,11 +10,14 @@ mod doctor;
 mod error;
 mod explain;
 mod microbench;
+mod forecast;
+mod ledger;
 mod run;
 mod selftest;
 mod source;
 mod table;
 mod worker;
+mod topk;
 
 use std::process::ExitCode;
 
@@ -71,6 +74,9 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Selftest(args) => selftest::selftest(args),
         Command::Microbench(args) => microbench::microbench(args),
         Command::Worker(args) => worker::worker(args),
+        Command::Topk(args) => topk::topk(args),
+        Command::Forecast(command) => forecast::forecast(command),
+        Command::Ledger(command) => ledger::ledger(command),
     }
 }
 
@@ -93,7 +99,13 @@ fn wants_json(command: &Command) -> bool {
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
         Command::Microbench(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) | Command::Worker(_) => false,
+        Command::Topk(args) => args.json,
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Tables(_)
+        | Command::Worker(_)
+        | Command::Forecast(_)
+        | Command::Ledger(_) => false,
     }
 }
 

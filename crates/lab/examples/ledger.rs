@@ -168,9 +168,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// None, one or two; mostly of the last thousand.
+    /// None (seldom), one or two of the last thousand.
     fn parents(&mut self) -> Vec<CandidateId> {
-        let count = if self.known.is_empty() { 0 } else { self.rng.random_range(0..3) };
+        let count = match self.rng.random_range(0..100) {
+            0 => 0,
+            1..70 => 1,
+            _ => 2,
+        };
+        let count = if self.known.is_empty() { 0 } else { count };
         let recent = self.known.len().saturating_sub(1000)..self.known.len();
         let mut parents: Vec<CandidateId> =
             (0..count).map(|_| self.known[self.rng.random_range(recent.clone())]).collect();
@@ -251,6 +256,8 @@ fn ask(ledger: &Ledger) -> Fallible<f64> {
         ledger.candidates(run, CandidateId(300_000), 1000).map(|r| r.len())
     })?;
     time("1000 outcomes of a run", &|| ledger.outcomes(run, 500_000, 1000).map(|r| r.len()))?;
+    time("scores", &|| ledger.scores().map(|r| r.len()))?;
+    time("forecasts by hand", &|| ledger.by_hand(100).map(|r| r.len()))?;
     time("state", &|| ledger.state().map(|_| 1))?;
     Ok(worst)
 }

@@ -158,7 +158,7 @@ fn block(
 }
 
 /// Independent standard normal draws, each run of elements from a stream of its own, so that all cores draw.
-fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
+pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
     const RUN: usize = 1 << 14;
     let tensor = |tensor: Tensor, stream: u64| {
         let elements: usize = problem.extents(tensor).iter().product();

@@ -16,12 +16,14 @@ use super::config::{Case, Config, Limits};
 use super::insight::Insights;
 use super::operators::{Draft, Workshop};
 use super::population::{Member, Place, Population};
+use super::proposer::Proposal;
 use super::space::Space;
 use super::task::{Outcome, Stage, Task};
+use super::workers::is_of_device;
 use super::{advice, finals};
 use crate::ledger::{
-    Arm, CandidateId, Decision, Environment, Ledger, LedgerError, NewCandidate, Rejection, Run, RunEvent,
-    RunId,
+    Arm, CandidateId, Decision, Environment, Forecast, Ledger, LedgerError, NewCandidate, Rejection, Run,
+    RunEvent, RunId,
 };
 
 /// Why an evolution cannot go on.
@@ -275,11 +277,12 @@ impl Evolution {
     pub fn answer(
         &mut self,
         question: &Question,
-        answer: Result<Candidate, Rejection>,
+        answer: Result<Proposal, Rejection>,
     ) -> Result<(), EvolveError> {
         let Some(search) = self.searches.get_mut(question.case) else { return Ok(()) };
         search.questions[1] += 1;
-        let (candidate, rejection) = match answer {
+        let expected_us = answer.as_ref().ok().and_then(|proposal| proposal.predicted_us);
+        let (candidate, rejection) = match answer.map(|proposal| proposal.candidate) {
             Ok(candidate) => match search.space.domain.check(&candidate) {
                 Ok(()) => (candidate, None),
                 Err(detail) => {
@@ -294,8 +297,24 @@ impl Evolution {
         };
         let parents: Vec<&Member> =
             search.population.best.iter().filter_map(|id| search.population.members.get(id)).collect();
+        let problem = search.population.problem;
         let draft = Draft::from_parents(candidate, Operator::Propose.name().to_owned(), &parents);
-        self.add(question.case, draft, rejection)?;
+        if let Some((candidate, us)) = self.add(question.case, draft, rejection)?.zip(expected_us) {
+            let (hypothesis, author) = (String::new(), Operator::Propose.name().to_owned());
+            let (device, problem) = (self.config.device.clone(), Some(problem));
+            let (low_us, high_us) = (us, us);
+            let candidate = Some(candidate);
+            self.ledger.forecast(&Forecast {
+                candidate,
+                hypothesis,
+                author,
+                device,
+                problem,
+                low_us,
+                us,
+                high_us,
+            })?;
+        }
         Ok(())
     }
 
@@ -407,7 +426,7 @@ impl Evolution {
 
     /// What is under way: without and with the device.
     fn under_way(&self) -> [usize; 2] {
-        let device = self.flying.iter().filter(|(_, stage, _)| needs_device(*stage)).count();
+        let device = self.flying.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
         [self.flying.len() - device, device]
     }
 
@@ -417,7 +436,7 @@ impl Evolution {
         if host + device >= self.limits.together {
             return None;
         }
-        let room = |stage: Stage| match needs_device(stage) {
+        let room = |stage: Stage| match is_of_device(stage) {
             true => device < self.limits.device,
             false => host < self.limits.host,
         };
@@ -587,11 +606,6 @@ enum Made {
 
 /// Draws in a row that may repeat what is known.
 const REPEATS: usize = 64;
-
-/// Whether a stage takes the device's time.
-pub const fn needs_device(stage: Stage) -> bool {
-    matches!(stage, Stage::Microbench | Stage::Race | Stage::HeldOut)
-}
 
 fn members_made(population: &Population) -> usize {
     population.members.values().filter(|m| m.counts()).count()

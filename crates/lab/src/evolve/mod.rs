@@ -12,6 +12,7 @@ mod candidate;
 pub mod cascade;
 pub mod children;
 pub mod config;
+mod cpu_space;
 mod engine;
 pub mod evaluate;
 mod finals;
@@ -31,7 +32,7 @@ pub mod workers;
 
 pub use candidate::{Candidate, Language, Source};
 pub use config::{Case, Config, Configuration, Limits};
-pub use engine::{Ask, Evolution, EvolveError, Question, needs_device, words};
+pub use engine::{Ask, Evolution, EvolveError, Question, words};
 pub use evaluate::{Evaluator, Look};
 pub use report::{Gain, Progress, gain};
 pub use task::{Finding, Outcome, Stage, Target, Task};

@@ -153,23 +153,6 @@ impl Space {
         Space { domain: Domain::Gpu(problem.clone(), *arch), families: families.collect() }
     }
 
-    /// Of this machine's native kernels.
-    pub fn cpu(problem: &Problem) -> Space {
-        let template = cpu::CpuPlan::for_problem(problem);
-        let numbers =
-            |name: &str, values: &[usize]| (name.to_owned(), values.iter().map(|n| json!(n)).collect());
-        let threads: Vec<usize> =
-            (0..10).map(|log| 1 << log).filter(|n| *n <= 2 * template.threads).collect();
-        let genes = vec![
-            ("isa".to_owned(), cpu::Isa::available().into_iter().map(|isa| json!(isa)).collect()),
-            numbers("threads", &threads),
-            numbers("block_q", &[8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512]),
-            numbers("block_kv", &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024]),
-        ];
-        let family = FamilySpace::new("cpu", Candidate::Cpu(template), genes, Vec::new());
-        Space { domain: Domain::Cpu(problem.clone()), families: vec![family] }
-    }
-
     /// The family that a candidate is of, if the space has it.
     pub fn family_of(&self, candidate: &Candidate) -> Option<&FamilySpace> {
         self.families.iter().find(|space| space.name == family(candidate))

@@ -10,8 +10,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
+use super::proposer::Proposal;
 use super::seeding::{Wishes, gpu};
 use super::space::{family, genome};
+use super::workers::is_of_device;
 use super::*;
 use crate::bench::SpeedVerdict;
 use crate::gate::Verdict;
@@ -392,7 +394,7 @@ fn the_device_does_not_wait_for_proofs() {
             Ask::Task(task) => under_way.push(*task),
             Ask::Wait => {
                 // A timing takes as long as everything else under way together.
-                let device = under_way.iter().position(|t| needs_device(t.stage));
+                let device = under_way.iter().position(|t| is_of_device(t.stage));
                 turns += 1;
                 idle += usize::from(device.is_none());
                 let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
@@ -515,7 +517,11 @@ fn proposals_pass_the_same_cascade() {
                         reason: "proposer".into(),
                         detail: "garbage".into(),
                     }),
-                    _ => Ok(Candidate::Gpu(Plan::Mma(plan))),
+                    _ => Ok(Proposal {
+                        candidate: Candidate::Gpu(Plan::Mma(plan)),
+                        hypothesis: None,
+                        predicted_us: Some(9.5),
+                    }),
                 };
                 evolution.answer(&question, answer).unwrap();
             }
@@ -530,6 +536,7 @@ fn proposals_pass_the_same_cascade() {
     assert_eq!(proposed.len(), asked);
     let of = |at: usize| ledger.candidate(proposed[at].id).unwrap();
     assert!(of(0).screening.is_some(), "{:?}", of(0).rejections);
+    assert!(of(0).forecasts.iter().any(|f| f.author == "proposer" && f.us == 9.5));
     assert_eq!((of(1).rejections[0].stage, of(1).rejections[0].reason.as_str()), (Stage::Propose, "plan"));
     assert_eq!(of(2).rejections[0].detail, "garbage");
 }
@@ -563,7 +570,7 @@ fn a_budget_of_seconds_leaves_room_for_the_races() {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
                 races += usize::from(task.stage >= Stage::Race);
-                now += if needs_device(task.stage) { task.seconds } else { 0.5 };
+                now += if is_of_device(task.stage) { task.seconds } else { 0.5 };
                 let outcome = landscape.evaluate(&task);
                 evolution.tell(&outcome).unwrap();
             }

@@ -62,6 +62,20 @@ pub const FACTS: [&str; 17] = [
     "recalibration",
 ];
 
+/// Columns that hold JSON: an export writes the value, not the text.
+pub const JSON: [&str; 10] = [
+    "shape",
+    "body",
+    "config",
+    "environment",
+    "changes",
+    "findings",
+    "reasons",
+    "hazards",
+    "why",
+    "held_out",
+];
+
 const FIRST: &str = "
 CREATE TABLE problem (id INTEGER PRIMARY KEY, shape TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE device (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -151,6 +165,7 @@ CREATE TABLE forecast (
   high_us REAL NOT NULL
 ) STRICT;
 CREATE INDEX forecast_by_candidate ON forecast (candidate) WHERE candidate IS NOT NULL;
+CREATE INDEX forecast_by_hand ON forecast (id) WHERE outcome IS NULL;
 CREATE INDEX forecast_of_ideas ON forecast (author, id) WHERE candidate IS NULL;
 CREATE TABLE forecast_outcome (
   id INTEGER PRIMARY KEY,
@@ -333,7 +348,7 @@ CREATE TABLE pair (
   measured_us REAL NOT NULL,
   PRIMARY KEY (author, device, forecast)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX pair_of_run ON pair (run, author);
+CREATE INDEX pair_of_run ON pair (run, author, forecast);
 
 CREATE TRIGGER candidate_counts AFTER INSERT ON candidate BEGIN
   INSERT INTO standing (candidate, run, problem, device, subject, arm, operator)

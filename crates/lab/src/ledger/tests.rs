@@ -443,3 +443,95 @@ fn what_is_counted_and_where_it_came_from() {
     ledger.event(run, RunEvent::Resumed).unwrap();
     assert!(ledger.state().unwrap() > before);
 }
+
+#[test]
+fn facts_leave_as_json_lines_and_as_parquet() {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    let (folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, _, _) = story(&ledger);
+    ledger.event(run, RunEvent::Finished).unwrap();
+    let lines = folder.path("facts.jsonl");
+    let exported = ledger.export(&lines, Format::JsonLines).unwrap();
+    let text = std::fs::read_to_string(&lines).unwrap();
+    let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(exported.iter().map(|e| e.rows).sum::<u64>(), objects.len() as u64);
+    let of = |table: &str| objects.iter().filter(|o| o["table"] == table).cloned().collect::<Vec<_>>();
+    assert_eq!(of("measurement")[5]["samples"], json!([8.5, 8.5 * 1.01, 8.5 * 0.99]));
+    assert_eq!(of("measurement")[0]["ratio"], Value::Null);
+    assert_eq!(of("candidate")[1]["changes"], json!({ "block_n": [64, 128] }));
+    assert_eq!(of("problem")[0]["shape"]["seq_q"], 128);
+    let tables = folder.path("tables");
+    assert_eq!(ledger.export(&tables, Format::Parquet).unwrap(), exported);
+    for Exported { table, rows, .. } in exported {
+        let file = std::fs::File::open(tables.join(format!("{table}.parquet"))).unwrap();
+        let reader = SerializedFileReader::new(file).unwrap();
+        let read: Vec<_> = reader.get_row_iter(None).unwrap().map(Result::unwrap).collect();
+        assert_eq!(read.len() as u64, rows, "{table}");
+        if table == "measurement" {
+            let row = read[5].to_string();
+            assert!(row.contains("samples: [8.5, 8.585, 8.415]") && row.contains("ratio: 1.2"), "{row}");
+            assert!(read[0].to_string().contains("ratio: null"));
+        }
+    }
+    assert!(ledger.export(&folder.path("no/folder.jsonl"), Format::JsonLines).is_err());
+}
+
+#[test]
+fn a_check_counts_the_summaries_after() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [_, child, ..], _) = story(&ledger);
+    ledger
+        .decided(run, &Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null })
+        .unwrap();
+    ledger.spent(run, 2.0, "warming").unwrap();
+    let found = ledger.check().unwrap();
+    assert!(found.is_sound(), "{found:?}");
+    assert!(found.facts.contains(&("candidate", 5)) && found.facts.contains(&("outcome", 17)));
+    ledger
+        .connection
+        .execute("UPDATE tally SET candidates = candidates + 1 WHERE arm = 'control'", [])
+        .unwrap();
+    let found = ledger.check().unwrap();
+    assert_eq!(found.disagreements, [Disagreement { what: "candidates", facts: 5, summary: 6 }]);
+}
+
+/// The model's forecasts are 1.5 times too long; once that is known and kept, later ones are told twice.
+#[test]
+fn a_recalibration_is_kept_and_used_by_later_forecasts() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let one = |i: i32| {
+        let us = 10.0 + f64::from(i * 7 % 40);
+        let candidate = add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);
+        ledger.tell(&outcome(candidate, Stage::Screen, screened(&format!("p{i}"), us * 1.5))).unwrap();
+        let dossier = ledger.candidate(candidate).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+        dossier.forecasts
+    };
+    assert_eq!(ledger.recalibrate("model", "L4").ok().flatten(), None, "nothing came out yet");
+    (0..40).for_each(|i| assert_eq!(one(i).len(), 1));
+    let map = ledger.recalibrate("model", "L4").unwrap().unwrap();
+    assert!(map.adopted && (map.before.bias - 1.5).abs() < 1e-9, "{map:?}");
+    let kept = ledger.recalibration("model", "L4").unwrap().unwrap();
+    assert_eq!((kept.slope, kept.high, kept.adopted), (map.slope, map.high, true));
+    assert!((kept.after.bias - map.after.bias).abs() < 1e-12);
+    let told = one(3);
+    assert_eq!(told[1].author, "model:recalibrated");
+    assert!((told[1].us - 31.0).abs() < 0.01, "{told:?}");
+    let scores = ledger.scores().unwrap();
+    let counts: Vec<(&str, usize)> = scores.iter().map(|s| (s.author.as_str(), s.count)).collect();
+    assert_eq!(counts, [("model", 41), ("model:recalibrated", 1)]);
+    // A forecast after the measurement is none.
+    let late = Forecast { author: "ada".into(), ..told[0].clone() };
+    assert!(matches!(ledger.forecast(&late), Err(LedgerError::Value { .. })));
+    let number = ledger.forecast(&Forecast { candidate: None, ..late }).unwrap();
+    ledger.forecast_outcome(&ForecastOutcome { forecast: number, us: 30.0, note: "so so".into() }).unwrap();
+    let by_hand = ledger.by_hand(10).unwrap();
+    assert_eq!(
+        (by_hand.len(), by_hand[0].measured_us, by_hand[0].note.as_deref()),
+        (1, Some(30.0), Some("so so"))
+    );
+}

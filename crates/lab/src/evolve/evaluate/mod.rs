@@ -1,6 +1,8 @@
 //! Whoever finds out about candidates: one implementation for each kind of target, behind one seam. An evaluator knows nothing of
 //! the search, and the search nothing of threads, devices and processes.
 
+pub mod cpu;
+mod cpu_proof;
 pub mod cuda;
 pub mod kernel;
 pub mod model;
