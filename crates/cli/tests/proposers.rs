@@ -119,7 +119,8 @@ fn evolution(ledger: &Folder, problem: &Problem) -> Evolution {
 fn a_run_survives_every_proposer() {
     let problem = Problem::new(1, 1, 64, 64, DType::F16);
     let folder = Folder::new(&problem);
-    let line = format!("python3 '{}' '{}'", folder.path("proposer.py").display(), folder.path("turn").display());
+    let line =
+        format!("python3 '{}' '{}'", folder.path("proposer.py").display(), folder.path("turn").display());
     let limits = Limits { wall: Duration::from_secs(2), cpu_seconds: 10, memory: 1 << 30, output: 4 << 20 };
     let proposer = Proposer::new(&line, limits);
     let mut evolution = evolution(&folder, &problem);
@@ -170,7 +171,10 @@ fn a_run_survives_every_proposer() {
     }
     // The one that is right went on to the device.
     let right = &proposed[DEEDS - 1];
-    assert!(right.proofs.iter().any(|proof| proof.judge == Judge::Emulator && proof.verdict == Verdict::Proven), "{right:?}");
+    assert!(
+        right.proofs.iter().any(|proof| proof.judge == Judge::Emulator && proof.verdict == Verdict::Proven),
+        "{right:?}"
+    );
     // And none of their children lives.
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
