@@ -131,7 +131,7 @@ fn a_run_survives_every_proposer() {
         match evolution.ask(began.elapsed().as_secs_f64()).unwrap() {
             Ask::Task(task) => crew.submit(*task),
             Ask::Propose(question) => {
-                let answer = proposer.propose(&question.brief).map(|proposal| proposal.candidate);
+                let answer = proposer.propose(&question.brief);
                 evolution.answer(&question, answer).unwrap();
             }
             Ask::Wait => {
