@@ -36,6 +36,22 @@ pub enum Command {
     Selftest(Selftest),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
+    /// Measure on a GPU the unit costs that the time model rests on (ex2, shuffle, ldmatrix, mma, cp.async, barrier, launch, …)
+    ///
+    /// Writes the machine's description, which --machine of other commands takes. Exit code: 0 all measured, 1 some probes
+    /// failed, 3 bad usage or no GPU.
+    Microbench(Microbench),
+    /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
+    #[command(hide = true)]
+    Worker(Worker),
+    /// The best plans for a problem on a device, as the ledger knows them
+    Topk(Topk),
+    /// Say what an idea will bring before it is measured, and see how forecasts came out: people's and the model's
+    #[command(subcommand)]
+    Forecast(ForecastCommand),
+    /// The ledger as a file: export its facts, check it, list its runs
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +105,9 @@ pub struct Explain {
     /// The machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,
+    /// The machine whose time is predicted, as `microbench` described it
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
+    pub machine: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -221,4 +240,198 @@ pub struct Selftest {
     /// The short list that the sanitizer runs this program with
     #[arg(long, hide = true)]
     pub under_sanitizer: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Worker {
+    /// A machine's description, as `microbench --out` writes it: its times are predicted by it
+    #[arg(long, value_name = "FILE.json")]
+    pub machine: Option<PathBuf>,
+    /// The emulator in the place of a GPU: tests the search
+    #[arg(long)]
+    pub emulator: bool,
+    /// Say before each piece of work how long it may take, for whoever ends a worker that hangs
+    #[arg(long)]
+    pub watched: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Microbench {
+    /// Which GPU: cuda, or cuda:N
+    #[arg(long, default_value = "cuda")]
+    pub device: String,
+    /// Where the machine's description goes
+    #[arg(long, value_name = "FILE.json", default_value = "machine.json")]
+    pub out: PathBuf,
+    /// Print the description, one JSON object, instead of the tables
+    #[arg(long)]
+    pub json: bool,
+    /// Only the probes with this word in their names; what they do not tell stays as in the table of machines
+    #[arg(long, value_name = "WORD")]
+    pub only: Option<String>,
+    /// Run the probes on the emulator, whose clock counts instructions: tests the command
+    #[arg(long)]
+    pub emulator: bool,
+}
+
+/// Which ledger: the same for every command that reads or writes one.
+#[derive(Debug, Args)]
+pub struct LedgerFile {
+    /// The ledger
+    #[arg(long = "ledger", value_name = "FILE", default_value = "flashcore.ledger")]
+    pub path: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Topk {
+    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
+    #[arg(long)]
+    pub problem: String,
+    /// The device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
+    #[arg(long)]
+    pub device: String,
+    /// How many
+    #[arg(short, value_name = "N", default_value_t = 10)]
+    pub k: usize,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ForecastCommand {
+    /// Add a forecast; prints its number
+    Add(ForecastAdd),
+    /// Say how a forecast came out
+    Outcome(ForecastOutcome),
+    /// List people's forecasts, the newest first
+    List(ForecastList),
+    /// Score everyone whose forecasts came out: bias, coverage of the interval, rank correlation, error
+    Score(ForecastScore),
+    /// Fit a map of an author's forecasts to the older half of those that came out, judge it on the newer half, and keep it; later
+    /// forecasts of the model's use it if it helped
+    Recalibrate(ForecastRecalibrate),
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastAdd {
+    /// The idea, in words
+    pub hypothesis: String,
+    /// Who says so
+    #[arg(long, value_name = "NAME")]
+    pub author: String,
+    /// The device: its name
+    #[arg(long)]
+    pub device: String,
+    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`
+    #[arg(long)]
+    pub problem: Option<String>,
+    /// A candidate of the ledger: its measurement is the outcome
+    #[arg(long, value_name = "N")]
+    pub candidate: Option<i64>,
+    /// The time that is expected, µs
+    #[arg(long)]
+    pub us: f64,
+    /// Lower end of what would not surprise; default: 10 % less
+    #[arg(long, value_name = "US")]
+    pub low: Option<f64>,
+    /// Upper end; default: 10 % more
+    #[arg(long, value_name = "US")]
+    pub high: Option<f64>,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastOutcome {
+    /// The forecast's number
+    pub forecast: i64,
+    /// The time that was measured, µs
+    #[arg(long)]
+    pub us: f64,
+    /// Anything to remember
+    #[arg(long, default_value = "")]
+    pub note: String,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastList {
+    /// How many
+    #[arg(short, value_name = "N", default_value_t = 50)]
+    pub n: usize,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastScore {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastRecalibrate {
+    /// Whose forecasts
+    #[arg(long, value_name = "NAME", default_value = "model")]
+    pub author: String,
+    /// For which device: its name
+    #[arg(long)]
+    pub device: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LedgerCommand {
+    /// Write all facts: one JSON object a line into FILE.jsonl, or with --parquet one file a table into a folder
+    Export(LedgerExport),
+    /// Look over every page, reference and summary
+    ///
+    /// Exit code: 0 sound, 1 something disagrees, 3 damaged or no ledger.
+    Check(LedgerCheck),
+    /// List the runs, the newest first
+    Runs(LedgerRuns),
+}
+
+#[derive(Debug, Args)]
+pub struct LedgerExport {
+    /// The file, or the folder
+    #[arg(value_name = "FILE.jsonl|FOLDER")]
+    pub to: PathBuf,
+    /// One Parquet file a table
+    #[arg(long)]
+    pub parquet: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct LedgerCheck {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct LedgerRuns {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
 }

@@ -79,6 +79,9 @@ pub enum CliError {
         /// What must agree.
         rule: &'static str,
     },
+    /// The ledger's own.
+    #[error(transparent)]
+    Ledger(#[from] lab::ledger::LedgerError),
     /// A file of this name cannot be judged.
     #[error("{0}: a kernel is a .ptx or a .cu file")]
     Extension(PathBuf),
@@ -122,6 +125,12 @@ pub enum CliError {
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Nvrtc(#[from] lab::tools::NvrtcError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Machine(#[from] lab::machine::MachineFileError),
+    /// A device that candidates cannot be evaluated on.
+    #[error("{0}")]
+    Evaluator(#[from] lab::evolve::evaluate::Fault),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Store(#[from] lab::store::StoreError),

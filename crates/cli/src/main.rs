@@ -9,10 +9,15 @@ mod device;
 mod doctor;
 mod error;
 mod explain;
+mod microbench;
+mod forecast;
+mod ledger;
 mod run;
 mod selftest;
 mod source;
 mod table;
+mod worker;
+mod topk;
 
 use std::process::ExitCode;
 
@@ -67,6 +72,11 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Tables(args) => tables(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Microbench(args) => microbench::microbench(args),
+        Command::Worker(args) => worker::worker(args),
+        Command::Topk(args) => topk::topk(args),
+        Command::Forecast(command) => forecast::forecast(command),
+        Command::Ledger(command) => ledger::ledger(command),
     }
 }
 
@@ -88,7 +98,14 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
-        Command::Run(_) | Command::Bench(_) | Command::Tables(_) => false,
+        Command::Microbench(args) => args.json,
+        Command::Topk(args) => args.json,
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Tables(_)
+        | Command::Worker(_)
+        | Command::Forecast(_)
+        | Command::Ledger(_) => false,
     }
 }
 

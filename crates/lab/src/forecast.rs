@@ -231,12 +231,16 @@ impl Fit {
 
 /// Ranks from 0; equal values share the mean of theirs.
 fn ranks(values: &[f64]) -> Vec<f64> {
-    let rank = |x: &f64| {
-        let below = values.iter().filter(|y| *y < x).count();
-        let equal = values.iter().filter(|y| *y == x).count();
-        below as f64 + (equal as f64 - 1.0) / 2.0
-    };
-    values.iter().map(rank).collect()
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut first = 0;
+    for equal in order.chunk_by(|a, b| values[*a] == values[*b]) {
+        let mean = first as f64 + (equal.len() as f64 - 1.0) / 2.0;
+        equal.iter().for_each(|at| ranks[*at] = mean);
+        first += equal.len();
+    }
+    ranks
 }
 
 /// Pearson's correlation; 0 where one of the two does not vary.

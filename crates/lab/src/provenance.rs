@@ -83,7 +83,7 @@ fn clean_commit(root: &Path) -> Option<String> {
 
 /// `YYYY-MM-DDTHH:MM:SSZ` of seconds since 1970 (days to civil date after H. Hinnant, "chrono-Compatible Low-Level Date
 /// Algorithms").
-fn iso8601(seconds: u64) -> String {
+pub fn iso8601(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);
     let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

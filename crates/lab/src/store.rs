@@ -35,6 +35,59 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     })
 }
 
+/// A file that is written piece by piece under another name in the same folder, and has its own once it is whole. Dropped before that, it
+/// leaves nothing behind.
+#[derive(Debug)]
+pub struct Draft {
+    file: std::io::BufWriter<std::fs::File>,
+    draft: PathBuf,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Draft {
+    /// Begins it.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn new(path: &Path) -> Result<Draft, StoreError> {
+        let (path, draft) = (path.to_path_buf(), draft(path)?);
+        match std::fs::File::create(&draft) {
+            Ok(file) => Ok(Draft { file: std::io::BufWriter::new(file), draft, path, kept: false }),
+            Err(source) => Err(StoreError::Write { path, source }),
+        }
+    }
+
+    /// It is whole.
+    ///
+    /// # Errors
+    /// When it cannot be written to its end or be named.
+    pub fn keep(mut self) -> Result<(), StoreError> {
+        let named = self.file.flush().and_then(|()| std::fs::rename(&self.draft, &self.path));
+        self.kept = named.is_ok();
+        named.map_err(|source| StoreError::Write { path: self.path.clone(), source })
+    }
+}
+
+impl Write for Draft {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.kept {
+            // What cannot be removed is the user's to clean.
+            let _ = std::fs::remove_file(&self.draft);
+        }
+    }
+}
+
 /// Whether a file can be written: to be asked before a minute's work, not after.
 ///
 /// # Errors

@@ -126,9 +126,31 @@ pub fn parse(text: &str) -> Result<Problem, Accepted> {
     Ok(problem)
 }
 
+/// A dense problem in words: what [`parse`] takes.
+pub fn words(problem: &Problem) -> String {
+    let p = problem;
+    let pair = |a: usize, b: usize, between: char| {
+        if a == b { a.to_string() } else { format!("{a}{between}{b}") }
+    };
+    let (heads, seq) = (pair(p.heads_q, p.heads_kv, '/'), pair(p.seq_q, p.seq_kv, 'x'));
+    let dim = pair(p.head_dim, p.head_dim_v, '/');
+    let mask = match p.mask {
+        Mask::None => String::new(),
+        mask => format!(",{}", mask.name()),
+    };
+    format!("{},{heads},{seq},{dim},{}{mask}", p.batch, p.dtype.name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_what_is_parsed() {
+        for text in ["1,8,512,64,f16", "4,32/8,1x8192,192/128,bf16,causal"] {
+            assert_eq!(words(&parse(text).unwrap()), text);
+        }
+    }
 
     #[test]
     fn problems_as_written() {

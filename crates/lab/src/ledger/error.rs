@@ -130,6 +130,10 @@ impl LedgerError {
             }
             Some((ErrorCode::NotADatabase, _)) => LedgerError::NotALedger { path, what },
             Some((ErrorCode::DatabaseCorrupt, _)) => LedgerError::Damaged { path, what },
+            // A row that is not what was written.
+            None if matches!(error, rusqlite::Error::FromSqlConversionFailure(..)) => {
+                LedgerError::Damaged { path, what }
+            }
             _ => LedgerError::Sql { path, source: error },
         }
     }

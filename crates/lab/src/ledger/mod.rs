@@ -7,9 +7,15 @@
 //!
 //! [`Outcome`]: crate::evolve::Outcome
 
+mod check;
 mod error;
+mod export;
 mod facts;
+mod rank;
+mod read;
 pub mod schema;
+mod score;
+mod totals;
 mod write;
 
 use std::cell::Cell;
@@ -18,8 +24,14 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
+pub use check::{Disagreement, Soundness};
 pub use error::LedgerError;
+pub use export::{Exported, Format};
 pub use facts::*;
+pub use rank::{Ancestor, Ranked, Win};
+pub use read::{Decided, Dossier, Known, Resumed, RunLine};
+pub use score::{ByHand, Recalibration, Score};
+pub use totals::{Corner, Cost, CostItem, Death, Earnings, Niche, Pair, Tally};
 
 /// How long a writer waits for another one, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -257,5 +269,7 @@ fn recognise(path: &Path) -> Result<(), LedgerError> {
     Err(not("it is not a SQLite file, or its first page was overwritten"))
 }
 
+#[cfg(test)]
+mod crash;
 #[cfg(test)]
 mod tests;

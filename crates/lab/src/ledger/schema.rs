@@ -62,6 +62,20 @@ pub const FACTS: [&str; 17] = [
     "recalibration",
 ];
 
+/// Columns that hold JSON: an export writes the value, not the text.
+pub const JSON: [&str; 10] = [
+    "shape",
+    "body",
+    "config",
+    "environment",
+    "changes",
+    "findings",
+    "reasons",
+    "hazards",
+    "why",
+    "held_out",
+];
+
 const FIRST: &str = "
 CREATE TABLE problem (id INTEGER PRIMARY KEY, shape TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE device (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -151,6 +165,7 @@ CREATE TABLE forecast (
   high_us REAL NOT NULL
 ) STRICT;
 CREATE INDEX forecast_by_candidate ON forecast (candidate) WHERE candidate IS NOT NULL;
+CREATE INDEX forecast_by_hand ON forecast (id) WHERE outcome IS NULL;
 CREATE INDEX forecast_of_ideas ON forecast (author, id) WHERE candidate IS NULL;
 CREATE TABLE forecast_outcome (
   id INTEGER PRIMARY KEY,
@@ -255,7 +270,7 @@ CREATE TABLE standing (
   promoted INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX standing_by_time ON standing (problem, device, kind, us) WHERE us IS NOT NULL;
-CREATE INDEX standing_of_run ON standing (run, us) WHERE us IS NOT NULL;
+CREATE INDEX standing_of_run ON standing (run, problem, us) WHERE us IS NOT NULL;
 CREATE TABLE tally (
   run INTEGER NOT NULL,
   problem INTEGER NOT NULL,
@@ -324,6 +339,8 @@ CREATE TABLE pair (
   author TEXT NOT NULL,
   device INTEGER NOT NULL,
   forecast INTEGER NOT NULL,
+  run INTEGER,
+  candidate INTEGER,
   trial TEXT NOT NULL,
   low_us REAL NOT NULL,
   us REAL NOT NULL,
@@ -331,6 +348,7 @@ CREATE TABLE pair (
   measured_us REAL NOT NULL,
   PRIMARY KEY (author, device, forecast)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX pair_of_run ON pair (run, author, forecast);
 
 CREATE TRIGGER candidate_counts AFTER INSERT ON candidate BEGIN
   INSERT INTO standing (candidate, run, problem, device, subject, arm, operator)
@@ -360,7 +378,7 @@ CREATE TRIGGER forecast_counts AFTER INSERT ON forecast WHEN new.candidate IS NO
   UPDATE standing SET predicted_us = new.us WHERE candidate = new.candidate;
 END;
 CREATE TRIGGER forecast_outcome_counts AFTER INSERT ON forecast_outcome BEGIN
-  INSERT INTO pair SELECT author, device, id, 'idea', low_us, us, high_us, new.us FROM forecast WHERE id = new.forecast
+  INSERT INTO pair SELECT author, device, id, NULL, NULL, 'idea', low_us, us, high_us, new.us FROM forecast WHERE id = new.forecast
     ON CONFLICT DO NOTHING;
 END;
 CREATE TRIGGER proof_counts AFTER INSERT ON proof
@@ -394,7 +412,9 @@ CREATE TRIGGER measurement_counts AFTER INSERT ON measurement WHEN new.trial <> 
     ON CONFLICT DO UPDATE SET
       timed = timed + 1, candidate = iif(new.us < us, new.candidate, candidate), us = min(us, new.us);
   INSERT INTO pair
-    SELECT author, device, id, new.trial, low_us, us, high_us, new.us FROM forecast
+    SELECT author, device, id, (SELECT run FROM candidate WHERE id = new.candidate), new.candidate, new.trial, low_us, us,
+        high_us, new.us
+      FROM forecast
       WHERE candidate = new.candidate AND new.kind = 'measured'
     ON CONFLICT DO UPDATE SET trial = new.trial, measured_us = new.us WHERE trial <> 'race' OR new.trial = 'race';
   UPDATE standing SET

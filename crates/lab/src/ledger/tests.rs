@@ -326,3 +326,212 @@ fn two_processes_may_begin_one_ledger() {
     numbers.sort_unstable();
     assert_eq!(numbers, [1, 2, 3, 4]);
 }
+
+fn race(incumbent: CandidateId, ratio: f64) -> Option<Against> {
+    let verdict =
+        if ratio > 1.0 { crate::bench::SpeedVerdict::Faster } else { crate::bench::SpeedVerdict::Slower };
+    Some(Against { incumbent, ratio, low: ratio * 0.98, high: ratio * 1.02, noise: 0.01, verdict })
+}
+
+/// A run with a seed, a child that wins its race, a grandchild that is wrong, a crossing and a control.
+fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
+    let run = begin(ledger);
+    let seed = add(ledger, run, "a", Arm::Baseline, &[]);
+    let child = add(ledger, run, "b", Arm::Evolution, &[seed]);
+    let wrong = add(ledger, run, "c", Arm::Evolution, &[child]);
+    let crossing = add(ledger, run, "d", Arm::Evolution, &[child, wrong]);
+    let control = add(ledger, run, "a", Arm::Control, &[]);
+    let mut outcomes = Vec::new();
+    for (candidate, us) in [(seed, 10.0), (child, 8.0), (wrong, 5.0), (crossing, 9.0), (control, 4.0)] {
+        outcomes.push(outcome(candidate, Stage::Screen, screened(&format!("p{us}"), us * 1.1)));
+        outcomes.push(outcome(candidate, Stage::Prove, judged(Verdict::Proven)));
+        outcomes.push(outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None)));
+    }
+    outcomes.push(outcome(child, Stage::Race, timed(Trial::Race, 8.5, race(seed, 1.2))));
+    outcomes.push(outcome(wrong, Stage::Race, rejection(Stage::Race, "wrong")));
+    outcomes.iter().for_each(|outcome| assert!(ledger.tell(outcome).unwrap()));
+    (run, [seed, child, wrong, crossing, control], outcomes)
+}
+
+#[test]
+fn a_run_is_resumed_from_what_was_told_in_order() {
+    let (_folder, path) = scratch();
+    let (run, [_, child, wrong, crossing, _], outcomes) = story(&Ledger::open(&path).unwrap());
+    let ledger = Ledger::read(&path).unwrap();
+    let resumed = ledger.resume(run).unwrap();
+    assert_eq!(resumed.outcomes, outcomes);
+    assert_eq!(resumed.run.config, json!({ "seed": 1 }));
+    assert_eq!(resumed.candidates.len(), 5);
+    assert_eq!(resumed.candidates[3].id, crossing);
+    assert_eq!(resumed.candidates[3].new.parents, [child, wrong]);
+    assert_eq!(resumed.candidates[1].new.candidate, subject("b"));
+    assert_eq!(resumed.candidates[1].new.changes, json!({ "block_n": [64, 128] }));
+    let last = ledger.outcomes(run, 16, 10).unwrap();
+    assert_eq!(last, [(17, outcomes[16].clone())]);
+    assert!(matches!(ledger.resume(RunId(9)), Err(LedgerError::Unknown { .. })));
+    assert!(ledger.event(run, RunEvent::Stopped).is_err(), "opened to read");
+}
+
+#[test]
+fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, _, crossing, _], _) = story(&ledger);
+    ledger
+        .decided(run, &Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null })
+        .unwrap();
+    let top = ledger.topk(&shape(128), "l4", 10).unwrap();
+    let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
+    assert_eq!(order, [child, crossing, seed]);
+    assert_eq!((top[0].us, top[0].trial, top[0].promoted), (8.5, Trial::Race, true));
+    assert_eq!(top[0].against.map(|a| (a.incumbent, a.ratio)), Some((seed, 1.2)));
+    assert_eq!(top[1].predicted_us, Some(9.0 * 1.1));
+    assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap().len(), 1);
+    assert!(ledger.topk(&shape(64), "L4", 1).unwrap().is_empty());
+    let other = ledger.topk(&shape(128), "L40", 1).unwrap_err().to_string();
+    assert!(other.contains("its devices: L4"), "{other}");
+    assert_eq!(ledger.best_of_problems("L4").unwrap().len(), 1);
+    assert_eq!(ledger.wins(5).unwrap()[0].changes, json!({ "block_n": [64, 128] }));
+    assert_eq!(ledger.same_code(run, &shape(128), "none", Some("sass p9")).unwrap(), Some(crossing));
+    assert_eq!(ledger.same_code(run, &shape(128), "none", None).unwrap(), None);
+    // The same plan in another run is one line.
+    let again = begin(&ledger);
+    let copy = add(&ledger, again, "b", Arm::Evolution, &[]);
+    ledger.tell(&outcome(copy, Stage::Microbench, timed(Trial::Microbench, 8.6, None))).unwrap();
+    assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 3);
+}
+
+#[test]
+fn what_is_counted_and_where_it_came_from() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, wrong, crossing, _], _) = story(&ledger);
+    let line: Vec<(CandidateId, usize)> =
+        ledger.lineage(crossing).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
+    assert_eq!(line, [(crossing, 2), (child, 1), (seed, 0)]);
+    let deaths = ledger.deaths(run).unwrap();
+    assert_eq!((deaths.len(), deaths[0].reason.as_str(), deaths[0].stage), (1, "wrong", Stage::Race));
+    ledger.spent(run, 1000.0, "warming").unwrap();
+    let cost = ledger.cost(run).unwrap();
+    assert_eq!(cost.device_seconds, 17.0 * 0.25 + 1000.0);
+    assert!((cost.price.unwrap() - 3.6 * 1004.25 / 3600.0).abs() < 1e-12);
+    ledger.event(run, RunEvent::Finished).unwrap();
+    let runs = ledger.runs().unwrap();
+    assert_eq!((runs[0].candidates, runs[0].timed, runs[0].rejected), (5, 5, 1));
+    assert_eq!(runs[0].last.map(|(_, event)| event), Some(RunEvent::Finished));
+    let best: Vec<f64> = ledger
+        .progress(run, &shape(128))
+        .unwrap()
+        .iter()
+        .filter(|c| (c.arm, c.trial) == (Arm::Evolution, Trial::Microbench))
+        .map(|c| c.us)
+        .collect();
+    assert_eq!(best, [8.0, 5.0]);
+    assert_eq!(ledger.tallies(run).unwrap().iter().map(|t| t.candidates).sum::<i64>(), 5);
+    assert_eq!(ledger.operators(run).unwrap()[0].operator, "mutate:block_n");
+    assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 6);
+    // A race's time takes the place of the microbench's.
+    let pairs = ledger.pairs_of_run(run, "model", 10).unwrap();
+    let of_child = pairs.iter().find(|p| p.candidate == Some(child)).unwrap();
+    assert_eq!((pairs.len(), of_child.measured_us), (5, 8.5));
+    assert_eq!(ledger.pairs("model", "L4", 2).unwrap().len(), 2);
+    let dossier = ledger.candidate(child).unwrap();
+    assert_eq!((dossier.measurements.len(), dossier.proofs.len(), dossier.forecasts.len()), (2, 1, 1));
+    assert_eq!(dossier.children, [wrong, crossing]);
+    assert_eq!(dossier.measurements[0].samples, [8.0, 8.08, 7.92]);
+    let before = ledger.state().unwrap();
+    ledger.event(run, RunEvent::Resumed).unwrap();
+    assert!(ledger.state().unwrap() > before);
+}
+
+#[test]
+fn facts_leave_as_json_lines_and_as_parquet() {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    let (folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, _, _) = story(&ledger);
+    ledger.event(run, RunEvent::Finished).unwrap();
+    let lines = folder.path("facts.jsonl");
+    let exported = ledger.export(&lines, Format::JsonLines).unwrap();
+    let text = std::fs::read_to_string(&lines).unwrap();
+    let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(exported.iter().map(|e| e.rows).sum::<u64>(), objects.len() as u64);
+    let of = |table: &str| objects.iter().filter(|o| o["table"] == table).cloned().collect::<Vec<_>>();
+    assert_eq!(of("measurement")[5]["samples"], json!([8.5, 8.5 * 1.01, 8.5 * 0.99]));
+    assert_eq!(of("measurement")[0]["ratio"], Value::Null);
+    assert_eq!(of("candidate")[1]["changes"], json!({ "block_n": [64, 128] }));
+    assert_eq!(of("problem")[0]["shape"]["seq_q"], 128);
+    let tables = folder.path("tables");
+    assert_eq!(ledger.export(&tables, Format::Parquet).unwrap(), exported);
+    for Exported { table, rows, .. } in exported {
+        let file = std::fs::File::open(tables.join(format!("{table}.parquet"))).unwrap();
+        let reader = SerializedFileReader::new(file).unwrap();
+        let read: Vec<_> = reader.get_row_iter(None).unwrap().map(Result::unwrap).collect();
+        assert_eq!(read.len() as u64, rows, "{table}");
+        if table == "measurement" {
+            let row = read[5].to_string();
+            assert!(row.contains("samples: [8.5, 8.585, 8.415]") && row.contains("ratio: 1.2"), "{row}");
+            assert!(read[0].to_string().contains("ratio: null"));
+        }
+    }
+    assert!(ledger.export(&folder.path("no/folder.jsonl"), Format::JsonLines).is_err());
+}
+
+#[test]
+fn a_check_counts_the_summaries_after() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [_, child, ..], _) = story(&ledger);
+    ledger
+        .decided(run, &Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null })
+        .unwrap();
+    ledger.spent(run, 2.0, "warming").unwrap();
+    let found = ledger.check().unwrap();
+    assert!(found.is_sound(), "{found:?}");
+    assert!(found.facts.contains(&("candidate", 5)) && found.facts.contains(&("outcome", 17)));
+    ledger
+        .connection
+        .execute("UPDATE tally SET candidates = candidates + 1 WHERE arm = 'control'", [])
+        .unwrap();
+    let found = ledger.check().unwrap();
+    assert_eq!(found.disagreements, [Disagreement { what: "candidates", facts: 5, summary: 6 }]);
+}
+
+/// The model's forecasts are 1.5 times too long; once that is known and kept, later ones are told twice.
+#[test]
+fn a_recalibration_is_kept_and_used_by_later_forecasts() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let one = |i: i32| {
+        let us = 10.0 + f64::from(i * 7 % 40);
+        let candidate = add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);
+        ledger.tell(&outcome(candidate, Stage::Screen, screened(&format!("p{i}"), us * 1.5))).unwrap();
+        let dossier = ledger.candidate(candidate).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+        dossier.forecasts
+    };
+    assert_eq!(ledger.recalibrate("model", "L4").ok().flatten(), None, "nothing came out yet");
+    (0..40).for_each(|i| assert_eq!(one(i).len(), 1));
+    let map = ledger.recalibrate("model", "L4").unwrap().unwrap();
+    assert!(map.adopted && (map.before.bias - 1.5).abs() < 1e-9, "{map:?}");
+    let kept = ledger.recalibration("model", "L4").unwrap().unwrap();
+    assert_eq!((kept.slope, kept.high, kept.adopted), (map.slope, map.high, true));
+    assert!((kept.after.bias - map.after.bias).abs() < 1e-12);
+    let told = one(3);
+    assert_eq!(told[1].author, "model:recalibrated");
+    assert!((told[1].us - 31.0).abs() < 0.01, "{told:?}");
+    let scores = ledger.scores().unwrap();
+    let counts: Vec<(&str, usize)> = scores.iter().map(|s| (s.author.as_str(), s.count)).collect();
+    assert_eq!(counts, [("model", 41), ("model:recalibrated", 1)]);
+    // A forecast after the measurement is none.
+    let late = Forecast { author: "ada".into(), ..told[0].clone() };
+    assert!(matches!(ledger.forecast(&late), Err(LedgerError::Value { .. })));
+    let number = ledger.forecast(&Forecast { candidate: None, ..late }).unwrap();
+    ledger.forecast_outcome(&ForecastOutcome { forecast: number, us: 30.0, note: "so so".into() }).unwrap();
+    let by_hand = ledger.by_hand(10).unwrap();
+    assert_eq!(
+        (by_hand.len(), by_hand[0].measured_us, by_hand[0].note.as_deref()),
+        (1, Some(30.0), Some("so so"))
+    );
+}

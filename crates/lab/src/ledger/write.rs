@@ -289,6 +289,12 @@ impl Ledger {
             high_us,
         };
         self.expected(told, &forecast)?;
+        if let Some([low_us, us, high_us]) =
+            self.recalibrated(&forecast.author, &forecast.device, [low_us, us, high_us])?
+        {
+            let author = format!("{}:recalibrated", forecast.author);
+            self.expected(told, &Forecast { author, low_us, us, high_us, ..forecast })?;
+        }
         Ok(())
     }
 
@@ -305,6 +311,14 @@ impl Ledger {
         }
         if let Some(candidate) = f.candidate {
             self.candidate_run(candidate)?;
+            let measured = "SELECT candidate FROM standing WHERE candidate = ? AND kind = 'measured'";
+            if self.find(measured, [candidate.0])?.is_some() {
+                return Err(LedgerError::Value {
+                    what: "a forecast of candidate",
+                    value: candidate.0.to_string(),
+                    accepted: "a candidate that was not measured yet",
+                });
+            }
         }
         let (device, problem) =
             (self.device(&f.device)?, f.problem.as_ref().map(|p| self.problem(p)).transpose()?);
@@ -453,14 +467,14 @@ impl Ledger {
         statement.execute(params).map_err(|e| self.error(e))
     }
 
-    fn insert(&self, sql: &str, params: impl Params) -> Result<i64, LedgerError> {
+    pub(super) fn insert(&self, sql: &str, params: impl Params) -> Result<i64, LedgerError> {
         self.execute(sql, params)?;
         Ok(self.connection.last_insert_rowid())
     }
 }
 
 /// A finite number of at least `least`.
-fn number(what: &'static str, value: f64, least: f64) -> Result<(), LedgerError> {
+pub(super) fn number(what: &'static str, value: f64, least: f64) -> Result<(), LedgerError> {
     if value.is_finite() && value >= least {
         return Ok(());
     }
@@ -487,6 +501,6 @@ pub(super) fn text(value: &impl Serialize) -> String {
 }
 
 /// Milliseconds since 1970.
-fn now() -> i64 {
+pub(super) fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as i64)
 }

@@ -3,21 +3,20 @@
 
 use emu::model::{Gpu, Prediction};
 use emu::resources::{Ptxas, PtxasError, Resources, estimate};
-use kernels::select::Shape;
 use kernels::{Arch, Plan};
 use problem::{Layout, Problem};
 use serde_json::{Value, json};
 
-use super::super::candidate::{Candidate, Language, Source};
+use super::super::candidate::Candidate;
 use super::super::task::{Finding, Stage};
+use super::subject;
 use crate::diagnose::{Evidence, diagnose};
 use crate::forecast;
 use crate::gate::{Proof, Settings, Verdict, bind, prove};
-use crate::launchfile::{Bound, LaunchSpec};
+use crate::launchfile::Bound;
 use crate::ledger::{Judge, ProofFact, Rejection, Screening};
 use crate::provenance::hash;
 use crate::study;
-use crate::tools::compile_cuda;
 
 /// Multiprocessors of the device that persistent kernels are proven for: its few CTAs take several tiles each of a small problem.
 const FEW: u32 = 3;
@@ -63,44 +62,7 @@ impl Bench {
     /// # Errors
     /// Why there is none.
     pub fn bound(&self, candidate: &Candidate, problem: &Problem) -> Result<Bound, Rejection> {
-        match candidate {
-            Candidate::Gpu(plan) => {
-                bind(plan, problem, &self.arch).map_err(|e| reject(Stage::Screen, "plan", e))
-            }
-            Candidate::Kernel(source) => self.foreign(source, problem),
-            Candidate::Cpu(_) => Err(reject(Stage::Screen, "plan", "a plan for a CPU; a GPU's is sought")),
-        }
-    }
-
-    /// Someone else's kernel. Its launch file must be for the problem: what else it computes does not count.
-    fn foreign(&self, source: &Source, problem: &Problem) -> Result<Bound, Rejection> {
-        let spec: LaunchSpec = source.launch.parse().map_err(|e| reject(Stage::Screen, "launch", e))?;
-        match &spec.problem {
-            Some(own) if Shape::of(own) == Shape::of(problem) => {}
-            _ => return Err(reject(Stage::Screen, "launch", "the launch file is not for this problem")),
-        }
-        let compiled;
-        let text = match source.language {
-            Language::Ptx => &source.text,
-            Language::Cuda => {
-                let arch = if self.arch.sm == 90 {
-                    "compute_90a".into()
-                } else {
-                    format!("compute_{}", self.arch.sm)
-                };
-                compiled = compile_cuda(&source.text, &arch).map_err(|e| reject(Stage::Screen, "emit", e))?;
-                &compiled
-            }
-        };
-        let mut module = ptx::parse(text).map_err(|e| reject(Stage::Screen, "emit", e))?;
-        module.verify().map_err(|e| reject(Stage::Screen, "emit", e))?;
-        if !module.target.runs_on(self.arch.sm) {
-            let detail = format!("{} does not run on sm_{}", module.target, self.arch.sm);
-            return Err(reject(Stage::Screen, "emit", detail));
-        }
-        module.target.sm = self.arch.sm;
-        module.version = module.version.max(module.target.minimum_version());
-        spec.bind(module).map_err(|e| reject(Stage::Screen, "launch", e))
+        subject::bound(candidate, problem, &self.arch).map_err(|fault| fault.at(Stage::Screen))
     }
 
     /// Builds it, with ptxas where that is present.
@@ -129,7 +91,11 @@ impl Bench {
     /// # Errors
     /// Why it cannot be built.
     pub fn screen(&self, candidate: &Candidate, problem: &Problem) -> Result<Finding, Rejection> {
-        let built = self.build(candidate, problem)?;
+        Ok(self.describe(candidate, problem, &self.build(candidate, problem)?))
+    }
+
+    /// What a kernel that was built is, with its predicted time and what slows it down.
+    pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
         let kernel = &built.bound.kernel;
         let shared = built.resources.shared + kernel.launch.dynamic_shared;
         let mut screening = Screening {
@@ -143,12 +109,12 @@ impl Bench {
         };
         let (mut predicted_us, mut findings) = (None, json!([]));
         // A kernel that the model cannot replay may still be run.
-        if let Some((prediction, found)) = self.predict(candidate, problem, &built, 1) {
+        if let Some((prediction, found)) = self.predict(candidate, problem, built, 1) {
             screening.bound = Some(word(json!(prediction.bound)));
             predicted_us = Some([prediction.us_low, prediction.us, prediction.us_high]);
             findings = found;
         }
-        Ok(Finding::Screened { screening, predicted_us, findings })
+        Finding::Screened { screening, predicted_us, findings }
     }
 
     /// The predicted time with what slows the kernel down, from `times` as many CTAs as a screening takes; `None` where the model
@@ -256,7 +222,7 @@ pub const fn fault(verdict: Verdict) -> &'static str {
 }
 
 /// What makes two kernels the same: their code and their launch.
-fn identity(bound: &Bound, code: &[u8]) -> String {
+pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
     let kernel = &bound.kernel;
     let contract = format!("{:?} {:?} {:?}", kernel.launch, kernel.args, kernel.tensor_maps);
     hash(&[code, contract.as_bytes()].concat())

@@ -3,14 +3,18 @@
 
 pub mod cpu;
 mod cpu_proof;
+pub mod cuda;
 pub mod kernel;
 pub mod model;
+mod subject;
 
 use std::time::Instant;
 
 use super::task::{Finding, Outcome, Task};
 use crate::ledger::{Environment, Rejection};
 use crate::panics::contain;
+pub use cuda::{Cuda, EmulatedCard, GpuCard};
+pub use subject::{Fault, bound};
 
 /// What came of a look at a candidate.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,114 @@
+//! `flashcore ledger`: facts for other programs, a look over its pages, its runs.
+
+use std::io::Write;
+
+use lab::ledger::{Format, Ledger, RunEvent, RunLine};
+use lab::provenance::iso8601;
+use serde_json::json;
+
+use crate::args::{LedgerCheck, LedgerCommand, LedgerExport, LedgerRuns};
+use crate::error::CliError;
+use crate::{Status, table, unless_closed};
+
+pub fn ledger(command: &LedgerCommand) -> Result<Status, CliError> {
+    match command {
+        LedgerCommand::Export(args) => export(args),
+        LedgerCommand::Check(args) => check(args),
+        LedgerCommand::Runs(args) => runs(args),
+    }
+}
+
+fn export(args: &LedgerExport) -> Result<Status, CliError> {
+    let ledger = Ledger::read(&args.ledger.path)?;
+    let format = if args.parquet { Format::Parquet } else { Format::JsonLines };
+    let exported = ledger.export(&args.to, format)?;
+    let mut out = std::io::stdout().lock();
+    let rows: Vec<Vec<String>> = exported
+        .iter()
+        .filter(|e| e.rows > 0 || e.broken.is_some())
+        .map(|e| {
+            let end = e.broken.as_ref().map_or(String::new(), |why| format!("ends in damage: {why}"));
+            vec![e.table.to_owned(), e.rows.to_string(), end]
+        })
+        .collect();
+    unless_closed(table::print(&mut out, &["table", "rows", ""], &rows).map_err(CliError::from))?;
+    let whole = exported.iter().all(|e| e.broken.is_none());
+    Ok(if whole { Status::Proven } else { Status::Refuted })
+}
+
+fn check(args: &LedgerCheck) -> Result<Status, CliError> {
+    let ledger = Ledger::read(&args.ledger.path)?;
+    let found = ledger.check()?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        let object = json!({ "sound": found.is_sound(), "found": found });
+        writeln!(out, "{object}").map_err(CliError::from)
+    } else {
+        print_check(&mut out, &found)
+    })?;
+    Ok(if found.is_sound() { Status::Proven } else { Status::Refuted })
+}
+
+fn print_check(out: &mut impl Write, found: &lab::ledger::Soundness) -> Result<(), CliError> {
+    let rows: Vec<Vec<String>> = found
+        .facts
+        .iter()
+        .filter(|(_, rows)| *rows > 0)
+        .map(|(table, rows)| vec![(*table).to_owned(), rows.to_string()])
+        .collect();
+    table::print(out, &["table", "rows"], &rows)?;
+    for d in &found.disagreements {
+        writeln!(out, "{}: {} by the facts, {} by the summary", d.what, d.facts, d.summary)?;
+    }
+    if found.dangling > 0 {
+        writeln!(out, "{} rows name what is not there", found.dangling)?;
+    }
+    let verdict = if found.is_sound() { "sound" } else { "NOT sound" };
+    writeln!(out, "pages, references and summaries: {verdict}")?;
+    Ok(())
+}
+
+fn runs(args: &LedgerRuns) -> Result<Status, CliError> {
+    let runs = Ledger::read(&args.ledger.path)?.runs()?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        writeln!(out, "{}", json!(runs)).map_err(CliError::from)
+    } else {
+        let header = [
+            "run",
+            "begun",
+            "device",
+            "state",
+            "candidates",
+            "timed",
+            "rejected",
+            "promoted",
+            "device s",
+            "cost",
+        ];
+        let rows: Vec<Vec<String>> = runs.iter().map(line).collect();
+        table::print(&mut out, &header, &rows).map_err(CliError::from)
+    })?;
+    Ok(Status::Proven)
+}
+
+fn line(run: &RunLine) -> Vec<String> {
+    let state = match run.last {
+        None => "begun",
+        Some((_, RunEvent::Resumed)) => "resumed",
+        Some((_, RunEvent::Stopped)) => "stopped",
+        Some((_, RunEvent::Finished)) => "finished",
+    };
+    vec![
+        run.id.0.to_string(),
+        iso8601(run.at.max(0) as u64 / 1000),
+        run.device.clone(),
+        state.to_owned(),
+        run.candidates.to_string(),
+        run.timed.to_string(),
+        run.rejected.to_string(),
+        run.promoted.to_string(),
+        format!("{:.1}", run.device_seconds),
+        run.cost.map_or("–".to_owned(), |cost| format!("{cost:.2}")),
+    ]
+}

@@ -1,0 +1,87 @@
+//! `flashcore topk`: the best plans for a problem, as the ledger knows them.
+
+use std::io::Write;
+use std::path::Path;
+
+use kernels::select::Shape;
+use lab::ledger::{Ledger, Ranked, TimeKind, Trial};
+use lab::provenance::Provenance;
+use serde_json::json;
+
+use crate::args::Topk;
+use crate::error::CliError;
+use crate::{Status, choice, table, unless_closed};
+
+pub fn topk(args: &Topk) -> Result<Status, CliError> {
+    let problem = Shape::of(&choice::parse(&args.problem)?);
+    let ledger = Ledger::read(&args.ledger.path)?;
+    let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        writeln!(out, "{}", json!(best)).map_err(CliError::from)
+    } else {
+        print(&mut out, &args.problem, &best)
+    })?;
+    Ok(Status::Proven)
+}
+
+/// The name that the ledger has of a device of this machine; other names as they are.
+fn device_name(device: &str) -> Result<String, CliError> {
+    match device.strip_prefix("cuda") {
+        _ if device == "cpu" => {
+            // However many threads: the name up to them.
+            let name = Provenance::of_cpu(Path::new("."), 1).device;
+            Ok(name.rsplit_once(',').map_or(name.clone(), |(cpu, _)| cpu.to_owned()))
+        }
+        Some(number) if number.is_empty() || number.starts_with(':') => {
+            let number = number.trim_start_matches(':');
+            let ordinal = if number.is_empty() { Ok(0) } else { number.parse() };
+            let ordinal = ordinal.map_err(|_| CliError::Argument {
+                argument: "--device",
+                value: device.to_owned(),
+                accepted: "cpu, cuda, cuda:N, or the name of a device in the ledger".to_owned(),
+            })?;
+            Ok(driver::Gpu::open(ordinal)?.info().name.clone())
+        }
+        _ => Ok(device.to_owned()),
+    }
+}
+
+fn print(out: &mut impl Write, problem: &str, best: &[Ranked]) -> Result<(), CliError> {
+    if best.is_empty() {
+        writeln!(out, "the ledger has no time for {problem} on this device")?;
+        return Ok(());
+    }
+    let header = ["", "time µs", "interval", "by", "against its incumbent", "candidate", "from", "plan"];
+    let rows: Vec<Vec<String>> = best.iter().enumerate().map(|(i, r)| line(i + 1, r)).collect();
+    table::print(out, &header, &rows)?;
+    Ok(())
+}
+
+fn line(place: usize, r: &Ranked) -> Vec<String> {
+    let trial = match (r.kind, r.trial) {
+        (TimeKind::Predicted, _) => "the model (predicted)",
+        (TimeKind::Measured, Trial::Microbench) => "a short timing",
+        (TimeKind::Measured, Trial::Race) => "a race",
+        (TimeKind::Measured, Trial::HeldOut) => "a held-out problem",
+    };
+    let against = match &r.against {
+        Some(a) => format!("{:.3}× ({:.3} … {:.3}) {}", a.ratio, a.low, a.high, a.verdict.name()),
+        None => "–".to_owned(),
+    };
+    let fate = match (&r.rejected, r.promoted) {
+        (_, true) => ", promoted".to_owned(),
+        (Some(reason), false) => format!(", {reason}"),
+        (None, false) => String::new(),
+    };
+    vec![
+        place.to_string(),
+        format!("{:.2}", r.us),
+        format!("{:.2} … {:.2}", r.low_us, r.high_us),
+        trial.to_owned(),
+        against,
+        format!("#{} of run {}{fate}", r.candidate.0, r.run.0),
+        r.operator.clone(),
+        json!(r.subject).to_string(),
+    ]
+}

@@ -1,0 +1,99 @@
+//! Whether a ledger is sound: its pages, its references, and its summaries against the facts.
+
+use serde::Serialize;
+
+use super::{Ledger, LedgerError};
+
+/// What a check of a ledger found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Soundness {
+    /// Rows of each table of facts.
+    pub facts: Vec<(&'static str, i64)>,
+    /// Rows that name what is not there.
+    pub dangling: i64,
+    /// Summaries that are not what the facts give.
+    pub disagreements: Vec<Disagreement>,
+}
+
+/// A summary that is not what the facts give.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Disagreement {
+    /// What is counted.
+    pub what: &'static str,
+    /// By the facts.
+    pub facts: i64,
+    /// By the summary.
+    pub summary: i64,
+}
+
+/// What is counted, from the facts and from the summaries.
+const COUNTS: [(&str, &str, &str); 10] = [
+    ("candidates that stand", "SELECT count(*) FROM candidate", "SELECT count(*) FROM standing"),
+    ("candidates", "SELECT count(*) FROM candidate", "SELECT coalesce(sum(candidates), 0) FROM tally"),
+    (
+        "operators' candidates",
+        "SELECT count(*) FROM candidate",
+        "SELECT coalesce(sum(candidates), 0) FROM operator_tally",
+    ),
+    ("screenings", "SELECT count(*) FROM screening", "SELECT coalesce(sum(screened), 0) FROM tally"),
+    ("rejections", "SELECT count(*) FROM rejection", "SELECT coalesce(sum(candidates), 0) FROM death"),
+    (
+        "candidates with a time",
+        "SELECT count(DISTINCT candidate) FROM measurement WHERE trial <> 'held_out'",
+        "SELECT count(*) FROM standing WHERE us IS NOT NULL",
+    ),
+    (
+        "candidates proven",
+        "SELECT count(DISTINCT candidate) FROM proof WHERE verdict = 'proven'",
+        "SELECT coalesce(sum(proven), 0) FROM tally",
+    ),
+    (
+        "promotions",
+        "SELECT count(*) FROM decision WHERE what = 'promoted' AND candidate IS NOT NULL",
+        "SELECT coalesce(sum(promoted), 0) FROM tally",
+    ),
+    (
+        "tasks paid for",
+        "SELECT (SELECT count(*) FROM outcome) + (SELECT count(*) FROM spending)",
+        "SELECT coalesce(sum(tasks), 0) FROM cost",
+    ),
+    (
+        "answers without their facts",
+        "SELECT 0",
+        "SELECT count(*) FROM outcome o WHERE NOT EXISTS (SELECT 1 FROM screening x WHERE x.candidate = o.candidate AND x.outcome = o.id)
+           AND NOT EXISTS (SELECT 1 FROM proof x WHERE x.candidate = o.candidate AND x.outcome = o.id)
+           AND NOT EXISTS (SELECT 1 FROM measurement x WHERE x.candidate = o.candidate AND x.outcome = o.id)
+           AND NOT EXISTS (SELECT 1 FROM rejection x WHERE x.candidate = o.candidate AND x.outcome = o.id)",
+    ),
+];
+
+impl Soundness {
+    /// Nothing was found.
+    pub fn is_sound(&self) -> bool {
+        self.dangling == 0 && self.disagreements.is_empty()
+    }
+}
+
+impl Ledger {
+    /// Looks over every page, reference and summary: seconds, where the ledger is large.
+    ///
+    /// # Errors
+    /// When pages are damaged, or the ledger cannot be read.
+    pub fn check(&self) -> Result<Soundness, LedgerError> {
+        // Counts are to be of one moment, however many processes write.
+        let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
+        self.sound("integrity_check(5)")?;
+        let count = |table: &'static str| Ok((table, self.count(&format!("SELECT count(*) FROM {table}"))?));
+        let facts = super::schema::FACTS.into_iter().map(count).collect::<Result<_, LedgerError>>()?;
+        let dangling = self.count("SELECT count(*) FROM pragma_foreign_key_check")?;
+        let mut disagreements = Vec::new();
+        for (what, facts, summary) in COUNTS {
+            let (facts, summary) = (self.count(facts)?, self.count(summary)?);
+            if facts != summary {
+                disagreements.push(Disagreement { what, facts, summary });
+            }
+        }
+        moment.finish().map_err(|e| self.error(e))?;
+        Ok(Soundness { facts, dangling, disagreements })
+    }
+}

@@ -1,0 +1,293 @@
+//! What was counted: tallies, deaths, operators' earnings, cost, curves, niches, pairs of forecast and time.
+
+use kernels::select::Shape;
+use serde::Serialize;
+
+use super::read::{parse, rows, unword};
+use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
+use crate::evolve::Stage;
+
+/// Counts of an arm on a problem.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "counts of candidates, by what happened to them")]
+pub struct Tally {
+    pub problem: Shape,
+    pub arm: Arm,
+    pub candidates: i64,
+    pub screened: i64,
+    pub proven: i64,
+    pub timed: i64,
+    pub raced: i64,
+    pub rejected: i64,
+    pub promoted: i64,
+}
+
+/// A reason, and how many died of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Death {
+    /// Of which arm.
+    pub arm: Arm,
+    /// At which stage.
+    pub stage: Stage,
+    /// Why, in a word.
+    pub reason: String,
+    /// How many.
+    pub candidates: i64,
+}
+
+/// What an operator earned in a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Earnings {
+    /// Which.
+    pub operator: String,
+    /// Candidates that it made.
+    pub candidates: i64,
+    /// Those with a time.
+    pub timed: i64,
+    /// Races that they won.
+    pub faster: i64,
+    /// Those that were promoted.
+    pub promoted: i64,
+    /// Those that died.
+    pub rejected: i64,
+    /// By what factor its candidates brought the best time of their arm down, all steps multiplied.
+    pub gain: f64,
+}
+
+/// What a run cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cost {
+    /// By stage, and by what else was paid for.
+    pub items: Vec<CostItem>,
+    /// Device time, s.
+    pub device_seconds: f64,
+    /// Price of an hour of it.
+    pub price_per_hour: Option<f64>,
+    /// Their product.
+    pub price: Option<f64>,
+}
+
+/// One thing that a run paid for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CostItem {
+    /// A stage, or what else.
+    pub what: String,
+    /// How many.
+    pub tasks: i64,
+    /// Evaluators' time, s.
+    pub seconds: f64,
+    /// The device's, s.
+    pub device_seconds: f64,
+}
+
+/// A corner of a curve of the best so far.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Corner {
+    /// Whose curve.
+    pub arm: Arm,
+    /// Of which trial.
+    pub trial: Trial,
+    /// Its candidates timed by then, with this one.
+    pub timed: i64,
+    /// Its candidates made by then.
+    pub candidates: i64,
+    /// When, ms since 1970.
+    pub at: i64,
+    /// The new best.
+    pub candidate: CandidateId,
+    /// Its time, µs.
+    pub us: f64,
+    /// Lower end.
+    pub low_us: f64,
+    /// Upper end.
+    pub high_us: f64,
+}
+
+/// A niche and its elite.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Niche {
+    /// What bounds its candidates.
+    pub bound: String,
+    /// Their tile.
+    pub tile: String,
+    /// How many times were taken in it.
+    pub timed: i64,
+    /// The fastest.
+    pub candidate: CandidateId,
+    /// Its time, µs.
+    pub us: f64,
+}
+
+/// A forecast and what came.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// The forecast's number.
+    pub forecast: i64,
+    /// Of which candidate; of none for an idea.
+    pub candidate: Option<CandidateId>,
+    /// Lower end of what was expected, µs.
+    pub low_us: f64,
+    /// What was expected.
+    pub us: f64,
+    /// Upper end.
+    pub high_us: f64,
+    /// What was measured.
+    pub measured_us: f64,
+}
+
+impl Ledger {
+    /// Counts of a run, by problem and arm.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read, as of each of these functions.
+    pub fn tallies(&self, run: RunId) -> Result<Vec<Tally>, LedgerError> {
+        let sql =
+            "SELECT p.shape, arm, candidates, screened, proven, timed, raced, rejected, promoted FROM tally t
+           JOIN problem p ON p.id = t.problem WHERE run = ? ORDER BY t.problem, arm";
+        self.rows(sql, [run.0], |row| {
+            Ok(Tally {
+                problem: parse(row, 0)?,
+                arm: unword(row, 1)?,
+                candidates: row.get(2)?,
+                screened: row.get(3)?,
+                proven: row.get(4)?,
+                timed: row.get(5)?,
+                raced: row.get(6)?,
+                rejected: row.get(7)?,
+                promoted: row.get(8)?,
+            })
+        })
+    }
+
+    /// Why a run's candidates died, the most frequent reason first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn deaths(&self, run: RunId) -> Result<Vec<Death>, LedgerError> {
+        let sql =
+            "SELECT arm, stage, reason, candidates FROM death WHERE run = ? ORDER BY candidates DESC, reason";
+        self.rows(sql, [run.0], |row| {
+            Ok(Death {
+                arm: unword(row, 0)?,
+                stage: unword(row, 1)?,
+                reason: row.get(2)?,
+                candidates: row.get(3)?,
+            })
+        })
+    }
+
+    /// What each operator of a run earned, the most first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn operators(&self, run: RunId) -> Result<Vec<Earnings>, LedgerError> {
+        let sql = "SELECT operator, candidates, timed, faster, promoted, rejected, gain FROM operator_tally WHERE run = ?
+           ORDER BY gain DESC, faster DESC, candidates DESC, operator";
+        self.rows(sql, [run.0], |row| {
+            Ok(Earnings {
+                operator: row.get(0)?,
+                candidates: row.get(1)?,
+                timed: row.get(2)?,
+                faster: row.get(3)?,
+                promoted: row.get(4)?,
+                rejected: row.get(5)?,
+                gain: row.get(6)?,
+            })
+        })
+    }
+
+    /// What a run cost so far.
+    ///
+    /// # Errors
+    /// Also when there is no such run.
+    pub fn cost(&self, run: RunId) -> Result<Cost, LedgerError> {
+        let price_per_hour = self.run(run)?.price_per_hour;
+        let sql = "SELECT what, tasks, seconds, device_seconds FROM cost WHERE run = ? ORDER BY device_seconds DESC, what";
+        let items = self.rows(sql, [run.0], |row| {
+            Ok(CostItem {
+                what: row.get(0)?,
+                tasks: row.get(1)?,
+                seconds: row.get(2)?,
+                device_seconds: row.get(3)?,
+            })
+        })?;
+        let device_seconds: f64 = items.iter().map(|item| item.device_seconds).sum();
+        let price = price_per_hour.map(|hour| hour * device_seconds / 3600.0);
+        Ok(Cost { items, device_seconds, price_per_hour, price })
+    }
+
+    /// The best so far over candidates, by arm and trial: only where it changed, so that a curve has few corners however many candidates
+    /// there were. Its end is the arm's count in [`Ledger::tallies`].
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn progress(&self, run: RunId, problem: &Shape) -> Result<Vec<Corner>, LedgerError> {
+        let sql = "SELECT arm, trial, timed, candidates, at, candidate, us, low_us, high_us FROM progress
+           WHERE run = ? AND problem = (SELECT id FROM problem WHERE shape = ?) ORDER BY trial, arm, timed";
+        self.rows(sql, (run.0, super::write::text(problem)), |row| {
+            Ok(Corner {
+                arm: unword(row, 0)?,
+                trial: unword(row, 1)?,
+                timed: row.get(2)?,
+                candidates: row.get(3)?,
+                at: row.get(4)?,
+                candidate: CandidateId(row.get(5)?),
+                us: row.get(6)?,
+                low_us: row.get(7)?,
+                high_us: row.get(8)?,
+            })
+        })
+    }
+
+    /// The niches of a run on a problem, each with its elite.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn niches(&self, run: RunId, problem: &Shape) -> Result<Vec<Niche>, LedgerError> {
+        let sql = "SELECT bound, tile, timed, candidate, us FROM niche
+           WHERE run = ? AND problem = (SELECT id FROM problem WHERE shape = ?) ORDER BY bound, tile";
+        self.rows(sql, (run.0, super::write::text(problem)), |row| {
+            Ok(Niche {
+                bound: row.get(0)?,
+                tile: row.get(1)?,
+                timed: row.get(2)?,
+                candidate: CandidateId(row.get(3)?),
+                us: row.get(4)?,
+            })
+        })
+    }
+
+    /// The newest forecasts of an author in a run that were measured, at most `limit`.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn pairs_of_run(&self, run: RunId, author: &str, limit: usize) -> Result<Vec<Pair>, LedgerError> {
+        let sql = "SELECT forecast, candidate, low_us, us, high_us, measured_us FROM pair WHERE run = ? AND author = ?
+           ORDER BY forecast DESC LIMIT ?";
+        self.rows(sql, (run.0, author, rows(limit)), pair)
+    }
+
+    /// The newest forecasts of an author for a device that came out, at most `limit`.
+    ///
+    /// # Errors
+    /// When the ledger has no such device, or cannot be read.
+    pub fn pairs(&self, author: &str, device: &str, limit: usize) -> Result<Vec<Pair>, LedgerError> {
+        let Some(device) = self.find("SELECT id FROM device WHERE name = ?", [device])? else {
+            return Err(self.unknown(format!("device {device:?}")));
+        };
+        let sql = "SELECT forecast, candidate, low_us, us, high_us, measured_us FROM pair WHERE author = ? AND device = ?
+           ORDER BY forecast DESC LIMIT ?";
+        self.rows(sql, (author, device, rows(limit)), pair)
+    }
+}
+
+fn pair(row: &rusqlite::Row<'_>) -> rusqlite::Result<Pair> {
+    Ok(Pair {
+        forecast: row.get(0)?,
+        candidate: row.get::<_, Option<i64>>(1)?.map(CandidateId),
+        low_us: row.get(2)?,
+        us: row.get(3)?,
+        high_us: row.get(4)?,
+        measured_us: row.get(5)?,
+    })
+}
