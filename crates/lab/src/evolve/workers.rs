@@ -44,6 +44,28 @@ pub fn serve(
     Ok(())
 }
 
+/// Ends this process once the one that started it is gone: nobody would read its answer, and a kernel that hangs keeps it for ever.
+pub fn end_with_parent() {
+    let parent = parent();
+    std::thread::spawn(move || {
+        while self::parent() == parent {
+            std::thread::sleep(LOOK);
+        }
+        // Giving back what a hung kernel holds would wait for it.
+        std::process::abort();
+    });
+}
+
+#[cfg(unix)]
+fn parent() -> u32 {
+    std::os::unix::process::parent_id()
+}
+
+#[cfg(not(unix))]
+fn parent() -> u32 {
+    0
+}
+
 /// Tells who watches that the next answer may take so long.
 pub fn allow(output: &mut impl Write, time: Duration) {
     let line = serde_json::json!(Allowance { allow: time.as_secs_f64() });
