@@ -40,6 +40,14 @@ pub enum Command {
     Serve(Serve),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
+    /// Measure on a GPU the unit costs that the time model rests on (ex2, shuffle, ldmatrix, mma, cp.async, barrier, launch, …)
+    ///
+    /// Writes the machine's description, which --machine of other commands takes. Exit code: 0 all measured, 1 some probes
+    /// failed, 3 bad usage or no GPU.
+    Microbench(Microbench),
+    /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
+    #[command(hide = true)]
+    Worker(Worker),
     /// The best plans for a problem on a device, as the ledger knows them
     Topk(Topk),
     /// Say what an idea will bring before it is measured, and see how forecasts came out: people's and the model's
@@ -101,6 +109,9 @@ pub struct Explain {
     /// The machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,
+    /// The machine whose time is predicted, as `microbench` described it
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
+    pub machine: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -233,6 +244,38 @@ pub struct Selftest {
     /// The short list that the sanitizer runs this program with
     #[arg(long, hide = true)]
     pub under_sanitizer: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Worker {
+    /// A machine's description, as `microbench --out` writes it: its times are predicted by it
+    #[arg(long, value_name = "FILE.json")]
+    pub machine: Option<PathBuf>,
+    /// The emulator in the place of a GPU: tests the search
+    #[arg(long)]
+    pub emulator: bool,
+    /// Say before each piece of work how long it may take, for whoever ends a worker that hangs
+    #[arg(long)]
+    pub watched: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Microbench {
+    /// Which GPU: cuda, or cuda:N
+    #[arg(long, default_value = "cuda")]
+    pub device: String,
+    /// Where the machine's description goes
+    #[arg(long, value_name = "FILE.json", default_value = "machine.json")]
+    pub out: PathBuf,
+    /// Print the description, one JSON object, instead of the tables
+    #[arg(long)]
+    pub json: bool,
+    /// Only the probes with this word in their names; what they do not tell stays as in the table of machines
+    #[arg(long, value_name = "WORD")]
+    pub only: Option<String>,
+    /// Run the probes on the emulator, whose clock counts instructions: tests the command
+    #[arg(long)]
+    pub emulator: bool,
 }
 
 /// Which ledger: the same for every command that reads or writes one.

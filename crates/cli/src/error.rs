@@ -130,6 +130,12 @@ pub enum CliError {
     Nvrtc(#[from] lab::tools::NvrtcError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Machine(#[from] lab::machine::MachineFileError),
+    /// A device that candidates cannot be evaluated on.
+    #[error("{0}")]
+    Evaluator(#[from] lab::evolve::evaluate::Fault),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Store(#[from] lab::store::StoreError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]

@@ -19,11 +19,14 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
     if let Some(problem) = &args.problem {
         return choice::explain(args, problem);
     }
-    let gpu = Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
-        argument: "--gpu",
-        value: args.gpu.clone(),
-        accepted: machine::MACHINES.map(|g| g.name).join(", "),
-    })?;
+    let gpu = match &args.machine {
+        Some(file) => lab::machine::read(file)?,
+        None => Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
+            argument: "--gpu",
+            value: args.gpu.clone(),
+            accepted: machine::MACHINES.map(|g| g.name).join(", "),
+        })?,
+    };
     let (bound, text) = match (&args.file, &args.launch) {
         (Some(file), Some(launch)) => {
             let (bound, text) = source::load(file, launch, args.sm)?;

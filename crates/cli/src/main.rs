@@ -11,6 +11,7 @@ mod error;
 mod explain;
 mod forecast;
 mod ledger;
+mod microbench;
 mod report;
 mod run;
 mod selftest;
@@ -18,6 +19,7 @@ mod serve;
 mod source;
 mod table;
 mod topk;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -74,6 +76,8 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
+        Command::Microbench(args) => microbench::microbench(args),
+        Command::Worker(args) => worker::worker(args),
         Command::Topk(args) => topk::topk(args),
         Command::Forecast(command) => forecast::forecast(command),
         Command::Ledger(command) => ledger::ledger(command),
@@ -98,10 +102,12 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(args) => args.json,
         Command::Doctor(args) => args.json,
         Command::Selftest(args) => args.json,
+        Command::Microbench(args) => args.json,
         Command::Topk(args) => args.json,
         Command::Run(_)
         | Command::Bench(_)
         | Command::Tables(_)
+        | Command::Worker(_)
         | Command::Forecast(_)
         | Command::Ledger(_)
         | Command::Report(_)

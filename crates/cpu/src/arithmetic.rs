@@ -13,9 +13,16 @@ use crate::{Element, Elements};
 pub(crate) trait Arithmetic: Copy {
     /// A panel's lanes are a multiple of this.
     const LANES: usize;
+    /// Whether a panel's query rows are its lanes, so that Q and O are transposed in it.
+    const TRANSPOSED: bool = true;
 
     /// Words of a row of Q or K of `dim` elements.
     fn words(self, dim: usize) -> usize;
+
+    /// Words of a row of O of `dim` elements.
+    fn words_out(self, dim: usize) -> usize {
+        dim
+    }
 
     /// One row of Q as words, of the opposite sign if `negate`.
     fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]);
@@ -104,6 +111,62 @@ impl<S: Simd> Arithmetic for Wide<S> {
             2 => self.0.step::<2>(step),
             _ => self.0.step::<1>(step),
         }
+    }
+
+    fn logit_factor(self) -> f64 {
+        1.0
+    }
+
+    fn rescale(self, _: &mut [f32], _: usize) {}
+}
+
+/// f32, where the lanes are numbers of a row: rows are filled up with zeros to whole vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Dotted<S>(pub S);
+
+impl<S: Simd> Dotted<S> {
+    /// In place where the rows are dense f32 and whole vectors already.
+    fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim);
+        if ld == rows.view.dim {
+            return Wide(self.0).widened(rows, room);
+        }
+        let to = room.resize(rows.range.len() * ld);
+        for (row, to) in rows.rows().zip(to.chunks_exact_mut(ld)) {
+            self.query(row, false, to);
+        }
+        Rows { data: to, ld }
+    }
+}
+
+impl<S: Simd> Arithmetic for Dotted<S> {
+    const LANES: usize = 1;
+    const TRANSPOSED: bool = false;
+
+    fn words(self, dim: usize) -> usize {
+        dim.next_multiple_of(S::LANES)
+    }
+
+    fn words_out(self, dim: usize) -> usize {
+        self.words(dim)
+    }
+
+    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
+        let (numbers, rest) = to.split_at_mut(row.len());
+        Wide(self.0).query(row, negate, numbers);
+        rest.fill(0.0);
+    }
+
+    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        self.widened(rows, room)
+    }
+
+    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        self.widened(rows, room)
+    }
+
+    fn step(self, step: Step<'_>) {
+        self.0.step_dims(step);
     }
 
     fn logit_factor(self) -> f64 {

@@ -20,7 +20,6 @@ pub enum Elements<'a> {
     Bf16(&'a [bf16]),
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Elements<'_> {
     pub(crate) fn len(self) -> usize {
         match self {

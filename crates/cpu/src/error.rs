@@ -27,15 +27,20 @@ pub enum CpuError {
         needed: usize,
     },
     /// A plan's field is outside its range.
-    #[error("plan.{field} = {value} is not possible; accepted: {accepted}")]
+    #[error("plan.{field} = {value} is not possible; accepted: 1 to {most}")]
     Plan {
         /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
-        /// What would be accepted.
-        accepted: &'static str,
+        /// The largest that would be accepted, beside the plan's other fields.
+        most: usize,
     },
+    /// The plan asks for 16-bit integers where nothing is summed in their way.
+    #[error(
+        "plan.lanes = dims is not possible with plan.isa = avx512vnni; accepted: lanes = queries, or isa = avx512"
+    )]
+    IntegerDims,
     /// The plan asks for instructions that this processor lacks.
     #[error("plan.isa = {isa} is not available on this processor; accepted: {available}")]
     Isa {

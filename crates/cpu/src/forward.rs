@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, HeadRows, Wide};
+use crate::arithmetic::{Arithmetic, Dotted, HeadRows, Wide};
 use crate::narrow::Heads;
 use crate::output::OutputRows;
+use crate::parts::{self, Parts};
+use crate::plan::{Lanes, Order, Rows};
 use crate::simd::{Isa, Portable, Simd};
-use crate::tile::{Block, MAX_WIDTH, Panel, Step};
+use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
 use crate::view::{Inputs, origin};
 use crate::{CpuError, CpuPlan, Element};
 
@@ -67,13 +69,14 @@ struct Call<'a, T> {
 }
 
 /// Query rows that go through the keys of one head together: rows `first..last` of `heads` query heads' rows laid end
-/// to end, the first of them `head`.
+/// to end, the first of them `head`. Of the keys only part `part`.
 #[derive(Clone, Copy)]
 struct Task {
     batch: usize,
     head: usize,
     first: usize,
     last: usize,
+    part: usize,
 }
 
 /// What a thread works in. Kept from call to call; bounded by the plan and the head dimensions.
@@ -92,17 +95,38 @@ thread_local! {
 
 impl<T: Element> Call<'_, T> {
     fn run<S: Simd>(&self, simd: S) {
+        let parts = self.parts();
+        if parts == 1 {
+            return self.run_tasks(simd, None);
+        }
+        let mut room = parts::room(self.problem, parts);
+        self.run_tasks(simd, Some(&Parts::new(self.problem, parts, &mut room)));
+        let p = self.problem;
+        let row_room = room.len() / (p.batch * p.heads_q * p.seq_q);
+        for (index, row) in room.chunks_exact_mut(row_room).enumerate() {
+            let (out, shift, sum) = parts::join(row, parts);
+            let (head, row) = (index / p.seq_q, index % p.seq_q);
+            self.write(simd, [head / p.heads_q, head % p.heads_q, row], out, shift, sum);
+        }
+    }
+
+    fn run_tasks<S: Simd>(&self, simd: S, parts: Option<&Parts<'_>>) {
         let tasks = self.tasks();
         // An LSE is f32, and is to be as exact as f32 logits make it.
         let narrow = simd.narrow().filter(|_| self.lse.is_none());
-        let heads = narrow.and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan));
+        let together = self.together();
+        let heads =
+            narrow.and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan, together));
         let next = AtomicUsize::new(0);
         let work = || {
             SCRATCH.with_borrow_mut(|scratch| {
                 while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     match heads.as_ref().and_then(|heads| heads.arithmetic(task.batch, task.head)) {
-                        None => self.run_task(simd, Wide(simd), task, scratch),
-                        Some(narrowed) => self.run_task(simd, narrowed, task, scratch),
+                        Some(narrowed) => self.run_task(simd, narrowed, task, scratch, parts),
+                        None => match self.plan.lanes {
+                            Lanes::Queries => self.run_task(simd, Wide(simd), task, scratch, parts),
+                            Lanes::Dims => self.run_task(simd, Dotted(simd), task, scratch, parts),
+                        },
                     }
                 }
             });
@@ -119,22 +143,46 @@ impl<T: Element> Call<'_, T> {
         });
     }
 
-    /// The tasks, those with most keys first. Short sequences of the query heads that share a key head are laid end
-    /// to end, so that decoding fills lanes with heads.
+    /// Query heads whose rows lie end to end.
+    fn together(&self) -> usize {
+        match self.plan.rows {
+            Rows::Head => 1,
+            Rows::Group => self.problem.group_size(),
+        }
+    }
+
+    /// Keys of a part: whole blocks.
+    fn part_keys(&self) -> usize {
+        let blocks = self.problem.seq_kv.div_ceil(self.plan.block_kv).max(1);
+        blocks.div_ceil(self.plan.splits) * self.plan.block_kv
+    }
+
+    /// Parts of the keys, none of them empty.
+    fn parts(&self) -> usize {
+        self.problem.seq_kv.div_ceil(self.part_keys()).max(1)
+    }
+
+    /// The tasks in the order in which they are begun.
     fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
-        let together = if p.seq_q < self.plan.isa.panel_rows() { p.group_size() } else { 1 };
+        let (together, block_q) = (self.together(), self.plan.block_q);
         let rows = p.seq_q * together;
-        let mut tasks = Vec::new();
-        for first in (0..rows).step_by(self.plan.block_q).rev() {
-            let last = (first + self.plan.block_q).min(rows);
-            for batch in 0..p.batch {
-                for head in (0..p.heads_q).step_by(together) {
-                    tasks.push(Task { batch, head, first, last });
-                }
+        let heads =
+            || (0..p.batch).flat_map(|batch| (0..p.heads_q).step_by(together).map(move |head| (batch, head)));
+        let blocks = || (0..rows).step_by(block_q).rev();
+        let parts = self.parts();
+        let task = |(batch, head), first: usize| {
+            let last = (first + block_q).min(rows);
+            (0..parts).map(move |part| Task { batch, head, first, last, part })
+        };
+        match self.plan.order {
+            Order::Longest => {
+                blocks().flat_map(|first| heads().flat_map(move |head| task(head, first))).collect()
+            }
+            Order::Heads => {
+                heads().flat_map(|head| blocks().flat_map(move |first| task(head, first))).collect()
             }
         }
-        tasks
     }
 
     /// Query head and row of the `index`-th row of a task's heads.
@@ -145,16 +193,25 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    fn run_task<S: Simd, A: Arithmetic>(&self, simd: S, arithmetic: A, task: Task, scratch: &mut Scratch) {
+    fn run_task<S: Simd, A: Arithmetic>(
+        &self,
+        simd: S,
+        arithmetic: A,
+        task: Task,
+        scratch: &mut Scratch,
+        parts: Option<&Parts<'_>>,
+    ) {
         let p = self.problem;
         let Scratch { panels, keys, values, weights, rows } = scratch;
         let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
         let block_kv = self.plan.block_kv;
         // Blocks are the same for all tasks: `Heads` has looked at the windows that they consist of.
-        let start = seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv;
-        let end = seen.map(|r| r.end).max().unwrap_or(0);
-        weights.resize(block_kv * MAX_WIDTH);
+        let part = task.part * self.part_keys();
+        let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
+        let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());
+        weights.resize(block_kv.next_multiple_of(S::LANES) * MAX_WIDTH);
+        let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
         let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
         // Not 0, which would make NaN of a hidden key's −∞.
@@ -171,14 +228,14 @@ impl<T: Element> Call<'_, T> {
             for panel in panels.iter_mut() {
                 if panel.by_any.start < range.end && range.start < panel.by_any.end {
                     let block = block.up_to(panel.by_any.end);
-                    arithmetic.step(Step { panel, block, scale, weights });
+                    arithmetic.step(Step { panel, block, scale, weights, tile });
                 }
             }
         }
         let mut index = task.first;
         for panel in panels {
             arithmetic.rescale(&mut panel.out, panel.width);
-            self.finish(simd, task, index, panel, rows);
+            self.finish::<S, A>(simd, task, index, panel, rows, parts);
             index += panel.rows;
         }
     }
@@ -193,14 +250,15 @@ impl<T: Element> Call<'_, T> {
         rows: &mut Aligned,
     ) -> &'s mut [Panel] {
         let p = self.problem;
-        let widest = S::LANES * S::MAX_VECTORS;
+        let widest = self.plan.panel_rows();
         let dim = arithmetic.words(p.head_dim);
         let needed = (task.last - task.first).div_ceil(widest);
         panels.resize_with(panels.len().max(needed), Panel::new);
-        rows.resize(MAX_WIDTH * dim.max(p.head_dim_v));
+        let dim_out = arithmetic.words_out(p.head_dim_v);
+        rows.resize(MAX_WIDTH * dim.max(dim_out));
         for (panel, first) in panels.iter_mut().zip((task.first..task.last).step_by(widest)) {
             let count = widest.min(task.last - first);
-            panel.reset(count, count.next_multiple_of(A::LANES), dim, p.head_dim_v);
+            panel.reset(count, count.next_multiple_of(A::LANES), dim, dim_out);
             panel.set_seen(|lane| {
                 let (_, row) = self.place(task, first + lane.min(count - 1));
                 p.mask.keys(row, p.seq_q, p.seq_kv)
@@ -210,19 +268,46 @@ impl<T: Element> Call<'_, T> {
                 let query = T::elements(self.inputs.q.row(task.batch, head, row));
                 arithmetic.query(query, p.softmax_scale() < 0.0, wide);
             }
-            simd.transpose(rows, dim, &mut panel.q, panel.width, count, dim);
+            if A::TRANSPOSED {
+                simd.transpose(rows, dim, &mut panel.q, panel.width, count, dim);
+            } else {
+                panel.q.copy_from_slice(&rows[..count * dim]);
+            }
         }
         &mut panels[..needed]
     }
 
-    /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE.
-    fn finish<S: Simd>(&self, simd: S, task: Task, index: usize, panel: &Panel, rows: &mut [f32]) {
-        let dim_v = self.problem.head_dim_v;
-        simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
+    /// Normalises a panel, whose first row is the task's `index`-th, and writes its rows of O and LSE; or keeps them as they
+    /// are, if they are parts.
+    #[allow(unsafe_code)] // as in `write`
+    fn finish<S: Simd, A: Arithmetic>(
+        &self,
+        simd: S,
+        task: Task,
+        index: usize,
+        panel: &Panel,
+        rows: &mut [f32],
+        parts: Option<&Parts<'_>>,
+    ) {
+        let (p, dim_v) = (self.problem, self.problem.head_dim_v);
+        let (rows, ld) = if A::TRANSPOSED {
+            simd.transpose(&panel.out, panel.width, rows, dim_v, dim_v, panel.rows);
+            (&*rows, dim_v)
+        } else {
+            (&*panel.out, panel.out.len() / panel.rows)
+        };
         for lane in 0..panel.rows {
-            let wide = &rows[lane * dim_v..][..dim_v];
+            let wide = &rows[lane * ld..][..dim_v];
             let (head, row) = self.place(task, index + lane);
-            self.write(simd, [task.batch, head, row], wide, panel.shift[lane], panel.sum[lane]);
+            let (shift, sum) = (panel.shift[lane], panel.sum[lane]);
+            match parts {
+                None => self.write(simd, [task.batch, head, row], wide, shift, sum),
+                Some(parts) => {
+                    let row = (task.batch * p.heads_q + head) * p.seq_q + row;
+                    // SAFETY: tasks partition the rows and the keys.
+                    unsafe { parts.keep(row, task.part, wide, shift, sum) };
+                }
+            }
         }
     }
 

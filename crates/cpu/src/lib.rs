@@ -11,20 +11,24 @@
 
 mod aligned;
 mod arithmetic;
+mod cost;
+mod dims;
 mod element;
 mod error;
 mod forward;
 mod narrow;
 mod oracle;
 mod output;
+mod parts;
 mod plan;
 mod simd;
 mod tile;
 mod view;
 
+pub use cost::{Bound, Cost};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::CpuError;
 pub use forward::attention;
 pub use oracle::{Reference, oracle, reference_in_precision};
-pub use plan::CpuPlan;
+pub use plan::{CpuPlan, Lanes, Order, Rows};
 pub use simd::Isa;

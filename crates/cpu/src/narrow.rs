@@ -89,6 +89,8 @@ pub(crate) struct Heads<'a, T, N> {
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
     block_kv: usize,
+    /// Query heads that one task holds rows of; they have one factor.
+    together: usize,
     queries: Vec<OnceLock<Extent>>,
     keys: Vec<OnceLock<Extent>>,
     values: Vec<OnceLock<Option<Vec<f32>>>>,
@@ -101,6 +103,7 @@ impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
         problem: &'a Problem,
         inputs: Inputs<'a, T>,
         plan: &CpuPlan,
+        together: usize,
     ) -> Option<Self> {
         let p = problem;
         let fits = p.dtype != DType::F32 && p.seq_q >= plan.isa.panel_rows() && p.head_dim <= MAX_DIM;
@@ -110,20 +113,25 @@ impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
             problem,
             inputs,
             block_kv: plan.block_kv,
-            queries: (0..p.batch * p.heads_q).map(|_| OnceLock::new()).collect(),
+            together,
+            queries: (0..p.batch * p.heads_q / together).map(|_| OnceLock::new()).collect(),
             keys: (0..kv_heads).map(|_| OnceLock::new()).collect(),
             values: (0..kv_heads).map(|_| OnceLock::new()).collect(),
         })
     }
 
-    /// The arithmetic for one query head, if 16 bits are enough for it.
+    /// The arithmetic for the query heads of a task, of which `head` is the first, if 16 bits are enough for them.
     pub(crate) fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_, N>> {
         let p = self.problem;
         let kv = head / p.group_size();
-        let (at, at_kv) = (batch * p.heads_q + head, batch * p.heads_kv + kv);
-        let extent = |view, head, rows| self.narrow.extent(all(view, batch, head, rows).rows());
-        let queries = self.queries[at].get_or_init(|| extent(self.inputs.q, head, p.seq_q));
-        let keys = self.keys[at_kv].get_or_init(|| extent(self.inputs.k, kv, p.seq_kv));
+        let (at, at_kv) = ((batch * p.heads_q + head) / self.together, batch * p.heads_kv + kv);
+        let of_queries = || {
+            let heads = head..head + self.together;
+            self.narrow.extent(heads.flat_map(|head| all(self.inputs.q, batch, head, p.seq_q).rows()))
+        };
+        let queries = self.queries[at].get_or_init(of_queries);
+        let keys = self.keys[at_kv]
+            .get_or_init(|| self.narrow.extent(all(self.inputs.k, batch, kv, p.seq_kv).rows()));
         let (q, k) = logit_factors(p, *queries, *keys)?;
         let values = all(self.inputs.v, batch, kv, p.seq_kv);
         let v = self.values[at_kv].get_or_init(|| self.value_factors(values)).as_deref()?;

@@ -14,7 +14,7 @@ pub(crate) const MAX_WIDTH: usize = 64;
 
 /// A running maximum is raised only when it grows by more than this (in log2): weights stay below 2⁸, sums far
 /// below f32's range, and O is seldom rescaled.
-const LAZY_GROWTH: f32 = 8.0;
+pub(crate) const LAZY_GROWTH: f32 = 8.0;
 
 /// One panel: up to `width` query rows and their running softmax. Matrices are dense, `width` numbers a row.
 pub(crate) struct Panel {
@@ -109,6 +109,23 @@ impl Block<'_> {
     }
 }
 
+/// Shape of a register tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// Rows at most.
+    pub rows: usize,
+    /// Vectors side by side.
+    pub vectors: usize,
+}
+
+impl Tile {
+    /// Rows at most of a tile so many vectors wide: narrower ones, of the rows that are left over, are taller.
+    #[inline(always)]
+    pub(crate) fn rows_of(self, vectors: usize) -> usize {
+        if vectors < self.vectors { self.rows.max(8) } else { self.rows }
+    }
+}
+
 /// One step of the online softmax.
 pub(crate) struct Step<'a> {
     pub panel: &'a mut Panel,
@@ -117,15 +134,17 @@ pub(crate) struct Step<'a> {
     pub scale: f32,
     /// Room for Pᵀ: `keys × width`.
     pub weights: &'a mut [f32],
+    /// The register tile.
+    pub tile: Tile,
 }
 
 /// S = K Qᵀ; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, weights } = step;
-    let keys = block.keys.len();
+    let Step { panel, block, scale, weights, tile } = step;
+    let (keys, tall) = (block.keys.len(), tile.rows_of(VECTORS));
     let weights = &mut weights[..keys * VECTORS * S::LANES];
-    gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld]);
+    gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld], tall);
     let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
         mask::<S, VECTORS>(s, panel, block.keys.start, weights);
@@ -137,7 +156,7 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
         return accumulate_seen(panel, block, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
-    gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys]);
+    gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
 }
 
 /// Logits of keys that a row does not see become −∞.

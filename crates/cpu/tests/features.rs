@@ -4,7 +4,7 @@ mod common;
 mod narrow;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};
-use flashcore_cpu::{CpuError, CpuPlan, Isa, attention, oracle, reference_in_precision};
+use flashcore_cpu::{CpuError, CpuPlan, Isa, Lanes, Order, Rows, attention, oracle, reference_in_precision};
 use problem::{DType, Layout, Mask, Problem, Strides};
 use proptest::prelude::*;
 
@@ -115,6 +115,86 @@ fn default_plans_agree_with_the_oracle() {
     }
 }
 
+/// Every problem of these has more than a block of keys and of rows; where lanes are dims, rows that a vector does not hold.
+fn problems_of_genes() -> Vec<Problem> {
+    let short =
+        Problem::new(2, 6, 3, 24, DType::F32).with_seq_kv(131, Layout::Bhsd).with_heads_kv(2, Layout::Bhsd);
+    let long = Problem::new(1, 4, 97, 33, DType::F32).with_heads_kv(2, Layout::Bhsd).with_mask(Mask::Causal);
+    vec![short.clone().with_mask(Mask::Causal), short, long]
+}
+
+#[test]
+fn every_gene_keeps_the_answer() {
+    for isa in Isa::available() {
+        let plan = small_plan(isa);
+        let mut plans = vec![
+            CpuPlan { rows: Rows::Head, ..plan },
+            CpuPlan { order: Order::Heads, ..plan },
+            CpuPlan { splits: 2, ..plan },
+            CpuPlan { splits: 64, ..plan },
+        ];
+        for vectors in 1..=isa.tile().0 {
+            let tile_rows = [1, 4, isa.tile_rows(vectors)];
+            plans.extend(tile_rows.map(|tile_rows| CpuPlan { vectors, tile_rows, ..plan }));
+        }
+        if isa != Isa::Avx512Vnni {
+            plans.extend([1, 2].map(|splits| CpuPlan { lanes: Lanes::Dims, splits, ..plan }));
+            plans.push(CpuPlan { lanes: Lanes::Dims, vectors: 1, block_kv: 7, rows: Rows::Head, ..plan });
+        }
+        for p in problems_of_genes() {
+            for plan in &plans {
+                let mut half = p.clone();
+                check(&p, &Inputs::<f32>::random(&p, 12, 2.0), plan);
+                half.dtype = DType::F16;
+                check(&half, &Inputs::<half::f16>::random(&half, 12, 2.0), plan);
+            }
+        }
+    }
+}
+
+#[test]
+fn genes_change_what_is_summed_with_what_and_nothing_else() {
+    let isa = Isa::available().into_iter().find(|&isa| isa != Isa::Avx512Vnni).unwrap();
+    let p = &problems_of_genes()[2];
+    let inputs = Inputs::<f32>::random(p, 13, 2.0);
+    let plan = CpuPlan { block_kv: 24, ..small_plan(isa) };
+    let bits = run(p, &inputs, &plan);
+    // Other sums.
+    let others = [
+        CpuPlan { lanes: Lanes::Dims, ..plan },
+        CpuPlan { splits: 2, ..plan },
+        CpuPlan { block_kv: 25, ..plan },
+    ];
+    assert!(others.iter().all(|other| run(p, &inputs, other) != bits));
+    // The same sums, elsewhere or at another time.
+    let same = [
+        CpuPlan { vectors: 1, tile_rows: 1, ..plan },
+        CpuPlan { rows: Rows::Head, ..plan },
+        CpuPlan { order: Order::Heads, ..plan },
+        CpuPlan { block_q: 5, ..plan },
+        CpuPlan { threads: 1, ..plan },
+    ];
+    assert!(same.iter().all(|same| run(p, &inputs, same) == bits));
+}
+
+#[test]
+fn nan_and_infinity_stay_in_their_rows_whatever_the_lanes_and_parts() {
+    let isa = Isa::available().into_iter().find(|&isa| isa != Isa::Avx512Vnni).unwrap();
+    for (lanes, splits) in [(Lanes::Dims, 1), (Lanes::Dims, 3), (Lanes::Queries, 3)] {
+        for (bad_k, bad_v) in
+            [(f32::NAN, 0.5), (0.5, f32::NAN), (f32::INFINITY, 0.5), (0.5, f32::NEG_INFINITY)]
+        {
+            let p = Problem::new(1, 1, 70, 8, DType::F32).with_mask(Mask::Causal);
+            let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
+            inputs.k[69 * 8 + 3] = bad_k;
+            inputs.v[69 * 8 + 3] = bad_v;
+            let plan = CpuPlan { lanes, splits, ..small_plan(isa) };
+            assert!(run(&p, &inputs, &plan).0[..69 * 8].iter().all(|x| x.is_finite()));
+            check(&p, &inputs, &plan);
+        }
+    }
+}
+
 #[test]
 fn results_do_not_depend_on_threads_or_neighbours() {
     let p = small(150, 32).with_mask(Mask::Causal);
@@ -168,6 +248,18 @@ fn refusals_name_the_argument() {
     {
         assert!(matches!(run(&full, &mut out, None, &bad), Err(CpuError::Plan { .. })));
     }
+    for (bad, message) in [
+        (CpuPlan { vectors: 5, ..plan }, "plan.vectors = 5 is not possible; accepted: 1 to "),
+        (CpuPlan { tile_rows: 13, ..plan }, "plan.tile_rows = 13 is not possible; accepted: 1 to "),
+        (CpuPlan { splits: 65, ..plan }, "plan.splits = 65 is not possible; accepted: 1 to 64"),
+        (
+            CpuPlan { isa: Isa::Avx512Vnni, lanes: Lanes::Dims, ..CpuPlan::widest(Isa::Avx512, 1, 1, 1) },
+            "plan.lanes = dims is",
+        ),
+    ] {
+        let error = run(&full, &mut out, None, &bad).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{error}");
+    }
     let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
     assert!(matches!(
         run(&full, &mut out, None, &CpuPlan { isa: foreign, ..plan }),
@@ -185,15 +277,25 @@ proptest! {
 
     #[test]
     fn any_problem_and_plan(
-        batch in 1usize..3, heads_kv in 1usize..3, group in 1usize..4, seq_q in 1usize..90, seq_kv in 0usize..150,
+        batch in 1usize..3, heads_kv in 1usize..3, grouped in 1usize..4, seq_q in 1usize..90, seq_kv in 0usize..150,
         dim in 1usize..40, dim_v in 1usize..40, causal: bool, seed: u64,
         threads in 1usize..4, block_q in 1usize..200, block_kv in 1usize..80,
+        dims: bool, group: bool, heads_first: bool, vectors in 1usize..5, tile_rows in 1usize..13, splits in 1usize..5,
     ) {
-        let mut p = Problem::new(batch, heads_kv * group, seq_q, dim, DType::F32);
+        let mut p = Problem::new(batch, heads_kv * grouped, seq_q, dim, DType::F32);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
         p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
         for isa in Isa::available() {
-            let plan = CpuPlan { isa, threads, block_q, block_kv };
+            let vectors = vectors.min(isa.tile().0);
+            let plan = CpuPlan {
+                lanes: if dims && isa != Isa::Avx512Vnni { Lanes::Dims } else { Lanes::Queries },
+                vectors,
+                tile_rows: tile_rows.min(isa.tile_rows(vectors)),
+                rows: if group { Rows::Group } else { Rows::Head },
+                order: if heads_first { Order::Heads } else { Order::Longest },
+                splits,
+                ..CpuPlan::widest(isa, threads, block_q, block_kv)
+            };
             check(&p, &Inputs::<f32>::random(&p, seed, 1.0), &plan);
         }
     }

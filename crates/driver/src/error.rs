@@ -118,6 +118,16 @@ pub enum DriverError {
     TensorMap(ptx::TensorMapError),
 }
 
+/// How the cause begins where a kernel was given up.
+pub(crate) const NEVER_ENDS: &str = "a kernel did not end";
+
+impl DriverError {
+    /// Whether a kernel was given up because it did not end in time.
+    pub fn is_hang(&self) -> bool {
+        matches!(self, DriverError::Poisoned { cause, .. } if cause.starts_with(NEVER_ENDS))
+    }
+}
+
 /// A CUDA version as the driver writes it: 12040 is 12.4.
 struct Version(i32);
 

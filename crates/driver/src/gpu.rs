@@ -77,7 +77,16 @@ impl Gpu {
         Ok(start.elapsed_us(&end)? / f64::from(launches.max(1)))
     }
 
-    fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
+    /// Forgets the kernels that were loaded; who holds one of their functions keeps it.
+    pub fn unload(&mut self) {
+        self.loaded.clear();
+    }
+
+    /// The kernel's function, loaded unless that is done already.
+    ///
+    /// # Errors
+    /// As [`Gpu::load`].
+    pub fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
         let text = kernel.module.to_string();
         let expect = Expect::of(&kernel.launch);
         let key = (text, kernel.entry.clone());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus as Capture};
 
+use crate::error::NEVER_ENDS;
 use crate::module::Module;
 use crate::{Context, DeviceSlice, DriverError, Event};
 
@@ -108,7 +109,7 @@ impl Stream {
         let start = Instant::now();
         while !self.is_done()? {
             if start.elapsed() > limit {
-                let cause = format!("a kernel did not end within {} s", limit.as_secs_f64());
+                let cause = format!("{NEVER_ENDS} within {} s", limit.as_secs_f64());
                 return Err(self.context().poison("cuStreamQuery", cause));
             }
             // Short kernels are waited for as closely as by the driver.

@@ -1,9 +1,9 @@
 //! Forecasts of plans and how good they are: the plans of the fused family that forecasts are tried on, a fixed split of them,
 //! and the figures by which a forecast is judged.
 
-use emu::EmuError;
 use emu::model::{Gpu, ModelError, Prediction};
-use emu::resources::{Ptxas, estimate};
+use emu::resources::{Ptxas, Resources, estimate};
+use emu::{EmuError, Report};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
 use problem::{DType, Mask, Problem};
@@ -38,6 +38,12 @@ pub enum ForecastError {
     },
 }
 
+impl ForecastError {
+    pub(crate) fn no_body(bound: &Bound) -> ForecastError {
+        ForecastError::NoBody { entry: bound.kernel.entry.clone() }
+    }
+}
+
 /// The time of a plan on a problem, from a few CTAs: of one head where each CTA does the same whatever the grid, of the whole
 /// problem where tiles are handed out to CTAs that stay.
 ///
@@ -51,25 +57,63 @@ pub fn of_plan(
     ptxas: Option<&Ptxas>,
 ) -> Result<Prediction, ForecastError> {
     let whole = bind(plan, problem, arch)?;
-    let (module, entry) = (&whole.kernel.module, &whole.kernel.entry);
-    let target = if arch.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", arch.sm) };
-    let assembled = ptxas.and_then(|p| p.resources(&module.to_string(), &target, entry).ok());
-    let resources = assembled.or_else(|| estimate(module, entry));
-    let resources = resources.ok_or_else(|| ForecastError::NoBody { entry: entry.clone() })?;
-    let launch = &whole.kernel.launch;
-    let prediction = match plan {
-        Plan::Wgmma(_) | Plan::Small(_) => {
-            let traces = study::sketch(&whole, SKETCHED)?;
-            study::forecast(&whole, launch, &traces, &resources, gpu)?
-        }
-        _ => {
-            let p = problem;
-            let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
-            let head = bind(plan, &head, arch)?;
-            study::forecast(&head, launch, &study::record(&head, RECORDED)?, &resources, gpu)?
+    let resources = resources(&whole, ptxas).ok_or_else(|| ForecastError::no_body(&whole))?;
+    Ok(of_kernel(plan, problem, &whole, &resources, gpu, arch, 1)?.prediction)
+}
+
+/// A forecast, and what it rests on.
+pub struct Basis {
+    /// The forecast.
+    pub prediction: Prediction,
+    /// The kernel whose CTAs were recorded: it need not be the whole problem's.
+    pub recorded: Bound,
+    /// What was recorded of it.
+    pub report: Report,
+}
+
+/// The same of a plan whose kernel is there already, from `times` as many CTAs.
+///
+/// # Errors
+/// As [`of_plan`].
+pub fn of_kernel(
+    plan: &Plan,
+    problem: &Problem,
+    whole: &Bound,
+    resources: &Resources,
+    gpu: &Gpu,
+    arch: &Arch,
+    times: u64,
+) -> Result<Basis, ForecastError> {
+    let (recorded, report) = match plan {
+        Plan::Wgmma(_) | Plan::Small(_) => (whole.clone(), study::sketch(whole, SKETCHED * times)?),
+        Plan::Mma(_) | Plan::Ladder { .. } => {
+            let head = bind(plan, &one_head(problem), arch)?;
+            let report = study::record(&head, RECORDED * times)?;
+            (head, report)
         }
     };
-    Ok(prediction)
+    let prediction = study::forecast(&recorded, &whole.kernel.launch, &report.traces, resources, gpu)?;
+    Ok(Basis { prediction, recorded, report })
+}
+
+/// The problem of one query head and its keys, dense.
+fn one_head(problem: &Problem) -> Problem {
+    let (p, layout) = (problem, problem::Layout::Bhsd);
+    let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
+    Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, ..head }.with_layout(layout)
+}
+
+/// What a kernel takes of a multiprocessor; from ptxas where it is present.
+pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Resources> {
+    let (module, entry) = (&bound.kernel.module, &bound.kernel.entry);
+    let assembled = ptxas.and_then(|p| p.resources(&module.to_string(), &target(bound), entry).ok());
+    assembled.or_else(|| estimate(module, entry))
+}
+
+/// What ptxas calls the architecture that a kernel is for.
+pub fn target(bound: &Bound) -> String {
+    let target = bound.kernel.module.target;
+    if target.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", target.sm) }
 }
 
 /// A plan on a problem.
@@ -255,7 +299,7 @@ mod tests {
         let [head, whole] = trial.kernels(&Arch::SM_90).unwrap();
         let resources = estimate(&head.kernel.module, &head.kernel.entry).unwrap();
         let [few, many] = [4, 32].map(|count| {
-            let traces = record(&head, count).unwrap();
+            let traces = record(&head, count).unwrap().traces;
             forecast(&head, &whole.kernel.launch, &traces, &resources, &H200).unwrap().us
         });
         assert!((few / many - 1.0).abs() < 0.1, "{few} {many}");

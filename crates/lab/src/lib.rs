@@ -16,6 +16,7 @@ pub mod gate;
 pub mod genes;
 pub mod launchfile;
 pub mod ledger;
+pub mod machine;
 pub mod panics;
 pub mod probes;
 pub mod provenance;

@@ -19,6 +19,20 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     }
 }
 
+/// Each gene that the groups name, with the values that it has in them, in their order.
+pub fn genes(family: Family, problem: &Problem) -> Vec<(String, Vec<Value>)> {
+    let mut genes: Vec<(String, Vec<Value>)> = Vec::new();
+    let groups = groups(family, problem);
+    for (gene, value) in groups.iter().flatten().filter_map(Value::as_object).flatten() {
+        match genes.iter_mut().find(|(name, _)| name == gene) {
+            Some((_, values)) if values.contains(value) => {}
+            Some((_, values)) => values.push(value.clone()),
+            None => genes.push((gene.clone(), vec![value.clone()])),
+        }
+    }
+    genes
+}
+
 /// The plans that a group makes of one: those that fit the problem.
 pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec<Plan> {
     let plans = group.iter().filter_map(|genes| with_genes(plan, genes).ok());
@@ -130,12 +144,11 @@ const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
 /// The values are those that a search tries.
 pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch) -> Vec<(String, Plan)> {
     let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
-    let groups = family.map(|family| groups(family, problem)).unwrap_or_default();
+    let genes = family.map(|family| genes(family, problem)).unwrap_or_default();
     let mut found: Vec<(String, Plan)> = Vec::new();
-    for (gene, value) in groups.iter().flatten().filter_map(Value::as_object).flatten() {
+    for (gene, value) in genes.iter().flat_map(|(gene, values)| values.iter().map(move |v| (gene, v))) {
         let Ok(varied) = with_genes(plan, &json!({ gene: value })) else { continue };
-        let is_new = varied != *plan && found.iter().all(|(_, known)| *known != varied);
-        if is_new && varied.check(problem, arch).is_ok() {
+        if varied != *plan && varied.check(problem, arch).is_ok() {
             found.push((format!("{gene} {}", plain(value)), varied));
         }
     }

@@ -3,7 +3,7 @@
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
 use emu::trace::{CtaTrace, sample_ctas};
-use emu::{Buffer, Checks, EmuError, Fidelity, Options};
+use emu::{Buffer, Checks, EmuError, Fidelity, Options, Report};
 use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
@@ -106,26 +106,31 @@ fn subject<'a>(
 ///
 /// # Errors
 /// When the kernel cannot be launched or does not end.
-pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<CtaTrace>, EmuError> {
-    let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
-    let checks = Checks { races: false, uninitialised: false, unwritten: false };
-    let fidelity = Fidelity::Sketch;
-    let options =
-        Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, fidelity, ..Options::default() };
+pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     let mut buffers: Vec<Buffer> = bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect();
-    Ok(emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?.traces)
+    run_some(bound, count, Fidelity::Sketch, &mut buffers)
 }
 
 /// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.
 ///
 /// # Errors
 /// When the kernel cannot be launched or does not end.
-pub fn record(bound: &Bound, count: u64) -> Result<Vec<CtaTrace>, EmuError> {
+pub fn record(bound: &Bound, count: u64) -> Result<Report, EmuError> {
+    let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
+    run_some(bound, count, Fidelity::default(), &mut buffers)
+}
+
+fn run_some(
+    bound: &Bound,
+    count: u64,
+    fidelity: Fidelity,
+    buffers: &mut [Buffer],
+) -> Result<Report, EmuError> {
     let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
-    let options = Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, ..Options::default() };
-    let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
-    Ok(emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?.traces)
+    let options =
+        Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, fidelity, ..Options::default() };
+    emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
 }
 
 /// Predicts the time of `launch` from CTAs recorded from a kernel of the same work.

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Never, Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use crate::dims;
 use crate::tile::{self, Step};
 
 /// Proof that the processor has AVX2, FMA and F16C.
@@ -23,7 +24,7 @@ impl Avx2 {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const MAX_VECTORS: usize = 2;
-    const WIDE_ROWS: usize = 6;
+    const TILE_ROWS: [usize; 4] = [12, 6, 0, 0];
     type V = __m256;
     type Narrow = Never;
 
@@ -73,6 +74,10 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(v)))
         })
     }
+    #[inline(always)]
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[__m256; KEYS]; ROWS]) -> __m256 {
+        unsafe { sum_each(|i| of[i / KEYS][i % KEYS]) }
+    }
 
     fn step<const VECTORS: usize>(self, step: Step<'_>) {
         #[target_feature(enable = "avx2,fma")]
@@ -80,6 +85,14 @@ impl Simd for Avx2 {
             tile::run_step::<Avx2, VECTORS>(s, step);
         }
         unsafe { compiled::<VECTORS>(self, step) }
+    }
+
+    fn step_dims(self, step: Step<'_>) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, step: Step<'_>) {
+            dims::run_step(s, step);
+        }
+        unsafe { compiled(self, step) }
     }
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
@@ -93,6 +106,17 @@ impl Simd for Avx2 {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
     }
+}
+
+/// Eight vectors to one of their sums: neighbours are folded together, over 2, 4 and 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_each(of: impl Fn(usize) -> __m256) -> __m256 {
+    let two = |i: usize| _mm256_hadd_ps(of(i), of(i + 1));
+    // In each half its own sums of four vectors.
+    let four = |i: usize| _mm256_hadd_ps(two(i), two(i + 2));
+    let (a, b) = (four(0), four(4));
+    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
 }
 
 /// Widens 8 at a time, and what is left one by one.

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Avx512Vnni, Simd, exp2_polynomial};
+use crate::dims;
 use crate::element::{Element, ElementsMut};
 use crate::tile::{self, Step};
 
@@ -42,7 +43,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const MAX_VECTORS: usize = 4;
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
-    const WIDE_ROWS: usize = 6;
+    const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = __m512;
     type Narrow = Avx512Vnni;
 
@@ -98,6 +99,10 @@ impl Simd for Avx512 {
             _mm512_scalef_ps(exp2_polynomial(self, r, &EXP2_FLOOR), t)
         }
     }
+    #[inline(always)]
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[__m512; KEYS]; ROWS]) -> __m512 {
+        unsafe { sum_each(|i| of[i / KEYS][i % KEYS]) }
+    }
 
     fn step<const VECTORS: usize>(self, step: Step<'_>) {
         #[target_feature(enable = "avx512f,avx512dq")]
@@ -105,6 +110,14 @@ impl Simd for Avx512 {
             tile::run_step::<Avx512, VECTORS>(s, step);
         }
         unsafe { compiled::<VECTORS>(self, step) }
+    }
+
+    fn step_dims(self, step: Step<'_>) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, step: Step<'_>) {
+            dims::run_step(s, step);
+        }
+        unsafe { compiled(self, step) }
     }
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
@@ -126,6 +139,32 @@ impl Simd for Avx512 {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { super::avx2::transpose(from, from_ld, to, to_ld, rows, cols) }
     }
+}
+
+/// Sixteen vectors to one of their sums: neighbours are folded together, over 2, 4, 8 and 16 lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn sum_each(of: impl Fn(usize) -> __m512) -> __m512 {
+    // Of vectors a, b: in each quarter a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+    let two = |i: usize| {
+        let (a, b) = (of(i), of(i + 1));
+        _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)))
+    };
+    // Of vectors a to d: in each quarter its own sums of a, b, c and d.
+    let four = |i: usize| {
+        let (ab, cd) = (two(i), two(i + 2));
+        let [low, high] =
+            [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)].map(|v| _mm512_castpd_ps(v));
+        _mm512_add_ps(low, high)
+    };
+    // Quarters 0 and 2 of a, then of b, and 1 and 3.
+    let quarters = |a, b| {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+        )
+    };
+    quarters(quarters(four(0), four(4)), quarters(four(8), four(12)))
 }
 
 #[target_feature(enable = "avx512f")]

@@ -119,10 +119,10 @@ impl Narrow for Avx512Vnni {
 /// [`tile::run_step`] on integers.
 #[inline(always)]
 fn run_step<const VECTORS: usize>(s: Avx512, narrow: Avx512Vnni, step: Step<'_>) {
-    let Step { panel, block, scale, weights } = step;
-    let (keys, width) = (block.keys.len(), VECTORS * LANES);
+    let Step { panel, block, scale, weights, tile } = step;
+    let (keys, width, tall) = (block.keys.len(), VECTORS * LANES, tile.rows_of(VECTORS));
     let logits = &mut weights[..keys * width];
-    gemm::<_, _, _, VECTORS>(s, Logits(narrow), block.k, &panel.q, logits, [keys, block.k.ld]);
+    gemm::<_, _, _, VECTORS>(s, Logits(narrow), block.k, &panel.q, logits, [keys, block.k.ld], tall);
     if block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end {
         tile::mask::<_, VECTORS>(s, panel, block.keys.start, logits);
     }
@@ -140,6 +140,7 @@ fn run_step<const VECTORS: usize>(s: Avx512, narrow: Avx512Vnni, step: Step<'_>)
             logits,
             &mut panel.out,
             [block.dim_v, pairs],
+            tall,
         );
     }
 }

@@ -85,7 +85,8 @@ impl<S: Simd> Product<S> for Added {
     }
 }
 
-/// C = A · B, or what `product` makes of it, with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and dense.
+/// C = A · B, or what `product` makes of it, with `m` rows of A and C and `k` rows of B; B and C are `VECTORS` vectors wide and
+/// dense. Register tiles have `tall` rows at most.
 #[inline(always)]
 pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     s: S,
@@ -94,19 +95,53 @@ pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     b: &[f32],
     c: &mut [f32],
     [m, k]: [usize; 2],
+    tall: usize,
+) {
+    let width = VECTORS * S::LANES;
+    gemm_part::<S, P, A, VECTORS>(s, product, a, Part { from: b, ld: width }, (c, width), [m, k], tall);
+}
+
+/// Columns of a row-major matrix, `ld` elements from row to row.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub from: &'a [f32],
+    pub ld: usize,
+}
+
+/// The same for `VECTORS` vectors of the columns of a wider B and C; C's rows are `ldc` elements apart.
+#[inline(always)]
+pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
+    s: S,
+    product: P,
+    a: A,
+    b: Part<'_>,
+    (c, ldc): (&mut [f32], usize),
+    [m, k]: [usize; 2],
+    tall: usize,
 ) {
     let width = VECTORS * S::LANES;
     assert!(m == 0 || k == 0 || a.index(m - 1, k - 1) < a.data().len());
-    assert!(k * width <= b.len() && m * width <= c.len());
-    let tall = if VECTORS == S::MAX_VECTORS { S::WIDE_ROWS } else { 8 };
+    assert!(k == 0 || (k - 1) * b.ld + width <= b.from.len());
+    assert!(m == 0 || (m - 1) * ldc + width <= c.len());
+    let tall = tall.clamp(1, S::TILE_ROWS[VECTORS - 1]);
     let mut row = 0;
     while row < m {
         let rows = (m - row).min(tall);
+        // Of the heights above 8 there is one; what is left of it comes next.
+        let rows = if (9..12).contains(&rows) { 8 } else { rows };
+        let c = (&mut c[row * ldc..], ldc);
         // SAFETY: the assertions cover every index below (m, k) of the three matrices.
         unsafe {
             match rows {
-                8 if tall >= 8 => tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k),
-                7 if tall >= 7 => tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k),
+                12 if S::TILE_ROWS[VECTORS - 1] >= 12 => {
+                    tile::<S, P, A, 12, VECTORS>(s, product, a, b, c, row, k)
+                }
+                8 if S::TILE_ROWS[VECTORS - 1] >= 8 => {
+                    tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k)
+                }
+                7 if S::TILE_ROWS[VECTORS - 1] >= 7 => {
+                    tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k)
+                }
                 6 => tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k),
                 5 => tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k),
                 4 => tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k),
@@ -119,26 +154,25 @@ pub(crate) fn gemm<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
     }
 }
 
-/// `ROWS × VECTORS` vectors of C, held in registers.
+/// `ROWS × VECTORS` vectors of C, held in registers. C begins with row `row` of A.
 ///
 /// # Safety
-/// `row + ROWS` rows of A and C and `k` rows of B must exist.
+/// `row + ROWS` rows of A, `ROWS` of C and `k` rows of B must exist.
 #[inline(always)]
 unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS: usize>(
     s: S,
     product: P,
     a: A,
-    b: &[f32],
-    c: &mut [f32],
+    b: Part<'_>,
+    (c, ldc): (&mut [f32], usize),
     row: usize,
     k: usize,
 ) {
-    let width = VECTORS * S::LANES;
-    let (a_data, c) = (a.data().as_ptr(), c[row * width..].as_mut_ptr());
+    let (a_data, c) = (a.data().as_ptr(), c.as_mut_ptr());
     // SAFETY: the caller's promise, for this and the loads and stores below.
     let at = |p: *const f32, i: usize| unsafe { std::slice::from_raw_parts(p.add(i), S::LANES) };
     let mut acc = [[s.splat(0.0); VECTORS]; ROWS];
-    let mut b = b.as_ptr();
+    let (mut b, ldb) = (b.from.as_ptr(), b.ld);
     for kk in 0..k {
         let mut line = [s.splat(0.0); VECTORS];
         for (v, line) in line.iter_mut().enumerate() {
@@ -151,13 +185,13 @@ unsafe fn tile<S: Simd, P: Product<S>, A: Lhs, const ROWS: usize, const VECTORS:
                 *acc = product.add(s, x, line, *acc);
             }
         }
-        // SAFETY: at most one past the end of B.
-        b = unsafe { b.add(width) };
+        // Past the end of B after its last row, where nothing is read any more.
+        b = b.wrapping_add(ldb);
     }
     for (r, acc) in acc.iter().enumerate() {
         for (v, &acc) in acc.iter().enumerate() {
             // SAFETY: row r of this tile of C.
-            let to = unsafe { std::slice::from_raw_parts_mut(c.add(r * width + v * S::LANES), S::LANES) };
+            let to = unsafe { std::slice::from_raw_parts_mut(c.add(r * ldc + v * S::LANES), S::LANES) };
             s.store(product.finish(s, acc, s.load(to), v), to);
         }
     }

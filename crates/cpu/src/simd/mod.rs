@@ -18,7 +18,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use gemm::{Added, Columns, Fresh, Rows, gemm};
+pub(crate) use gemm::{Added, Columns, Fresh, Part, Rows, gemm, gemm_part};
 pub(crate) use portable::Portable;
 
 #[cfg(target_arch = "aarch64")]
@@ -76,13 +76,36 @@ impl Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
+    /// f32 numbers of a vector.
+    pub const fn lanes(self) -> usize {
+        match self {
+            Isa::Avx512Vnni | Isa::Avx512 => 16,
+            Isa::Avx2 => 8,
+            Isa::Neon | Isa::Portable => 4,
+        }
+    }
+
+    /// Vectors and rows of the widest register tile: what the default plans take.
+    pub const fn tile(self) -> (usize, usize) {
+        match self {
+            Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon => (4, 6),
+            Isa::Avx2 => (2, 6),
+            Isa::Portable => (2, 5),
+        }
+    }
+
+    /// Most rows of a register tile so many vectors wide: what there are registers for.
+    pub const fn tile_rows(self, vectors: usize) -> usize {
+        match (self, vectors) {
+            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon, 1 | 2) | (Isa::Avx2, 1) => 12,
+            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon, 3) | (Isa::Portable, 1) => 8,
+            _ => self.tile().1,
+        }
+    }
+
     /// Query rows that one register tile holds at most.
     pub const fn panel_rows(self) -> usize {
-        match self {
-            Isa::Avx512Vnni | Isa::Avx512 => 64,
-            Isa::Avx2 | Isa::Neon => 16,
-            Isa::Portable => 8,
-        }
+        self.tile().0 * self.lanes()
     }
 
     /// The name used on the command line and in evidence rows.
@@ -113,8 +136,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors side by side in the widest register tile.
     const MAX_VECTORS: usize;
-    /// Rows of the register tile with [`Simd::MAX_VECTORS`] vectors; narrower tiles have 8.
-    const WIDE_ROWS: usize;
+    /// Most rows of the register tile, with one vector, two, ….
+    const TILE_ROWS: [usize; 4];
     /// The vector.
     type V: Copy;
     /// The same processor's arithmetic on 16-bit numbers; [`Never`] if it has none that is faster.
@@ -145,8 +168,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         None
     }
 
+    /// The sums of the lanes of as many vectors as a vector has lanes: `ROWS · KEYS` of them.
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[Self::V; KEYS]; ROWS]) -> Self::V;
+
     /// Runs `step` with `VECTORS` vectors a panel, compiled for the instruction set.
     fn step<const VECTORS: usize>(self, step: Step<'_>);
+
+    /// Runs `step` with the numbers of a row as lanes, compiled for the instruction set.
+    fn step_dims(self, step: Step<'_>);
 
     /// Widens `from` into `to`, which has the same length.
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
@@ -333,18 +362,47 @@ mod tests {
 
     #[test]
     fn panels_are_as_wide_as_their_register_tile() {
-        fn width<S: Simd>(_: S) -> usize {
-            S::LANES * S::MAX_VECTORS
+        fn same<S: Simd>(_: S, isa: Isa) -> bool {
+            (S::LANES, S::MAX_VECTORS) == (isa.lanes(), isa.tile().0)
+                && (1..=S::MAX_VECTORS).all(|vectors| S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
         }
-        assert_eq!(width(Portable), Isa::Portable.panel_rows());
+        assert!(same(Portable, Isa::Portable));
         #[cfg(target_arch = "x86_64")]
         {
-            assert!(Avx2::detect().is_none_or(|s| width(s) == Isa::Avx2.panel_rows()));
-            assert!(Avx512::detect().is_none_or(|s| width(s) == Isa::Avx512.panel_rows()));
+            assert!(Avx2::detect().is_none_or(|s| same(s, Isa::Avx2)));
+            assert!(Avx512::detect().is_none_or(|s| same(s, Isa::Avx512) && same(s, Isa::Avx512Vnni)));
         }
         #[cfg(target_arch = "aarch64")]
-        assert!(Neon::detect().is_none_or(|s| width(s) == Isa::Neon.panel_rows()));
+        assert!(Neon::detect().is_none_or(|s| same(s, Isa::Neon)));
         assert!(Isa::ALL.into_iter().all(|isa| isa.panel_rows() <= crate::tile::MAX_WIDTH));
+    }
+
+    #[test]
+    fn sums_of_lanes() {
+        fn sums<S: Simd, const ROWS: usize, const KEYS: usize>(s: S) {
+            let numbers: Vec<f32> = (0..S::LANES * S::LANES).map(|i| (i * i % 251) as f32).collect();
+            let vectors = std::array::from_fn(|r| {
+                std::array::from_fn(|k| s.load(&numbers[(r * KEYS + k) * S::LANES..]))
+            });
+            let mut got = vec![0.0; S::LANES];
+            s.store(s.sum_each::<ROWS, KEYS>(&vectors), &mut got);
+            let want: Vec<f32> = numbers.chunks(S::LANES).map(|numbers| numbers.iter().sum()).collect();
+            assert_eq!(got, want);
+        }
+        sums::<_, 2, 2>(Portable);
+        #[cfg(target_arch = "x86_64")]
+        {
+            Avx2::detect().into_iter().for_each(|s| {
+                sums::<_, 4, 2>(s);
+                sums::<_, 1, 8>(s);
+            });
+            Avx512::detect().into_iter().for_each(|s| {
+                sums::<_, 4, 4>(s);
+                sums::<_, 2, 8>(s);
+            });
+        }
+        #[cfg(target_arch = "aarch64")]
+        Neon::detect().into_iter().for_each(sums::<_, 1, 4>);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::{Never, Simd, exp2_by_shift, transpose_plain};
+use crate::dims;
 use crate::tile::{self, Step};
 
 /// Proof that the processor has NEON.
@@ -20,7 +21,7 @@ impl Neon {
 impl Simd for Neon {
     const LANES: usize = 4;
     const MAX_VECTORS: usize = 4;
-    const WIDE_ROWS: usize = 6;
+    const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = float32x4_t;
     type Narrow = Never;
 
@@ -70,6 +71,11 @@ impl Simd for Neon {
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(v)))
         })
     }
+    #[inline(always)]
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[float32x4_t; KEYS]; ROWS]) -> float32x4_t {
+        let at = |i: usize| of[i / KEYS][i % KEYS];
+        unsafe { vpaddq_f32(vpaddq_f32(at(0), at(1)), vpaddq_f32(at(2), at(3))) }
+    }
 
     fn step<const VECTORS: usize>(self, step: Step<'_>) {
         #[target_feature(enable = "neon")]
@@ -77,6 +83,14 @@ impl Simd for Neon {
             tile::run_step::<Neon, VECTORS>(s, step);
         }
         unsafe { compiled::<VECTORS>(self, step) }
+    }
+
+    fn step_dims(self, step: Step<'_>) {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, step: Step<'_>) {
+            dims::run_step(s, step);
+        }
+        unsafe { compiled(self, step) }
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {

@@ -1,6 +1,7 @@
 //! Plain Rust, for processors without a module of their own and as a second opinion in tests.
 
 use super::{Never, Simd, exp2_by_shift, transpose_plain};
+use crate::dims;
 use crate::tile::{self, Step};
 
 /// Four lanes of plain Rust: what every 64-bit processor's compiler can vectorise.
@@ -18,7 +19,7 @@ fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
 impl Simd for Portable {
     const LANES: usize = LANES;
     const MAX_VECTORS: usize = 2;
-    const WIDE_ROWS: usize = 5;
+    const TILE_ROWS: [usize; 4] = [8, 5, 0, 0];
     type V = V;
     type Narrow = Never;
 
@@ -67,9 +68,17 @@ impl Simd for Portable {
     fn exp2(self, t: V) -> V {
         exp2_by_shift(self, t, |v| v.map(|x| f32::from_bits(x.to_bits() << 23)))
     }
+    #[inline(always)]
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[V; KEYS]; ROWS]) -> V {
+        std::array::from_fn(|i| of[i / KEYS][i % KEYS].iter().sum())
+    }
 
     fn step<const VECTORS: usize>(self, step: Step<'_>) {
         tile::run_step::<Self, VECTORS>(self, step);
+    }
+
+    fn step_dims(self, step: Step<'_>) {
+        dims::run_step(self, step);
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {

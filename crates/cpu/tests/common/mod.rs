@@ -1,6 +1,6 @@
 //! Random tensors, poisoned outputs, and the comparison of a kernel with the oracle.
 
-use flashcore_cpu::{CpuPlan, Element, Isa, Reference, attention, oracle, reference_in_precision};
+use flashcore_cpu::{CpuPlan, Element, Isa, Reference, Rows, attention, oracle, reference_in_precision};
 use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -27,7 +27,7 @@ impl<T: Element> Inputs<T> {
 
 /// A plan with small blocks, so that small problems have many.
 pub fn small_plan(isa: Isa) -> CpuPlan {
-    CpuPlan { isa, threads: 2, block_q: 40, block_kv: 24 }
+    CpuPlan { rows: Rows::Group, ..CpuPlan::widest(isa, 2, 40, 24) }
 }
 
 /// Runs a kernel into poisoned buffers; returns O as `[batch, head, row, dim]` and the LSE. Elements of the buffer

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use crate::common::{Inputs, check, run, run_out};
 
 fn plan(isa: Isa) -> CpuPlan {
-    CpuPlan { isa, threads: 2, block_q: 100, block_kv: 72 }
+    CpuPlan::widest(isa, 2, 100, 72)
 }
 
 /// Normal draws: Q and V with these standard deviations, V around a mean.

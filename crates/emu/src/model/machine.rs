@@ -16,10 +16,13 @@
 //! - **M** measured by this project: `evidence/model.jsonl`, suite `model`, each probe beside what the model said before.
 //! - **C** Chips and Cheese, microbenchmarks of RTX 4090, H100 and L4-class parts: L2 bandwidth.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use super::description::{List, Name, kept_list, kept_name};
 
 /// Arithmetic rates of one SM, in lanes a clock.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rates {
     /// f32 add, multiply, fma.
     pub fma: u32,
@@ -36,7 +39,8 @@ pub struct Rates {
 }
 
 /// Dense mma.sync rates of one SM, FLOP (or integer operations) a clock; a multiply-add counts two.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TensorRates {
     /// f16 or bf16 inputs, f32 accumulators.
     pub f16_f32: u32,
@@ -53,7 +57,8 @@ pub struct TensorRates {
 }
 
 /// Latencies in clocks, from issue to the earliest dependent issue.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Latencies {
     /// f32 and integer arithmetic.
     pub alu: u32,
@@ -90,7 +95,8 @@ pub struct Latencies {
 }
 
 /// Units of sm_90a that work beside the warps.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AsyncUnits {
     /// Dense wgmma rates of one SM.
     pub wgmma: TensorRates,
@@ -107,12 +113,14 @@ pub struct AsyncUnits {
 }
 
 /// Sizes and bandwidths of the memories.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Memories {
     /// Unified L1 and shared memory of an SM, bytes.
     pub l1_bytes: u32,
     /// Sizes that the shared part of it can have, KB, ascending (G, "Shared Memory" of each compute capability).
-    pub carveouts: &'static [u32],
+    #[serde(deserialize_with = "kept_list")]
+    pub carveouts: List,
     /// Most shared memory that the CTAs of an SM can hold together, bytes.
     pub shared_bytes: u32,
     /// Most shared memory of one CTA, bytes.
@@ -143,7 +151,8 @@ impl Memories {
 }
 
 /// What an SM can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Warps.
     pub warps: u32,
@@ -156,10 +165,12 @@ pub struct Limits {
 }
 
 /// A GPU.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Gpu {
     /// Name, as `--machine` takes it.
-    pub name: &'static str,
+    #[serde(deserialize_with = "kept_name")]
+    pub name: Name,
     /// Compute capability times ten.
     pub sm: u32,
     /// SMs.
@@ -377,6 +388,12 @@ impl Gpu {
             .find(|gpu| plain(gpu.name) == wanted || plain(gpu.name) == format!("rtx{wanted}"))
     }
 
+    /// The machine of the table that a driver calls by this name, as in `NVIDIA H200` or `NVIDIA A100-SXM4-80GB`.
+    pub fn of_device(name: &str) -> Option<&'static Gpu> {
+        let words: Vec<&str> = name.split([' ', '-']).collect();
+        MACHINES.into_iter().find(|gpu| gpu.name.split(' ').all(|part| words.contains(&part)))
+    }
+
     /// DRAM bytes per clock at the boost clock, as far as they can be had.
     pub fn dram_bytes_per_clock(&self) -> f64 {
         DRAM_EFFICIENCY * self.memory.dram_gbps * 1e3 / self.clock_mhz
@@ -416,5 +433,8 @@ mod tests {
         assert_eq!(Gpu::named("4090").map(|g| g.name), Some("RTX 4090"));
         assert_eq!(Gpu::named("l4").map(|g| g.name), Some("L4"));
         assert_eq!(Gpu::named("B200"), None);
+        assert_eq!(Gpu::of_device("NVIDIA A100-SXM4-80GB"), Some(&A100));
+        assert_eq!(Gpu::of_device("NVIDIA GeForce RTX 4090"), Some(&RTX_4090));
+        assert_eq!(Gpu::of_device("NVIDIA B200"), None);
     }
 }

@@ -20,6 +20,7 @@
 mod address;
 mod cost;
 pub(crate) mod dataflow;
+mod description;
 mod lower;
 pub mod machine;
 mod memory;
@@ -31,6 +32,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 
+pub use description::MachineError;
 pub use machine::Gpu;
 pub use memory::CacheState;
 pub use predict::{ModelError, Subject, predict};

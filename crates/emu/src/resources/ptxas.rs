@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thiserror::Error;
 
@@ -75,10 +76,34 @@ impl Ptxas {
     /// # Errors
     /// When ptxas refuses the text, or does not know the entry.
     pub fn resources(&self, ptx: &str, arch: &str, entry: &str) -> Result<Resources, PtxasError> {
-        let unusable =
-            |e: std::io::Error| PtxasError::NotUsable { path: self.path.clone(), reason: e.to_string() };
+        self.run(ptx, arch, entry, Path::new("/dev/null"))
+    }
+
+    /// The same, with the machine code: a cubin, the same for the same code.
+    ///
+    /// # Errors
+    /// As [`Ptxas::resources`], and where there is no room for a temporary file.
+    pub fn assemble(&self, ptx: &str, arch: &str, entry: &str) -> Result<(Resources, Vec<u8>), PtxasError> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("flashcore-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let file = std::env::temp_dir().join(name);
+        let resources = self.run(ptx, arch, entry, &file);
+        let code = std::fs::read(&file).map_err(|e| self.unusable(&e));
+        // What is left behind would be the system's to clear away.
+        let _ = std::fs::remove_file(&file);
+        Ok((resources?, code?))
+    }
+
+    fn unusable(&self, error: &std::io::Error) -> PtxasError {
+        PtxasError::NotUsable { path: self.path.clone(), reason: error.to_string() }
+    }
+
+    fn run(&self, ptx: &str, arch: &str, entry: &str, output: &Path) -> Result<Resources, PtxasError> {
+        let unusable = |e: std::io::Error| self.unusable(&e);
         let mut child = Command::new(&self.path)
-            .args(["-v", "-arch", arch, "-o", "/dev/null", "-"])
+            .args(["-v", "-arch", arch, "-o"])
+            .arg(output)
+            .arg("-")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

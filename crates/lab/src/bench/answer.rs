@@ -55,7 +55,7 @@ impl Answer {
         let problem = dense(problem);
         problem.check()?;
         let inputs = normal_inputs(&problem, seed);
-        if problem.flops() <= ORACLE_FLOPS {
+        if Answer::is_whole(&problem) {
             let (oracle, standard) = (inputs.oracle(&problem)?, inputs.reference_in_precision(&problem)?);
             let whole = Block { problem, start: 0, oracle, standard };
             return Ok(Answer { inputs, blocks: vec![whole] });
@@ -65,6 +65,11 @@ impl Answer {
             .map(|(batch, head, row)| block(&problem, &inputs, batch, head, row))
             .collect::<Result<_, _>>()?;
         Ok(Answer { inputs, blocks })
+    }
+
+    /// Whether every row of a problem is judged.
+    pub fn is_whole(problem: &Problem) -> bool {
+        problem.flops() <= ORACLE_FLOPS
     }
 
     /// Rows that are judged.
@@ -153,7 +158,7 @@ fn block(
 }
 
 /// Independent standard normal draws, each run of elements from a stream of its own, so that all cores draw.
-fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
+pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
     const RUN: usize = 1 << 14;
     let tensor = |tensor: Tensor, stream: u64| {
         let elements: usize = problem.extents(tensor).iter().product();

@@ -42,6 +42,10 @@ pub fn suite() -> Vec<Problem> {
 
 /// Fewest rounds on a CPU, where one takes long.
 const LEAST_ROUNDS: usize = 8;
+/// A sample of plans of ours takes at least about this, µs: several calls, where one is shorter.
+const SAMPLE_US: f64 = 300.0;
+/// Calls in a sample at most.
+const MOST_CALLS: u32 = 1000;
 /// Most, where it is busy with other things as well.
 const MOST_ROUNDS: usize = 200;
 
@@ -62,42 +66,111 @@ pub fn race(
         origin: Origin::Peer,
         calls: 1,
     }));
-    let elements = deck.problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-    let nothing = || Values::zeros(problem.dtype, 0);
-    let mut stage = CpuStage {
-        plan,
-        staged: [None, None],
-        inputs: Inputs { q: nothing(), k: nothing(), v: nothing() },
-        out: Values::zeros(problem.dtype, elements),
-        problem: &deck.problem,
-        torch: peer,
-    };
-    let rules = Rules {
-        least_rounds: LEAST_ROUNDS,
-        most_rounds: MOST_ROUNDS,
-        ..Rules::new(Mode::Warm, seconds, None)
-    };
-    let race = run(&mut stage, &deck, &entrants, &rules).map_err(|error| match error {
-        RaceError::Stage(error) => error,
-        RaceError::Nobody => BenchError::Nobody,
-    })?;
+    let mut stage = CpuStage::new(&deck.problem, std::slice::from_ref(plan), 1, peer);
+    let race = run_race(&mut stage, &deck, &entrants, seconds)?;
     match &race.first().fault {
         Some(fault) => Err(BenchError::Out { name: race.first().name.clone(), fault: fault.clone() }),
         None => Ok(race),
     }
 }
 
-/// Contestant 0 is ours, 1 is the peer. There is no cold race here, so nothing is flushed.
+/// Races plans of our kernels for about `seconds`; all are compared with the first.
+///
+/// # Errors
+/// When there are none, or one is refused. A plan with wrong answers is out, with its fault.
+pub fn race_plans(deck: &Deck, plans: &[CpuPlan], seconds: f64) -> Result<Race, BenchError> {
+    let mut timer = CpuTimer::new(&deck.problem);
+    let mut calls = 1;
+    for plan in plans {
+        timer.time(plan)?;
+        calls = calls.max(((SAMPLE_US / timer.time(plan)?).ceil() as u32).min(MOST_CALLS));
+    }
+    let entrants: Vec<Entrant> =
+        (0..plans.len()).map(|plan| Entrant::ours(Some(&format!("plan {plan}")), calls)).collect();
+    run_race(&mut CpuStage::new(&deck.problem, plans, calls, None), deck, &entrants, seconds)
+}
+
+fn run_race(
+    stage: &mut CpuStage<'_>,
+    deck: &Deck,
+    entrants: &[Entrant],
+    seconds: f64,
+) -> Result<Race, BenchError> {
+    let rules = Rules {
+        least_rounds: LEAST_ROUNDS,
+        most_rounds: MOST_ROUNDS,
+        ..Rules::new(Mode::Warm, seconds, None)
+    };
+    run(stage, deck, entrants, &rules).map_err(|error| match error {
+        RaceError::Stage(error) => error,
+        RaceError::Nobody => BenchError::Nobody,
+    })
+}
+
+/// Times plans on one draw of inputs, without a look at what they compute: for a first ranking.
+pub struct CpuTimer {
+    problem: Problem,
+    inputs: Inputs,
+    out: Values,
+}
+
+impl CpuTimer {
+    /// For a problem, dense.
+    pub fn new(problem: &Problem) -> CpuTimer {
+        let problem = super::answer::dense(problem);
+        let inputs = super::answer::normal_inputs(&problem, 1);
+        let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
+        CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), problem }
+    }
+
+    /// Time of a call, µs: one untimed, then as many as fill `SAMPLE_US`.
+    ///
+    /// # Errors
+    /// When the plan is refused.
+    pub fn time(&mut self, plan: &CpuPlan) -> Result<f64, CpuError> {
+        let once = self.calls(plan, 1)?;
+        match (SAMPLE_US / once).ceil() as u32 {
+            calls @ 2.. => self.calls(plan, calls.min(MOST_CALLS)),
+            // Such a long call has warmed itself; but not the first page of it.
+            _ => self.calls(plan, 1),
+        }
+    }
+
+    fn calls(&mut self, plan: &CpuPlan, calls: u32) -> Result<f64, CpuError> {
+        let start = Instant::now();
+        for _ in 0..calls {
+            self.inputs.attention_into(&self.problem, plan, &mut self.out, None)?;
+        }
+        std::hint::black_box(&self.out);
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls))
+    }
+}
+
+/// The first contestants are plans of ours, the one after them is the peer. There is no cold race here, so nothing is flushed.
 struct CpuStage<'a> {
     problem: &'a Problem,
-    plan: &'a CpuPlan,
+    plans: &'a [CpuPlan],
+    calls: u32,
     staged: [Option<Inputs>; 2],
     inputs: Inputs,
     out: Values,
     torch: Option<&'a mut Torch>,
 }
 
-impl CpuStage<'_> {
+impl<'a> CpuStage<'a> {
+    fn new(
+        problem: &'a Problem,
+        plans: &'a [CpuPlan],
+        calls: u32,
+        torch: Option<&'a mut Torch>,
+    ) -> CpuStage<'a> {
+        let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
+        let nothing = || Values::zeros(problem.dtype, 0);
+        let inputs = Inputs { q: nothing(), k: nothing(), v: nothing() };
+        let out = Values::zeros(problem.dtype, elements);
+        CpuStage { problem, plans, calls, staged: [None, None], inputs, out, torch }
+    }
+
     fn peer(&mut self) -> Result<&mut Torch, BenchError> {
         self.torch.as_deref_mut().ok_or(BenchError::Nobody)
     }
@@ -116,9 +189,9 @@ impl Stage for CpuStage<'_> {
         self.inputs.q.copy_from(&inputs.q);
         self.inputs.k.copy_from(&inputs.k);
         self.inputs.v.copy_from(&inputs.v);
-        match &mut self.torch {
-            Some(torch) => Ok(torch.set_up(self.problem, inputs, self.plan.threads)?),
-            None => Ok(()),
+        match (&mut self.torch, self.plans.first()) {
+            (Some(torch), Some(plan)) => Ok(torch.set_up(self.problem, inputs, plan.threads)?),
+            _ => Ok(()),
         }
     }
 
@@ -127,7 +200,7 @@ impl Stage for CpuStage<'_> {
     }
 
     fn poison(&mut self, who: usize) -> Result<(), BenchError> {
-        if who > 0 {
+        if who >= self.plans.len() {
             return Ok(self.peer()?.forget()?);
         }
         self.out.fill_nan();
@@ -138,21 +211,25 @@ impl Stage for CpuStage<'_> {
         self.time(who, work).map(|_| ())
     }
 
-    fn time(&mut self, who: usize, _: Work) -> Result<Timing, BenchError> {
-        let us = if who > 0 {
-            self.peer()?.run()?
-        } else {
-            let start = Instant::now();
-            self.inputs.attention_into(self.problem, self.plan, &mut self.out, None)?;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            std::hint::black_box(&self.out);
-            us
+    fn time(&mut self, who: usize, work: Work) -> Result<Timing, BenchError> {
+        let us = match self.plans.get(who) {
+            None => self.peer()?.run()?,
+            Some(plan) => {
+                let calls = if work == Work::Batch { self.calls } else { 1 };
+                let start = Instant::now();
+                for _ in 0..calls {
+                    self.inputs.attention_into(self.problem, plan, &mut self.out, None)?;
+                }
+                let us = start.elapsed().as_secs_f64() * 1e6;
+                std::hint::black_box(&self.out);
+                us
+            }
         };
         Ok(Timing { us, host_us: us })
     }
 
     fn output(&mut self, who: usize) -> Result<Values, BenchError> {
-        if who == 0 {
+        if who < self.plans.len() {
             return Ok(self.out.clone());
         }
         let dtype = self.problem.dtype;
@@ -176,5 +253,21 @@ mod tests {
         assert_eq!((ours.name.as_str(), race.rounds), ("flashcore", LEAST_ROUNDS));
         assert!(ours.us() > 0.0 && ours.looked_at > 3 && ours.error.is_some());
         assert!(ours.samples.len() >= 2 * LEAST_ROUNDS && ours.comparison.is_some());
+    }
+
+    #[test]
+    fn plans_race_plans() {
+        let problem = Problem::new(1, 2, 96, 32, DType::F32);
+        let deck = Deck::draw(&problem, 1).unwrap();
+        let plan = CpuPlan::for_problem(&problem);
+        let other = CpuPlan { threads: 1, block_q: 16, ..plan };
+        let race = race_plans(&deck, &[plan, other], 0.0).unwrap();
+        let [first, second] = &race.measurements[..] else { panic!("two") };
+        assert!(first.fault.is_none() && second.comparison.is_some(), "{:?} {:?}", first.fault, second.fault);
+        // Such short calls come several at a time.
+        assert!(first.calls > 1 && first.looked_at > 3);
+        let foreign = CpuPlan { block_kv: 0, ..plan };
+        assert!(matches!(race_plans(&deck, &[plan, foreign], 0.0), Err(BenchError::Cpu(_))));
+        assert!(matches!(race_plans(&deck, &[], 0.0), Err(BenchError::Nobody)));
     }
 }

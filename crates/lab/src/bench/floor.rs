@@ -1,6 +1,6 @@
 //! The least time a device can take: arithmetic at its peak, or traffic at its bandwidth. What claims to be faster is wrong.
 
-use emu::model::machine::MACHINES;
+use emu::model::Gpu;
 use problem::{DType, Problem};
 use serde::Serialize;
 
@@ -32,8 +32,7 @@ const fn tensor_flops_per_clock(sm: u32) -> Option<f64> {
 impl Peaks {
     /// Of the device whose driver gives it this name; `None` for one that the table of machines does not have.
     pub fn of(device: &str) -> Option<Peaks> {
-        let words: Vec<&str> = device.split([' ', '-']).collect();
-        let machine = MACHINES.iter().find(|m| m.name.split(' ').all(|part| words.contains(&part)))?;
+        let machine = Gpu::of_device(device)?;
         let rate = tensor_flops_per_clock(machine.sm)?;
         Some(Peaks {
             flops: rate * f64::from(machine.sms) * machine.clock_mhz * 1e6,

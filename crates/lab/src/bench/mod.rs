@@ -20,7 +20,7 @@ mod torch;
 
 pub use self::race::{Deck, Measurement, Race, RaceError, Rules, Sample, race};
 pub use answer::{Answer, dense};
-pub use cpu::{BenchError, race as race_cpu, suite as suite_cpu};
+pub use cpu::{BenchError, CpuTimer, race as race_cpu, race_plans, suite as suite_cpu};
 pub use fault::Fault;
 pub use floor::{Floor, Peaks};
 pub use row::{All, Identity, Row, problem_json};

@@ -231,10 +231,7 @@ impl Options<'_> {
     /// The machines to predict for: the device itself where the table has it, an L4, on which the seeds were timed, and an
     /// H200.
     pub fn machines_for(device: Option<&str>) -> Vec<Gpu> {
-        let known = device.and_then(|name| {
-            let words: Vec<&str> = name.split([' ', '-']).collect();
-            machine::MACHINES.into_iter().find(|m| m.name.split(' ').all(|part| words.contains(&part)))
-        });
+        let known = device.and_then(Gpu::of_device);
         let mut machines = vec![machine::L4, machine::H200];
         if let Some(known) = known {
             machines.retain(|m| m.name != known.name);

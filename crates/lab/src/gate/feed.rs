@@ -48,6 +48,11 @@ impl Feed {
         Some(Feed { style, seed, drawn, codes })
     }
 
+    /// Of normal draws that were made elsewhere, laid out as the kernel's problem has them.
+    pub fn of(inputs: Inputs) -> Feed {
+        Feed { style: Style::Normal, seed: 0, drawn: Some(inputs), codes: None }
+    }
+
     /// Inputs as the kernel is to be judged by: what codes stand for, where it takes codes.
     fn judged(&self) -> Option<&Inputs> {
         self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())

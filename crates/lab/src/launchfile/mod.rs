@@ -14,6 +14,7 @@ mod raw;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use bind::{Bound, Role};
 pub use error::LaunchError;

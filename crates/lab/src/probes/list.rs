@@ -295,6 +295,8 @@ fn caches() -> Vec<Probe> {
     vec![
         chase("ld.global chain in L1", None, 32, 128, 1),
         chase("ld.global chain in L2", Some(CacheOp::Cg), 4096, 512, 1),
+        // Within the reach of one page's translation.
+        chase("ld.global chain in L2, a thousand lines", Some(CacheOp::Cg), 1024, 128, 1),
         Probe { constant: Some(|gpu| f64::from(gpu.latency.dram)), ..far },
         probe("atom.global.add chain", Kind::Latency, |b| {
             let at = b.k.index(b.data, b.thread, 4);

@@ -5,6 +5,7 @@
 //! removes the start and the end, the difference over the copies removes the loop, and what is left is the operation.
 
 mod bench;
+pub mod description;
 mod list;
 mod products;
 

@@ -1,0 +1,192 @@
+//! `flashcore microbench`.
+
+use std::io::Write;
+
+use driver::Gpu;
+use emu::{Checks, Emulator, Options};
+use lab::bench::gpu::Workbench;
+use lab::bench::{Sensors, median};
+use lab::launchfile::Bound;
+use lab::probes::description::{Description, Device, Row, base, empty, row};
+use lab::probes::{Probe, all, target};
+use lab::provenance::Provenance;
+use lab::store;
+use ptx::{Machine, Target};
+use serde_json::json;
+
+use crate::args::Microbench;
+use crate::error::CliError;
+use crate::{Status, table, unless_closed};
+
+/// Launches of an empty kernel in a graph, and how often that is timed.
+const LAUNCHES: u32 = 200;
+const ROUNDS: usize = 9;
+/// Data that the emulator's probes may have, bytes: those of DRAM have more.
+const EMULATED_BYTES: usize = 16 << 20;
+/// SMs that the emulator stands for: it has no number of its own.
+const EMULATED_SMS: u32 = 2;
+
+pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
+    store::writable(&args.out)?;
+    let (device, rows, failed, launch_us, provenance) =
+        if args.emulator { on_emulator(args) } else { on_gpu(args, ordinal(&args.device)?)? };
+    if rows.is_empty() && failed == 0 {
+        return Err(CliError::Argument {
+            argument: "--only",
+            value: args.only.clone().unwrap_or_default(),
+            accepted: "a word in the name of a probe, as in mma, ldmatrix, cp.async, bar.sync, L2".into(),
+        });
+    }
+    let description = Description::of(&device, &rows, launch_us);
+    let object = description.json(&rows, json!(provenance));
+    let text = serde_json::to_string_pretty(&object).map_err(std::io::Error::from)?;
+    store::write(&args.out, format!("{text}\n").as_bytes())?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        writeln!(out, "{object}").map_err(CliError::from)
+    } else {
+        print(&mut out, args, &device, &description, &rows)
+    })?;
+    Ok(if failed == 0 { Status::Proven } else { Status::Refuted })
+}
+
+/// Device, rows, how many probes failed, the time of an empty kernel, and where all that comes from.
+type Measured = (Device, Vec<Row>, usize, Option<f64>, Provenance);
+
+fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
+    let mut gpu = Gpu::open(ordinal)?;
+    let info = gpu.info().clone();
+    let sensors = Sensors::of(&info.uuid);
+    if let Some(why) = sensors.missing() {
+        eprintln!("flashcore: the clock is taken from the table: {why}");
+    }
+    let mut device = Device {
+        name: info.name.clone(),
+        sm: info.sm(),
+        sms: info.sms,
+        l2_bytes: info.l2 as u64,
+        clock_mhz: None,
+    };
+    let target = target(info.sm());
+    let (probes, mut clock_mhz) = (chosen(args, target), None);
+    let (rows, failed) = measure(&mut gpu, &probes, &device, target, |gpu| {
+        gpu.unload();
+        clock_mhz = highest(clock_mhz, sensors.read().clock_mhz.map(f64::from));
+    });
+    device.clock_mhz = clock_mhz;
+    let launch_us = match &args.only {
+        None => Some(launch(ordinal, target, info.sms)?),
+        Some(_) => None,
+    };
+    Ok((device, rows, failed, launch_us, Provenance::of_gpu(&info)))
+}
+
+/// The highest clock that was seen: between kernels it falls.
+fn highest(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn on_emulator(args: &Microbench) -> Measured {
+    let checks = Checks { races: false, uninitialised: false, unwritten: false };
+    let mut emulator = Emulator::new(Options { checks, ..Options::default() });
+    let name = "emulator, sm_90".to_owned();
+    let device = Device { name, sm: 90, sms: EMULATED_SMS, l2_bytes: 0, clock_mhz: None };
+    let target = target(90);
+    let mut probes = chosen(args, target);
+    probes.retain(|probe| probe.data <= EMULATED_BYTES);
+    let (rows, failed) = measure(&mut emulator, &probes, &device, target, |_| {});
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    (device, rows, failed, None, Provenance::of_cpu(std::path::Path::new("."), threads))
+}
+
+fn chosen(args: &Microbench, target: Target) -> Vec<Probe> {
+    let word = args.only.as_deref().unwrap_or_default();
+    all(target).into_iter().filter(|probe| probe.name.contains(word)).collect()
+}
+
+/// Runs probes one after the other; one that fails is told and does not keep the others from their turn.
+fn measure<M: Machine>(
+    machine: &mut M,
+    probes: &[Probe],
+    device: &Device,
+    target: Target,
+    mut after: impl FnMut(&mut M),
+) -> (Vec<Row>, usize) {
+    let base = base(&device.name, device.sm);
+    let (mut rows, mut failed) = (Vec::new(), 0);
+    for (index, probe) in probes.iter().enumerate() {
+        // Progress goes beside the result, and a reader who has gone is no error.
+        let _ = write!(std::io::stderr(), "\r{}/{} {:60}\r", index + 1, probes.len(), probe.name);
+        match probe.measure(machine, target, device.sms) {
+            Ok(figure) => rows.push(row(probe, figure, probe.forecast(base, target).ok())),
+            Err(error) => {
+                eprintln!("flashcore: {}: {error}", probe.name);
+                failed += 1;
+            }
+        }
+        after(machine);
+    }
+    let _ = write!(std::io::stderr(), "\r{:80}\r", "");
+    (rows, failed)
+}
+
+/// The time of an empty kernel, one of many in a graph, µs.
+fn launch(ordinal: i32, target: Target, sms: u32) -> Result<f64, CliError> {
+    let mut bench = Workbench::open(ordinal)?;
+    bench.prepare(&Bound { kernel: empty(target, sms), roles: Vec::new(), problem: None }, &[])?;
+    let times = (0..ROUNDS).map(|_| bench.time(0, LAUNCHES)).collect::<Result<Vec<f64>, _>>()?;
+    Ok(median(&times))
+}
+
+fn ordinal(text: &str) -> Result<i32, CliError> {
+    match text.parse()? {
+        crate::device::Device::Cuda(ordinal) => Ok(ordinal),
+        _ => Err(CliError::Argument {
+            argument: "--device",
+            value: text.to_owned(),
+            accepted: "cuda, cuda:N".into(),
+        }),
+    }
+}
+
+fn print(
+    out: &mut impl Write,
+    args: &Microbench,
+    device: &Device,
+    description: &Description,
+    rows: &[Row],
+) -> Result<(), CliError> {
+    let base = description.base;
+    let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"));
+    let ratio = |a: Option<f64>, b: f64| number(a.map(|a| a / b));
+    writeln!(out, "{} (sm_{}, {} SMs), beside the table's {base}\n", device.name, device.sm, device.sms)?;
+    let constants: Vec<Vec<String>> = description
+        .constants
+        .iter()
+        .map(|c| {
+            vec![
+                c.name.into(),
+                number(c.measured),
+                number(Some(c.table)),
+                ratio(c.measured, c.table),
+                c.what.into(),
+            ]
+        })
+        .collect();
+    table::print(out, &["constant", "measured", "table", "ratio", ""], &constants)?;
+    let probes: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let forecast =
+                row.forecast.map_or_else(|| "–".to_owned(), |f| number((f > 0.0).then(|| row.clocks / f)));
+            vec![row.probe.clone(), number(Some(row.clocks)), number(row.forecast), forecast]
+        })
+        .collect();
+    writeln!(out)?;
+    table::print(out, &["probe, clocks", "measured", "by the model", "ratio"], &probes)?;
+    writeln!(out, "\n{} describes the machine: explain --machine {0}", args.out.display())?;
+    Ok(())
+}

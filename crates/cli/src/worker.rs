@@ -1,0 +1,70 @@
+//! `flashcore worker`: evaluates candidates for a run that may lose this process.
+
+use std::collections::HashMap;
+
+use lab::evolve::evaluate::cuda::Allow;
+use lab::evolve::evaluate::model::Model;
+use lab::evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Fault, GpuCard};
+use lab::evolve::{Target, workers};
+
+use crate::Status;
+use crate::args::Worker;
+use crate::error::CliError;
+
+pub fn worker(args: &Worker) -> Result<Status, CliError> {
+    let machine = args.machine.as_deref().map(lab::machine::read).transpose()?;
+    let mut evaluators: HashMap<Target, Box<dyn Evaluator>> = HashMap::new();
+    let mut broken = None;
+    let served = workers::serve(std::io::stdin().lock(), std::io::stdout(), |task| {
+        let evaluator = match evaluators.entry(task.target.clone()) {
+            std::collections::hash_map::Entry::Occupied(known) => Ok(known.into_mut()),
+            std::collections::hash_map::Entry::Vacant(free) => {
+                evaluator(&task.target, args, machine).map(|made| free.insert(made))
+            }
+        };
+        match evaluator {
+            Ok(evaluator) => Ok(evaluator.evaluate(task)),
+            Err(fault) => {
+                broken = Some(fault);
+                Err(std::io::Error::other("the device cannot be used"))
+            }
+        }
+    });
+    match broken {
+        Some(fault) => Err(fault.into()),
+        None => Ok(served.map(|()| Status::Proven)?),
+    }
+}
+
+/// The evaluator of a target.
+fn evaluator(
+    target: &Target,
+    args: &Worker,
+    machine: Option<&'static emu::model::Gpu>,
+) -> Result<Box<dyn Evaluator>, Fault> {
+    match target {
+        Target::Cuda { .. } if args.emulator => {
+            let card = EmulatedCard::new(kernels::Arch::SM_90);
+            Ok(Box::new(Cuda::new(card, machine).watched(allow(args))))
+        }
+        Target::Cuda { ordinal } => {
+            let card = GpuCard::open(*ordinal)?;
+            let known = machine.or_else(|| emu::model::Gpu::of_device(&card.info().name));
+            Ok(Box::new(Cuda::new(card, known).watched(allow(args))))
+        }
+        Target::Model { machine: name } => {
+            let gpu = machine.or_else(|| emu::model::Gpu::named(name));
+            let model = gpu.and_then(Model::of);
+            Ok(Box::new(model.ok_or_else(|| Fault::new("device", format!("no machine is called {name}")))?))
+        }
+        Target::Cpu => Err(Fault::new("device", "the processor's plans are not evaluated by a worker")),
+    }
+}
+
+fn allow(args: &Worker) -> Allow {
+    if args.watched {
+        Box::new(|time| workers::allow(&mut std::io::stdout(), time))
+    } else {
+        Box::new(|_| {})
+    }
+}

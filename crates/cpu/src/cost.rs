@@ -1,0 +1,260 @@
+//! What a plan costs, counted from what it executes: by this the default plan is chosen, and forecasts are made.
+//!
+//! The unit is the cycle of one core. The rates are those of processors with two vector FMAs and two vector loads a cycle; what
+//! a cycle takes, and how far a machine is from that, is measured by whoever wants times (`lab`). Choices need neither.
+
+use problem::{DType, Mask, Problem};
+
+use crate::{CpuPlan, Isa, Lanes, Order, Rows};
+
+/// Cycles to widen a vector of 16-bit numbers: to load, convert and store it; to make integers of it, with their bounds.
+const WIDEN: f64 = 2.0;
+const MAKE_INTEGERS: f64 = 6.0;
+/// Cycles for a vector of weights: load, FMA, nine instructions of the exponential, sum, maximum, store.
+const WEIGH: f64 = 6.0;
+/// Cycles for a vector of O in each block of keys: load, add, store.
+const ADD_OUT: f64 = 2.0;
+/// Cycles for a horizontal sum, which are made as many at a time as a vector has lanes.
+const SUM: f64 = 2.0;
+/// Cycles of latency of an FMA.
+const LATENCY: f64 = 4.0;
+/// Cycles of a task, of a panel's step, and of a call.
+const TASK: f64 = 1200.0;
+const STEP: f64 = 60.0;
+/// Part of a task by which the last thread ends late: others use the machine, too.
+const JITTER: f64 = 0.05;
+const CALL: f64 = 4000.0;
+/// Cycles until another thread works, and until its end is known: about 8 µs.
+const WAKE: f64 = 24_000.0;
+/// Bytes of K and V that a core gets in a cycle from its own cache, and from further away.
+const NEAR: f64 = 40.0;
+const FAR: f64 = 10.0;
+/// Bytes that a core's own cache holds.
+const CACHE: f64 = 1.5e6;
+
+/// How a call is cut, and what its parts cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Tasks.
+    pub tasks: usize,
+    /// Cycles of one, on average.
+    pub task: f64,
+    /// Cycles from the call to the return.
+    pub cycles: f64,
+    /// What most of it is.
+    pub bound: Bound,
+}
+
+/// What most of a plan's cycles are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The two products of matrices.
+    Fma,
+    /// Weights, sums, conversions.
+    Vectors,
+    /// Keys and values on their way.
+    Memory,
+    /// Calls, threads and tasks beginning and ending.
+    Threads,
+}
+
+impl Bound {
+    /// In one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Fma => "fma",
+            Bound::Vectors => "vectors",
+            Bound::Memory => "memory",
+            Bound::Threads => "threads",
+        }
+    }
+}
+
+impl CpuPlan {
+    /// What this plan costs for a problem.
+    pub fn cost(&self, problem: &Problem) -> Cost {
+        let p = problem;
+        let together = if self.rows == Rows::Group { p.group_size() } else { 1 };
+        let rows = p.seq_q * together;
+        let blocks = rows.div_ceil(self.block_q);
+        let parts = self.splits.min(p.seq_kv.div_ceil(self.block_kv)).max(1);
+        let tasks = p.batch * p.heads_q / together * blocks * parts;
+        // Of the average task.
+        let seen = mean_keys(p, self.block_q.min(p.seq_q).min(self.panel_rows())) / parts as f64;
+        let count = Count { rows: rows as f64 / blocks as f64, keys: seen };
+        let (fma, rest) = match self.lanes {
+            Lanes::Queries => self.by_queries(p, count, self.block_q.min(rows)),
+            Lanes::Dims => self.by_dims(p, count),
+        };
+        let (near, far) = self.transfer(p, seen);
+        let task = (fma + rest + near).max(far) + TASK;
+        let threads = self.threads.min(tasks).max(1) as f64;
+        let wake = if threads > 1.0 { WAKE } else { 0.0 };
+        let join =
+            if parts > 1 { (p.batch * p.heads_q * p.seq_q * parts * p.head_dim_v) as f64 / 4.0 } else { 0.0 };
+        let span = self.span(p, tasks, task, threads);
+        let cycles = CALL + wake + join + span;
+        let bound = match () {
+            () if 2.0 * span < cycles || 2.0 * TASK > task => Bound::Threads,
+            () if far > fma + rest || near > fma.max(rest) => Bound::Memory,
+            () if fma > rest => Bound::Fma,
+            () => Bound::Vectors,
+        };
+        Cost { tasks, task, cycles, bound }
+    }
+
+    /// Until the last of the tasks is done.
+    fn span(&self, p: &Problem, tasks: usize, task: f64, threads: f64) -> f64 {
+        let even = tasks as f64 * task / threads;
+        let span = match p.mask {
+            Mask::None => (tasks as f64 / threads).ceil() * task,
+            _ if threads == 1.0 => even,
+            // The longest first: short ones fill the gaps. Else one may come last.
+            _ if self.order == Order::Longest => even.max(2.0 * task),
+            _ => even + task,
+        };
+        span + JITTER * task
+    }
+
+    /// Cycles of FMAs and of all else, query rows as lanes; the largest task has `most` rows.
+    fn by_queries(&self, p: &Problem, count: Count, most: usize) -> (f64, f64) {
+        let (lanes, panel) = (self.isa.lanes(), self.panel_rows());
+        let vectors =
+            (most / panel * self.vectors + (most % panel).div_ceil(lanes)) as f64 * count.rows / most as f64;
+        let dims = (p.head_dim + p.head_dim_v) as f64;
+        let integers =
+            self.isa == Isa::Avx512Vnni && p.dtype != DType::F32 && p.seq_q >= self.isa.panel_rows();
+        let rate = if integers { 0.5 } else { 1.0 };
+        let fma = vectors
+            * count.keys
+            * dims
+            * rate
+            * fma_cycles(self.tile_rows, self.vectors.min(most.div_ceil(lanes)));
+        let steps = count.keys / self.block_kv as f64;
+        let convert = match p.dtype {
+            DType::F32 => 0.0,
+            _ if integers => MAKE_INTEGERS,
+            _ => WIDEN,
+        };
+        let panels = (most.div_ceil(panel)) as f64;
+        let rest = vectors * count.keys * WEIGH
+            + vectors * steps * p.head_dim_v as f64 * ADD_OUT
+            + panels * steps * STEP
+            + count.keys * dims / lanes as f64 * convert;
+        (fma, rest)
+    }
+
+    /// The same, the numbers of a row as lanes.
+    fn by_dims(&self, p: &Problem, count: Count) -> (f64, f64) {
+        let lanes = self.isa.lanes();
+        let [dim, dim_v] = [p.head_dim, p.head_dim_v].map(|dim| dim.div_ceil(lanes));
+        let panel = (count.rows.ceil() as usize).min(self.panel_rows());
+        let products = count.rows * count.keys;
+        let of_logits = match panel {
+            1 => fma_cycles(16, 1),
+            _ => fma_cycles(4, 4),
+        };
+        let fma = products
+            * (dim as f64 * of_logits
+                + dim_v as f64 * fma_cycles(self.tile_rows.min(panel), self.vectors.min(dim_v)));
+        let steps = count.keys / self.block_kv as f64;
+        let convert = if p.dtype == DType::F32 { 0.0 } else { WIDEN };
+        let rest = products * SUM
+            + products / lanes as f64 * WEIGH
+            + count.rows * steps * (STEP + dim_v as f64 * ADD_OUT)
+            + count.keys * (dim + dim_v) as f64 * convert;
+        (fma, rest)
+    }
+
+    /// Cycles in which a task's keys and values come: from this core's cache to its registers, which it waits for, and from further
+    /// away, which goes on beside.
+    fn transfer(&self, p: &Problem, keys: f64) -> (f64, f64) {
+        let element = if p.dtype == DType::F32 { 4.0 } else { 2.0 };
+        let row = (p.head_dim + p.head_dim_v) as f64 * element;
+        let heads = (p.batch * p.heads_kv) as f64 * p.seq_kv as f64 * row;
+        let far = if heads < CACHE * self.threads as f64 { 0.0 } else { keys * row / FAR };
+        (keys * row / NEAR, far)
+    }
+}
+
+/// Rows of a task and keys that it goes through.
+#[derive(Clone, Copy)]
+struct Count {
+    rows: f64,
+    keys: f64,
+}
+
+/// Keys that a panel of so many rows goes through, on average.
+fn mean_keys(p: &Problem, rows: usize) -> f64 {
+    let keys = p.seq_kv as f64;
+    match p.mask {
+        Mask::None => keys,
+        // The last row sees all keys, each row before one fewer; a panel goes up to its last row's.
+        _ => {
+            let queries = p.seq_q as f64;
+            let mean = if keys > queries { keys - queries / 2.0 } else { keys * keys / (2.0 * queries) };
+            (mean + rows as f64 / 2.0).min(keys)
+        }
+    }
+}
+
+/// Cycles of an FMA in a register tile: two a cycle, unless loads or latency are in the way.
+fn fma_cycles(rows: usize, vectors: usize) -> f64 {
+    let (rows, vectors) = (rows.max(1) as f64, vectors.max(1) as f64);
+    0.5f64.max((rows + vectors) / (2.0 * rows * vectors)).max(LATENCY / (rows * vectors))
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Layout;
+
+    use super::*;
+
+    fn cycles(plan: CpuPlan, p: &Problem) -> f64 {
+        plan.cost(p).cycles
+    }
+
+    /// What the CPU notes' measurements say of pairs of plans on one thread.
+    #[test]
+    fn plans_are_ranked_as_they_were_measured() {
+        let plan = |block_q, block_kv| CpuPlan::widest(Isa::Avx512, 1, block_q, block_kv);
+        let dims = |block_q, block_kv| CpuPlan { lanes: Lanes::Dims, ..plan(block_q, block_kv) };
+        let keys = |rows: usize| Problem::new(1, 4, rows, 64, DType::F32).with_seq_kv(2048, Layout::Bhsd);
+        for rows in [1, 4, 8] {
+            assert!(
+                1.3 * cycles(dims(64, 128), &keys(rows)) < cycles(plan(64, 128), &keys(rows)),
+                "{rows} rows"
+            );
+        }
+        assert!(cycles(dims(64, 128), &keys(16)) > cycles(plan(64, 128), &keys(16)));
+        // Panels share blocks of K and V.
+        let long = Problem::new(1, 8, 2048, 64, DType::F16);
+        assert!(cycles(plan(512, 128), &long) < cycles(plan(64, 128), &long));
+        let integers = CpuPlan { isa: Isa::Avx512Vnni, ..plan(512, 128) };
+        assert!(1.3 * cycles(integers, &long) < cycles(plan(512, 128), &long));
+        assert_eq!(integers.cost(&long).bound, Bound::Fma);
+        // 48 + 48 + 64 rows on two threads, or 80 + 80.
+        let two = |block_q| CpuPlan { threads: 2, ..plan(block_q, 128) };
+        let odd = Problem::new(1, 1, 160, 64, DType::F32).with_seq_kv(4096, Layout::Bhsd);
+        assert!(cycles(two(80), &odd) < cycles(two(64), &odd));
+        let causal = Problem::new(1, 1, 1024, 64, DType::F32).with_mask(Mask::Causal);
+        assert!(
+            cycles(plan(64, 128), &causal)
+                < 0.7 * cycles(plan(64, 128), &causal.clone().with_mask(Mask::None))
+        );
+    }
+
+    #[test]
+    fn every_problem_has_a_finite_cost() {
+        for (rows, keys) in [(1, 0), (1, 1), (7, 3), (300, 2), (2, 3000)] {
+            for mask in Mask::ALL {
+                let p =
+                    Problem::new(3, 4, rows, 40, DType::Bf16).with_seq_kv(keys, Layout::Bhsd).with_mask(mask);
+                for isa in Isa::ALL {
+                    let cost = CpuPlan::with_isa(&p, isa).cost(&p);
+                    assert!(cost.cycles.is_finite() && cost.cycles > 0.0 && cost.tasks > 0, "{p:?} {cost:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The online softmax for few query rows, as in decoding, where lanes of query rows would idle: the lanes are numbers of a row.
+//! S is sums over lanes of products, sixteen at a time; a row of P is contiguous; O is a plain product of matrices.
+
+use crate::simd::{Added, Part, Rows, Simd, gemm_part};
+use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
+
+/// Query rows of a panel. Each block of K and V comes from the cache once for all of them.
+pub(crate) const PANEL_ROWS: usize = 8;
+/// Lanes of the widest vector.
+const MAX_LANES: usize = 16;
+
+/// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole vectors.
+#[inline(always)]
+pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
+    let Step { panel, block, scale, weights, tile } = step;
+    let ld = block.keys.len().next_multiple_of(S::LANES);
+    let weights = &mut weights[..panel.rows * ld];
+    logits(s, panel, block, weights, ld);
+    for row in 0..panel.rows {
+        let logits = &mut weights[row * ld..][..ld];
+        let seen = seen(panel, block, row);
+        logits[..seen.start].fill(f32::NEG_INFINITY);
+        logits[seen.end..].fill(f32::NEG_INFINITY);
+        let max = largest(s, logits);
+        raise_maximum(s, panel, row, scale, max);
+        panel.sum[row] += exponentiate(s, logits, scale, panel.shift[row]);
+    }
+    let ld_out = panel.out.len() / panel.rows;
+    let all = |row| seen(panel, block, row).len() == block.keys.len();
+    if (0..panel.rows).all(all) {
+        let p = Rows { data: weights, ld };
+        return add_values(
+            s,
+            p,
+            block.v,
+            &mut panel.out,
+            [panel.rows, block.keys.len(), ld_out],
+            [tile.rows, tile.vectors],
+        );
+    }
+    // Row by row: a weight of 0 for a hidden key must not meet a value that is not finite.
+    for row in 0..panel.rows {
+        let seen = seen(panel, block, row);
+        let p = Rows { data: &weights[row * ld + seen.start..][..seen.len()], ld };
+        let v = Rows { data: &block.v.data[seen.start * block.v.ld..], ld: block.v.ld };
+        let out = &mut panel.out[row * ld_out..][..ld_out];
+        add_values(s, p, v, out, [1, seen.len(), ld_out], [1, tile.vectors]);
+    }
+}
+
+/// The keys of a block that a row sees, counted from the block's first.
+#[inline(always)]
+fn seen(panel: &Panel, block: Block<'_>, row: usize) -> std::ops::Range<usize> {
+    let inside = |key: usize| key.clamp(block.keys.start, block.keys.end) - block.keys.start;
+    let (start, end) = (inside(panel.seen[row].start), inside(panel.seen[row].end));
+    start..end.max(start)
+}
+
+/// Unscaled logits of all rows and keys, `ld` from row to row; what is beyond the last key means nothing.
+#[inline(always)]
+fn logits<S: Simd>(s: S, panel: &Panel, block: Block<'_>, to: &mut [f32], ld: usize) {
+    let mut row = 0;
+    while row < panel.rows {
+        let q = &panel.q[row * block.k.ld..];
+        let to = &mut to[row * ld..];
+        row += match (panel.rows - row, S::LANES) {
+            (4.., 16) => dots::<S, 4, 4>(s, q, block, to, ld),
+            (2.., 16) => dots::<S, 2, 8>(s, q, block, to, ld),
+            (_, 16) => dots::<S, 1, 16>(s, q, block, to, ld),
+            (4.., 8) => dots::<S, 4, 2>(s, q, block, to, ld),
+            (2.., 8) => dots::<S, 2, 4>(s, q, block, to, ld),
+            (_, 8) => dots::<S, 1, 8>(s, q, block, to, ld),
+            (2.., _) => dots::<S, 2, 2>(s, q, block, to, ld),
+            _ => dots::<S, 1, 4>(s, q, block, to, ld),
+        };
+    }
+}
+
+/// Logits of `ROWS` rows, `KEYS` keys at a time: as many sums as a vector has lanes. Returns `ROWS`.
+#[inline(always)]
+#[allow(unsafe_code)] // bounds are asserted once a call, not once a multiplication
+fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
+    s: S,
+    q: &[f32],
+    block: Block<'_>,
+    to: &mut [f32],
+    ld: usize,
+) -> usize {
+    let (keys, dim) = (block.keys.len(), block.k.ld);
+    let k = block.k.data;
+    assert!(ROWS * KEYS == S::LANES && dim % S::LANES == 0 && ROWS * dim <= q.len() && keys * dim <= k.len());
+    // SAFETY: of both, for rows below `ROWS` and `keys` and `at` below `dim` in whole vectors, by the assertion.
+    let line = |from: &[f32], row: usize, at: usize| unsafe {
+        s.load(std::slice::from_raw_parts(from.as_ptr().add(row * dim + at), S::LANES))
+    };
+    for first in (0..keys).step_by(KEYS) {
+        let mut acc = [[s.splat(0.0); KEYS]; ROWS];
+        // The last key stands in for those beyond it.
+        let key: [usize; KEYS] = std::array::from_fn(|j| (first + j).min(keys - 1));
+        for at in (0..dim).step_by(S::LANES) {
+            let q: [S::V; ROWS] = std::array::from_fn(|row| line(q, row, at));
+            for j in 0..KEYS {
+                let k = line(k, key[j], at);
+                for row in 0..ROWS {
+                    acc[row][j] = s.fma(q[row], k, acc[row][j]);
+                }
+            }
+        }
+        let mut sums = [0.0; MAX_LANES];
+        s.store(s.sum_each(&acc), &mut sums);
+        for row in 0..ROWS {
+            to[row * ld + first..][..KEYS].copy_from_slice(&sums[row * KEYS..][..KEYS]);
+        }
+    }
+    ROWS
+}
+
+/// The largest logit, or any where one is NaN.
+#[inline(always)]
+fn largest<S: Simd>(s: S, logits: &[f32]) -> f32 {
+    let mut max = s.splat(f32::NEG_INFINITY);
+    for logits in logits.chunks_exact(S::LANES) {
+        max = s.max(max, s.load(logits));
+    }
+    let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
+    s.store(max, &mut lanes);
+    lanes.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+}
+
+/// [`crate::tile::raise_maximum`] for one row.
+#[inline(always)]
+fn raise_maximum<S: Simd>(s: S, panel: &mut Panel, row: usize, scale: f32, max: f32) {
+    let old = panel.max[row];
+    // Not so for NaN: neither a logit that is, nor −∞ from −∞.
+    let grows = (max - old) * scale > LAZY_GROWTH;
+    if !grows {
+        return;
+    }
+    let shift = max * scale; // not of −∞, which does not grow
+    let alpha = if old < f32::MIN { 0.0 } else { exp2(s, panel.shift[row] - shift) };
+    (panel.max[row], panel.shift[row]) = (max, shift);
+    panel.sum[row] *= alpha;
+    let ld = panel.out.len() / panel.rows;
+    let alpha = s.splat(alpha);
+    for out in panel.out[row * ld..][..ld].chunks_exact_mut(S::LANES) {
+        s.store(s.mul(s.load(out), alpha), out);
+    }
+}
+
+#[inline(always)]
+fn exp2<S: Simd>(s: S, t: f32) -> f32 {
+    let mut lanes = [0.0; MAX_LANES];
+    s.store(s.exp2(s.splat(t)), &mut lanes);
+    lanes[0]
+}
+
+/// Logits to weights, in place, and their sum.
+#[inline(always)]
+fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32) -> f32 {
+    let (scale, minus_shift) = (s.splat(scale), s.splat(-shift));
+    let mut sum = s.splat(0.0);
+    for logits in logits.chunks_exact_mut(S::LANES) {
+        let weight = s.exp2(s.fma(s.load(logits), scale, minus_shift));
+        sum = s.add(sum, weight);
+        s.store(weight, logits);
+    }
+    let mut lanes = [0.0; MAX_LANES];
+    s.store(sum, &mut lanes);
+    lanes.into_iter().sum()
+}
+
+/// O += P V, `rows` rows and `keys` keys; a row of O has `dim` numbers. The register tile is `tall × vectors`.
+#[inline(always)]
+fn add_values<S: Simd>(
+    s: S,
+    p: Rows<'_>,
+    v: Rows<'_>,
+    out: &mut [f32],
+    [rows, keys, dim]: [usize; 3],
+    [tall, vectors]: [usize; 2],
+) {
+    let mut at = 0;
+    while at < dim && keys > 0 {
+        let left = ((dim - at) / S::LANES).min(vectors).min(S::MAX_VECTORS);
+        let (v, out) = (Part { from: &v.data[at..], ld: v.ld }, (&mut out[at..], dim));
+        let shape = [rows, keys];
+        match left {
+            4 if S::MAX_VECTORS >= 4 => gemm_part::<S, _, _, 4>(s, Added, p, v, out, shape, tall),
+            3 if S::MAX_VECTORS >= 3 => gemm_part::<S, _, _, 3>(s, Added, p, v, out, shape, tall),
+            2 => gemm_part::<S, _, _, 2>(s, Added, p, v, out, shape, tall),
+            _ => gemm_part::<S, _, _, 1>(s, Added, p, v, out, shape, tall),
+        }
+        at += left.max(1) * S::LANES;
+    }
+}

@@ -1,0 +1,231 @@
+//! Whether to go on: what could still be gained, by the roofline, and what is to be expected, by the search's own curve.
+//!
+//! Two estimates of what as many candidates again would bring are averaged:
+//! - the tail of the times. If the logarithms of good times fall off exponentially (the Gumbel domain, to which most distributions
+//!   belong), the least of twice as many draws lies lower by σ ln 2, where σ is the mean distance of the k best from the next one
+//!   (Weissman, "Estimation of parameters and large quantiles based on the k largest observations", JASA 1978; Coles, "An
+//!   Introduction to Statistical Modeling of Extreme Values", 2001, §4.3). A tail that ends, as every kernel's does at the roofline,
+//!   brings less.
+//! - the record so far: what the second half of the candidates improved on the first. Gains of a search that slows down only
+//!   become less.
+
+use serde::Serialize;
+
+use super::engine::Evolution;
+use super::finals;
+use super::population::Population;
+use crate::bench::{Mode, Peaks};
+
+/// Times below which a curve says nothing.
+const LEAST: usize = 10;
+/// Times before a search is called flat.
+const PATIENCE: usize = 48;
+/// Less than this is not worth looking for: a thousandth.
+const NOTHING: f64 = 0.002;
+/// Less than this is not worth going on for, whatever the noise.
+const WORTH: f64 = 0.01;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// More candidates are worth their time.
+    Continue,
+    /// They are not.
+    Stop,
+    /// Someone else's kernel is faster than what this search can be expected to find.
+    UseALibrary,
+}
+
+impl What {
+    /// As decisions in the ledger are called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            What::Continue => "continue",
+            What::Stop => "stop",
+            What::UseALibrary => "use_a_library",
+        }
+    }
+}
+
+/// A line of the table: what was looked at, what it is, and what it speaks for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// What was looked at.
+    pub criterion: &'static str,
+    /// What it is.
+    pub value: String,
+    /// What that means.
+    pub says: String,
+}
+
+/// The table and what it comes to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What to do.
+    pub what: What,
+    /// In a sentence.
+    pub why: String,
+    /// Why.
+    pub rows: Vec<Row>,
+    /// The least time that the device can take, µs.
+    pub floor_us: Option<f64>,
+    /// How many times as fast a perfect kernel would be.
+    pub possible: Option<f64>,
+    /// How many times as fast as many candidates again can be expected to make it.
+    pub expected: Option<f64>,
+}
+
+/// What as many candidates again are expected to bring: the logarithm of the ratio of times; `None` of too few.
+pub fn expected_gain(curve: &[f64]) -> Option<f64> {
+    if curve.len() < LEAST {
+        return None;
+    }
+    let logs: Vec<f64> = curve.iter().map(|us| us.ln()).collect();
+    let mut sorted = logs.clone();
+    sorted.sort_by(f64::total_cmp);
+    let k = (logs.len() / 5).clamp(4, 20);
+    let sigma = sorted[..k].iter().map(|x| sorted[k] - x).sum::<f64>() / k as f64;
+    let least = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min);
+    let half = logs.len() / 2;
+    let late = (least(&logs[..half]) - least(&logs[half..])).max(0.0);
+    Some(0.5 * (sigma * std::f64::consts::LN_2 + late))
+}
+
+/// Whether a search has come to its end: no better candidate in its second half, and nothing to be expected.
+pub fn is_flat(curve: &[f64]) -> bool {
+    let least = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min);
+    let half = curve.len() / 2;
+    curve.len() >= PATIENCE
+        && least(&curve[..half]) <= least(&curve[half..])
+        && expected_gain(curve).is_some_and(|gain| gain < NOTHING)
+}
+
+/// The advice for a case.
+pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
+    let population = &evolution.searches[case].population;
+    let problem = population.problem.problem();
+    let floor_us = Peaks::of(&evolution.config.device).map(|peaks| peaks.floor(&problem, Mode::Warm).us());
+    let library_us = evolution.config.library_us.filter(|_| case == 0);
+    weigh(population, floor_us, library_us)
+}
+
+/// Weighs what is known.
+fn weigh(population: &Population, floor_us: Option<f64>, library_us: Option<f64>) -> Advice {
+    let best_us = finals::best(population).map(|m| m.expected_us());
+    let best_us = [best_us, population.baseline_us()].into_iter().flatten().min_by(f64::total_cmp);
+    let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
+    let gain = expected_gain(&population.curve).map(f64::exp);
+    let expected = gain.map(|gain| possible.map_or(gain, |possible| gain.min(possible)));
+    let noise = finals::best(population).and_then(|m| m.race).map_or(1.0 + WORTH, |race| race.noise);
+    let worth = (1.0 + WORTH).max(noise);
+    let mut rows = Vec::new();
+    let mut row =
+        |criterion: &'static str, value: String, says: String| rows.push(Row { criterion, value, says });
+    row(
+        "still possible, by the roofline",
+        possible.map_or("unknown".into(), |p| format!("{p:.2}×")),
+        floor_us.map_or("the device's peaks are not in the table of machines".into(), |us| {
+            format!("no kernel takes less than {us:.2} µs")
+        }),
+    );
+    row(
+        "expected of as many candidates again",
+        expected.map_or("unknown".into(), |e| format!("{e:.3}×")),
+        match expected {
+            None => format!("{} of {LEAST} times are there", population.curve.len()),
+            Some(e) if e > worth => format!("more than the {worth:.3}× that can be told from noise"),
+            Some(_) => format!("less than the {worth:.3}× that can be told from noise"),
+        },
+    );
+    if let (Some(library), Some(best)) = (library_us, best_us) {
+        let says = if library < best { "the library is faster" } else { "the library is no faster" };
+        row("a library's time", format!("{library:.2} µs"), format!("{says} than {best:.2} µs"));
+    }
+    let reachable = best_us.map(|best| best / expected.unwrap_or(1.0));
+    let (what, why) = match (reachable, expected) {
+        (None, _) => (What::UseALibrary, "nothing here was proven and timed".to_owned()),
+        (Some(reachable), _) if library_us.is_some_and(|library| library < reachable) => (
+            What::UseALibrary,
+            format!("it is faster than the {reachable:.2} µs that this search can be expected to reach"),
+        ),
+        (_, None) => (What::Continue, "too few candidates to judge by".to_owned()),
+        (_, Some(e)) if e > worth => {
+            (What::Continue, format!("{e:.3}× can be expected of as many candidates again"))
+        }
+        (_, Some(e)) => {
+            (What::Stop, format!("{e:.3}× is all that can be expected of as many candidates again"))
+        }
+    };
+    Advice { what, why, rows, floor_us, possible, expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::select::Shape;
+    use problem::Problem;
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    /// Draws whose logarithms fall off exponentially above 0, with mean `scale`.
+    fn draws(count: usize, scale: f64, seed: u64) -> Vec<f64> {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        (0..count).map(|_| (10.0 + scale * (1.0 - rng.random::<f64>()).ln()).exp()).collect()
+    }
+
+    /// Of a tail that is what the estimate takes it for, doubling the draws brings what it says, on average.
+    #[test]
+    fn the_gain_of_twice_as_many_is_foreseen() {
+        let (mut foreseen, mut came) = (0.0, 0.0);
+        for seed in 0..200 {
+            let all = draws(200, 0.1, seed);
+            let least = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min).ln();
+            foreseen += expected_gain(&all[..100]).unwrap();
+            came += least(&all[..100]) - least(&all);
+        }
+        assert!((foreseen / came - 1.0).abs() < 0.15, "{foreseen} {came}");
+    }
+
+    #[test]
+    fn a_search_that_found_all_is_flat() {
+        let mut done: Vec<f64> = (0..30).map(|i| 20.0 - f64::from(i) * 0.3).collect();
+        assert!(!is_flat(&done));
+        done.extend((0..60).map(|i| 11.3 + f64::from(i % 7) * 0.001));
+        assert!(is_flat(&done), "{:?}", expected_gain(&done));
+        assert!(!is_flat(&draws(200, 0.3, 1)));
+        assert_eq!(expected_gain(&[1.0; 5]), None);
+    }
+
+    #[test]
+    fn the_table_decides() {
+        let mut population = Population::new(Shape::of(&Problem::mission()), 0);
+        assert_eq!(weigh(&population, None, None).what, What::UseALibrary, "nothing was timed");
+        let new = crate::ledger::NewCandidate {
+            run: crate::ledger::RunId(1),
+            problem: population.problem,
+            candidate: crate::evolve::Candidate::Cpu(cpu::CpuPlan::for_problem(&Problem::mission())),
+            arm: crate::ledger::Arm::Baseline,
+            operator: "baseline".into(),
+            parents: Vec::new(),
+            changes: serde_json::json!({}),
+        };
+        let id = crate::ledger::CandidateId(1);
+        population.admit(id, &new);
+        let time = super::super::population::Time { low: 9.0, us: 10.0, high: 11.0 };
+        population.members.get_mut(&id).unwrap().time = Some(time);
+        assert_eq!(weigh(&population, Some(2.0), None).what, What::Continue, "too few");
+        population.curve = draws(100, 0.2, 3);
+        let go_on = weigh(&population, Some(2.0), None);
+        assert_eq!((go_on.what, go_on.possible), (What::Continue, Some(5.0)));
+        assert_eq!(weigh(&population, Some(2.0), Some(4.0)).what, What::UseALibrary);
+        assert_eq!(weigh(&population, Some(2.0), Some(12.0)).what, What::Continue);
+        population.curve = vec![10.0; 100];
+        let stop = weigh(&population, Some(2.0), None);
+        assert_eq!(stop.what, What::Stop);
+        // At the roofline nothing more is possible, whatever the curve says.
+        population.curve = draws(100, 0.2, 3);
+        assert_eq!(weigh(&population, Some(10.0), None).what, What::Stop);
+    }
+}

@@ -1,0 +1,187 @@
+//! Who gets the next candidate: a bandit over the operators, by what each earned of late.
+//!
+//! UCB1 over a sliding window (Garivier & Moulines, "On Upper-Confidence Bound Policies for Switching Bandit Problems", ALT 2011):
+//! what an operator earns changes as the search goes on (random restarts pay early, small steps late), so only the last pulls
+//! count. A pull counts when it is made and its reward when it is known: operators whose candidates are still on their way wait.
+
+use serde::{Deserialize, Serialize};
+
+/// Pulls that are remembered.
+const WINDOW: usize = 60;
+/// Weight of the doubt: rewards are at most 1 and mostly 0.
+const EXPLORATION: f64 = 0.25;
+
+/// Ways to make a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operator {
+    /// Genes of an elite drawn anew.
+    Mutate,
+    /// Genes of two elites.
+    Cross,
+    /// One step from the best.
+    Neighbour,
+    /// A gene that helped elsewhere, or a finding's cure.
+    Insight,
+    /// A blind draw.
+    Restart,
+    /// Whatever someone else proposes.
+    Propose,
+}
+
+impl Operator {
+    /// Every one.
+    pub const ALL: [Operator; 6] = [
+        Operator::Mutate,
+        Operator::Cross,
+        Operator::Neighbour,
+        Operator::Insight,
+        Operator::Restart,
+        Operator::Propose,
+    ];
+
+    /// As ledgers write it, before what it changed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operator::Mutate => "mutate",
+            Operator::Cross => "crossover",
+            Operator::Neighbour => "neighbour",
+            Operator::Insight => "insight",
+            Operator::Restart => "restart",
+            Operator::Propose => "proposer",
+        }
+    }
+
+    /// The operator that made a candidate, by what the ledger calls it: `mutate:block_n`.
+    pub fn of(name: &str) -> Option<Operator> {
+        let word = name.split(':').next().unwrap_or_default();
+        Operator::ALL.into_iter().find(|operator| operator.name() == word)
+    }
+}
+
+/// What operators earned.
+#[derive(Clone, Debug, Default)]
+pub struct Bandit {
+    /// Every pull, in order, by what it is known as later; 0 until it earned something.
+    pulls: Vec<(i64, Operator, f64)>,
+}
+
+/// An operator's account.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Account {
+    /// The operator.
+    pub operator: Operator,
+    /// Candidates that it made.
+    pub pulls: usize,
+    /// What they earned together.
+    pub earned: f64,
+}
+
+impl Bandit {
+    /// An operator made candidate `key`.
+    pub fn pulled(&mut self, key: i64, operator: Operator) {
+        self.pulls.push((key, operator, 0.0));
+    }
+
+    /// What a candidate earned, from 0 to 1.
+    pub fn earned(&mut self, key: i64, reward: f64) {
+        if let Some(pull) = self.pulls.iter_mut().rev().find(|pull| pull.0 == key) {
+            pull.2 = reward.clamp(0.0, 1.0);
+        }
+    }
+
+    /// Whose turn it is; ties go to the first. `None` of none.
+    pub fn choose(&self, among: &[Operator]) -> Option<Operator> {
+        let mut best: Option<(Operator, f64)> = None;
+        for &operator in among {
+            let index = self.index(operator);
+            if best.is_none_or(|(_, known)| index > known) {
+                best = Some((operator, index));
+            }
+        }
+        best.map(|(operator, _)| operator)
+    }
+
+    fn index(&self, operator: Operator) -> f64 {
+        let recent = &self.pulls[self.pulls.len().saturating_sub(WINDOW)..];
+        let own: Vec<f64> = recent.iter().filter(|pull| pull.1 == operator).map(|pull| pull.2).collect();
+        if own.is_empty() {
+            return f64::INFINITY;
+        }
+        let count = own.len() as f64;
+        own.iter().sum::<f64>() / count + EXPLORATION * ((recent.len() as f64).ln() / count).sqrt()
+    }
+
+    /// Every operator that was used.
+    pub fn accounts(&self) -> Vec<Account> {
+        let of = |operator: Operator| {
+            let own = self.pulls.iter().filter(|pull| pull.1 == operator);
+            let (pulls, earned) = own.fold((0, 0.0), |(n, sum), pull| (n + 1, sum + pull.2));
+            Account { operator, pulls, earned }
+        };
+        Operator::ALL.into_iter().map(of).filter(|account| account.pulls > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREE: [Operator; 3] = [Operator::Mutate, Operator::Cross, Operator::Restart];
+
+    /// Pulls that each operator gets of `count`, if the chosen one earns what `reward` says.
+    fn shares(
+        bandit: &mut Bandit,
+        from: i64,
+        count: i64,
+        reward: impl Fn(Operator, i64) -> f64,
+    ) -> [usize; 3] {
+        let mut pulls = [0; 3];
+        for key in from..from + count {
+            let operator = bandit.choose(&THREE).unwrap();
+            bandit.pulled(key, operator);
+            bandit.earned(key, reward(operator, key));
+            pulls[THREE.iter().position(|known| *known == operator).unwrap()] += 1;
+        }
+        pulls
+    }
+
+    #[test]
+    fn the_budget_goes_where_it_pays_and_moves_when_that_moves() {
+        let mut bandit = Bandit::default();
+        let pays =
+            |which: Operator| move |o: Operator, key: i64| if o == which && key % 2 == 0 { 1.0 } else { 0.0 };
+        let early = shares(&mut bandit, 0, 200, pays(Operator::Restart));
+        assert!(early[2] > 2 * early[0] && early[2] > 2 * early[1], "{early:?}");
+        // Nobody is left out for good.
+        assert!(early.iter().all(|&pulls| pulls > 2), "{early:?}");
+        shares(&mut bandit, 200, 60, pays(Operator::Mutate));
+        let late = shares(&mut bandit, 260, 200, pays(Operator::Mutate));
+        assert!(late[0] > 2 * late[2] && late[0] > 2 * late[1], "{late:?}");
+    }
+
+    /// Operators whose candidates are on their way are not asked again and again.
+    #[test]
+    fn what_is_not_known_yet_waits() {
+        let mut bandit = Bandit::default();
+        let chosen: Vec<Operator> = (0..6)
+            .map(|key| {
+                let operator = bandit.choose(&THREE).unwrap();
+                bandit.pulled(key, operator);
+                operator
+            })
+            .collect();
+        assert_eq!(chosen, [THREE, THREE].concat());
+        bandit.earned(1, 5.0);
+        assert_eq!(bandit.choose(&THREE), Some(Operator::Cross));
+        assert_eq!(bandit.accounts()[1], Account { operator: Operator::Cross, pulls: 2, earned: 1.0 });
+        assert_eq!(bandit.choose(&[]), None);
+    }
+
+    #[test]
+    fn operators_by_what_ledgers_call_them() {
+        assert_eq!(Operator::of("mutate:block_n"), Some(Operator::Mutate));
+        assert_eq!(Operator::of("crossover"), Some(Operator::Cross));
+        assert_eq!((Operator::of("seed:tuned"), Operator::of("")), (None, None));
+    }
+}

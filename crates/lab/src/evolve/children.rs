@@ -1,0 +1,352 @@
+//! Processes that may do anything: each leads a process group of its own and carries a mark in its environment, so that what it
+//! started ends with it, and the memory of all of them together is watched. This holds off accidents, not malice: who clears
+//! the mark and leaves the group gets away.
+//!
+//! No call of the system's own is needed: `sh` sets limits and sends signals, `/proc` tells of memory. Where there is no `/proc`,
+//! memory is limited by `ulimit -v` alone.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The environment's variable that marks a process and its descendants.
+const MARK: &str = "FLASHCORE_CONFINED";
+
+/// How often those are looked for who left the group.
+const ROUNDS: u32 = 20;
+
+/// A process with all that it starts. Dropped, all of them are ended.
+#[derive(Debug)]
+pub struct Group {
+    child: Child,
+    mark: String,
+}
+
+impl Group {
+    /// Starts a process at the head of a group of its own.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> std::io::Result<Group> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mark = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        lead_a_group(command);
+        Ok(Group { child: command.env(MARK, &mark).spawn()?, mark })
+    }
+
+    /// The first of them.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How the first of them ended, if it has.
+    ///
+    /// # Errors
+    /// When the system cannot say.
+    pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Bytes of memory that all of them hold; 0 where the system does not tell.
+    pub fn memory(&self) -> u64 {
+        members(&self.mark, self.child.id()).into_iter().map(resident).sum()
+    }
+
+    /// Ends all of them, and waits for the first.
+    pub fn end(&mut self) {
+        let leader = self.child.id();
+        signal(&[format!("-{leader}")]);
+        // The first is ours to end even where there is no `sh`; it may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for round in 0..ROUNDS {
+            let others = members(&self.mark, leader);
+            if others.is_empty() {
+                return;
+            }
+            signal(&others.iter().map(u32::to_string).collect::<Vec<_>>());
+            std::thread::sleep(Duration::from_millis(u64::from(round)));
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(unix)]
+fn lead_a_group(command: &mut Command) {
+    std::os::unix::process::CommandExt::process_group(command, 0);
+}
+
+#[cfg(not(unix))]
+fn lead_a_group(_: &mut Command) {}
+
+/// Ends processes by their numbers, and groups by theirs with a minus before it. Who is gone already is no matter.
+fn signal(targets: &[String]) {
+    let mut kill = Command::new("sh");
+    kill.args(["-c", "kill -s KILL -- \"$@\"", "sh"]).args(targets);
+    let _ = kill.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
+/// Living processes of a group, or with the mark; zombies hold nothing and are no more.
+fn members(mark: &str, leader: u32) -> Vec<u32> {
+    let mark = format!("{MARK}={mark}").into_bytes();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers
+        .filter(|&process| {
+            // Behind the name in parentheses stand state, parent and group (proc(5)).
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            let mut fields = rest.split_whitespace();
+            let (state, group) = (fields.next(), fields.nth(1));
+            let lives = !matches!(state, None | Some("Z" | "X"));
+            let of_group = group.and_then(|group| group.parse().ok()) == Some(leader);
+            lives && (of_group || is_marked(process, &mark))
+        })
+        .collect()
+}
+
+fn is_marked(process: u32, mark: &[u8]) -> bool {
+    let environment = std::fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+    environment.split(|&byte| byte == 0).any(|variable| variable == mark)
+}
+
+/// Memory that a process holds, bytes.
+fn resident(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+/// What a program may take that is run to its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Time by the clock on the wall.
+    pub wall: Duration,
+    /// Seconds of processor time of each of its processes.
+    pub cpu_seconds: u64,
+    /// Bytes of memory: addresses of each of its processes, and what all of them hold together.
+    pub memory: u64,
+    /// Bytes of standard output.
+    pub output: usize,
+}
+
+/// What came of a program that kept its limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub output: Vec<u8>,
+    /// The end of its standard error.
+    pub complaint: String,
+}
+
+/// Why a program was ended, or never began.
+#[derive(Debug, thiserror::Error)]
+pub enum Confinement {
+    /// It cannot be started.
+    #[error("it cannot be started: {0}")]
+    Start(std::io::Error),
+    /// It took too long.
+    #[error("it did not end within {0} s")]
+    Time(f64),
+    /// It holds too much memory.
+    #[error("it and its children held {held} MB of memory; accepted: at most {limit} MB")]
+    Memory {
+        /// What they held, MB.
+        held: u64,
+        /// The limit, MB.
+        limit: u64,
+    },
+    /// It says too much.
+    #[error("it wrote more than {0} bytes")]
+    Output(usize),
+}
+
+/// Bytes of standard error that are kept.
+const COMPLAINT: usize = 4096;
+/// Time between two looks at a program.
+const LOOK: Duration = Duration::from_millis(5);
+/// Looks between two at its memory, which cost more.
+const MEMORY_EVERY: u32 = 10;
+
+/// Runs a line of the shell to its end, with `input` on its standard input. It and all that it started are gone when this returns.
+///
+/// # Errors
+/// When it cannot be started or breaks a limit.
+pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
+    const SCRIPT: &str = "ulimit -c 0; ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
+    let mut command = Command::new("sh");
+    let kilobytes = limits.memory / 1024;
+    command.args(["-c", SCRIPT, "sh", &kilobytes.to_string(), &limits.cpu_seconds.to_string(), line]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let began = Instant::now();
+    let mut group = Group::start(&mut command).map_err(Confinement::Start)?;
+    let child = group.child();
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    // It may read nothing, and then it ends without this.
+    let writer = stdin.map(|mut stdin| {
+        std::thread::spawn(move || {
+            let _ = std::io::Write::write_all(&mut stdin, &input);
+        })
+    });
+    let (cap, overflows) = (limits.output, Arc::new(AtomicBool::new(false)));
+    let tells = overflows.clone();
+    let output = stdout.map(|stdout| std::thread::spawn(move || capped(stdout, cap, &tells)));
+    let complaint = stderr.map(|stderr| std::thread::spawn(move || tail(stderr)));
+    let ended = attend(&mut group, limits, began, &overflows);
+    // With the last of them the pipes close, and the threads end.
+    group.end();
+    let output = output.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    let complaint = complaint.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    if let Some(writer) = writer {
+        let _ = writer.join();
+    }
+    let status = ended?;
+    // It may have ended before anyone looked.
+    if output.len() > cap { Err(Confinement::Output(cap)) } else { Ok(Said { status, output, complaint }) }
+}
+
+/// Waits for the program's end or its first breach.
+fn attend(
+    group: &mut Group,
+    limits: &Limits,
+    began: Instant,
+    overflows: &AtomicBool,
+) -> Result<ExitStatus, Confinement> {
+    for looks in 0u32.. {
+        if let Some(status) = group.ended().map_err(Confinement::Start)? {
+            return Ok(status);
+        }
+        if overflows.load(Ordering::Relaxed) {
+            return Err(Confinement::Output(limits.output));
+        }
+        if began.elapsed() > limits.wall {
+            return Err(Confinement::Time(limits.wall.as_secs_f64()));
+        }
+        if looks.is_multiple_of(MEMORY_EVERY) {
+            let held = group.memory();
+            if held > limits.memory {
+                return Err(Confinement::Memory { held: held >> 20, limit: limits.memory >> 20 });
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    Err(Confinement::Time(limits.wall.as_secs_f64()))
+}
+
+/// All of a stream, or one byte more than the cap.
+fn capped(stream: impl Read, cap: usize, overflows: &AtomicBool) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // An error of the pipe is its end.
+    let _ = stream.take(cap as u64 + 1).read_to_end(&mut bytes);
+    overflows.store(bytes.len() > cap, Ordering::Relaxed);
+    bytes
+}
+
+/// The end of a stream, read whole.
+fn tail(mut stream: impl Read) -> String {
+    let (mut kept, mut part) = (Vec::new(), [0; COMPLAINT]);
+    while let Ok(read @ 1..) = stream.read(&mut part) {
+        kept.extend_from_slice(&part[..read]);
+        let excess = kept.len().saturating_sub(COMPLAINT);
+        kept.drain(..excess);
+    }
+    String::from_utf8_lossy(&kept).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { wall: Duration::from_secs(20), cpu_seconds: 10, memory: 1 << 30, output: 1 << 20 };
+
+    fn short(line: &str) -> Result<Said, Confinement> {
+        run(line, b"in".to_vec(), &Limits { wall: Duration::from_millis(700), ..LIMITS })
+    }
+
+    #[test]
+    fn who_keeps_the_limits_is_heard() {
+        let said = run("cat; echo no >&2; exit 3", b"input".to_vec(), &LIMITS).unwrap();
+        assert_eq!(
+            (said.status.code(), said.output, said.complaint),
+            (Some(3), b"input".to_vec(), "no".into())
+        );
+        // More than a pipe holds, to a program that reads nothing.
+        let said = run("echo done", vec![b'x'; 1 << 20], &LIMITS).unwrap();
+        assert_eq!((said.status.code(), said.output), (Some(0), b"done\n".to_vec()));
+        // Its output is over before it is.
+        assert_eq!(run("exec >&-; sleep 0.1; exit 4", Vec::new(), &LIMITS).unwrap().status.code(), Some(4));
+    }
+
+    #[test]
+    fn who_hangs_or_burns_is_ended() {
+        assert!(matches!(short("sleep 60"), Err(Confinement::Time(_))));
+        assert!(matches!(short("trap '' TERM INT; while :; do sleep 60; done"), Err(Confinement::Time(_))));
+        let limits = Limits { cpu_seconds: 1, ..LIMITS };
+        let burnt = run("while :; do :; done", Vec::new(), &limits).unwrap();
+        assert!(!burnt.status.success());
+    }
+
+    #[test]
+    fn who_says_too_much_is_cut_short() {
+        let began = Instant::now();
+        let flood = run("exec head -c 2000000000 /dev/zero", Vec::new(), &LIMITS);
+        assert!(matches!(flood, Err(Confinement::Output(_))), "{flood:?}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+        // Of its complaints only the end is kept.
+        let said =
+            run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2", Vec::new(), &LIMITS).unwrap();
+        assert!(
+            said.complaint.len() <= COMPLAINT && said.complaint.ends_with("xend"),
+            "{}",
+            said.complaint.len()
+        );
+    }
+
+    #[test]
+    fn who_holds_too_much_is_ended() {
+        let greedy = "import os; x = b'x' * (3 << 30); print(len(x))";
+        let said = run(&format!("exec python3 -c \"{greedy}\""), Vec::new(), &LIMITS);
+        // The system refuses the memory, and python says so.
+        let refused =
+            said.as_ref().is_ok_and(|said| !said.status.success() && said.complaint.contains("MemoryError"));
+        assert!(refused || matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
+        // Together too much, each alone not.
+        let part = "import time; x = b'x' * (300 << 20); time.sleep(60)";
+        let several = format!("for i in 1 2 3 4 5; do python3 -c \"{part}\" & done; wait");
+        let said = run(&several, Vec::new(), &LIMITS);
+        assert!(matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
+    }
+
+    /// Whether a process lives whose command line holds a word.
+    fn lives(word: &str) -> bool {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok()).any(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(word)
+        })
+    }
+
+    #[test]
+    fn children_end_with_it() {
+        // Seconds that no other test sleeps, as names.
+        let (child, left) = ("61234.125", "61234.25");
+        run(&format!("sleep {child} & echo answer"), Vec::new(), &LIMITS).unwrap();
+        assert!(!lives(child));
+        // This one left the group.
+        let line = format!("setsid sleep {left} >/dev/null 2>&1 & sleep 0.2; echo answer");
+        let said = run(&line, Vec::new(), &LIMITS).unwrap();
+        assert_eq!(said.output, b"answer\n");
+        assert!(!lives(left));
+    }
+}

@@ -1,0 +1,119 @@
+//! The genes of the native kernels' plans, and which of their values are worth a try for a problem on this machine.
+
+use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
+use problem::{DType, Problem};
+use serde_json::{Value, json};
+
+use super::candidate::Candidate;
+use super::space::{Domain, FamilySpace, Space};
+
+impl Space {
+    /// Of this machine's CPU.
+    pub fn cpu(problem: &Problem) -> Space {
+        let template = Candidate::Cpu(CpuPlan::for_problem(problem));
+        let family = FamilySpace::new("cpu", template, genes(problem), moves());
+        Space { domain: Domain::Cpu(problem.clone()), families: vec![family] }
+    }
+}
+
+/// Each gene's values, without those that have no effect on the problem.
+fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
+    let p = problem;
+    let threads = rayon::current_num_threads();
+    let rows = p.seq_q * p.group_size();
+    let up_to = |most: usize, values: &[usize]| -> Vec<Value> {
+        // The first that is more than there is stands for all.
+        let last = values.iter().copied().find(|&value| value >= most);
+        values.iter().copied().filter(|&value| value < most).chain(last).map(Value::from).collect()
+    };
+    let mut genes = vec![
+        ("isa", isas(p).into_iter().map(|isa| json!(isa)).collect()),
+        ("threads", [1, threads.div_ceil(2), (3 * threads).div_ceil(4), threads].map(Value::from).to_vec()),
+        (
+            "block_q",
+            up_to(rows, &[1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024, 2048]),
+        ),
+        ("block_kv", up_to(p.seq_kv, &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024])),
+        ("lanes", vec![json!(Lanes::Queries), json!(Lanes::Dims)]),
+        ("vectors", (1..=Isa::best().tile().0).map(Value::from).collect()),
+        ("tile_rows", [2, 4, 5, 6, 8, 12].map(Value::from).to_vec()),
+        ("splits", up_to(p.seq_kv.div_ceil(64), &[1, 2, 3, 4, 6, 8, 16])),
+    ];
+    if p.group_size() > 1 {
+        genes.push(("rows", vec![json!(Rows::Head), json!(Rows::Group)]));
+    }
+    if p.batch * p.heads_kv > 1 {
+        genes.push(("order", vec![json!(Order::Longest), json!(Order::Heads)]));
+    }
+    genes.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
+}
+
+/// The instruction sets with vectors; plain Rust only where there are none.
+fn isas(problem: &Problem) -> Vec<Isa> {
+    let integers = problem.dtype != DType::F32 && problem.seq_q >= Isa::Avx512Vnni.panel_rows();
+    let mut isas = Isa::available();
+    isas.retain(|&isa| integers || isa != Isa::Avx512Vnni);
+    if isas.len() > 1 {
+        isas.retain(|&isa| isa != Isa::Portable);
+    }
+    isas
+}
+
+/// Genes that only together do what they are for: a register tile is as tall as its width allows, and lanes along the head dimension
+/// are for few rows, small blocks of keys, and another instruction set than the integers'.
+fn moves() -> Vec<Value> {
+    let isa = if Isa::best() == Isa::Avx512Vnni { Isa::Avx512 } else { Isa::best() };
+    let (widest, tallest) = isa.tile();
+    let tiles =
+        (1..=widest).map(|vectors| json!({ "vectors": vectors, "tile_rows": isa.tile_rows(vectors) }));
+    let dims = [32, 64, 128].map(|block_kv| {
+        json!({ "isa": isa, "lanes": Lanes::Dims, "vectors": widest, "tile_rows": tallest, "block_kv": block_kv })
+    });
+    tiles.chain(dims).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Layout;
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+    use crate::evolve::space::{genome, with_genes};
+
+    #[test]
+    fn every_draw_computes_the_problem_and_is_read_back() {
+        let decode = Problem::new(1, 8, 1, 64, DType::Bf16)
+            .with_seq_kv(500, Layout::Bhsd)
+            .with_heads_kv(2, Layout::Bhsd);
+        let mut rng = SmallRng::seed_from_u64(1);
+        for problem in [Problem::mission(), decode, Problem::new(1, 1, 3, 7, DType::F32)] {
+            let space = Space::cpu(&problem);
+            assert!(space.fits(&space.families[0].template) && space.upper_bound() > 50.0);
+            for _ in 0..50 {
+                let drawn = space.random(&mut rng).unwrap();
+                let varied = space.mutate(&drawn, &mut rng).unwrap();
+                for plan in [&drawn, &varied] {
+                    assert!(space.fits(plan), "{plan:?}");
+                    assert_eq!(with_genes(&space.families[0].template, &genome(plan)).as_ref(), Some(plan));
+                }
+            }
+            // Nothing is a gene that is in no plan.
+            let plan = genome(&space.families[0].template);
+            assert!(space.families[0].genes.iter().all(|gene| plan.contains_key(&gene.name)));
+        }
+    }
+
+    #[test]
+    fn plans_written_before_there_were_these_genes_are_read() {
+        let isa = Isa::best();
+        let old = json!({ "isa": isa, "threads": 2, "block_q": 256, "block_kv": 128 });
+        assert_eq!(
+            serde_json::from_value::<CpuPlan>(old.clone()).unwrap(),
+            CpuPlan::widest(isa, 2, 256, 128)
+        );
+        let mut newer = old;
+        newer["prefetch"] = json!(3);
+        assert!(serde_json::from_value::<CpuPlan>(newer).unwrap_err().to_string().contains("prefetch"));
+    }
+}

@@ -1,0 +1,154 @@
+//! The gate on a card: right answers on several draws, every element written and none beside them, the same bits each time.
+
+use problem::{Problem, Tensor};
+
+use super::card::Card;
+use crate::bench::{Answer, Origin, dense};
+use crate::evolve::evaluate::subject::Fault;
+use crate::gate::inputs::Style;
+use crate::gate::judge::ErrorFigures;
+use crate::gate::{Feed, References, Trial, TrialError, trial};
+use crate::launchfile::{Bound, Role};
+use crate::values::Values;
+
+/// Draws of a small problem: normal ones, and ones whose maximum moves along the keys.
+const DRAWS: [(Style, u64); 3] = [(Style::Normal, 1), (Style::Rising, 2), (Style::Falling, 3)];
+/// Seeds of a large one, of which some rows are judged.
+const SEEDS: [u64; 2] = [1, 2];
+/// Launches that must not differ from the first by a bit.
+const REPEATS: usize = 2;
+/// Problems whose inputs and answers are kept.
+const KEPT: usize = 3;
+
+/// What kernels are fed and what they must answer, drawn once for each problem.
+#[derive(Default)]
+pub(super) struct Gate {
+    known: Vec<(Problem, Vec<Case>)>,
+}
+
+struct Case {
+    feed: Feed,
+    truth: Truth,
+}
+
+enum Truth {
+    /// Of every row.
+    Whole(References),
+    /// Of some.
+    Rows(Answer),
+}
+
+/// What the gate found of a kernel that passed.
+pub(super) struct Judged {
+    /// Of the worst draw.
+    pub error: Option<ErrorFigures>,
+    /// What the buffers hold before a launch.
+    pub contents: Vec<Vec<u8>>,
+}
+
+impl Gate {
+    /// Draws what a kernel is fed, unless that was done for another kernel of the same problem.
+    pub(super) fn prepare(&mut self, bound: &Bound) -> Result<(), Fault> {
+        let problem = problem_of(bound)?;
+        if self.known.iter().any(|(known, _)| known == problem) {
+            return Ok(());
+        }
+        let refused = |error| Fault::new("problem", error);
+        let cases = if Answer::is_whole(problem) {
+            let drawn = DRAWS.iter().filter_map(|&(style, seed)| Feed::draw(bound, style, seed));
+            let cases = drawn.map(|feed| {
+                let references = feed.references(bound).map_err(refused)?;
+                let truth =
+                    Truth::Whole(references.ok_or_else(|| Fault::new("problem", "it has no answer"))?);
+                Ok(Case { feed, truth })
+            });
+            cases.collect::<Result<Vec<Case>, Fault>>()?
+        } else {
+            let cases = SEEDS.iter().map(|&seed| {
+                let answer = Answer::draw(problem, seed).map_err(refused)?;
+                let laid = crate::values::Inputs {
+                    q: answer.inputs.q.clone().scatter(problem, Tensor::Q),
+                    k: answer.inputs.k.clone().scatter(problem, Tensor::K),
+                    v: answer.inputs.v.clone().scatter(problem, Tensor::V),
+                };
+                Ok(Case { feed: Feed::of(laid), truth: Truth::Rows(answer) })
+            });
+            cases.collect::<Result<Vec<Case>, Fault>>()?
+        };
+        if self.known.len() == KEPT {
+            self.known.remove(0);
+        }
+        self.known.push((problem.clone(), cases));
+        Ok(())
+    }
+
+    /// Judges a kernel whose problem is prepared; a fault is why it does not pass.
+    pub(super) fn judge<C: Card>(&mut self, card: &mut C, bound: &Bound) -> Result<Judged, Fault> {
+        let problem = problem_of(bound)?;
+        let cases = self.known.iter().find(|(known, _)| known == problem).map(|(_, cases)| cases.as_slice());
+        let [first, ..] = cases.unwrap_or_default() else {
+            return Err(Fault::new("problem", "nothing was drawn for it"));
+        };
+        let (mut error, mut outputs) = (None::<ErrorFigures>, Vec::new());
+        for case in cases.unwrap_or_default() {
+            let (run, found) = case.run(card, bound)?;
+            if outputs.is_empty() {
+                outputs = run.outputs(bound);
+            }
+            error = match (error, found) {
+                (Some(worst), Some(found)) => Some(worst.worst(found)),
+                (worst, found) => worst.or(found),
+            };
+        }
+        for repeat in 1..=REPEATS {
+            let again = trial(card.machine(), bound, &first.feed, None).map_err(lost::<C>)?;
+            if again.outputs(bound) != outputs {
+                let detail = format!("launch {repeat} on the same inputs gave other bits than the first");
+                return Err(Fault::new("wrong", detail));
+            }
+        }
+        let contents = first.feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
+        Ok(Judged { error, contents })
+    }
+}
+
+fn problem_of(bound: &Bound) -> Result<&Problem, Fault> {
+    bound
+        .problem
+        .as_ref()
+        .ok_or_else(|| Fault::new("problem", "the kernel states no problem to be judged by"))
+}
+
+fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> Fault {
+    match error {
+        TrialError::Machine(error) => C::fault(error),
+        TrialError::Oracle(error) => Fault::new("problem", error),
+    }
+}
+
+impl Case {
+    /// Runs a kernel once; a fault where it is wrong.
+    fn run<C: Card>(&self, card: &mut C, bound: &Bound) -> Result<(Trial, Option<ErrorFigures>), Fault> {
+        let references = match &self.truth {
+            Truth::Whole(references) => Some(references),
+            Truth::Rows(_) => None,
+        };
+        let run = trial(card.machine(), bound, &self.feed, references).map_err(lost::<C>)?;
+        if !run.is_right() {
+            return Err(Fault::new("wrong", run.reasons.join("; ")));
+        }
+        let Truth::Rows(answer) = &self.truth else {
+            let error = run.error;
+            return Ok((run, error));
+        };
+        let problem = problem_of(bound)?;
+        let out = bound.roles.iter().position(|&role| role == Role::Tensor(Tensor::Out));
+        let Some(bytes) = out.map(|index| &run.after[index]) else {
+            return Err(Fault::new("launch", "it has no output"));
+        };
+        let values = Values::from_bytes(problem.dtype, bytes).gather(problem, Tensor::Out);
+        debug_assert_eq!(values.len(), dense(problem).span(Tensor::Out).map_or(0, |(elements, _)| elements));
+        let figures = answer.judge(&values, Origin::Ours).map_err(|fault| Fault::new("wrong", fault))?;
+        Ok((run, Some(figures)))
+    }
+}

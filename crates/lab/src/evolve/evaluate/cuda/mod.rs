@@ -1,0 +1,243 @@
+//! Candidates on a GPU: built by its driver, proven by its answers, timed in graphs, raced by the law of time.
+//!
+//! What is asked of a GPU is a [`Card`], of which the driver's GPUs ([`GpuCard`]) are one implementation and the emulator is
+//! another ([`EmulatedCard`]): all but a driver's own behaviour is tested without a GPU.
+//!
+//! A kernel that hangs or breaks its context leaves a process without its GPU. The evaluator says so (`hangs`, `crashed`) and is
+//! of no use any more; that is why it lives in a [worker](crate::evolve::workers), which is started anew.
+
+mod card;
+mod emulated;
+mod gate;
+
+use std::time::{Duration, Instant};
+
+use emu::model::Gpu;
+use emu::model::machine::{L4, MACHINES};
+use emu::resources::{Resources, Source};
+use kernels::select::Shape;
+use problem::Problem;
+use serde_json::json;
+
+use super::kernel::{self, Bench};
+use super::subject::{Fault, bound};
+use super::{Evaluator, Look};
+use crate::bench::{Deck, Race, interval};
+use crate::evolve::{Candidate, Finding, Stage, Task};
+use crate::gate::Verdict;
+use crate::ledger::{
+    Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
+};
+pub use card::{Built, Card, GpuCard};
+pub use emulated::EmulatedCard;
+use gate::Gate;
+
+/// What is waiting for an answer, and how long it may take at most: who watches the process may end it after that.
+pub type Allow = Box<dyn FnMut(Duration) + Send>;
+
+/// Compiling, drawing inputs and computing the right answers to them: the host's work, which ends.
+const HOST_WORK: Duration = Duration::from_secs(120);
+/// A kernel that runs longer than this runs for ever.
+const HANGS: Duration = Duration::from_secs(8);
+/// Bytes of a kernel's buffers that the host draws, moves and judges in a second, at least.
+const BYTES_A_SECOND: f64 = 16e6;
+/// Decks that are kept: of the problem and of those held out.
+const DECKS: usize = 4;
+
+/// An evaluator for one card.
+pub struct Cuda<C> {
+    card: C,
+    /// What needs no card.
+    bench: Bench,
+    /// Whether the time model knows the card, and not only one of its kind.
+    predicts: bool,
+    gate: Gate,
+    decks: Vec<(Problem, Deck)>,
+    allow: Allow,
+}
+
+impl<C: Card> Cuda<C> {
+    /// On a card; `model` is what predicts its times.
+    pub fn new(card: C, model: Option<&'static Gpu>) -> Cuda<C> {
+        let arch = card.arch();
+        let alike = MACHINES.into_iter().find(|gpu| gpu.sm == arch.sm).unwrap_or(&L4);
+        let bench = Bench { gpu: model.unwrap_or(alike), arch, ptxas: None };
+        let (gate, decks) = (Gate::default(), Vec::new());
+        Cuda { card, bench, predicts: model.is_some(), gate, decks, allow: Box::new(|_| {}) }
+    }
+
+    /// The same, with someone told before each piece of work how long it may take.
+    #[must_use]
+    pub fn watched(self, allow: Allow) -> Cuda<C> {
+        Cuda { allow, ..self }
+    }
+
+    fn screen(&mut self, task: &Task) -> Result<Finding, Rejection> {
+        let problem = task.problem.problem();
+        let bound = self.bench.bound(&task.subject, &problem)?;
+        (self.allow)(HOST_WORK);
+        let built = self.card.build(&bound.kernel).map_err(|fault| fault.at(Stage::Screen))?;
+        if let (Candidate::Gpu(_), bytes @ 1..) = (&task.subject, built.local_bytes) {
+            let detail = format!("{bytes} bytes of local memory a thread; accepted: none");
+            return Err(Fault::new("spills", detail).at(Stage::Screen));
+        }
+        let resources = Resources {
+            registers: built.registers,
+            spill_stores: built.local_bytes,
+            spill_loads: built.local_bytes,
+            stack: built.local_bytes,
+            shared: built.static_shared,
+            source: Source::Ptxas(self.card.environment().driver),
+        };
+        let sass_hash = built.code.map(|code| kernel::identity(&bound, &code));
+        let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
+        Ok(match self.bench.describe(&task.subject, &problem, &built) {
+            // What bounds it decides its niche, whichever machine says so; times are another matter.
+            Finding::Screened { screening, findings, .. } if !self.predicts => {
+                Finding::Screened { screening, predicted_us: None, findings }
+            }
+            found => found,
+        })
+    }
+
+    /// The gate on the card, and a short timing.
+    fn microbench(&mut self, task: &Task, held: &mut Held) -> Result<Finding, Fault> {
+        let bound = bound(&task.subject, &task.problem.problem(), &self.card.arch())?;
+        (self.allow)(HOST_WORK);
+        self.card.build(&bound.kernel)?;
+        self.gate.prepare(&bound)?;
+        let bytes: usize = bound.kernel.buffers.iter().map(|buffer| buffer.bytes).sum();
+        let patience = HANGS + Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND);
+        (self.allow)(patience);
+        let began = Instant::now();
+        held.since = Some(began);
+        let judged = self.gate.judge(&mut self.card, &bound)?;
+        let proof = ProofFact {
+            judge: Judge::Device,
+            verdict: Verdict::Proven,
+            reasons: Vec::new(),
+            hazards: json!([]),
+            error_rel: judged.error.map(|error| error.rel),
+            seconds: began.elapsed().as_secs_f64(),
+        };
+        (self.allow)(patience + Duration::from_secs_f64(3.0 * task.seconds.clamp(0.0, 600.0)));
+        let samples = self.card.time(&bound, &judged.contents, task.seconds)?;
+        let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
+        let found = interval(&logs);
+        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = samples.iter().copied().fold(0.0, f64::max);
+        let measurement = MeasurementFact {
+            trial: Trial::Microbench,
+            kind: self.card.kind(),
+            problem: task.problem,
+            us: found.middle.exp(),
+            // Of a single sample there is no interval.
+            low_us: found.low.exp().max(least),
+            high_us: found.high.exp().min(most),
+            samples,
+            against: None,
+        };
+        Ok(Finding::Timed { proof: Some(proof), measurement })
+    }
+
+    fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
+        let problem = task.problem.problem();
+        let Some((incumbent, rival)) = &task.incumbent else {
+            return Err(Fault::new("crashed", "the task names no incumbent to race against"));
+        };
+        let arch = self.card.arch();
+        let ours = bound(&task.subject, &problem, &arch)?;
+        let rival = bound(rival, &problem, &arch)
+            .map_err(|fault| Fault::new("incumbent", format!("the incumbent cannot race: {fault}")))?;
+        (self.allow)(HOST_WORK);
+        self.card.build(&ours.kernel)?;
+        let deck = self.deck(&problem)?;
+        (self.allow)(HANGS + Duration::from_secs_f64(4.0 * task.seconds.clamp(0.0, 600.0)));
+        held.since = Some(Instant::now());
+        let deck = &self.decks[deck].1;
+        let race = self.card.race(deck, [&ours, &rival], task.seconds)?;
+        outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
+    }
+
+    /// The number of the problem's deck.
+    fn deck(&mut self, problem: &Problem) -> Result<usize, Fault> {
+        if let Some(known) = self.decks.iter().position(|(of, _)| of == problem) {
+            return Ok(known);
+        }
+        if self.decks.len() == DECKS {
+            self.decks.remove(0);
+        }
+        let deck = Deck::draw(problem, 1).map_err(|error| Fault::new("problem", error))?;
+        self.decks.push((problem.clone(), deck));
+        Ok(self.decks.len() - 1)
+    }
+}
+
+/// Since when the card is held.
+#[derive(Default)]
+struct Held {
+    since: Option<Instant>,
+}
+
+/// The race as the ledger keeps it. The candidate comes first, the incumbent second.
+fn outcome(
+    race: &Race,
+    incumbent: CandidateId,
+    trial: Trial,
+    kind: TimeKind,
+    problem: Shape,
+) -> Result<Finding, Fault> {
+    let [ours, rival] = &race.measurements[..] else {
+        return Err(Fault::new("crashed", "the race had other contestants than two"));
+    };
+    if let Some(fault) = &ours.fault {
+        return Err(Fault::new("wrong", fault));
+    }
+    if let Some(fault) = &rival.fault {
+        return Err(Fault::new("incumbent", format!("the incumbent is out: {fault}")));
+    }
+    let against = rival.comparison.map(|found| Against {
+        incumbent,
+        ratio: found.ratio,
+        low: found.low,
+        high: found.high,
+        noise: found.noise,
+        verdict: found.verdict,
+    });
+    let samples = ours.times();
+    let quantile = |at| crate::bench::quantile(&samples, at);
+    let measurement = MeasurementFact {
+        trial,
+        kind,
+        problem,
+        us: quantile(0.5),
+        low_us: quantile(0.05),
+        high_us: quantile(0.95),
+        samples,
+        against,
+    };
+    Ok(Finding::Timed { proof: None, measurement })
+}
+
+impl<C: Card> Evaluator for Cuda<C> {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let mut held = Held::default();
+        let found = match task.stage {
+            Stage::Propose | Stage::Screen => return self.screen(task).map(Look::without_device),
+            Stage::Prove => {
+                let proof = self.bench.prove(&task.subject, &task.problem.problem())?;
+                return Ok(Look::without_device(Finding::Judged(proof)));
+            }
+            Stage::Microbench => self.microbench(task, &mut held),
+            Stage::Race => self.race(task, Trial::Race, &mut held),
+            Stage::HeldOut => self.race(task, Trial::HeldOut, &mut held),
+        };
+        // What a candidate cost counts, too, where it came to nothing.
+        let finding = found.unwrap_or_else(|fault| Finding::Rejected(fault.at(task.stage)));
+        Ok(Look { finding, device_seconds: held.since.map_or(0.0, |since| since.elapsed().as_secs_f64()) })
+    }
+
+    fn environment(&self) -> Environment {
+        self.card.environment()
+    }
+}

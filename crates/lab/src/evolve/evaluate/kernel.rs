@@ -1,0 +1,257 @@
+//! What is found out about a kernel on any machine: whether it can be built, what it is, how long a machine of the time model takes,
+//! and whether the emulator finds it right. Evaluators of GPUs begin with it, whether there is a GPU or not.
+
+use emu::model::{Gpu, Prediction};
+use emu::resources::{Ptxas, PtxasError, Resources, estimate};
+use kernels::{Arch, Plan};
+use problem::{Layout, Problem};
+use serde_json::{Value, json};
+
+use super::super::candidate::Candidate;
+use super::super::task::{Finding, Stage};
+use super::subject;
+use crate::diagnose::{Evidence, diagnose};
+use crate::forecast;
+use crate::gate::{Proof, Settings, Verdict, bind, prove};
+use crate::launchfile::Bound;
+use crate::ledger::{Judge, ProofFact, Rejection, Screening};
+use crate::provenance::hash;
+use crate::study;
+
+/// Multiprocessors of the device that persistent kernels are proven for: its few CTAs take several tiles each of a small problem.
+const FEW: u32 = 3;
+/// Hazards that a proof tells of.
+const HAZARDS: usize = 8;
+
+/// Builds, predicts and proves kernels for one machine, without it.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The machine whose times are predicted.
+    pub gpu: &'static Gpu,
+    /// What kernels are made for.
+    pub arch: Arch,
+    /// NVIDIA's assembler, where it is present.
+    pub ptxas: Option<Ptxas>,
+}
+
+/// A kernel that was built.
+pub struct Built {
+    /// With its launch contract.
+    pub bound: Bound,
+    /// Its PTX.
+    pub text: String,
+    /// What it takes of a multiprocessor.
+    pub resources: Resources,
+    /// Of its machine code.
+    pub sass_hash: Option<String>,
+}
+
+fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: detail.to_string() }
+}
+
+impl Bench {
+    /// For a machine of the time model's table.
+    pub fn of(gpu: &'static Gpu) -> Option<Bench> {
+        let arch = Arch { multiprocessors: gpu.sms, ..Arch::of(gpu.sm)? };
+        Some(Bench { gpu, arch, ptxas: Ptxas::find().ok() })
+    }
+
+    /// The kernel of a candidate, with its launch contract for the problem.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn bound(&self, candidate: &Candidate, problem: &Problem) -> Result<Bound, Rejection> {
+        subject::bound(candidate, problem, &self.arch).map_err(|fault| fault.at(Stage::Screen))
+    }
+
+    /// Builds it, with ptxas where that is present.
+    ///
+    /// # Errors
+    /// Why it cannot be built.
+    pub fn build(&self, candidate: &Candidate, problem: &Problem) -> Result<Built, Rejection> {
+        let bound = self.bound(candidate, problem)?;
+        let (text, entry) = (bound.kernel.module.to_string(), &bound.kernel.entry);
+        let assembled =
+            self.ptxas.as_ref().map(|ptxas| ptxas.assemble(&text, &forecast::target(&bound), entry));
+        let (resources, sass_hash) = match assembled {
+            Some(Ok((resources, code))) => (Some(resources), Some(identity(&bound, &code))),
+            Some(Err(error @ PtxasError::Rejected { .. })) => {
+                return Err(reject(Stage::Screen, "ptxas", error));
+            }
+            // No assembler: a kernel is not worse for that.
+            Some(Err(_)) | None => (estimate(&bound.kernel.module, entry), None),
+        };
+        let resources = resources.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?;
+        Ok(Built { bound, text, resources, sass_hash })
+    }
+
+    /// Everything but a proof: what it is, its predicted time, what slows it down.
+    ///
+    /// # Errors
+    /// Why it cannot be built.
+    pub fn screen(&self, candidate: &Candidate, problem: &Problem) -> Result<Finding, Rejection> {
+        Ok(self.describe(candidate, problem, &self.build(candidate, problem)?))
+    }
+
+    /// What a kernel that was built is, with its predicted time and what slows it down.
+    pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
+        let kernel = &built.bound.kernel;
+        let shared = built.resources.shared + kernel.launch.dynamic_shared;
+        let mut screening = Screening {
+            ptx_hash: identity(&built.bound, built.text.as_bytes()),
+            sass_hash: built.sass_hash.clone(),
+            registers: Some(built.resources.registers),
+            spill_bytes: Some(built.resources.spill_stores.max(built.resources.spill_loads)),
+            shared_bytes: Some(shared),
+            bound: None,
+            tile: Some(tile(candidate, kernel)),
+        };
+        let (mut predicted_us, mut findings) = (None, json!([]));
+        // A kernel that the model cannot replay may still be run.
+        if let Some((prediction, found)) = self.predict(candidate, problem, built, 1) {
+            screening.bound = Some(word(json!(prediction.bound)));
+            predicted_us = Some([prediction.us_low, prediction.us, prediction.us_high]);
+            findings = found;
+        }
+        Finding::Screened { screening, predicted_us, findings }
+    }
+
+    /// The predicted time with what slows the kernel down, from `times` as many CTAs as a screening takes; `None` where the model
+    /// has no answer.
+    pub fn predict(
+        &self,
+        candidate: &Candidate,
+        problem: &Problem,
+        built: &Built,
+        times: u64,
+    ) -> Option<(Prediction, Value)> {
+        let resources = &built.resources;
+        match candidate {
+            Candidate::Gpu(plan) => {
+                let (bound, gpu, arch) = (&built.bound, self.gpu, &self.arch);
+                let basis = forecast::of_kernel(plan, problem, bound, resources, gpu, arch, times).ok()?;
+                let (kernel, report) = (&basis.recorded.kernel, &basis.report);
+                let prediction = Some(&basis.prediction);
+                let evidence =
+                    Evidence::new(kernel, &report.counters, &report.traces, prediction, Some(resources));
+                let findings = json!(diagnose(&evidence));
+                Some((basis.prediction, findings))
+            }
+            Candidate::Kernel(_) => {
+                let (bound, kernel) = (&built.bound, &built.bound.kernel);
+                let report = study::record(bound, forecast::SKETCHED * times).ok()?;
+                let prediction =
+                    study::forecast(bound, &kernel.launch, &report.traces, resources, self.gpu).ok()?;
+                let counted = (&report.counters, &report.traces);
+                let evidence =
+                    Evidence::new(kernel, counted.0, counted.1, Some(&prediction), Some(resources));
+                let findings = json!(diagnose(&evidence));
+                Some((prediction, findings))
+            }
+            Candidate::Cpu(_) => None,
+        }
+    }
+
+    /// The gate in the emulator: of a plan on a small problem of the same kind, of someone else's kernel on the problem itself.
+    ///
+    /// # Errors
+    /// Why it could not even be judged.
+    pub fn prove(&self, candidate: &Candidate, problem: &Problem) -> Result<ProofFact, Rejection> {
+        let began = std::time::Instant::now();
+        let bound = match candidate {
+            Candidate::Gpu(plan) => {
+                let small = self.small(plan, problem);
+                let arch = Arch { multiprocessors: FEW, ..self.arch };
+                bind(plan, &small, &arch)
+                    .or_else(|_| bind(plan, problem, &self.arch))
+                    .map_err(|e| reject(Stage::Prove, "plan", e))?
+            }
+            _ => self.bound(candidate, problem)?,
+        };
+        let proof = prove(&bound, &Settings::quick()).map_err(|e| reject(Stage::Prove, "incomplete", e))?;
+        Ok(fact(Judge::Emulator, &proof, began.elapsed().as_secs_f64()))
+    }
+
+    /// A problem of the same head_dim, mask and dtype, with more tiles than one of rows and of keys, and ragged ends; the problem
+    /// itself where the plan computes nothing smaller.
+    pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
+        let (rows, keys) = extents(plan);
+        let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
+        let even = |seq: usize, tile: usize| seq.min(2 * tile.next_multiple_of(64));
+        let group = problem.group_size();
+        let with = |seq_q: usize, seq_kv: usize| {
+            let (heads_q, heads_kv) = if group > 1 { (group, 1) } else { (2, 2) };
+            Problem { batch: 1, heads_q, heads_kv, seq_q, seq_kv, ..problem.clone() }
+                .with_layout(Layout::Bhsd)
+        };
+        let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
+        let same = |n: usize| if seq_q == seq_kv { (n, n) } else { (n, seq_kv.min(n)) };
+        let (least_q, least_kv) = same(even(seq_q, rows.max(keys)));
+        let candidates = [
+            with(ragged(seq_q, rows, 1), ragged(seq_kv, keys, 2)),
+            with(ragged(seq_q, rows, 1), seq_kv.min(keys)),
+            with(least_q, least_kv),
+        ];
+        let fits = |small: &&Problem| small.check().is_ok() && plan.check(small, &self.arch).is_ok();
+        candidates.iter().find(fits).unwrap_or(problem).clone()
+    }
+}
+
+/// A proof as the ledger keeps it.
+pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
+    let hazards: Vec<Value> =
+        proof.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
+    ProofFact {
+        judge,
+        verdict: proof.verdict,
+        reasons: proof.reasons.clone(),
+        hazards: Value::Array(hazards),
+        error_rel: proof.error.map(|error| error.rel),
+        seconds,
+    }
+}
+
+/// The word that a verdict other than proven is counted under.
+pub const fn fault(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Proven => "proven",
+        Verdict::Incomplete => "incomplete",
+        Verdict::Refuted => "refuted",
+    }
+}
+
+/// What makes two kernels the same: their code and their launch.
+pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
+    let kernel = &bound.kernel;
+    let contract = format!("{:?} {:?} {:?}", kernel.launch, kernel.args, kernel.tensor_maps);
+    hash(&[code, contract.as_bytes()].concat())
+}
+
+/// Rows and keys of a tile.
+fn extents(plan: &Plan) -> (usize, usize) {
+    let (rows, keys) = match plan {
+        Plan::Mma(plan) => (plan.block_m, plan.block_n),
+        Plan::Wgmma(plan) => (plan.block_m() * plan.cluster, plan.block_n),
+        Plan::Small(plan) => (plan.rows(), plan.cluster_keys()),
+        Plan::Ladder { .. } => (32, 32),
+    };
+    (rows as usize, keys as usize)
+}
+
+/// A tile's shape as a niche's coordinate.
+fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
+    match candidate {
+        Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),
+        Candidate::Gpu(plan) => {
+            let (rows, keys) = extents(plan);
+            format!("{rows}x{keys}")
+        }
+        _ => format!("{} threads", kernel.launch.block.count()),
+    }
+}
+
+/// A unit variant's name.
+fn word(value: Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}

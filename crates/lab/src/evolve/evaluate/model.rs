@@ -1,0 +1,218 @@
+//! A machine that is not at hand: kernels are built and proven here, and their times are the time model's. Every such time is marked
+//! as predicted, with the interval that the model states, so a difference smaller than what the model knows is undecided.
+
+use std::collections::HashMap;
+
+use emu::model::Gpu;
+use kernels::select::Shape;
+
+use super::kernel::Bench;
+use super::{Evaluator, Look};
+use crate::bench::SpeedVerdict;
+use crate::evolve::{Candidate, Finding, Stage, Task};
+use crate::ledger::{Against, Environment, MeasurementFact, Rejection, TimeKind, Trial};
+
+/// How many times as many CTAs a prediction is made from as a screening's.
+const CLOSER: u64 = 2;
+/// Predictions that are remembered: an incumbent is raced against again and again.
+const REMEMBERED: usize = 64;
+
+/// Evaluates for a machine of the time model's table.
+pub struct Model {
+    bench: Bench,
+    known: HashMap<(String, Shape), [f64; 3]>,
+}
+
+impl Model {
+    /// For a machine; `None` where no kernel is made for its architecture.
+    pub fn of(gpu: &'static Gpu) -> Option<Model> {
+        Some(Model { bench: Bench::of(gpu)?, known: HashMap::new() })
+    }
+
+    /// What builds and proves.
+    pub const fn bench(&self) -> &Bench {
+        &self.bench
+    }
+
+    /// The time of a candidate: low, expected, high, µs.
+    fn time(&mut self, candidate: &Candidate, shape: &Shape) -> Result<[f64; 3], Rejection> {
+        let key = (candidate.hash(), *shape);
+        if let Some(known) = self.known.get(&key) {
+            return Ok(*known);
+        }
+        let problem = shape.problem();
+        let built = self.bench.build(candidate, &problem)?;
+        let (prediction, _) =
+            self.bench.predict(candidate, &problem, &built, CLOSER).ok_or_else(|| Rejection {
+                stage: Stage::Microbench,
+                reason: "no_prediction".to_owned(),
+                detail: format!("the time model cannot replay it on {}", self.bench.gpu.name),
+            })?;
+        let time = [prediction.us_low, prediction.us, prediction.us_high];
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(key, time);
+        Ok(time)
+    }
+
+    fn timed(&mut self, task: &Task, trial: Trial) -> Result<Finding, Rejection> {
+        let at = |rejection: Rejection| Rejection { stage: task.stage, ..rejection };
+        let [low_us, us, high_us] = self.time(&task.subject, &task.problem).map_err(at)?;
+        let against = match &task.incumbent {
+            Some((id, incumbent)) if trial != Trial::Microbench => {
+                let [_, theirs, _] = self.time(incumbent, &task.problem).map_err(at)?;
+                Some(compare(*id, theirs, [low_us, us, high_us]))
+            }
+            _ => None,
+        };
+        let kind = TimeKind::Predicted;
+        let (samples, problem) = (vec![us], task.problem);
+        let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
+        Ok(Finding::Timed { proof: None, measurement })
+    }
+}
+
+/// A race of predictions. What the model states for one kernel's time is taken for the ratio of two: constants that are off for both
+/// cancel, and what is left of two kernels' own errors is about one's (the forecasts' scatter over held-out plans says so).
+fn compare(incumbent: crate::ledger::CandidateId, theirs: f64, ours: [f64; 3]) -> Against {
+    let [low_us, us, high_us] = ours;
+    let ratio = theirs / us;
+    let (low, high) = (ratio * low_us / us, ratio * high_us / us);
+    let verdict = match () {
+        () if low > 1.0 => SpeedVerdict::Faster,
+        () if high < 1.0 => SpeedVerdict::Slower,
+        () => SpeedVerdict::Undecided,
+    };
+    Against { incumbent, ratio, low, high, noise: high / ratio, verdict }
+}
+
+impl Evaluator for Model {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let problem = task.problem.problem();
+        let finding = match task.stage {
+            Stage::Screen => self.bench.screen(&task.subject, &problem)?,
+            Stage::Prove => Finding::Judged(self.bench.prove(&task.subject, &problem)?),
+            Stage::Microbench => self.timed(task, Trial::Microbench)?,
+            Stage::Race => self.timed(task, Trial::Race)?,
+            Stage::HeldOut => self.timed(task, Trial::HeldOut)?,
+            Stage::Propose => {
+                let (reason, detail) = ("proposer".to_owned(), "no proposer is given".to_owned());
+                return Err(Rejection { stage: Stage::Propose, reason, detail });
+            }
+        };
+        Ok(Look::without_device(finding))
+    }
+
+    fn environment(&self) -> Environment {
+        let commit = env!("FLASHCORE_COMMIT");
+        Environment {
+            device: self.bench.gpu.name.to_owned(),
+            driver: "time model".to_owned(),
+            compiler: self.bench.ptxas.as_ref().map_or_else(
+                || "none: registers are estimated".to_owned(),
+                |ptxas| format!("ptxas {}", ptxas.version()),
+            ),
+            commit: (!commit.is_empty()).then(|| commit.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::model::machine::H200;
+    use kernels::ladder::RungPlan;
+    use kernels::{Arch, Family, Plan};
+    use problem::{DType, Mask, Problem};
+
+    use super::*;
+    use crate::evolve::Target;
+    use crate::gate::Verdict;
+    use crate::ledger::CandidateId;
+
+    fn task(stage: Stage, problem: &Problem, plan: Plan) -> Task {
+        Task {
+            candidate: CandidateId(7),
+            stage,
+            target: Target::Model { machine: "h200".into() },
+            problem: Shape::of(problem),
+            subject: Candidate::Gpu(plan),
+            incumbent: None,
+            seconds: 0.1,
+        }
+    }
+
+    #[test]
+    fn every_family_is_screened_proven_and_predicted() {
+        let mut model = Model::of(&H200).unwrap();
+        let problem = Problem::new(1, 2, 256, 64, DType::F16).with_mask(Mask::Causal);
+        for family in Family::ALL {
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let screened = model.evaluate(&task(Stage::Screen, &problem, plan.clone()));
+            let Finding::Screened { screening, predicted_us: Some([low, us, high]), .. } = screened.finding
+            else {
+                panic!("{:?}", screened.finding)
+            };
+            assert!(low < us && us < high && screening.registers.is_some(), "{screening:?}");
+            assert!(screening.tile.unwrap().contains('x') && !screening.bound.unwrap().is_empty());
+            let judged = model.evaluate(&task(Stage::Prove, &problem, plan.clone()));
+            assert!(
+                matches!(&judged.finding, Finding::Judged(proof) if proof.verdict == Verdict::Proven),
+                "{judged:?}"
+            );
+            let timed = model.evaluate(&task(Stage::Microbench, &problem, plan));
+            let Finding::Timed { measurement, .. } = timed.finding else { panic!("{:?}", timed.finding) };
+            assert_eq!((measurement.kind, measurement.trial), (TimeKind::Predicted, Trial::Microbench));
+        }
+    }
+
+    /// A plan against itself is undecided, and one that takes several times as long is slower.
+    #[test]
+    fn races_of_predictions_know_their_doubt() {
+        let mut model = Model::of(&H200).unwrap();
+        let problem = Problem::new(1, 2, 256, 64, DType::F16);
+        let mma = Family::Mma.default_for(&problem, &Arch::SM_90).unwrap();
+        let slow = Plan::Ladder { rung: RungPlan::Phase4 };
+        let mut race = |ours: &Plan, theirs: &Plan| {
+            let incumbent = Some((CandidateId(1), Candidate::Gpu(theirs.clone())));
+            let outcome = model.evaluate(&Task { incumbent, ..task(Stage::Race, &problem, ours.clone()) });
+            match outcome.finding {
+                Finding::Timed { measurement, .. } => measurement.against.unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let same = race(&mma, &mma);
+        assert_eq!((same.ratio, same.verdict), (1.0, SpeedVerdict::Undecided));
+        assert_eq!(race(&mma, &slow).verdict, SpeedVerdict::Faster);
+        assert_eq!(race(&slow, &mma).verdict, SpeedVerdict::Slower);
+    }
+
+    #[test]
+    fn what_cannot_be_built_or_is_wrong_says_why() {
+        let mut model = Model::of(&H200).unwrap();
+        let problem = Problem::new(1, 2, 128, 64, DType::F16);
+        let racy = task(Stage::Prove, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
+        let Finding::Judged(proof) = model.evaluate(&racy).finding else { panic!("judged") };
+        assert_eq!(proof.verdict, Verdict::Refuted);
+        assert!(!proof.reasons.is_empty() && proof.hazards[0]["kind"] == "race", "{proof:?}");
+        let other = Problem::new(1, 2, 128, 96, DType::F16);
+        let unfit = task(Stage::Screen, &other, Plan::Ladder { rung: RungPlan::Phase4 });
+        let Finding::Rejected(rejection) = model.evaluate(&unfit).finding else { panic!("rejected") };
+        assert_eq!(rejection.reason, "plan");
+        assert!(rejection.detail.contains("head_dim"), "{}", rejection.detail);
+    }
+
+    /// The problem that a plan is proven on is small, of the same kind, and has ends that tiles do not fill.
+    #[test]
+    fn proofs_are_of_small_problems() {
+        let model = Model::of(&H200).unwrap();
+        let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal);
+        for family in Family::ALL {
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let small = model.bench().small(&plan, &problem);
+            assert_eq!((small.head_dim, small.mask, small.dtype), (128, Mask::Causal, DType::Bf16));
+            assert!(small.flops() < problem.flops() / 500.0, "{family:?} {small:?}");
+            assert!(!small.seq_q.is_multiple_of(16), "{family:?} {small:?}");
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! Everything known of one problem's candidates: a fold over the ledger's facts, the same whether they come as they happen or are
+//! read again after a crash.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kernels::select::Shape;
+use serde_json::Value;
+
+use super::bandit::{Bandit, Operator};
+use super::candidate::Candidate;
+use super::cascade;
+use super::insight::Insights;
+use super::niches::{Entry, Niche, Niches};
+use super::space::family;
+use super::task::{Finding, Outcome, Stage};
+use crate::bench::SpeedVerdict;
+use crate::ledger::{Against, Arm, CandidateId, NewCandidate, Rejection, Screening, TimeKind};
+
+/// Where a candidate stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The next stage can be asked for.
+    Ready(Stage),
+    /// One of a draw of which the model's best go on, once all are screened.
+    Held,
+    /// It has a time.
+    Timed,
+    /// It went no further.
+    Dead,
+}
+
+/// A time to rank by, µs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Time {
+    /// Lower end of its interval.
+    pub low: f64,
+    /// Expected.
+    pub us: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// A candidate with all that is known of it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its number.
+    pub id: CandidateId,
+    /// What it computes.
+    pub problem: Shape,
+    /// What is run.
+    pub candidate: Candidate,
+    /// Of it.
+    pub hash: String,
+    /// Why it is in the run.
+    pub arm: Arm,
+    /// How it was made.
+    pub operator: String,
+    /// From what.
+    pub parents: Vec<CandidateId>,
+    /// What differs from the first of these.
+    pub changes: Value,
+    /// Where it stands.
+    pub place: Place,
+    /// What it is.
+    pub screening: Option<Screening>,
+    /// What it is expected to take: low, expected, high, µs.
+    pub predicted: Option<[f64; 3]>,
+    /// What slows it down.
+    pub findings: Value,
+    /// What it took.
+    pub time: Option<Time>,
+    /// Whether that was measured.
+    pub kind: Option<TimeKind>,
+    /// How its race against the baseline ended.
+    pub race: Option<Against>,
+    /// How races on other problems ended; `None` where there was none, because it does not compute them or was wrong there.
+    pub held_out: BTreeMap<String, Option<Against>>,
+    /// Why it died.
+    pub rejection: Option<Rejection>,
+    /// The candidate that is the same kernel.
+    pub same_as: Option<CandidateId>,
+}
+
+impl Member {
+    /// A new candidate.
+    pub fn new(id: CandidateId, new: &NewCandidate) -> Member {
+        Member {
+            id,
+            problem: new.problem,
+            candidate: new.candidate.clone(),
+            hash: new.candidate.hash(),
+            arm: new.arm,
+            operator: new.operator.clone(),
+            parents: new.parents.clone(),
+            changes: new.changes.clone(),
+            place: Place::Ready(Stage::Screen),
+            screening: None,
+            predicted: None,
+            findings: Value::Null,
+            time: None,
+            kind: None,
+            race: None,
+            held_out: BTreeMap::new(),
+            rejection: None,
+            same_as: None,
+        }
+    }
+
+    /// Whether the budget counts it: what is compared with does not.
+    pub fn counts(&self) -> bool {
+        matches!(self.arm, Arm::Evolution | Arm::Random)
+    }
+
+    /// Whether it is on its way.
+    pub fn is_open(&self) -> bool {
+        matches!(self.place, Place::Ready(_))
+    }
+
+    /// Whether it may be used as a parent or win: it has a time and nothing is wrong with it.
+    pub fn is_fit(&self) -> bool {
+        self.time.is_some() && self.place == Place::Timed
+    }
+
+    /// Whether its time counts: it is right, even if it lost its race.
+    pub fn is_timed(&self) -> bool {
+        self.is_fit() || self.time.is_some() && self.race.is_some()
+    }
+
+    /// Expected first, to be proven or timed before others.
+    pub fn expected_us(&self) -> f64 {
+        self.time.map(|time| time.us).or(self.predicted.map(|p| p[1])).unwrap_or(f64::INFINITY)
+    }
+
+    fn niche(&self) -> Niche {
+        let of = |text: Option<&String>| text.cloned().unwrap_or_else(|| "unknown".to_owned());
+        let screening = self.screening.as_ref();
+        (of(screening.and_then(|s| s.bound.as_ref())), of(screening.and_then(|s| s.tile.as_ref())))
+    }
+}
+
+/// Candidates of one problem.
+#[derive(Clone, Debug)]
+pub struct Population {
+    /// The problem.
+    pub problem: Shape,
+    /// In the order of their numbers.
+    pub members: BTreeMap<CandidateId, Member>,
+    /// The elites of the evolution's own.
+    pub niches: Niches,
+    /// Who gets the next candidate.
+    pub bandit: Bandit,
+    /// What is to be beaten.
+    pub baseline: Option<CandidateId>,
+    /// The baseline as if it were new.
+    pub control: Option<CandidateId>,
+    /// The evolution's fastest by its short timing.
+    pub best: Option<CandidateId>,
+    /// Times of the evolution's candidates in the order in which they became known, µs.
+    pub curve: Vec<f64>,
+    plans: HashMap<String, CandidateId>,
+    kernels: HashMap<String, CandidateId>,
+    draws: usize,
+}
+
+/// What an operator earns for a candidate that is ...
+mod reward {
+    /// ... the fastest so far,
+    pub const BEST: f64 = 1.0;
+    /// the first or the fastest of its niche,
+    pub const ELITE: f64 = 0.4;
+    /// faster than its parent.
+    pub const BETTER: f64 = 0.2;
+}
+
+impl Population {
+    /// Nobody yet; the best of `draws` blind draws are picked by the model.
+    pub fn new(problem: Shape, draws: usize) -> Population {
+        Population {
+            problem,
+            members: BTreeMap::new(),
+            niches: Niches::default(),
+            bandit: Bandit::default(),
+            baseline: None,
+            control: None,
+            best: None,
+            curve: Vec::new(),
+            plans: HashMap::new(),
+            kernels: HashMap::new(),
+            draws,
+        }
+    }
+
+    /// Whether a candidate of this plan was made already.
+    pub fn knows(&self, candidate: &Candidate) -> Option<CandidateId> {
+        self.plans.get(&candidate.hash()).copied()
+    }
+
+    /// Candidates that the budget counts, of one arm.
+    pub fn made(&self, arm: Arm) -> usize {
+        self.members.values().filter(|m| m.arm == arm).count()
+    }
+
+    /// Candidates on their way.
+    pub fn open(&self) -> usize {
+        self.members.values().filter(|m| m.is_open()).count()
+    }
+
+    /// The baseline, once it has a time.
+    pub fn baseline_us(&self) -> Option<f64> {
+        Some(self.members.get(&self.baseline?)?.time?.us)
+    }
+
+    /// A candidate joins. What a blind draw repeats dies at once, and is counted.
+    pub fn admit(&mut self, id: CandidateId, new: &NewCandidate) -> Option<Rejection> {
+        let mut member = Member::new(id, new);
+        let known = self.plans.get(&member.hash).copied();
+        let mut rejection = None;
+        match new.arm {
+            Arm::Baseline if new.problem == self.problem && self.baseline.is_none() => {
+                self.baseline = Some(id)
+            }
+            Arm::Control => self.control = Some(id),
+            Arm::Evolution | Arm::Random => {
+                if let Some(first) = known {
+                    rejection = Some(member.repeats(first, Stage::Screen));
+                }
+            }
+            // Compared with at the end only.
+            Arm::Baseline => member.place = Place::Timed,
+        }
+        if let Some(operator) = Operator::of(&new.operator) {
+            self.bandit.pulled(id.0, operator);
+        }
+        self.plans.entry(member.hash.clone()).or_insert(id);
+        self.members.insert(id, member);
+        rejection
+    }
+
+    /// Takes in an answer: who dies of it, and why.
+    pub fn learn(&mut self, outcome: &Outcome, insights: &mut Insights) -> Vec<(CandidateId, Rejection)> {
+        let id = outcome.candidate;
+        let mut died = Vec::new();
+        if !self.members.contains_key(&id) {
+            return died;
+        }
+        match &outcome.finding {
+            Finding::Rejected(_) if outcome.stage == Stage::HeldOut => {
+                self.note_held_out(id, &outcome.problem, None);
+            }
+            // It is in the ledger with the outcome.
+            Finding::Rejected(rejection) => self.kill(id, rejection.clone()),
+            Finding::Screened { screening, predicted_us, findings } => {
+                if let Some(member) = self.members.get_mut(&id) {
+                    member.screening = Some(screening.clone());
+                    member.predicted = *predicted_us;
+                    member.findings = findings.clone();
+                }
+                died.extend(self.after_screening(id));
+            }
+            Finding::Judged(proof) => match cascade::judged(proof, Stage::Prove) {
+                Some(rejection) => died.push((id, rejection)),
+                None => self.place(id, Place::Ready(Stage::Microbench)),
+            },
+            Finding::Timed { proof, measurement } => {
+                let wrong = proof.as_ref().and_then(|proof| cascade::judged(proof, outcome.stage));
+                match (outcome.stage, wrong) {
+                    (Stage::HeldOut, wrong) => {
+                        let against = measurement.against.filter(|_| wrong.is_none());
+                        self.note_held_out(id, &outcome.problem, against);
+                    }
+                    (_, Some(rejection)) => died.push((id, rejection)),
+                    (Stage::Race, None) => died.extend(self.after_race(id, measurement.against)),
+                    (_, None) => {
+                        let time = self.time_of(measurement);
+                        self.after_timing(id, time, measurement.kind, insights);
+                    }
+                }
+            }
+        }
+        for (id, rejection) in &died {
+            self.kill(*id, rejection.clone());
+        }
+        died
+    }
+
+    /// A candidate dies.
+    pub fn kill(&mut self, id: CandidateId, rejection: Rejection) {
+        self.niches.leave(id);
+        if let Some(member) = self.members.get_mut(&id) {
+            member.place = Place::Dead;
+            member.rejection = Some(rejection);
+        }
+        if self.best == Some(id) {
+            let fit = self.members.values().filter(|m| m.arm == Arm::Evolution && m.is_fit());
+            self.best = fit.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us())).map(|m| m.id);
+        }
+    }
+
+    fn place(&mut self, id: CandidateId, place: Place) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.place = place;
+        }
+    }
+
+    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, against: Option<Against>) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.held_out.insert(key(problem), against);
+        }
+    }
+
+    /// Identity, spills, the model's word; then the gate.
+    fn after_screening(&mut self, id: CandidateId) -> Vec<(CandidateId, Rejection)> {
+        let Some(member) = self.members.get(&id) else { return Vec::new() };
+        let is_drawn = member.operator == cascade::DRAWN;
+        let mut died = Vec::new();
+        let hashes =
+            member.screening.iter().flat_map(|s| [Some(s.ptx_hash.clone()), s.sass_hash.clone()]).flatten();
+        let hashes: Vec<String> = hashes.collect();
+        let first =
+            hashes.iter().find_map(|hash| self.kernels.get(hash).copied()).filter(|first| *first != id);
+        let rejection = match first {
+            Some(first) if member.counts() => {
+                self.members.get_mut(&id).map(|m| m.repeats(first, Stage::Screen))
+            }
+            _ if member.counts() => cascade::screened(member, self.standard()),
+            _ => None,
+        };
+        for hash in hashes {
+            self.kernels.entry(hash).or_insert(id);
+        }
+        match rejection {
+            Some(rejection) => {
+                // At once, so that it is none of those drawn.
+                self.kill(id, rejection.clone());
+                died.push((id, rejection));
+            }
+            None if is_drawn => self.place(id, Place::Held),
+            None => self.place(id, Place::Ready(Stage::Prove)),
+        }
+        if is_drawn {
+            died.extend(self.pick_of_draw());
+        }
+        died
+    }
+
+    /// Once all of a draw are screened, the model's best go on.
+    fn pick_of_draw(&mut self) -> Vec<(CandidateId, Rejection)> {
+        let done = |m: &&Member| m.operator == cascade::DRAWN && m.place != Place::Ready(Stage::Screen);
+        if self.members.values().filter(done).count() < self.draws {
+            return Vec::new();
+        }
+        let mut held: Vec<(CandidateId, f64)> = self
+            .members
+            .values()
+            .filter(|m| m.place == Place::Held)
+            .map(|m| (m.id, m.expected_us()))
+            .collect();
+        held.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let mut died = Vec::new();
+        for (rank, (id, _)) in held.into_iter().enumerate() {
+            if rank < cascade::PICKED {
+                self.place(id, Place::Ready(Stage::Prove));
+            } else {
+                died.push((id, cascade::not_picked(rank)));
+            }
+        }
+        died
+    }
+
+    /// What predictions are held against: that of the fastest known, or of the baseline.
+    fn standard(&self) -> Option<[f64; 3]> {
+        let of = |id: CandidateId| self.members.get(&id).and_then(|m| m.predicted);
+        let fit = self.members.values().filter(|m| m.is_fit());
+        let fastest =
+            fit.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us())).and_then(|m| m.predicted);
+        fastest.or_else(|| self.baseline.and_then(of))
+    }
+
+    /// A short timing to rank by: where it was taken beside the baseline, that one's time over the ratio, so that what slowed both is
+    /// no candidate's fault.
+    fn time_of(&self, measurement: &crate::ledger::MeasurementFact) -> Time {
+        match (measurement.against, self.baseline_us()) {
+            (Some(against), Some(us)) if against.ratio > 0.0 => {
+                let over = |ratio: f64| if ratio > 0.0 { us / ratio } else { f64::INFINITY };
+                Time { low: over(against.high), us: over(against.ratio), high: over(against.low) }
+            }
+            _ => Time { low: measurement.low_us, us: measurement.us, high: measurement.high_us },
+        }
+    }
+
+    fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, insights: &mut Insights) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        (member.time, member.kind, member.place) = (Some(time), Some(kind), Place::Timed);
+        let member = member.clone();
+        if member.arm == Arm::Random || member.arm == Arm::Control {
+            return;
+        }
+        let parent = member.parents.first().and_then(|parent| self.members.get(parent));
+        let parent_us = parent.and_then(|parent| Some(parent.time?.us));
+        if let Some(parent_us) = parent_us {
+            insights.learn(family(&member.candidate), &member.changes, parent_us, time.us);
+        }
+        let entry = self.niches.enter(member.niche(), id, time.us);
+        let best_us = self.best.and_then(|best| self.members.get(&best)).map(Member::expected_us);
+        let is_best = best_us.is_none_or(|best| time.us < best);
+        if member.arm == Arm::Baseline {
+            return;
+        }
+        self.curve.push(time.us);
+        if is_best {
+            self.best = Some(id);
+        }
+        // Below the baseline everything is better than nothing; a new best must beat that, too.
+        let beats = self.baseline_us().is_none_or(|us| time.us < us);
+        let earned = match () {
+            () if is_best && beats => reward::BEST,
+            () if entry != Entry::None => reward::ELITE,
+            () if parent_us.is_some_and(|parent| time.us < parent) => reward::BETTER,
+            () => 0.0,
+        };
+        self.bandit.earned(id.0, earned);
+    }
+
+    fn after_race(&mut self, id: CandidateId, against: Option<Against>) -> Vec<(CandidateId, Rejection)> {
+        let Some(member) = self.members.get_mut(&id) else { return Vec::new() };
+        member.race = against;
+        let lost = against.filter(|a| a.verdict == SpeedVerdict::Slower && member.counts());
+        lost.map(|against| (id, cascade::lost(&against))).into_iter().collect()
+    }
+
+    /// The times of one arm's draws, in order: a repeated kernel has the time of the first. `None` of those that died.
+    pub fn times(&self, arm: Arm) -> Vec<Option<f64>> {
+        let of = |m: &Member| {
+            let first = m.same_as.and_then(|first| self.members.get(&first));
+            first.unwrap_or(m).time.map(|time| time.us)
+        };
+        self.members.values().filter(|m| m.arm == arm).map(of).collect()
+    }
+
+    /// The fastest of an arm, repeated kernels counted as those that they repeat.
+    pub fn best_of(&self, arm: Arm) -> Option<&Member> {
+        let own = self.members.values().filter(|m| m.arm == arm);
+        let first = own.filter_map(|m| self.members.get(&m.same_as.unwrap_or(m.id)));
+        first.filter(|m| m.is_timed()).min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
+    }
+}
+
+impl Member {
+    /// It is what another one is.
+    fn repeats(&mut self, first: CandidateId, stage: Stage) -> Rejection {
+        let rejection = cascade::identical(first, stage);
+        self.same_as = Some(first);
+        self.place = Place::Dead;
+        self.rejection = Some(rejection.clone());
+        rejection
+    }
+}
+
+/// A problem as a key.
+pub fn key(problem: &Shape) -> String {
+    serde_json::json!(problem).to_string()
+}

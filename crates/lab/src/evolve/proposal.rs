@@ -1,0 +1,66 @@
+//! What a proposer is told: everything that a person would want to know before writing a better kernel.
+
+use serde_json::{Value, json};
+
+use super::candidate::Candidate;
+use super::engine::Evolution;
+use super::finals;
+use super::population::Member;
+use super::space::family;
+use crate::gate::bind;
+use crate::ledger::Arm;
+
+/// The latest candidates that are told of.
+const HISTORY: usize = 20;
+/// Insights that are told of.
+const INSIGHTS: usize = 12;
+
+/// Problem, device, incumbent with its source, findings, insights, history.
+pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
+    let search = &evolution.searches[case];
+    let population = &search.population;
+    let config = &evolution.config;
+    let baseline = population.baseline.and_then(|id| population.members.get(&id));
+    let incumbent = finals::best(population).or(baseline);
+    let helped = incumbent.map(|m| evolution.insights.helped(family(&m.candidate))).unwrap_or_default();
+    let insights: Vec<Value> = helped
+        .into_iter()
+        .take(INSIGHTS)
+        .map(|(gene, value, gain)| json!({ "gene": gene, "value": value, "gain": gain.exp() }))
+        .collect();
+    let counted = population.members.values().filter(|m| m.arm != Arm::Control).rev().take(HISTORY);
+    json!({
+        "problem": population.problem,
+        "target": config.target,
+        "device": config.device,
+        "arch": config.arch,
+        "incumbent": incumbent.map(|member| shown(evolution, member)),
+        "findings": incumbent.map(|member| &member.findings),
+        "insights": insights,
+        "history": counted.map(line).collect::<Vec<_>>(),
+    })
+}
+
+/// The incumbent: a plan with the kernel that it makes, and the launch file with which its text can come back.
+fn shown(evolution: &Evolution, member: &Member) -> Value {
+    let (source, launch) = match (&member.candidate, evolution.config.arch) {
+        (Candidate::Gpu(plan), Some(arch)) => {
+            let bound = bind(plan, &member.problem.problem(), &arch).ok();
+            let text = bound.as_ref().map(|bound| bound.kernel.module.to_string());
+            (text, bound.and_then(|bound| bound.launch_file()))
+        }
+        (Candidate::Kernel(source), _) => (Some(source.text.clone()), Some(source.launch.clone())),
+        _ => (None, None),
+    };
+    let us = member.time.map(|time| time.us);
+    json!({ "candidate": member.candidate, "us": us, "source": source, "launch": launch })
+}
+
+fn line(member: &Member) -> Value {
+    json!({
+        "candidate": member.candidate,
+        "operator": member.operator,
+        "us": member.time.map(|time| time.us),
+        "rejection": member.rejection,
+    })
+}

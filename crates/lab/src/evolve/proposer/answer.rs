@@ -1,0 +1,121 @@
+//! What a proposer may answer.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::evolve::candidate::{Candidate, Language, Source};
+
+/// A proposer's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Proposal {
+    /// What is to be tried.
+    pub candidate: Candidate,
+    /// Why it should be faster, in the proposer's words.
+    pub hypothesis: Option<String>,
+    /// What it should take, µs.
+    pub predicted_us: Option<f64>,
+}
+
+/// The object as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    plan: Option<Value>,
+    cpu_plan: Option<Value>,
+    ptx: Option<String>,
+    cuda: Option<String>,
+    launch: Option<String>,
+    hypothesis: Option<String>,
+    predicted_us: Option<f64>,
+}
+
+/// Why an answer is none.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// Not an object of these.
+    #[error(
+        "its answer is not what it may be: {0}; accepted: one JSON object with plan, cpu_plan, or ptx or cuda with launch"
+    )]
+    Form(serde_json::Error),
+    /// Not a plan.
+    #[error(
+        "its plan is none: {0}; accepted: an object with the family and each of its genes, as the incumbent's"
+    )]
+    Plan(serde_json::Error),
+    /// None or several candidates.
+    #[error(
+        "its answer has {found}; accepted: one of plan, cpu_plan, ptx and cuda, and launch with the last two alone"
+    )]
+    Candidates {
+        /// What there is.
+        found: String,
+    },
+    /// A time that is none.
+    #[error("predicted_us = {0}; accepted: a finite number above 0")]
+    Time(f64),
+}
+
+impl Proposal {
+    /// The proposal that a text is.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Proposal, AnswerError> {
+        let raw: Raw = serde_json::from_str(text).map_err(AnswerError::Form)?;
+        let source = |language, text, launch| Candidate::Kernel(Source { language, text, launch });
+        let candidate = match (raw.plan, raw.cpu_plan, raw.ptx, raw.cuda, raw.launch) {
+            (Some(plan), None, None, None, None) => {
+                Candidate::Gpu(serde_json::from_value(plan).map_err(AnswerError::Plan)?)
+            }
+            (None, Some(plan), None, None, None) => {
+                Candidate::Cpu(serde_json::from_value(plan).map_err(AnswerError::Plan)?)
+            }
+            (None, None, Some(text), None, Some(launch)) => source(Language::Ptx, text, launch),
+            (None, None, None, Some(text), Some(launch)) => source(Language::Cuda, text, launch),
+            (plan, cpu_plan, ptx, cuda, launch) => {
+                let there = [
+                    ("plan", plan.is_some()),
+                    ("cpu_plan", cpu_plan.is_some()),
+                    ("ptx", ptx.is_some()),
+                    ("cuda", cuda.is_some()),
+                    ("launch", launch.is_some()),
+                ];
+                let names: Vec<&str> = there.iter().filter(|(_, is)| *is).map(|(name, _)| *name).collect();
+                let found = if names.is_empty() { "none of them".to_owned() } else { names.join(", ") };
+                return Err(AnswerError::Candidates { found });
+            }
+        };
+        if let Some(us) = raw.predicted_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
+            return Err(AnswerError::Time(us));
+        }
+        Ok(Proposal { candidate, hypothesis: raw.hypothesis, predicted_us: raw.predicted_us })
+    }
+}
+
+/// A candidate as an answer.
+pub(super) fn of(candidate: &Candidate) -> Value {
+    match candidate {
+        Candidate::Gpu(plan) => json!({ "plan": plan }),
+        Candidate::Cpu(plan) => json!({ "cpu_plan": plan }),
+        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+            json!({ "ptx": text, "launch": launch })
+        }
+        Candidate::Kernel(Source { language: Language::Cuda, text, launch }) => {
+            json!({ "cuda": text, "launch": launch })
+        }
+    }
+}
+
+/// How answers look, for the proposer.
+pub(super) fn help() -> Value {
+    json!({
+        "accepted": "one JSON object on standard output, with one of plan, cpu_plan, ptx or cuda",
+        "plan": "a plan of a GPU kernel: the family and each of its genes, as in incumbent.candidate.gpu",
+        "cpu_plan": "a plan of the native kernels, as in incumbent.candidate.cpu",
+        "ptx": "a whole kernel as PTX; needs launch",
+        "cuda": "a whole kernel as CUDA C++ (extern \"C\" __global__); needs launch",
+        "launch": crate::launchfile::FORMAT,
+        "hypothesis": "optional: why it should be faster, in words",
+        "predicted_us": "optional: what it should take, µs",
+    })
+}

@@ -1,0 +1,100 @@
+//! Candidates from outside: a program that reads what is known on its standard input and answers with a plan or a whole kernel.
+//!
+//! The program may be anything, a script or a client of a language model, and it may do anything wrong: it runs with limits, in a
+//! process group that ends with it, and what it answers is judged like every other candidate. `docs/proposers.md` tells its
+//! author what it is given and what it may answer.
+
+mod answer;
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::candidate::Candidate;
+use super::children::{Confinement, Limits, run};
+use super::task::Stage;
+use crate::ledger::Rejection;
+pub use answer::Proposal;
+
+/// What a proposer may take unless its caller says otherwise: a model that is asked over a network needs minutes.
+pub const LIMITS: Limits =
+    Limits { wall: Duration::from_secs(300), cpu_seconds: 120, memory: 8 << 30, output: 16 << 20 };
+
+/// Characters of an answer that a rejection quotes.
+const QUOTED: usize = 300;
+
+/// A program that proposes candidates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Proposer {
+    /// A line of the shell.
+    line: String,
+    limits: Limits,
+}
+
+impl Proposer {
+    /// The program that a line of the shell runs, as in `python3 examples/proposer.py`.
+    pub fn new(line: &str, limits: Limits) -> Proposer {
+        Proposer { line: line.to_owned(), limits }
+    }
+
+    /// Asks it. `brief` is an object: what is to be made faster, where, and what is known of it. How answers look is added.
+    ///
+    /// # Errors
+    /// Why there is no candidate: it hangs, crashes, says too much or nothing that is one. What is wrong with a candidate
+    /// itself shows when it is evaluated.
+    pub fn propose(&self, brief: &Value) -> Result<Proposal, Rejection> {
+        let mut brief = brief.clone();
+        if let Some(object) = brief.as_object_mut() {
+            object.insert("answers".to_owned(), answer::help());
+        }
+        let said =
+            run(&self.line, format!("{brief}\n").into_bytes(), &self.limits).map_err(
+                |fault| match fault {
+                    Confinement::Time(_) => rejection("hangs", fault),
+                    Confinement::Start(_) | Confinement::Memory { .. } | Confinement::Output(_) => {
+                        rejection("proposer", fault)
+                    }
+                },
+            )?;
+        if !said.status.success() {
+            let detail = format!("it ended with {}: {}", said.status, end(&said.complaint));
+            return Err(rejection("proposer", detail));
+        }
+        let text = String::from_utf8(said.output).map_err(|error| {
+            rejection(
+                "proposer",
+                format!("its answer is no text: {error}; accepted: one JSON object in UTF-8"),
+            )
+        })?;
+        Proposal::parse(&text)
+            .map_err(|error| rejection("proposer", format!("{error}; it answered {:?}", quoted(text.trim()))))
+    }
+}
+
+fn rejection(reason: &str, detail: impl ToString) -> Rejection {
+    Rejection { stage: Stage::Propose, reason: reason.to_owned(), detail: detail.to_string() }
+}
+
+/// The beginning of a text.
+fn quoted(text: &str) -> String {
+    let mut begin: String = text.chars().take(QUOTED).collect();
+    if begin.len() < text.len() {
+        begin.push('…');
+    }
+    begin
+}
+
+/// The end of a text, where a traceback says what is wrong.
+fn end(text: &str) -> String {
+    let skipped = text.chars().count().saturating_sub(QUOTED);
+    let kept: String = text.chars().skip(skipped).collect();
+    if skipped > 0 { format!("…{kept}") } else { kept }
+}
+
+/// A candidate as a proposer would answer with it.
+pub fn as_answer(candidate: &Candidate) -> Value {
+    answer::of(candidate)
+}
+
+#[cfg(test)]
+mod tests;

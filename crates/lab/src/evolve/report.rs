@@ -1,0 +1,261 @@
+//! What a run came to, as one JSON object, and how it stands while it runs.
+
+use std::collections::BTreeMap;
+
+use kernels::Plan;
+use kernels::select::{Kind, TunedRow};
+use serde_json::{Value, json};
+
+use super::advice;
+use super::candidate::Candidate;
+use super::engine::{Evolution, words};
+use super::finals;
+use super::population::{Member, Population};
+use crate::bench::SpeedVerdict;
+use crate::forecast::Fit;
+use crate::ledger::{Against, Arm, Environment, TimeKind};
+
+/// How a run stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// Candidates of both arms.
+    pub candidates: usize,
+    /// Those that went no further.
+    pub rejected: usize,
+    /// Tasks under way.
+    pub under_way: usize,
+    /// Of the first problem that has one: the best time so far, µs, and how many times as fast as the baseline that is.
+    pub best: Option<(f64, f64)>,
+    /// Of the best blind draw, likewise.
+    pub random: Option<(f64, f64)>,
+    /// Candidates that it may come to.
+    pub budget: Option<usize>,
+}
+
+/// What the evolution gained over blind draws.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Gain {
+    /// Time of the best blind draw over that of the evolution's best.
+    pub ratio: f64,
+    /// Lower end of its 95 % interval.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// Who was better.
+    pub verdict: SpeedVerdict,
+}
+
+/// The gain, from two races against the same baseline: their errors are independent, so the logarithms' add as squares.
+pub fn gain(ours: &Against, random: &Against) -> Gain {
+    let ratio = (ours.ratio / random.ratio).ln();
+    let down = (ours.ratio / ours.low).ln().hypot((random.high / random.ratio).ln());
+    let up = (ours.high / ours.ratio).ln().hypot((random.ratio / random.low).ln());
+    let (low, high) = (ratio - down, ratio + up);
+    let noise = ours.noise.max(random.noise).ln();
+    let verdict = match () {
+        () if low > 0.0 && ratio > noise => SpeedVerdict::Faster,
+        () if high < 0.0 && ratio < -noise => SpeedVerdict::Slower,
+        () => SpeedVerdict::Undecided,
+    };
+    Gain { ratio: ratio.exp(), low: low.exp(), high: high.exp(), verdict }
+}
+
+impl Evolution {
+    /// How it stands.
+    pub fn progress(&self) -> Progress {
+        let members =
+            || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
+        let beside = |arm: Arm| {
+            self.searches.iter().find_map(|s| {
+                let us = s.population.best_of(arm)?.time?.us;
+                Some((us, s.population.baseline_us()? / us))
+            })
+        };
+        Progress {
+            candidates: members().count(),
+            rejected: members().filter(|m| m.rejection.is_some()).count(),
+            under_way: self.flying(),
+            best: beside(Arm::Evolution),
+            random: beside(Arm::Random),
+            budget: self.config.candidates,
+        }
+    }
+
+    /// What it came to: of one problem one object, of several one with what they share and `problems`.
+    pub fn report(&self) -> Value {
+        let mut cases: Vec<Value> = (0..self.searches.len()).map(|case| self.case_report(case)).collect();
+        let mut whole = if cases.len() == 1 {
+            cases.remove(0)
+        } else {
+            json!({ "device": self.config.device, "problems": cases })
+        };
+        if let Value::Object(whole) = &mut whole {
+            whole.insert("run".into(), json!(self.run));
+            whole.insert("ledger".into(), json!(self.ledger.path()));
+            whole.insert("configuration".into(), json!(self.config.configuration));
+            whole.insert("seed".into(), json!(self.config.seed));
+            whole.insert("seconds".into(), json!({ "evaluators": self.spent[0], "device": self.spent[1] }));
+        }
+        whole
+    }
+
+    fn case_report(&self, case: usize) -> Value {
+        let population = &self.searches[case].population;
+        let best = finals::best(population);
+        let winner = finals::winner(self, case);
+        let race = best.and_then(|m| m.race);
+        let baseline = population.baseline.and_then(|id| population.members.get(&id));
+        let held = self.config.cases[case].held_out.iter().filter_map(|(shape, _)| {
+            best.map(|member| finals::told(shape, finals::fate(self, member, shape)))
+        });
+        let shipped = population.members.values().find(|m| m.operator == finals::SHIPPED);
+        json!({
+            "problem": population.problem,
+            "words": words(&population.problem),
+            "device": self.config.device,
+            "kind": best.or(baseline).and_then(|m| m.kind),
+            "baseline": baseline.map(shown),
+            "best": best.map(shown),
+            "speedup": race.map(|race| race.ratio),
+            "interval": race.map(|race| [race.low, race.high]),
+            "verdict": race.map(|race| race.verdict),
+            "promoted": winner,
+            "held_out": held.collect::<Vec<_>>(),
+            "shipped": shipped.map(|m| json!({ "candidate": m.candidate, "race": m.race })),
+            "random_arm": random_arm(population),
+            "control": control(population),
+            "candidates": counts(population),
+            "rejected": rejected(population),
+            "forecasts": forecasts(population),
+            "operators": population.bandit.accounts(),
+            "niches": niches(population),
+            "decision": advice::of(self, case),
+        })
+    }
+
+    /// The winners as rows of the table of tuned plans.
+    pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<TunedRow> {
+        let row = |case: usize| {
+            let population = &self.searches[case].population;
+            let winner = population.members.get(&finals::winner(self, case)?)?;
+            let arch = self.config.arch?;
+            let Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) = &winner.candidate
+            else {
+                return None;
+            };
+            Some(TunedRow {
+                device: self.config.device.clone(),
+                sm: arch.sm,
+                multiprocessors: arch.multiprocessors,
+                problem: population.problem,
+                plan: plan.clone(),
+                us: winner.time?.us,
+                kind: match winner.kind? {
+                    TimeKind::Measured => Kind::Measured,
+                    TimeKind::Predicted => Kind::Predicted,
+                },
+                driver: environment.driver.clone(),
+                commit: environment.commit.clone().unwrap_or_default(),
+                run: run.to_owned(),
+                when: when.to_owned(),
+            })
+        };
+        (0..self.searches.len()).filter_map(row).collect()
+    }
+}
+
+fn shown(member: &Member) -> Value {
+    json!({
+        "id": member.id, "candidate": member.candidate, "us": member.time.map(|time| time.us), "arm": member.arm,
+        "operator": member.operator, "parents": member.parents, "changes": member.changes,
+    })
+}
+
+/// The blind arm: what it drew and found, and what the evolution gained over it. Where the two did not get as many candidates, their best
+/// of as many are beside.
+fn random_arm(population: &Population) -> Value {
+    let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm));
+    let times = [Arm::Evolution, Arm::Random].map(|arm| population.times(arm));
+    let equal = times.iter().map(Vec::len).min().unwrap_or(0);
+    let least = |times: &[Option<f64>]| times.iter().take(equal).flatten().copied().min_by(f64::total_cmp);
+    let gained = ours.and_then(|m| m.race).zip(random.and_then(|m| m.race)).map(|(o, r)| gain(&o, &r));
+    let says = match (ours, random, gained) {
+        (None, None, _) => "neither found a kernel that works",
+        (Some(_), None, _) => "no blind draw came to a time",
+        (None, Some(_), _) => "only blind draws came to a time",
+        (_, _, None) => "not raced yet",
+        (_, _, Some(gain)) => match gain.verdict {
+            SpeedVerdict::Faster => "the evolution beats blind draws",
+            SpeedVerdict::Slower => "blind draws beat the evolution",
+            SpeedVerdict::Undecided => "the evolution did not beat blind draws",
+        },
+    };
+    json!({
+        "candidates": times[1].len(),
+        "best": random.map(shown),
+        "race": random.and_then(|m| m.race),
+        "gain": gained,
+        "at_equal_budget": { "candidates": equal, "evolution_us": least(&times[0]), "random_us": least(&times[1]) },
+        "says": says,
+    })
+}
+
+/// The baseline as a candidate: it must come out undecided.
+fn control(population: &Population) -> Value {
+    let control = population.control.and_then(|id| population.members.get(&id));
+    let race = control.and_then(|m| m.race);
+    json!({
+        "verdict": race.map(|race| race.verdict),
+        "race": race,
+        "rejection": control.and_then(|m| m.rejection.as_ref()),
+        "sound": race.map(|race| race.verdict == SpeedVerdict::Undecided),
+    })
+}
+
+fn counts(population: &Population) -> Value {
+    let count =
+        |of: &dyn Fn(&Member) -> bool| population.members.values().filter(|m| m.counts() && of(m)).count();
+    json!({
+        "total": count(&|_| true),
+        "evolution": population.made(Arm::Evolution),
+        "random": population.made(Arm::Random),
+        "screened": count(&|m| m.screening.is_some()),
+        "timed": count(&|m| m.time.is_some()),
+        "raced": count(&|m| m.race.is_some()),
+    })
+}
+
+fn rejected(population: &Population) -> BTreeMap<String, usize> {
+    let mut reasons = BTreeMap::new();
+    for rejection in population.members.values().filter(|m| m.counts()).filter_map(|m| m.rejection.as_ref()) {
+        *reasons.entry(rejection.reason.clone()).or_insert(0) += 1;
+    }
+    reasons
+}
+
+/// The forecaster, scored on what was measured after it had spoken; against its own predictions there is nothing to score.
+fn forecasts(population: &Population) -> Value {
+    let told = population.members.values().filter(|m| m.predicted.is_some()).count();
+    let pairs: Vec<([f64; 3], f64)> = population
+        .members
+        .values()
+        .filter(|m| m.kind == Some(TimeKind::Measured) && m.counts())
+        .filter_map(|m| Some((m.predicted?, m.time?.us)))
+        .collect();
+    if pairs.is_empty() {
+        return json!({ "count": told, "measured": 0 });
+    }
+    let inside = pairs.iter().filter(|([low, _, high], us)| low <= us && us <= high).count();
+    let fit = Fit::of(&pairs.iter().map(|([_, expected, _], us)| (*expected, *us)).collect::<Vec<_>>());
+    json!({
+        "count": told, "measured": pairs.len(), "rank_correlation": fit.spearman, "median_error": fit.median_error,
+        "coverage": inside as f64 / pairs.len() as f64,
+    })
+}
+
+fn niches(population: &Population) -> Vec<Value> {
+    let ranked = population.niches.ranked().into_iter();
+    ranked
+        .map(|((bound, tile), elite)| json!({ "bound": bound, "tile": tile, "candidate": elite.candidate, "us": elite.us }))
+        .collect()
+}

@@ -1,0 +1,430 @@
+//! What a search may draw: the families of plans that compute a problem, the genes of each and the values of each gene, as data.
+//! Whatever leaves this module passes its plan's own check.
+
+use kernels::{Arch, Family};
+use problem::Problem;
+use rand::Rng;
+use rand::seq::{IndexedRandom, IteratorRandom, SliceRandom};
+use serde_json::{Map, Value, json};
+
+use super::candidate::Candidate;
+use crate::search;
+
+/// Blind draws of which one may fit; where constraints are so tight that none does, genes are changed one by one instead.
+const DRAWS: usize = 400;
+/// Attempts at a variation that fits and differs.
+const TRIES: usize = 60;
+
+/// For which problem, on what.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Domain {
+    /// Kernels for a GPU.
+    Gpu(Problem, Arch),
+    /// This machine's native kernels.
+    Cpu(Problem),
+}
+
+impl Domain {
+    /// The problem.
+    pub const fn problem(&self) -> &Problem {
+        match self {
+            Domain::Gpu(problem, _) | Domain::Cpu(problem) => problem,
+        }
+    }
+
+    /// Whether the candidate can compute the problem here. Of a whole kernel only running it tells.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check(&self, candidate: &Candidate) -> Result<(), String> {
+        match (self, candidate) {
+            (Domain::Gpu(problem, arch), Candidate::Gpu(plan)) => {
+                plan.check(problem, arch).map_err(|error| error.to_string())
+            }
+            (Domain::Cpu(problem), Candidate::Cpu(plan)) => {
+                plan.check(problem).map_err(|error| error.to_string())
+            }
+            (Domain::Gpu(..), Candidate::Kernel(_)) => Ok(()),
+            (Domain::Gpu(..), Candidate::Cpu(_)) => Err("a plan for a CPU; a GPU's is sought".to_owned()),
+            (Domain::Cpu(_), _) => Err("a kernel for a GPU; a CPU's plan is sought".to_owned()),
+        }
+    }
+}
+
+/// A gene and what it may be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gene {
+    /// Its name in the plan's serde form.
+    pub name: String,
+    /// Its values; numbers ascend.
+    pub values: Vec<Value>,
+}
+
+/// The genes of one family.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FamilySpace {
+    /// As plans write it; `cpu` for those of the native kernels.
+    pub name: &'static str,
+    /// A plan that fits: what is not a gene is as in it.
+    pub template: Candidate,
+    /// The genes.
+    pub genes: Vec<Gene>,
+    /// Genes that go together: changes that are worth trying as one.
+    pub moves: Vec<Value>,
+}
+
+/// All that can be drawn for a problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space {
+    /// For which problem, on what.
+    pub domain: Domain,
+    /// The families that compute it.
+    pub families: Vec<FamilySpace>,
+}
+
+/// What a plan's serde form holds besides genes.
+const NOT_GENES: [&str; 2] = ["family", "lse"];
+
+/// The genes of a plan by name; none of a whole kernel.
+pub fn genome(candidate: &Candidate) -> Map<String, Value> {
+    let plan = match candidate {
+        Candidate::Gpu(plan) => json!(plan),
+        Candidate::Cpu(plan) => json!(plan),
+        Candidate::Kernel(_) => Value::Null,
+    };
+    let Value::Object(mut genes) = plan else { return Map::new() };
+    genes.retain(|name, _| !NOT_GENES.contains(&name.as_str()));
+    genes
+}
+
+/// The name of a candidate's family: `mma`, `ladder`, `cpu`, `ptx`, ….
+pub fn family(candidate: &Candidate) -> &'static str {
+    match candidate {
+        Candidate::Gpu(plan) => plan.family(),
+        Candidate::Cpu(_) => "cpu",
+        Candidate::Kernel(source) => match source.language {
+            super::Language::Ptx => "ptx",
+            super::Language::Cuda => "cuda",
+        },
+    }
+}
+
+/// The plan with these genes in the place of its own; `None` where there is no such gene or value.
+pub fn with_genes(candidate: &Candidate, genes: &Map<String, Value>) -> Option<Candidate> {
+    let replace = |mut whole: Value| {
+        for (gene, value) in genes {
+            *whole.get_mut(gene)? = value.clone();
+        }
+        Some(whole)
+    };
+    match candidate {
+        Candidate::Gpu(plan) => serde_json::from_value(replace(json!(plan))?).ok().map(Candidate::Gpu),
+        Candidate::Cpu(plan) => serde_json::from_value(replace(json!(plan))?).ok().map(Candidate::Cpu),
+        Candidate::Kernel(_) => None,
+    }
+}
+
+/// What differs, gene by gene: `{"block_n": [64, 128]}`. Of plans of two families that is the family, and of whole kernels nothing.
+pub fn changes(from: &Candidate, to: &Candidate) -> Value {
+    if family(from) != family(to) {
+        return json!({ "family": [family(from), family(to)] });
+    }
+    let (from, to) = (genome(from), genome(to));
+    let differ = to.iter().filter(|(gene, value)| from.get(*gene) != Some(value));
+    Value::Object(differ.map(|(gene, value)| (gene.clone(), json!([from.get(gene), value]))).collect())
+}
+
+impl Space {
+    /// Of a GPU's families, or those of them that are named.
+    pub fn gpu(problem: &Problem, arch: &Arch, only: &[String]) -> Space {
+        let wanted = |family: &Family| only.is_empty() || only.iter().any(|name| name == family.name());
+        let families = Family::ALL.into_iter().filter(wanted).filter_map(|family| {
+            let plan = family.default_for(problem, arch).ok()?;
+            let mut genes = search::genes(family, problem);
+            for (name, values) in wider(family) {
+                match genes.iter_mut().find(|(known, _)| known == name) {
+                    Some((_, known)) => known.extend(values),
+                    None => genes.push((name.to_owned(), values)),
+                }
+            }
+            let moves = search::groups(family, problem).into_iter().flatten().collect();
+            Some(FamilySpace::new(family.name(), Candidate::Gpu(plan), genes, moves))
+        });
+        Space { domain: Domain::Gpu(problem.clone(), *arch), families: families.collect() }
+    }
+
+    /// The family that a candidate is of, if the space has it.
+    pub fn family_of(&self, candidate: &Candidate) -> Option<&FamilySpace> {
+        self.families.iter().find(|space| space.name == family(candidate))
+    }
+
+    /// Whether it computes the problem.
+    pub fn fits(&self, candidate: &Candidate) -> bool {
+        self.domain.check(candidate).is_ok()
+    }
+
+    /// A blind draw: a family, and of each of its genes a value, until the whole fits.
+    pub fn random(&self, rng: &mut impl Rng) -> Option<Candidate> {
+        let space = self.families.choose(rng)?;
+        let blind = (0..DRAWS).filter_map(|_| {
+            let draw = space
+                .genes
+                .iter()
+                .filter_map(|gene| Some((gene.name.clone(), gene.values.choose(rng)?.clone())));
+            let drawn = with_genes(&space.template, &draw.collect())?;
+            self.fits(&drawn).then_some(drawn)
+        });
+        let found = { blind }.next();
+        found.or_else(|| Some(self.wander(space, rng)))
+    }
+
+    /// The family's template with each gene changed that can be, in any order.
+    fn wander(&self, space: &FamilySpace, rng: &mut impl Rng) -> Candidate {
+        let mut plan = space.template.clone();
+        let mut order: Vec<&Gene> = space.genes.iter().collect();
+        order.shuffle(rng);
+        for gene in order {
+            let Some(value) = gene.values.choose(rng) else { continue };
+            let change = Map::from_iter([(gene.name.clone(), value.clone())]);
+            if let Some(varied) = with_genes(&plan, &change).filter(|varied| self.fits(varied)) {
+                plan = varied;
+            }
+        }
+        plan
+    }
+
+    /// The plan with some of its genes drawn anew: each with the chance of one in their number, and one at least. One time in four
+    /// it is a change of genes that go together.
+    pub fn mutate(&self, parent: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
+        let space = self.family_of(parent)?;
+        let own = genome(parent);
+        (0..TRIES).find_map(|_| {
+            let change = if rng.random_bool(0.25) && !space.moves.is_empty() {
+                space.moves.choose(rng)?.as_object()?.clone()
+            } else {
+                space.redraw(&own, rng)
+            };
+            let child = with_genes(parent, &change)?;
+            (child != *parent && self.fits(&child)).then_some(child)
+        })
+    }
+
+    /// Each gene from one of two plans of a family.
+    pub fn cross(&self, mother: &Candidate, father: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
+        if family(mother) != family(father) {
+            return None;
+        }
+        let theirs = genome(father);
+        (0..TRIES).find_map(|_| {
+            let taken = theirs.iter().filter(|_| rng.random_bool(0.5));
+            let change = taken.map(|(gene, value)| (gene.clone(), value.clone())).collect();
+            let child = with_genes(mother, &change)?;
+            (child != *mother && child != *father && self.fits(&child)).then_some(child)
+        })
+    }
+
+    /// The plans one step away: of a gene with numbers the next lower and higher value, of others each.
+    pub fn neighbours(&self, plan: &Candidate) -> Vec<Candidate> {
+        let Some(space) = self.family_of(plan) else { return Vec::new() };
+        let own = genome(plan);
+        let steps = space.genes.iter().flat_map(|gene| {
+            let values = gene.steps_from(own.get(&gene.name));
+            values.into_iter().map(|value| Map::from_iter([(gene.name.clone(), value)]))
+        });
+        let plans = steps.filter_map(|change| with_genes(plan, &change));
+        plans.filter(|varied| varied != plan && self.fits(varied)).collect()
+    }
+
+    /// How many plans a blind draw may come to, at most: the product of all values, whether they fit or not.
+    pub fn upper_bound(&self) -> f64 {
+        let of =
+            |space: &FamilySpace| space.genes.iter().map(|gene| gene.values.len() as f64).product::<f64>();
+        self.families.iter().map(of).sum()
+    }
+}
+
+impl FamilySpace {
+    /// A family. Values that a gene has twice count once, and the template's own are among them.
+    pub fn new(
+        name: &'static str,
+        template: Candidate,
+        genes: Vec<(String, Vec<Value>)>,
+        moves: Vec<Value>,
+    ) -> FamilySpace {
+        let own = genome(&template);
+        let genes = genes.into_iter().map(|(name, values)| {
+            let mut distinct: Vec<Value> = Vec::new();
+            for value in values.into_iter().chain(own.get(&name).cloned()) {
+                if !distinct.contains(&value) {
+                    distinct.push(value);
+                }
+            }
+            distinct.sort_by(|a, b| number(a).total_cmp(&number(b)));
+            Gene { name, values: distinct }
+        });
+        FamilySpace { name, template, genes: genes.collect(), moves }
+    }
+
+    /// Other values for some genes.
+    fn redraw(&self, own: &Map<String, Value>, rng: &mut impl Rng) -> Map<String, Value> {
+        let chance = 1.0 / self.genes.len().max(1) as f64;
+        let sure = rng.random_range(0..self.genes.len().max(1));
+        let mut change = Map::new();
+        for (index, gene) in self.genes.iter().enumerate() {
+            let others = gene.values.iter().filter(|value| own.get(&gene.name) != Some(value));
+            if (index == sure || rng.random_bool(chance))
+                && let Some(value) = others.choose(rng)
+            {
+                change.insert(gene.name.clone(), value.clone());
+            }
+        }
+        change
+    }
+}
+
+impl Gene {
+    /// The values one step from this one.
+    fn steps_from(&self, value: Option<&Value>) -> Vec<Value> {
+        let numbers = self.values.iter().all(Value::is_number);
+        match value.and_then(|value| self.values.iter().position(|known| known == value)) {
+            Some(place) if numbers => {
+                let beside = [place.checked_sub(1), Some(place + 1)];
+                beside.into_iter().flatten().filter_map(|at| self.values.get(at).cloned()).collect()
+            }
+            _ => self.values.clone(),
+        }
+    }
+}
+
+/// To sort by: words stay where they are.
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+/// Values beyond those that the team's own search tried: where plans may be that nobody thought of.
+fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
+    let numbers = |name: &'static str, values: &[u32]| (name, values.iter().map(|n| json!(n)).collect());
+    let softmax = |limit: u32| json!({ "optimistic": { "slack": 8, "limit": limit } });
+    match family {
+        Family::Mma => vec![
+            numbers("block_m", &[16, 32, 48, 64, 96, 128, 192, 256]),
+            numbers("block_n", &[16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256]),
+            numbers("warps", &[1, 2, 3, 4, 6, 8]),
+            numbers("kv_warps", &[1, 2, 4, 8]),
+            numbers("stages", &[1, 2, 3, 4, 5, 6]),
+            ("resident_ctas", vec![json!(null), json!(1), json!(2), json!(3), json!(4)]),
+            (
+                "rescale",
+                vec![
+                    json!("always"),
+                    json!({ "beyond": 4 }),
+                    json!({ "beyond": 8 }),
+                    json!({ "beyond": 14 }),
+                ],
+            ),
+            ("grid", vec![json!("rows_first"), json!("heads_first")]),
+        ],
+        Family::Wgmma => vec![
+            numbers("block_n", &[32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256]),
+            numbers("stages", &[2, 3, 4, 5, 6]),
+            numbers("resident", &[1, 2, 3, 4]),
+            numbers("queries_ahead", &[0, 1, 2]),
+            (
+                "softmax",
+                vec![
+                    json!({ "lazy": { "slack": 4 } }),
+                    json!({ "lazy": { "slack": 12 } }),
+                    softmax(10),
+                    softmax(25),
+                ],
+            ),
+            ("packing", vec![json!("apart"), json!("packed")]),
+        ],
+        Family::Small => vec![
+            numbers("row_warpgroups", &[1, 2, 3, 4]),
+            numbers("cluster", &[1, 2, 4]),
+            numbers("kv_warpgroups", &[1, 2, 4]),
+            numbers("block_n", &[32, 48, 64, 80, 96, 112, 128, 160, 192, 256]),
+            numbers("stages", &[1, 2, 3, 4, 5, 6, 8]),
+            numbers("resident_ctas", &[1, 2, 3, 4]),
+            (
+                "rescale",
+                vec![
+                    json!("always"),
+                    json!({ "beyond": 4 }),
+                    json!({ "beyond": 8 }),
+                    json!({ "beyond": 14 }),
+                ],
+            ),
+            ("guess", vec![json!(null), json!(8), json!(12), json!(15)]),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Mask};
+    use rand::SeedableRng;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+
+    fn spaces() -> Vec<Space> {
+        let causal = Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal);
+        [(Problem::mission(), Arch::SM_90), (causal.clone(), Arch::SM_90), (causal, Arch::SM_80)]
+            .map(|(problem, arch)| Space::gpu(&problem, &arch, &[]))
+            .into()
+    }
+
+    /// Whatever operator made it, a plan computes its problem.
+    #[test]
+    fn only_plans_that_check_are_drawn() {
+        let mut rng = SmallRng::seed_from_u64(3);
+        for space in spaces() {
+            for _ in 0..60 {
+                let [a, b] = [0, 1].map(|_| space.random(&mut rng).unwrap());
+                let mutant = space.mutate(&a, &mut rng).unwrap();
+                assert_ne!(mutant, a);
+                let children = space.cross(&a, &b, &mut rng).into_iter().chain([a, b, mutant]);
+                for plan in children.collect::<Vec<_>>() {
+                    space.domain.check(&plan).unwrap();
+                }
+            }
+            for family in &space.families {
+                let near = space.neighbours(&family.template);
+                assert!(near.len() > 4, "{}: {}", family.name, near.len());
+                assert!(near.iter().all(|plan| space.fits(plan)));
+            }
+        }
+    }
+
+    /// Draws cover every family and every value of a gene that any plan can have.
+    #[test]
+    fn draws_are_wide() {
+        let space = &spaces()[0];
+        let mut rng = SmallRng::seed_from_u64(5);
+        let plans: Vec<Candidate> = (0..600).filter_map(|_| space.random(&mut rng)).collect();
+        let distinct: std::collections::HashSet<&Candidate> = plans.iter().collect();
+        assert!(distinct.len() > 550, "{}", distinct.len());
+        for name in ["mma", "wgmma", "small"] {
+            let count = plans.iter().filter(|plan| family(plan) == name).count();
+            assert!(count > 130, "{name}: {count}");
+        }
+        let keys: std::collections::HashSet<String> =
+            plans.iter().map(|plan| genome(plan)["block_n"].to_string()).collect();
+        assert!(keys.len() >= 8, "{keys:?}");
+        assert!(space.upper_bound() > 1e6);
+    }
+
+    #[test]
+    fn changes_name_the_genes() {
+        let space = &spaces()[0];
+        let mma = &space.families[0].template;
+        let wide = with_genes(mma, &Map::from_iter([("block_n".to_owned(), json!(64))])).unwrap();
+        let before = genome(mma)["block_n"].clone();
+        assert_eq!(changes(mma, &wide), json!({ "block_n": [before, 64] }));
+        assert_eq!(changes(mma, mma), json!({}));
+        assert_eq!(changes(mma, &space.families[1].template), json!({ "family": ["mma", "wgmma"] }));
+        assert_eq!(with_genes(mma, &Map::from_iter([("block_x".to_owned(), json!(1))])), None);
+    }
+}

@@ -1,0 +1,602 @@
+//! The engine on landscapes that are known, without a clock and without chance beyond the seed.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use kernels::select::Shape;
+use kernels::{Arch, Family, Plan};
+use problem::{DType, Mask, Problem};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+
+use super::proposer::Proposal;
+use super::seeding::{Wishes, gpu};
+use super::space::{family, genome};
+use super::workers::is_of_device;
+use super::*;
+use crate::bench::SpeedVerdict;
+use crate::gate::Verdict;
+use crate::ledger::*;
+use crate::provenance::hash;
+
+/// A number in [0, 1) that looks like chance, of a text.
+fn chance(text: &str) -> f64 {
+    u32::from_str_radix(&hash(text.as_bytes())[..8], 16).unwrap_or(0) as f64 / 4_294_967_296.0
+}
+
+/// Times as a product of what each gene does, and of what neighbouring genes do to each other. Some candidates are wrong, some do not
+/// build, and one gene in each family changes nothing at all.
+struct Landscape {
+    seed: u64,
+    /// How much times scatter from one look to the next.
+    noise: f64,
+    /// Stages and kernels that were looked at.
+    seen: HashMap<(Stage, String), usize>,
+    looks: usize,
+    /// The kernel that is always right: the baseline.
+    spared: String,
+    /// Whether there is a time model.
+    predicts: bool,
+}
+
+/// The gene that changes nothing, where a family has it.
+const NEUTRAL: &str = "queries_ahead";
+
+impl Landscape {
+    fn new(seed: u64, config: &Config) -> Landscape {
+        let spared = Landscape::identity(&config.cases[0].baseline);
+        Landscape { seed, noise: 0.004, seen: HashMap::new(), looks: 0, spared, predicts: true }
+    }
+
+    fn us(&self, candidate: &Candidate) -> f64 {
+        let seed = self.seed;
+        let genes: Vec<(String, Value)> = genome(candidate).into_iter().filter(|g| g.0 != NEUTRAL).collect();
+        let alone = genes
+            .iter()
+            .map(|(gene, value)| 1.0 + 0.5 * chance(&format!("{seed} {} {gene} {value}", family(candidate))));
+        let beside = genes.windows(2).map(|two| 1.0 + 0.15 * chance(&format!("{seed} {two:?}")));
+        10.0 * alone.chain(beside).product::<f64>()
+    }
+
+    fn identity(candidate: &Candidate) -> String {
+        let mut genes = genome(candidate);
+        genes.remove(NEUTRAL);
+        hash(format!("{} {genes:?}", family(candidate)).as_bytes())
+    }
+
+    fn measure(
+        &mut self,
+        candidate: &Candidate,
+        trial: Trial,
+        problem: Shape,
+        against: Option<Against>,
+    ) -> Finding {
+        self.looks += 1;
+        let jitter = 1.0 + self.noise * (chance(&format!("{} {}", self.looks, candidate.hash())) - 0.5);
+        let us = self.us(candidate) * jitter;
+        let (low_us, high_us) = (us * (1.0 - self.noise), us * (1.0 + self.noise));
+        let samples = vec![us; 3];
+        let kind = TimeKind::Measured;
+        let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
+        Finding::Timed { proof: None, measurement }
+    }
+
+    fn race(&mut self, task: &Task, trial: Trial) -> Finding {
+        let against = task.incumbent.as_ref().map(|(id, theirs)| {
+            let ratio = self.us(theirs) / self.us(&task.subject);
+            let (low, high, noise) = (ratio * 0.99, ratio * 1.01, 1.005);
+            let verdict = match () {
+                () if low > noise => SpeedVerdict::Faster,
+                () if high < 1.0 / noise => SpeedVerdict::Slower,
+                () => SpeedVerdict::Undecided,
+            };
+            Against { incumbent: *id, ratio, low, high, noise, verdict }
+        });
+        self.measure(&task.subject, trial, task.problem, against)
+    }
+}
+
+impl Evaluator for Landscape {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let subject = &task.subject;
+        let own = Landscape::identity(subject);
+        *self.seen.entry((task.stage, own.clone())).or_default() += 1;
+        let fails = |share: f64, what: &str| {
+            own != self.spared && chance(&format!("{} {what} {own}", self.seed)) < share
+        };
+        let finding = match task.stage {
+            Stage::Screen => {
+                if fails(0.05, "builds") {
+                    let (reason, detail) = ("ptxas".to_owned(), "no".to_owned());
+                    return Err(Rejection { stage: Stage::Screen, reason, detail });
+                }
+                assert!(!fails(0.01, "panics"), "a fault of the evaluator's");
+                // The model is off by up to a fifth.
+                let us = self.us(subject) * (0.9 + 0.2 * chance(&format!("model {own}")));
+                let screening = Screening {
+                    ptx_hash: own.clone(),
+                    sass_hash: None,
+                    registers: Some(64),
+                    spill_bytes: Some(if fails(0.02, "spills") { 999 } else { 0 }),
+                    shared_bytes: Some(0),
+                    bound: Some(
+                        if genome(subject).get("block_n").and_then(Value::as_u64) > Some(96) {
+                            "tensor"
+                        } else {
+                            "latency"
+                        }
+                        .into(),
+                    ),
+                    tile: Some(genome(subject).get("block_n").map(Value::to_string).unwrap_or_default()),
+                };
+                let predicted_us = self.predicts.then_some([us * 0.7, us, us * 1.3]);
+                Finding::Screened { screening, predicted_us, findings: json!([]) }
+            }
+            Stage::Prove => {
+                let verdict = if fails(0.05, "is right") { Verdict::Refuted } else { Verdict::Proven };
+                let (judge, reasons) = (Judge::Emulator, vec!["a reason".to_owned()]);
+                Finding::Judged(ProofFact {
+                    judge,
+                    verdict,
+                    reasons,
+                    hazards: json!([]),
+                    error_rel: None,
+                    seconds: 0.0,
+                })
+            }
+            Stage::Microbench => self.measure(subject, Trial::Microbench, task.problem, None),
+            Stage::Race => self.race(task, Trial::Race),
+            Stage::HeldOut => self.race(task, Trial::HeldOut),
+            Stage::Propose => unreachable!("proposers are not evaluated"),
+        };
+        Ok(Look::without_device(finding))
+    }
+
+    fn environment(&self) -> Environment {
+        Environment::default()
+    }
+}
+
+/// A ledger that goes with its test.
+struct Page(PathBuf);
+
+impl Page {
+    fn new(name: &str) -> Page {
+        let path = std::env::temp_dir().join(format!("flashcore-evolve-{}-{name}.db", std::process::id()));
+        let page = Page(path);
+        page.clear();
+        page
+    }
+
+    fn open(&self) -> Ledger {
+        Ledger::open(&self.0).unwrap()
+    }
+
+    fn clear(&self) {
+        for end in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{end}", self.0.display()));
+        }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// A run on the mma family from its shipped plan.
+fn config(problem: &Problem, candidates: usize, seed: u64) -> Config {
+    let wishes = Wishes { draws: 4, ..Wishes::default() };
+    let mut case = gpu(&Shape::of(problem), "NVIDIA H200", &Arch::SM_90, &wishes).unwrap();
+    // One that no landscape refuses, whatever the tables hold by then.
+    case.baseline = Candidate::Gpu(Family::Mma.default_for(problem, &Arch::SM_90).unwrap());
+    case.seeds.retain(|(_, seed)| *seed != case.baseline);
+    let target = Target::Cuda { ordinal: 0 };
+    let mut config = Config::new(target, "NVIDIA H200", Some(Arch::SM_90), vec![case]);
+    (config.candidates, config.seed) = (Some(candidates), seed);
+    config.early_stop = false;
+    config
+}
+
+fn begin(page: &Page, config: &Config, limits: Limits) -> Evolution {
+    Evolution::begin(page.open(), config.clone(), Environment::default(), None, limits).unwrap()
+}
+
+/// Drives a run with as many tasks under way as it gives out, answered in an order of its own; ends after `cut` answers.
+fn drive(evolution: &mut Evolution, landscape: &mut Landscape, order: u64, cut: usize) -> usize {
+    let mut rng = SmallRng::seed_from_u64(order);
+    let mut under_way: Vec<Task> = Vec::new();
+    let mut told = 0;
+    while told < cut {
+        match evolution.ask(0.0).unwrap() {
+            Ask::Task(task) => under_way.push(*task),
+            Ask::Wait => {
+                let at = if order == 0 { 0 } else { rng.random_range(0..under_way.len()) };
+                let outcome = landscape.evaluate(&under_way.remove(at));
+                evolution.tell(&Outcome { seconds: 0.0, ..outcome.clone() }).unwrap();
+                // Once more: it counts once.
+                evolution.tell(&outcome).unwrap();
+                told += 1;
+            }
+            Ask::Propose(_) => panic!("nobody proposes"),
+            Ask::Done => break,
+        }
+    }
+    told
+}
+
+fn problems() -> [Problem; 5] {
+    let p = |b, h, s, d, dtype| Problem::new(b, h, s, d, dtype);
+    [
+        Problem::mission(),
+        p(1, 8, 512, 128, DType::Bf16).with_mask(Mask::Causal),
+        p(2, 16, 2048, 64, DType::F16).with_mask(Mask::Causal),
+        p(4, 16, 4096, 128, DType::Bf16),
+        p(1, 32, 256, 64, DType::Bf16),
+    ]
+}
+
+#[test]
+fn it_beats_blind_draws_at_equal_budget() {
+    let mut better = 0;
+    let mut gains = Vec::new();
+    for (seed, problem) in problems().iter().enumerate() {
+        let page = Page::new(&format!("beats-{seed}"));
+        let config = config(problem, 160, seed as u64 + 1);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut landscape = Landscape::new(seed as u64, &config);
+        drive(&mut evolution, &mut landscape, 0, usize::MAX);
+        let report = evolution.report();
+        let arm = &report["random_arm"];
+        assert_eq!((&report["candidates"]["evolution"], &arm["candidates"]), (&json!(80), &json!(80)));
+        better += usize::from(arm["gain"]["verdict"] == "FASTER");
+        gains.push(arm["gain"]["ratio"].as_f64().unwrap_or(f64::NAN));
+        assert_eq!(report["control"]["verdict"], "UNDECIDED", "{}", report["control"]);
+        // A kernel is proven and timed once; the baseline and the control, which is the same, twice.
+        for ((stage, own), count) in &landscape.seen {
+            let most = if *own == Landscape::identity(&config.cases[0].baseline) { 2 } else { 1 };
+            let once = [Stage::Prove, Stage::Microbench].contains(stage);
+            assert!(!once || *count <= most, "{stage:?} {count} times");
+        }
+    }
+    assert!(better >= 4, "{better} of 5: {gains:?}");
+}
+
+#[test]
+fn every_candidate_has_an_end_with_its_reason() {
+    let page = Page::new("ends");
+    let config = config(&Problem::mission(), 120, 9);
+    let mut evolution = begin(&page, &config, Limits::beside_device(3));
+    drive(&mut evolution, &mut Landscape::new(9, &config), 5, usize::MAX);
+    let report = evolution.report();
+    let rejected: u64 = report["rejected"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert_eq!(report["candidates"]["total"], 120, "{report}");
+    assert!(rejected > 60, "{}", report["rejected"]);
+    for reason in ["predicted_slow", "ptxas", "crashed"] {
+        assert!(report["rejected"][reason].as_u64() > Some(0), "{reason}: {}", report["rejected"]);
+    }
+    let ledger = page.open();
+    let known = ledger.resume(evolution.run()).unwrap();
+    for candidate in &known.candidates {
+        let dossier = ledger.candidate(candidate.id).unwrap();
+        assert!(
+            !dossier.rejections.is_empty()
+                || dossier.measurements.iter().any(|m| m.trial == Trial::Race)
+                || candidate.new.arm == Arm::Baseline,
+            "{:?}",
+            dossier.known
+        );
+        // A forecast before any time.
+        assert!(
+            dossier.measurements.is_empty()
+                || !dossier.forecasts.is_empty()
+                || candidate.new.arm == Arm::Baseline
+        );
+    }
+    let what: Vec<&str> = known.decisions.iter().map(|d| d.decision.what.as_str()).collect();
+    assert!(what.contains(&"promoted") && (what.contains(&"continue") || what.contains(&"stop")), "{what:?}");
+    assert_eq!(ledger.events(evolution.run()).unwrap().last().unwrap().1, RunEvent::Finished);
+    // Asked again, it is done.
+    assert_eq!(evolution.ask(0.0).unwrap(), Ask::Done);
+    assert!(!report["held_out"].as_array().unwrap().is_empty());
+}
+
+/// Everything of a report but the ledger's own path and numbers of runs.
+fn essence(evolution: &Evolution) -> Value {
+    let mut report = evolution.report();
+    let object = report.as_object_mut().unwrap();
+    for key in ["run", "ledger", "seconds"] {
+        object.remove(key);
+    }
+    report
+}
+
+#[test]
+fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
+    let config = config(&Problem::mission(), 60, 3);
+    let whole = Page::new("whole");
+    let mut evolution = begin(&whole, &config, Limits::ALONE);
+    let all =
+        drive(&mut evolution, &mut Landscape { noise: 0.0, ..Landscape::new(3, &config) }, 0, usize::MAX);
+    let expected = essence(&evolution);
+    let facts = whole.open().resume(evolution.run()).unwrap();
+    assert!(all > 80, "{all}");
+    for cuts in [vec![1], vec![2], vec![7, 30], vec![20, 21, 22], vec![all / 2], vec![all - 9], vec![all - 1]]
+    {
+        let page = Page::new("cut");
+        let mut landscape = Landscape { noise: 0.0, ..Landscape::new(3, &config) };
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let run = evolution.run();
+        let mut told = 0;
+        for cut in &cuts {
+            told += drive(&mut evolution, &mut landscape, 0, cut - told);
+            // A task was given out and its answer is lost.
+            let _ = evolution.ask(0.0).unwrap();
+            evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        }
+        told += drive(&mut evolution, &mut landscape, 0, usize::MAX);
+        assert_eq!(told, all, "{cuts:?}");
+        assert_eq!(essence(&evolution), expected, "{cuts:?}");
+        let again = page.open().resume(run).unwrap();
+        assert_eq!(again.candidates.len(), facts.candidates.len(), "{cuts:?}");
+        for (one, other) in again.candidates.iter().zip(&facts.candidates) {
+            assert_eq!((one.id, &one.new), (other.id, &other.new), "{cuts:?}");
+        }
+        assert_eq!(again.outcomes.len(), facts.outcomes.len(), "{cuts:?}");
+        assert_eq!(again.decisions.len(), facts.decisions.len());
+        // Finished: resumed once more, it only reports.
+        let mut done = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        assert_eq!(done.ask(0.0).unwrap(), Ask::Done);
+        assert_eq!(essence(&done), expected);
+    }
+}
+
+/// With many tasks under way, some lost, in whatever order they are answered: nothing is lost, and nothing counts twice.
+#[test]
+fn crashes_with_many_under_way_lose_nothing() {
+    let config = config(&Problem::mission(), 80, 4);
+    let page = Page::new("many");
+    let mut landscape = Landscape::new(4, &config);
+    let limits = Limits::beside_device(4);
+    let mut evolution = begin(&page, &config, limits);
+    let run = evolution.run();
+    for round in 0..40 {
+        let told = drive(&mut evolution, &mut landscape, round + 1, 11);
+        if told < 11 {
+            break;
+        }
+        evolution = Evolution::resume(page.open(), run, limits).unwrap();
+    }
+    assert_eq!(evolution.ask(0.0).unwrap(), Ask::Done);
+    let known = page.open().resume(run).unwrap();
+    let counted =
+        known.candidates.iter().filter(|c| matches!(c.new.arm, Arm::Evolution | Arm::Random)).count();
+    assert_eq!(counted, 80);
+    let tasks: HashSet<(CandidateId, Stage, Shape)> =
+        known.outcomes.iter().map(|o| (o.candidate, o.stage, o.problem)).collect();
+    assert_eq!(tasks.len(), known.outcomes.len());
+    assert_eq!(evolution.report()["candidates"]["total"], 80);
+}
+
+/// The device always has something proven to time while there are candidates: proofs run ahead.
+#[test]
+fn the_device_does_not_wait_for_proofs() {
+    let page = Page::new("queue");
+    let config = config(&Problem::mission(), 60, 5);
+    let mut evolution = begin(&page, &config, Limits::beside_device(4));
+    let mut landscape = Landscape { predicts: false, ..Landscape::new(5, &config) };
+    let mut under_way: Vec<Task> = Vec::new();
+    let (mut idle, mut turns) = (0, 0);
+    loop {
+        match evolution.ask(0.0).unwrap() {
+            Ask::Task(task) => under_way.push(*task),
+            Ask::Wait => {
+                // A timing takes as long as everything else under way together.
+                let device = under_way.iter().position(|t| is_of_device(t.stage));
+                turns += 1;
+                idle += usize::from(device.is_none());
+                let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
+                    std::mem::take(&mut under_way)
+                } else {
+                    vec![under_way.remove(device.unwrap_or(0))]
+                };
+                for task in rest {
+                    let outcome = landscape.evaluate(&task);
+                    evolution.tell(&outcome).unwrap();
+                }
+            }
+            Ask::Propose(_) => panic!("nobody proposes"),
+            Ask::Done => break,
+        }
+    }
+    assert!(idle * 4 < turns, "{idle} of {turns}");
+}
+
+#[test]
+fn a_baseline_that_is_no_good_is_said_at_once() {
+    let page = Page::new("baseline");
+    let mut evolution = begin(&page, &config(&Problem::mission(), 20, 1), Limits::ALONE);
+    let Ask::Task(task) = evolution.ask(0.0).unwrap() else { panic!("a task") };
+    let finding =
+        Finding::Rejected(Rejection { stage: task.stage, reason: "ptxas".into(), detail: "no room".into() });
+    let outcome = Outcome {
+        candidate: task.candidate,
+        stage: task.stage,
+        problem: task.problem,
+        seconds: 0.0,
+        device_seconds: 0.0,
+        finding,
+    };
+    evolution.tell(&outcome).unwrap();
+    let error = evolution.ask(0.0).unwrap_err().to_string();
+    assert!(error.contains("1,8,512,64,f16") && error.contains("no room"), "{error}");
+}
+
+/// From a kernel without genes the findings of the diagnosis lead to a family, and there to something fast.
+#[test]
+fn from_a_rung_alone_a_family_is_found() {
+    let page = Page::new("rung");
+    let problem = Problem::mission();
+    let rung = Candidate::Gpu(Plan::Ladder { rung: kernels::ladder::RungPlan::Phase4 });
+    let wishes = Wishes { only: Some(rung.clone()), ..Wishes::default() };
+    let case = gpu(&Shape::of(&problem), "NVIDIA H200", &Arch::SM_90, &wishes).unwrap();
+    let mut config = Config::new(Target::Cuda { ordinal: 0 }, "NVIDIA H200", Some(Arch::SM_90), vec![case]);
+    (config.candidates, config.random_share) = (Some(60), 0.25);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    struct Slow(Landscape);
+    impl Evaluator for Slow {
+        fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+            let mut look = self.0.look(task)?;
+            if let (Finding::Screened { findings, predicted_us, .. }, "ladder") =
+                (&mut look.finding, family(&task.subject))
+            {
+                *findings = json!([{ "name": "tensor cores unused" }, { "name": "serial reduction" }]);
+                *predicted_us = Some([1e5, 1e6, 1e7]);
+            }
+            if let (Finding::Timed { measurement, .. }, "ladder") = (&mut look.finding, family(&task.subject))
+            {
+                (measurement.low_us, measurement.us, measurement.high_us) = (9e5, 1e6, 2e6);
+            }
+            Ok(look)
+        }
+        fn environment(&self) -> Environment {
+            self.0.environment()
+        }
+    }
+    let mut landscape = Slow(Landscape::new(3, &config));
+    loop {
+        match evolution.ask(0.0).unwrap() {
+            Ask::Task(task) => {
+                let outcome = landscape.evaluate(&task);
+                evolution.tell(&outcome).unwrap();
+            }
+            Ask::Done => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let known = page.open().resume(evolution.run()).unwrap();
+    let by_insight =
+        known.candidates.iter().find(|c| c.new.operator.starts_with("insight:tensor_cores_unused"));
+    let found = by_insight.expect("an insight");
+    assert_eq!(
+        (family(&found.new.candidate), &found.new.changes),
+        ("mma", &json!({ "family": ["ladder", "mma"] }))
+    );
+    let report = evolution.report();
+    assert_ne!(report["best"]["candidate"]["gpu"]["family"], "ladder");
+    assert!(report["shipped"]["race"]["ratio"].as_f64().is_some(), "{}", report["shipped"]);
+}
+
+#[test]
+fn proposals_pass_the_same_cascade() {
+    let page = Page::new("proposals");
+    let mut config = config(&Problem::mission(), 140, 6);
+    config.proposer = Some("anything".into());
+    config.random_share = 0.2;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let mut asked = 0;
+    loop {
+        match evolution.ask(0.0).unwrap() {
+            Ask::Task(task) => {
+                let outcome = landscape.evaluate(&task);
+                evolution.tell(&outcome).unwrap();
+            }
+            Ask::Propose(question) => {
+                asked += 1;
+                assert!(
+                    question.brief["incumbent"]["source"].as_str().is_some_and(|ptx| ptx.contains(".entry"))
+                );
+                let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
+                plan.block_n = if asked == 1 { 48 } else { 7 };
+                let answer = match asked {
+                    3 => Err(Rejection {
+                        stage: Stage::Propose,
+                        reason: "proposer".into(),
+                        detail: "garbage".into(),
+                    }),
+                    _ => Ok(Proposal {
+                        candidate: Candidate::Gpu(Plan::Mma(plan)),
+                        hypothesis: None,
+                        predicted_us: Some(9.5),
+                    }),
+                };
+                evolution.answer(&question, answer).unwrap();
+            }
+            Ask::Done => break,
+            Ask::Wait => panic!("nothing is under way"),
+        }
+    }
+    assert!(asked >= 3, "{asked}");
+    let ledger = page.open();
+    let known = ledger.resume(evolution.run()).unwrap();
+    let proposed: Vec<_> = known.candidates.iter().filter(|c| c.new.operator == "proposer").collect();
+    assert_eq!(proposed.len(), asked);
+    let of = |at: usize| ledger.candidate(proposed[at].id).unwrap();
+    assert!(of(0).screening.is_some(), "{:?}", of(0).rejections);
+    assert!(of(0).forecasts.iter().any(|f| f.author == "proposer" && f.us == 9.5));
+    assert_eq!((of(1).rejections[0].stage, of(1).rejections[0].reason.as_str()), (Stage::Propose, "plan"));
+    assert_eq!(of(2).rejections[0].detail, "garbage");
+}
+
+/// Several problems share a run: each gets its part, and all are reported.
+#[test]
+fn several_problems_share_a_run() {
+    let page = Page::new("several");
+    let other = config(&problems()[1], 0, 8).cases;
+    let mut config = config(&Problem::mission(), 45, 8);
+    config.cases.extend(other);
+    let mut evolution = begin(&page, &config, Limits::beside_device(2));
+    drive(&mut evolution, &mut Landscape::new(8, &config), 2, usize::MAX);
+    let report = evolution.report();
+    let totals: Vec<Option<u64>> =
+        report["problems"].as_array().unwrap().iter().map(|p| p["candidates"]["total"].as_u64()).collect();
+    assert_eq!(totals, [Some(23), Some(22)]);
+    assert_eq!(report["device"], "NVIDIA H200");
+}
+
+#[test]
+fn a_budget_of_seconds_leaves_room_for_the_races() {
+    let page = Page::new("seconds");
+    let mut config = config(&Problem::mission(), 0, 2);
+    (config.candidates, config.seconds) = (None, Some(60.0));
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut landscape = Landscape::new(2, &config);
+    let mut now = 0.0;
+    let mut races = 0;
+    loop {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => {
+                races += usize::from(task.stage >= Stage::Race);
+                now += if is_of_device(task.stage) { task.seconds } else { 0.5 };
+                let outcome = landscape.evaluate(&task);
+                evolution.tell(&outcome).unwrap();
+            }
+            Ask::Done => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!((50.0..66.0).contains(&now), "{now}");
+    assert!(races >= 4, "{races}");
+}
+
+#[test]
+fn gains_over_blind_draws_know_their_doubt() {
+    let against = |ratio: f64, width: f64| Against {
+        incumbent: CandidateId(1),
+        ratio,
+        low: ratio / width,
+        high: ratio * width,
+        noise: 1.01,
+        verdict: SpeedVerdict::Faster,
+    };
+    let clear = gain(&against(1.3, 1.02), &against(1.1, 1.02));
+    assert_eq!(clear.verdict, SpeedVerdict::Faster);
+    assert!((clear.ratio - 1.3 / 1.1).abs() < 1e-12 && clear.low > 1.1 && clear.high < 1.25, "{clear:?}");
+    assert_eq!(gain(&against(1.3, 1.2), &against(1.25, 1.2)).verdict, SpeedVerdict::Undecided);
+    assert_eq!(gain(&against(1.0, 1.01), &against(1.2, 1.01)).verdict, SpeedVerdict::Slower);
+    let same = against(1.2, 1.05);
+    assert_eq!(gain(&same, &same).verdict, SpeedVerdict::Undecided);
+}

@@ -1,0 +1,358 @@
+//! Evaluations in child processes: a kernel that hangs, breaks its context or brings its process down ends a worker and nothing
+//! else. The candidate is recorded, another worker is started, and the run goes on.
+//!
+//! A worker reads one [`Task`] a line and writes one [`Outcome`] a line, in the same order. Between the two it may say
+//! `{"allow": 8.0}`: give me so many seconds from now on, then take me for hung.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::children::Group;
+use super::evaluate::{Evaluator, Fault, Look};
+use super::task::{Finding, Outcome, Stage, Task};
+use crate::ledger::{Environment, Rejection};
+
+/// What a worker says that is no outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Allowance {
+    /// Seconds from now on.
+    allow: f64,
+}
+
+/// Serves tasks until the input ends: the worker's side.
+///
+/// # Errors
+/// When a line is no task, the output is gone, or whoever evaluates cannot.
+pub fn serve(
+    input: impl BufRead,
+    mut output: impl Write,
+    mut evaluate: impl FnMut(&Task) -> std::io::Result<Outcome>,
+) -> std::io::Result<()> {
+    for line in input.lines() {
+        let task: Task = serde_json::from_str(&line?)?;
+        writeln!(output, "{}", serde_json::to_string(&evaluate(&task)?)?)?;
+        output.flush()?;
+    }
+    Ok(())
+}
+
+/// Tells who watches that the next answer may take so long.
+pub fn allow(output: &mut impl Write, time: Duration) {
+    let line = serde_json::json!(Allowance { allow: time.as_secs_f64() });
+    // Who does not listen does not watch.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+/// A worker's program.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The file.
+    pub file: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// How long it may take for an answer, unless it asks for another time.
+    pub patience: Duration,
+    /// Bytes of memory that it may hold, with all that it starts.
+    pub memory: u64,
+}
+
+impl Program {
+    /// This program as a worker that is watched, with further arguments.
+    ///
+    /// # Errors
+    /// When the system does not say which program this is.
+    pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
+        let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
+        let (patience, memory) = (Duration::from_secs(180), 16 << 30);
+        Ok(Program { file: std::env::current_exe()?, args, patience, memory })
+    }
+}
+
+/// A child process as an evaluator. It is started with its first task, and again after it was lost.
+pub struct Worker {
+    program: Program,
+    environment: Environment,
+    running: Option<Running>,
+    /// How many were started.
+    started: u32,
+}
+
+struct Running {
+    group: Group,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    /// The end of its standard error.
+    complaint: Arc<Mutex<VecDeque<String>>>,
+}
+
+/// Lines of standard error that are kept.
+const COMPLAINTS: usize = 8;
+/// Time between two looks at a worker's memory.
+const LOOK: Duration = Duration::from_millis(200);
+
+impl Worker {
+    /// A worker of a program; `environment` is where its figures come from.
+    pub fn new(program: Program, environment: Environment) -> Worker {
+        Worker { program, environment, running: None, started: 0 }
+    }
+
+    /// How many processes were started so far: one more than were lost.
+    pub const fn started(&self) -> u32 {
+        self.started
+    }
+
+    fn start(&mut self) -> std::io::Result<Running> {
+        let mut command = Command::new(&self.program.file);
+        command.args(&self.program.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut group = Group::start(&mut command)?;
+        let missing = || std::io::Error::other("the worker has no pipes");
+        let child = group.child();
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { return Err(missing()) };
+        let (tell, lines) = channel();
+        // Both threads end with the worker, whose pipes close.
+        std::thread::spawn(move || {
+            let _ = BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| tell.send(line));
+        });
+        let complaint = Arc::new(Mutex::new(VecDeque::new()));
+        let kept = complaint.clone();
+        std::thread::spawn(move || keep(stderr, &kept));
+        self.started += 1;
+        Ok(Running { group, stdin, lines, complaint })
+    }
+
+    /// The answer of a worker that lives.
+    fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
+        let line = serde_json::to_string(task).map_err(|error| Fault::new("crashed", error))?;
+        // One that ended while it had nothing to do owes no one an answer.
+        for attempt in 0..2 {
+            let mut running = match self.running.take() {
+                Some(running) => running,
+                None => self.start().map_err(|error| {
+                    let program = self.program.file.display();
+                    Fault::new("crashed", format!("the worker {program} cannot be started: {error}"))
+                })?,
+            };
+            if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
+                continue;
+            }
+            // Whether the line got there shows in the answer.
+            let _ = writeln!(running.stdin, "{line}").and_then(|()| running.stdin.flush());
+            let answer = running.answer(task, &self.program);
+            let is_sound = answer.as_ref().is_ok_and(|outcome| !is_lost(outcome));
+            if is_sound {
+                self.running = Some(running);
+            }
+            return answer;
+        }
+        Err(Fault::new("crashed", "the worker ends as soon as it is started"))
+    }
+}
+
+/// Whether a worker that says this has lost its device, or itself.
+fn is_lost(outcome: &Outcome) -> bool {
+    matches!(&outcome.finding, Finding::Rejected(Rejection { reason, .. }) if reason == "hangs" || reason == "crashed")
+}
+
+impl Running {
+    fn answer(&mut self, task: &Task, program: &Program) -> Result<Outcome, Fault> {
+        let mut given = program.patience;
+        let mut since = Instant::now();
+        loop {
+            let left = given.saturating_sub(since.elapsed());
+            match self.lines.recv_timeout(left.min(LOOK)) {
+                Ok(line) => {
+                    if let Ok(Allowance { allow }) = serde_json::from_str(&line) {
+                        (given, since) =
+                            (Duration::try_from_secs_f64(allow).unwrap_or(given), Instant::now());
+                        continue;
+                    }
+                    let outcome: Outcome = serde_json::from_str(&line).map_err(|error| {
+                        let begin: String = line.chars().take(80).collect();
+                        Fault::new(
+                            "crashed",
+                            format!("the worker said {begin:?}, which is no outcome: {error}"),
+                        )
+                    })?;
+                    if (outcome.candidate, outcome.stage) != (task.candidate, task.stage) {
+                        return Err(Fault::new("crashed", "the worker answered another task"));
+                    }
+                    return Ok(outcome);
+                }
+                Err(RecvTimeoutError::Timeout) if since.elapsed() >= given => {
+                    return Err(Fault::new(
+                        "hangs",
+                        format!("nothing came of it within {:.1} s", given.as_secs_f64()),
+                    ));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let held = self.group.memory();
+                    if held > program.memory {
+                        let (held, most) = (held >> 20, program.memory >> 20);
+                        return Err(Fault::new(
+                            "memory",
+                            format!("its worker held {held} MB of memory; accepted: at most {most} MB"),
+                        ));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(self.how_it_ended()),
+            }
+        }
+    }
+
+    fn how_it_ended(&mut self) -> Fault {
+        let status = match self.group.child().wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        let words: Vec<&str> = complaint.iter().map(String::as_str).collect();
+        Fault::new("crashed", format!("its worker ended ({status}): {}", words.join(" | ")))
+    }
+}
+
+/// Keeps the last lines of a stream.
+fn keep(stream: impl Read, kept: &Mutex<VecDeque<String>>) {
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back(line);
+        if kept.len() > COMPLAINTS {
+            kept.pop_front();
+        }
+    }
+}
+
+impl Evaluator for Worker {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let began = Instant::now();
+        match self.ask(task) {
+            Ok(Outcome { finding, device_seconds, .. }) => Ok(Look { finding, device_seconds }),
+            Err(fault) => {
+                // The worker cannot say how long it held the device; while it did nothing else, that was all the time.
+                let device_seconds =
+                    if is_of_device(task.stage) { began.elapsed().as_secs_f64() } else { 0.0 };
+                Ok(Look { finding: Finding::Rejected(fault.at(task.stage)), device_seconds })
+            }
+        }
+    }
+
+    fn environment(&self) -> Environment {
+        self.environment.clone()
+    }
+}
+
+/// Whether a stage needs the device to itself.
+pub const fn is_of_device(stage: Stage) -> bool {
+    match stage {
+        Stage::Propose | Stage::Screen | Stage::Prove => false,
+        Stage::Microbench | Stage::Race | Stage::HeldOut => true,
+    }
+}
+
+/// Evaluators at work side by side, each on its thread: those that compile and prove, and those that measure. Tasks of the
+/// device wait only for each other, so that it is never idle while it has work.
+pub struct Crew {
+    queues: Arc<Queues>,
+    outcomes: Receiver<Outcome>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Queues {
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    host: VecDeque<Task>,
+    device: VecDeque<Task>,
+    closed: bool,
+}
+
+impl Queues {
+    /// The next task of a kind; `None` when there will be none.
+    fn next(&self, device: bool) -> Option<Task> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let queue = if device { &mut state.device } else { &mut state.host };
+            if let Some(task) = queue.pop_front() {
+                return Some(task);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Crew {
+    /// Puts evaluators to work: `host` for the stages that need no device, `device` for the others.
+    pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> Crew {
+        let (tell, outcomes) = channel();
+        let queues = Arc::new(Queues::default());
+        let all = host.into_iter().map(|evaluator| (evaluator, false));
+        let all = all.chain(device.into_iter().map(|evaluator| (evaluator, true)));
+        let threads = all.map(|(evaluator, device)| {
+            let (queues, tell) = (queues.clone(), tell.clone());
+            std::thread::spawn(move || work(evaluator, &queues, device, &tell))
+        });
+        Crew { threads: threads.collect(), queues, outcomes }
+    }
+
+    /// Hands over a task.
+    pub fn submit(&self, task: Task) {
+        let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_of_device(task.stage) {
+            state.device.push_back(task)
+        } else {
+            state.host.push_back(task)
+        }
+        drop(state);
+        self.queues.news.notify_all();
+    }
+
+    /// The next outcome, whichever it is; `None` when none came in that time.
+    pub fn outcome(&self, within: Duration) -> Option<Outcome> {
+        self.outcomes.recv_timeout(within).ok()
+    }
+
+    /// Tasks that nobody has begun with: of the host, and of the device.
+    pub fn waiting(&self) -> (usize, usize) {
+        let state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.host.len(), state.device.len())
+    }
+}
+
+fn work(mut evaluator: Box<dyn Evaluator>, queues: &Queues, device: bool, tell: &Sender<Outcome>) {
+    while let Some(task) = queues.next(device) {
+        if tell.send(evaluator.evaluate(&task)).is_err() {
+            return;
+        }
+    }
+}
+
+/// What nobody has begun with is dropped; what is under way is let end.
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.host, state.device, state.closed) = (VecDeque::new(), VecDeque::new(), true);
+        drop(state);
+        self.queues.news.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! Machines of the time model that a file describes, as `flashcore microbench --out` writes it.
+
+use std::path::{Path, PathBuf};
+
+use emu::model::{Gpu, MachineError};
+use serde_json::Value;
+
+use crate::store::StoreError;
+
+/// Why a file describes no machine.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineFileError {
+    /// Not readable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Not a description.
+    #[error("{path}: {error}; accepted: the JSON that `flashcore microbench --out` writes")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: serde_json::Error,
+    },
+    /// A machine that cannot be.
+    #[error("{path}: {error}")]
+    Impossible {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: MachineError,
+    },
+}
+
+/// The machine that a file describes: the object `machine` of it, or all of it where it has none. It lives as long as the program,
+/// like those of the table.
+///
+/// # Errors
+/// When it cannot be read, or describes no machine.
+pub fn read(path: &Path) -> Result<&'static Gpu, MachineFileError> {
+    let bytes =
+        std::fs::read(path).map_err(|source| StoreError::Read { path: path.to_path_buf(), source })?;
+    let malformed = |error| MachineFileError::Malformed { path: path.to_path_buf(), error };
+    let mut whole: Value = serde_json::from_slice(&bytes).map_err(malformed)?;
+    let described = whole.get_mut("machine").map_or_else(|| Value::Null, Value::take);
+    let described = if described.is_null() { whole } else { described };
+    let gpu: Gpu = serde_json::from_value(described).map_err(malformed)?;
+    gpu.check().map_err(|error| MachineFileError::Impossible { path: path.to_path_buf(), error })?;
+    Ok(Box::leak(Box::new(gpu)))
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::model::machine::L4;
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::Scratch;
+
+    #[test]
+    fn a_file_describes_a_machine_or_says_what_is_wrong() {
+        let scratch = Scratch::new().unwrap();
+        let file = scratch.path("machine.json");
+        let written = |value: &Value| std::fs::write(&file, value.to_string()).unwrap();
+        let mine = Gpu { launch_us: 3.5, ..L4 };
+        for value in [json!(mine), json!({ "machine": mine, "measured": [1, 2] })] {
+            written(&value);
+            assert_eq!(read(&file).unwrap(), &mine);
+        }
+        written(&json!({ "machine": Gpu { clock_mhz: -1.0, ..L4 } }));
+        let error = read(&file).unwrap_err().to_string();
+        assert!(error.contains("clock_mhz = -1; accepted"), "{error}");
+        written(&json!({ "machine": { "name": "L4" } }));
+        assert!(read(&file).unwrap_err().to_string().contains("microbench --out"));
+        assert!(read(&scratch.path("none")).unwrap_err().to_string().contains("cannot read"));
+    }
+}

@@ -1,0 +1,76 @@
+//! The proposer that ships as an example, asked as a run asks it.
+
+use std::time::Duration;
+
+use flashcore_lab as lab;
+use kernels::select::Shape;
+use kernels::{Arch, Family};
+use lab::evolve::children::Limits;
+use lab::evolve::evaluate::{Cuda, bound};
+use lab::evolve::evaluate::{EmulatedCard, Evaluator};
+use lab::evolve::proposer::Proposer;
+use lab::evolve::{Candidate, Finding, Language, Stage, Target, Task};
+use lab::gate::Verdict;
+use lab::ledger::CandidateId;
+use problem::{DType, Problem};
+use serde_json::{Value, json};
+
+const ARCH: Arch = Arch::SM_90;
+
+fn proposer() -> Proposer {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer.py");
+    let limits = Limits { wall: Duration::from_secs(30), cpu_seconds: 10, memory: 1 << 30, output: 16 << 20 };
+    Proposer::new(&format!("python3 '{script}'"), limits)
+}
+
+fn problem() -> Problem {
+    Problem::new(1, 1, 64, 64, DType::F16)
+}
+
+/// What a run tells: an incumbent with its source, and the history.
+fn brief(candidate: &Candidate, history: &[Value]) -> Value {
+    let kernel = bound(candidate, &problem(), &ARCH).unwrap();
+    json!({
+        "problem": Shape::of(&problem()),
+        "incumbent": {
+            "candidate": candidate, "us": 4.0, "source": kernel.kernel.module.to_string(), "launch": kernel.launch_file(),
+        },
+        "history": history,
+    })
+}
+
+fn task(stage: Stage, subject: Candidate) -> Task {
+    let target = Target::Cuda { ordinal: 0 };
+    let (candidate, problem) = (CandidateId(1), Shape::of(&problem()));
+    Task { candidate, stage, target, problem, subject, incumbent: None, seconds: 0.01 }
+}
+
+/// Its plans differ from what was tried and some of them fit; its kernel is whole, and right.
+#[test]
+fn the_example_proposes_plans_and_a_kernel() {
+    let incumbent = Candidate::Gpu(Family::Mma.default_for(&problem(), &ARCH).unwrap());
+    let mut evaluator = Cuda::new(EmulatedCard::new(ARCH), None);
+    let (mut history, mut fits, mut kernels) = (Vec::new(), 0, 0);
+    for _ in 0..8 {
+        let proposal = proposer().propose(&brief(&incumbent, &history)).unwrap();
+        assert!(proposal.hypothesis.is_some() && proposal.predicted_us == Some(4.0), "{proposal:?}");
+        let candidate = proposal.candidate;
+        assert!(
+            history.iter().all(|entry: &Value| entry["candidate"] != json!(candidate)),
+            "{candidate:?} again"
+        );
+        let screened = evaluator.evaluate(&task(Stage::Screen, candidate.clone())).finding;
+        fits += u32::from(matches!(screened, Finding::Screened { .. }));
+        if let Candidate::Kernel(source) = &candidate {
+            assert!(source.language == Language::Ptx && source.text.contains(".minnctapersm"));
+            let Finding::Judged(proof) = evaluator.evaluate(&task(Stage::Prove, candidate.clone())).finding
+            else {
+                panic!("judged")
+            };
+            assert_eq!(proof.verdict, Verdict::Proven, "{:?}", proof.reasons);
+            kernels += 1;
+        }
+        history.push(json!({ "candidate": candidate, "us": null, "rejection": null }));
+    }
+    assert!(fits >= 2 && kernels == 2, "{fits} of 8 fit, {kernels} kernels");
+}
