@@ -1,5 +1,6 @@
-//! A small ledger to look at pages and to test them: `demo_ledger FILE [CANDIDATES] [--more]`. Plans are real and pass their checks; times are
-//! made up by a formula, and the ledger says so wherever it says where figures come from. With `--more` the latest run goes on.
+//! A small ledger to look at pages and to test them: `demo_ledger FILE [CANDIDATES] [--more]`. Plans are real and pass their
+//! checks; times are made up by a formula, and the ledger says so wherever it says where figures come from. With `--more` the
+//! latest run goes on.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -345,7 +346,9 @@ impl Search<'_> {
 
     fn end(&self) -> Result<(), LedgerError> {
         self.ledger.spent(self.run, 2.5, "warming")?;
-        let why = json!({ "gain_of_the_last_quarter": 1.004, "floor_us": 0.502, "possible_at_most": 3.1, "expected_of_as_much_again": 1.01 });
+        let why = json!({
+            "gain_of_the_last_quarter": 1.004, "floor_us": 0.502, "possible_at_most": 3.1, "expected_of_as_much_again": 1.01,
+        });
         let candidate = self.best.as_ref().map(|b| b.0);
         self.ledger.decided(self.run, &Decision { what: "stop".into(), candidate, why })?;
         let forecast = Forecast {

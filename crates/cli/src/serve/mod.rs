@@ -156,8 +156,8 @@ fn router(site: Arc<Site>) -> Router {
 }
 
 /// What pages may do in a browser: nothing but show themselves and ask this server.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; \
-     form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; \
+     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Refuses names that are not this server's, and sets what every answer says.
 async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {

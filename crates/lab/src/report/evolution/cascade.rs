@@ -70,8 +70,11 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
                     @if first { text.tick x="12" y=(y + 16.0) { (stage_name(death.stage)) } }
                     @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.replace('_', " "), 18)) } };
                     @match &death.example { Some((id, _)) => (links.candidate(*id, reason)), None => (reason) }
-                    rect.died x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px((death.count as f64 / most as f64 * (right - left)).max(1.0))) {}
-                    text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" { (grouped(death.count)) " · " (percent(death.count as f64 / all as f64)) }
+                    @let long = death.count as f64 / most as f64 * (right - left);
+                    rect.died x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px(long.max(1.0))) {}
+                    text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" {
+                        (grouped(death.count)) " · " (percent(death.count as f64 / all as f64))
+                    }
                     title { (death.reason) @if let Some((id, detail)) = &death.example { ": #" (id.0) ", " (detail) } }
                 }
             }
@@ -92,7 +95,9 @@ pub(super) fn operators(view: &RunView) -> Markup {
     let most = view.operators.iter().map(|o| o.gain.ln()).fold(1e-9, f64::max);
     html! {
         div.scroll { table.operators {
-            thead { tr { th { "operator" } th.n { "made" } th.n { "share" } th.n { "timed" } th.n { "races won" } th.n { "gained" } th {} } }
+            thead { tr {
+                th { "operator" } th.n { "made" } th.n { "share" } th.n { "timed" } th.n { "races won" } th.n { "gained" } th {}
+            } }
             tbody { @for o in &view.operators { (operator(o, tried, most)) } }
         } }
         p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their arm." }
@@ -105,7 +110,9 @@ fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
         tr {
             td { (o.operator) } td.n { (grouped(o.candidates)) } td.n { (percent(o.candidates as f64 / tried as f64)) }
             td.n { (grouped(o.timed)) } td.n { (grouped(o.faster)) } td.n { (ratio(o.gain)) }
-            td.bar { svg viewBox="0 0 90 10" width="90" height="10" aria-hidden="true" { rect.passed x="0" y="1" height="8" width=(px(width)) {} } }
+            td.bar { svg viewBox="0 0 90 10" width="90" height="10" aria-hidden="true" {
+                rect.passed x="0" y="1" height="8" width=(px(width)) {}
+            } }
         }
     }
 }
@@ -129,7 +136,10 @@ pub(super) fn cost(view: &RunView) -> Markup {
                 tr { td { (item.what.replace('_', " ")) } td.n { (grouped(item.tasks)) } td.n { (duration(item.seconds)) }
                     td.n { (duration(item.device_seconds)) } td.n { (money(item.device_seconds)) } }
             } }
-            tfoot { tr { td { "in all" } td.n {} td.n { (duration(seconds)) } td.n { (duration(cost.device_seconds)) } td.n { (money(cost.device_seconds)) } } }
+            tfoot { tr {
+                td { "in all" } td.n {} td.n { (duration(seconds)) }
+                td.n { (duration(cost.device_seconds)) } td.n { (money(cost.device_seconds)) }
+            } }
         } }
         @match price {
             Some(price) => p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." },

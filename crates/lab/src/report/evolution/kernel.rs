@@ -81,7 +81,8 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
         p {
             (exhibit.name)
             @if let Some(p) = &anatomy.prediction {
-                ": predicted " b { (time(p.us)) " µs" } " (" (time(p.us_low)) " to " (time(p.us_high)) ") on " (p.machine) ", bound by " (format!("{:?}", p.bound).to_lowercase())
+                ": predicted " b { (time(p.us)) " µs" } " (" (time(p.us_low)) " to " (time(p.us_high)) ") on " (p.machine)
+                ", bound by " (format!("{:?}", p.bound).to_lowercase())
             }
             @if let Some((us, TimeKind::Measured)) = exhibit.time { "; measured " b { (time(us)) " µs" } }
             "."
@@ -90,7 +91,10 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
         h3 { "The dearest lines" }
         (dearest(anatomy))
         details.listing open[anatomy.text.lines().count() < 400] {
-            summary { "All " (grouped(anatomy.text.lines().count() as u64)) " lines of PTX; the warmer, the more issue slots it takes, at most " (percent(heat.hottest)) }
+            summary {
+                "All " (grouped(anatomy.text.lines().count() as u64))
+                " lines of PTX; the warmer, the more issue slots it takes, at most " (percent(heat.hottest))
+            }
             pre.heat {
                 @for (i, line) in anatomy.text.lines().enumerate() {
                     span style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (format!("{:>5}  {line}", i + 1)) }
@@ -109,7 +113,10 @@ fn findings(findings: &[Finding]) -> Markup {
         div.scroll { table.findings {
             thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
             tbody { @for f in findings.iter().take(4) {
-                tr { td { b { (f.name) } } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) } td.n { (ratio(f.expected_gain)) } td { (f.cure) } }
+                tr {
+                    td { b { (f.name) } } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                    td.n { (ratio(f.expected_gain)) } td { (f.cure) }
+                }
             } }
         } }
     }
@@ -124,7 +131,8 @@ fn dearest(anatomy: &Anatomy) -> Markup {
             thead { tr { th.n { "line" } th.n { "of issue slots" } th.n { "issues" } th.n { "lanes" } th.n { "conflicts" } th { "PTX" } } }
             tbody { @for l in lines.into_iter().take(DEAREST) {
                 tr {
-                    td.n { (l.line) } td.n { (percent(l.share)) } td.n { (grouped(l.issues)) } td.n { (format!("{:.1}", l.lanes)) } td.n { (format!("{:.1}", l.conflicts)) }
+                    td.n { (l.line) } td.n { (percent(l.share)) } td.n { (grouped(l.issues)) }
+                    td.n { (format!("{:.1}", l.lanes)) } td.n { (format!("{:.1}", l.conflicts)) }
                     td { code { (text.get((l.line as usize).saturating_sub(1)).map_or("", |t| t.trim())) } }
                 }
             } }
@@ -185,12 +193,19 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
             @for side in [a, b] {
                 div {
                     h3 { "#" (side.id.0) " " (side.name) }
-                    @if let Some((us, kind)) = side.time { p { b { (time(us)) " µs" } @if kind == TimeKind::Predicted { " predicted" } @else { " measured" } } }
+                    @if let Some((us, kind)) = side.time {
+                        p { b { (time(us)) " µs" } @if kind == TimeKind::Predicted { " predicted" } @else { " measured" } }
+                    }
                     @match &side.anatomy {
                         Ok(anatomy) => {
-                            @if let Some(p) = &anatomy.prediction { p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by " (format!("{:?}", p.bound).to_lowercase()) } }
+                            @if let Some(p) = &anatomy.prediction {
+                                p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by "
+                                    (format!("{:?}", p.bound).to_lowercase()) }
+                            }
                             @if anatomy.findings.is_empty() { p.soft { "No root cause stands out." } }
-                            ul.causes { @for f in anatomy.findings.iter().take(4) { li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } } } }
+                            ul.causes { @for f in anatomy.findings.iter().take(4) {
+                                li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } }
+                            } }
                         }
                         Err(why) => p.soft { (why) "." },
                     }
@@ -316,7 +331,10 @@ fn lines(left: &Anatomy, right: &Anatomy, shown: Lines) -> Markup {
 fn cell(side: Side, text: &[&str], heat: &Heat) -> Markup {
     html! {
         @match side {
-            Some(i) => { td.at { (i + 1) } td.line style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (text.get(i).map_or("", |t| t.trim_end())) } }
+            Some(i) => {
+                td.at { (i + 1) }
+                td.line style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (text.get(i).map_or("", |t| t.trim_end())) }
+            }
             None => { td.at {} td.line.none {} }
         }
     }

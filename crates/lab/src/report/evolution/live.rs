@@ -25,6 +25,11 @@ pub const SCRIPT: &str = "/live.js";
 /// The script of live pages.
 pub const SCRIPT_TEXT: &str = include_str!("live.js");
 
+/// A candidate's number, which leads to its page.
+fn number(id: CandidateId) -> Markup {
+    Links::Live.number(id)
+}
+
 fn navigation(at: &str) -> Markup {
     html! {
         nav.site aria-label="Pages" {
@@ -45,7 +50,10 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
         @if rows.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
         @else {
             div.scroll { table.runs {
-                thead { tr { th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" } th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" } } }
+                thead { tr {
+                    th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" }
+                    th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" }
+                } }
                 tbody { @for row in rows { (run_row(row)) } }
             } }
         }
@@ -101,12 +109,15 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
         h1 { "Candidates of run " (run.0) }
         p { a href=(format!("/run/{}", run.0)) { "the run" } }
         div.scroll { table.candidates {
-            thead { tr { th { "candidate" } th { "arm" } th { "made by" } th { "came to" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" } } }
+            thead { tr {
+                th { "candidate" } th { "arm" } th { "made by" } th { "came to" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
+            } }
             tbody { @for line in lines {
                 tr {
-                    td { a href=(format!("/candidate/{}", line.id.0)) { "#" (line.id.0) } @if line.promoted { " ★" } }
+                    td { (number(line.id)) @if line.promoted { " ★" } }
                     td { (arm_name(line.arm)) } td { (line.operator) } td { (line.stage.map_or("–", stage_name)) }
-                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) } td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
+                    td { (line.rejected.as_deref().unwrap_or("–").replace('_', " ")) }
+                    td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
                 }
             } }
         } }
@@ -123,23 +134,31 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         (navigation("/candidate"))
         h1 { "Candidate #" (id) }
         p.lead {
-            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) } " on " (device) ", for " (shape(&new.problem)) ". "
+            (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) }
+            " on " (device) ", for " (shape(&new.problem)) ". "
             "In the " (arm_name(new.arm)) ", made by " b { (new.operator) } ", " (moment(view.known.at)) "."
         }
         @if !new.parents.is_empty() {
-            p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } a href=(format!("/candidate/{}", parent.0)) { "#" (parent.0) } }
+            p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } (number(*parent)) }
                 @let changed = changes(&new.changes);
                 @if !changed.is_empty() { ": " code { (changed) } }
-                @if let Some(parent) = new.parents.first() { " (" a href=(format!("/diff?a={}&b={id}", parent.0)) { "side by side" } ")" } "." }
+                @if let Some(parent) = new.parents.first() { " (" a href=(format!("/diff?a={}&b={id}", parent.0)) { "side by side" } ")" }
+                "." }
         }
         @if !view.children.is_empty() {
-            p { "Parent of " @for (i, child) in view.children.iter().take(CHILDREN).enumerate() { @if i > 0 { ", " } a href=(format!("/candidate/{}", child.0)) { "#" (child.0) } } @if view.children.len() > CHILDREN { ", …" } "." }
+            p { "Parent of "
+                @for (i, child) in view.children.iter().take(CHILDREN).enumerate() { @if i > 0 { ", " } (number(*child)) }
+                @if view.children.len() > CHILDREN { ", …" } "." }
         }
         @for rejection in &view.rejections {
-            div.hazard { b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail) }
+            div.hazard {
+                b { "Rejected at " (stage_name(rejection.stage)) ": " (rejection.reason.replace('_', " ")) } br; (rejection.detail)
+            }
         }
         section #plan { h2 { "Plan" } (plan(&new.candidate)) }
-        @if let Some((screening, findings)) = &view.screening { section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) } }
+        @if let Some((screening, findings)) = &view.screening {
+            section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
+        }
         section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements)) }
         section #proofs { h2 { "Proofs" } (proofs(&view.proofs)) }
         section #kernel { h2 { "Kernel" }
@@ -158,7 +177,7 @@ fn part(from: &str, meanwhile: &str) -> Markup {
 pub fn pair(a: CandidateId, b: CandidateId) -> String {
     let body = html! {
         (navigation("/diff"))
-        h1 { a href=(format!("/candidate/{}", a.0)) { "#" (a.0) } " beside " a href=(format!("/candidate/{}", b.0)) { "#" (b.0) } }
+        h1 { (number(a)) " beside " (number(b)) }
         (part(&format!("/diff/part?a={}&b={}", a.0, b.0), "Both kernels are being taken apart …"))
     };
     frame(&format!("#{} beside #{}", a.0, b.0), SCRIPT, body)
@@ -199,7 +218,10 @@ fn noted(findings: &Value) -> Markup {
     html! {
         @if !list.is_empty() {
             ul.causes { @for f in list.iter().take(4) {
-                li { b { (text(f, "name")) } @if let Some(gain) = f["expected_gain"].as_f64() { ", at most " (ratio(gain)) } ": " (text(f, "evidence")) }
+                li {
+                    b { (text(f, "name")) } @if let Some(gain) = f["expected_gain"].as_f64() { ", at most " (ratio(gain)) }
+                    ": " (text(f, "evidence"))
+                }
             } }
         }
     }
@@ -218,10 +240,13 @@ fn times(forecasts: &[Forecast], measurements: &[MeasurementFact]) -> Markup {
                     td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
                 } }
                 @for m in measurements { tr {
-                    td { (trial_name(m.trial)) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } } td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
+                    td { (trial_name(m.trial)) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                    td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
                     td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
                     td { @match m.against {
-                        Some(a) => { a href=(format!("/candidate/{}", a.incumbent.0)) { "#" (a.incumbent.0) } ": " (ratio(a.ratio)) " (" (ratio(a.low)) " to " (ratio(a.high)) "), " b { (a.verdict.name()) } }
+                        Some(a) => {
+                            (number(a.incumbent)) ": " (ratio(a.ratio)) " (" (ratio(a.low)) " to " (ratio(a.high)) "), " b { (a.verdict.name()) }
+                        }
                         None => "–",
                     } }
                 } }
@@ -244,7 +269,10 @@ fn proofs(proofs: &[ProofFact]) -> Markup {
             }
             @for reason in proof.reasons.iter().take(8) { div.hazard { (reason) } }
             @for hazard in proof.hazards.as_array().into_iter().flatten().take(8) {
-                div.hazard { (hazard["message"].as_str().unwrap_or_default()) @if let Some(line) = hazard["line"].as_u64() { code { "line " (line) } } }
+                div.hazard {
+                    (hazard["message"].as_str().unwrap_or_default())
+                    @if let Some(line) = hazard["line"].as_u64() { code { "line " (line) } }
+                }
             }
         }
     }
@@ -263,11 +291,14 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         @if let Some((problem, device)) = chosen {
             h2 { (shape(problem)) " on " (device) }
             div.scroll { table.best {
-                thead { tr { th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "time / best" } } }
+                thead { tr {
+                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "time / best" }
+                } }
                 tbody { @for timed in best {
                     tr {
-                        td { a href=(format!("/candidate/{}", timed.candidate.0)) { "#" (timed.candidate.0) } @if timed.promoted { " ★" } }
-                        td { (in_words(&timed.subject)) } td { (timed.operator) } td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
+                        td { (number(timed.candidate)) @if timed.promoted { " ★" } }
+                        td { (in_words(&timed.subject)) } td { (timed.operator) }
+                        td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
                         td.n { (ratio(timed.us / best.first().map_or(timed.us, |b| b.us))) }
                     }
@@ -305,7 +336,7 @@ fn told_row(told: &ByHand) -> Markup {
     html! {
         tr {
             td {
-                @match f.candidate { Some(id) => a href=(format!("/candidate/{}", id.0)) { "#" (id.0) }, None => (f.hypothesis) }
+                @match f.candidate { Some(id) => (number(id)), None => (f.hypothesis) }
                 @if let Some(note) = told.note.as_ref().filter(|note| !note.is_empty()) { br; span.soft { (note) } }
             }
             td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }

@@ -38,6 +38,11 @@ pub enum Links<'a> {
 }
 
 impl Links<'_> {
+    /// Its number.
+    fn number(self, id: CandidateId) -> Markup {
+        self.candidate(id, html! { "#" (id.0) })
+    }
+
     fn candidate(self, id: CandidateId, content: Markup) -> Markup {
         let to = match self {
             Links::Live => format!("/candidate/{}", id.0),
@@ -169,7 +174,10 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         );
     }
     sections.push(Section::new("forecasts", "Forecast and outcome", html! {
-        div.halves { div { (scatter::chart(&view.forecasts, links)) } div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) } }
+        div.halves {
+            div { (scatter::chart(&view.forecasts, links)) }
+            div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) }
+        }
     }));
     sections.push(Section::new("deaths", "Why candidates died", html! {
         div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
@@ -194,7 +202,8 @@ fn summary(view: &RunView, links: Links) -> Markup {
             (kind_badge(view.kind())) " "
             "on " b { (view.run.device) } ", " (environment.driver) ", " (environment.compiler)
             @if let Some(commit) = &environment.commit { ", commit " code { (commit) } } "."
-            " Begun " (view.begun) ", latest entry " (view.latest) ", " span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
+            " Begun " (view.begun) ", latest entry " (view.latest) ", "
+            span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
         }
         @for (i, problem) in view.problems.iter().enumerate() {
             @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
@@ -207,8 +216,11 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
     let speedup = problem.speedup();
     html! {
         dl.tiles {
-            @if let Some(b) = &problem.baseline { (tile("baseline", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.candidate, html! { "#" (b.candidate.0) })) " " (in_words(&b.subject)) })) }
-            @if let Some(b) = &problem.best { (tile("best", html! { (time(b.us)) small { " µs" } }, html! { (links.candidate(b.candidate, html! { "#" (b.candidate.0) })) " " (in_words(&b.subject)) })) }
+            @for (name, ranked) in [("baseline", &problem.baseline), ("best", &problem.best)] {
+                @if let Some(r) = ranked {
+                    (tile(name, html! { (time(r.us)) small { " µs" } }, html! { (links.number(r.candidate)) " " (in_words(&r.subject)) }))
+                }
+            }
             @if let Some((gain, range)) = speedup {
                 (tile("speed-up", html! { (ratio(gain)) }, match range {
                     Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
@@ -223,7 +235,9 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 }))
                 @if !view.forecasts.is_empty() {
                     @let score = Score::of("", "", &view.forecasts);
-                    (tile("forecasts", html! { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } }, html! { "rank correlation; " (percent(score.median_error)) " off" }))
+                    (tile("forecasts", html! { (scatter::correlation(&score)) }, html! {
+                        "rank correlation; " (percent(score.median_error)) " off"
+                    }))
                 }
             }
         }
@@ -251,11 +265,16 @@ fn gains(view: &ProblemView) -> Markup {
         p {
             @match (best(Arm::Evolution), best(Arm::Random)) {
                 (Some((evolution, tried)), Some((random, drawn))) => {
-                    @if evolution < random { "The evolution's best is " b { (ratio(random / evolution)) } " as fast as that of its random arm" }
-                    @else if evolution > random { b { "The random arm found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time" }
+                    @if evolution < random {
+                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as that of its random arm"
+                    } @else if evolution > random {
+                        b { "The random arm found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
+                    }
                     @else { "The evolution and its random arm found the same time" }
                     ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
-                    @if let Some(at_equal) = equal(view, drawn.min(tried)) { "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal)) }
+                    @if let Some(at_equal) = equal(view, drawn.min(tried)) {
+                        "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
+                    }
                     ". "
                 }
                 _ => "The random arm has no time yet. "
@@ -263,7 +282,9 @@ fn gains(view: &ProblemView) -> Markup {
             @if let Some(control) = &view.control {
                 "The control, which is the baseline again as if it were new, came out at "
                 @match (control.against, &view.baseline) {
-                    (Some(race), _) => { (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (percent(race.noise)) ")" }
+                    (Some(race), _) => {
+                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (percent(race.noise)) ")"
+                    }
                     (None, Some(baseline)) => (ratio(baseline.us / control.us)),
                     (None, None) => { (time(control.us)) " µs" }
                 }
@@ -289,7 +310,11 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { i.key.evolution {} "evolution" } span { i.key.random {} "random" }
             span { i.key.baseline {} "baseline" } span { i.key.control {} "control" }
             span { "★ promoted" }
-            span.soft { "Lines: the 95 % intervals of the medians" @if let Some(trial) = trial { "; times of the " (trial) " where it is the best there is" } ". The axis does not begin at 0." }
+            span.soft {
+                "Lines: the 95 % intervals of the medians"
+                @if let Some(trial) = trial { "; times are those of the " (trial) " where there was one" }
+                ". The axis does not begin at 0."
+            }
         }
     }
 }
@@ -317,7 +342,7 @@ fn decisions(decisions: &[Decided], links: Links) -> Markup {
             tbody { @for d in decisions {
                 tr {
                     td { b { (d.decision.what.replace('_', " ")) } }
-                    td { @match d.decision.candidate { Some(id) => (links.candidate(id, html! { "#" (id.0) })), None => "–" } }
+                    td { @match d.decision.candidate { Some(id) => (links.number(id)), None => "–" } }
                     td { (figures(&d.decision.why)) }
                     td.n { (view::moment(d.at)) }
                 }
@@ -335,7 +360,9 @@ fn figures(value: &Value) -> Markup {
     };
     html! {
         @match value {
-            Value::Object(fields) => ul.figures { @for (name, value) in fields { li { span.soft { (name.replace('_', " ")) } " " (plain(value)) } } },
+            Value::Object(fields) => ul.figures { @for (name, value) in fields {
+                li { span.soft { (name.replace('_', " ")) } " " (plain(value)) }
+            } },
             other => (plain(other)),
         }
     }
@@ -392,5 +419,98 @@ const fn trial_name(trial: Trial) -> &'static str {
         Trial::Microbench => "microbench",
         Trial::Race => "race",
         Trial::HeldOut => "held-out race",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Problem};
+    use serde_json::json;
+
+    use super::*;
+    use crate::evolve::{Candidate, Language, Source};
+    use crate::ledger::{Environment, Ledger, NewCandidate, Rejection, Run, RunId};
+    use crate::store::Scratch;
+
+    const HOSTILE: &str = "<script>alert('x')</script>";
+
+    fn begin(ledger: &Ledger, device: &str) -> RunId {
+        let environment = Environment { driver: HOSTILE.into(), ..Environment::default() };
+        let run = Run { device: device.into(), config: json!({}), environment, price_per_hour: None };
+        ledger.begin_run(&run).unwrap()
+    }
+
+    fn add(ledger: &Ledger, run: RunId, seq: usize, operator: &str) -> CandidateId {
+        let text = format!("{operator} {seq}");
+        let source = Source { language: Language::Ptx, text, launch: HOSTILE.into() };
+        let new = NewCandidate {
+            run,
+            problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),
+            candidate: Candidate::Kernel(source),
+            arm: Arm::Evolution,
+            operator: operator.into(),
+            parents: Vec::new(),
+            changes: json!({}),
+        };
+        ledger.add_candidate(&new).unwrap()
+    }
+
+    fn ledger() -> (Scratch, Ledger) {
+        let folder = Scratch::new().unwrap();
+        let ledger = Ledger::open(&folder.path("pages.ledger")).unwrap();
+        (folder, ledger)
+    }
+
+    #[test]
+    fn a_run_that_has_nothing_yet_has_a_page() {
+        let (_folder, ledger) = ledger();
+        let empty = RunView::of(&ledger, begin(&ledger, "H200")).unwrap();
+        assert!(page(&empty, &[]).contains("no times yet"));
+        let run = begin(&ledger, "Voodoo 2");
+        add(&ledger, run, 128, "seed:tuned");
+        let view = RunView::of(&ledger, run).unwrap();
+        let page = page(&view, &[]);
+        for words in ["No candidate has a time yet", "No niche is taken yet", "The peaks of Voodoo 2", "None died yet"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(RunView::of(&ledger, RunId(9)).is_err());
+    }
+
+    #[test]
+    fn what_others_wrote_is_text() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, HOSTILE);
+        let id = add(&ledger, run, 128, HOSTILE);
+        let rejection = Rejection { stage: Stage::Screen, reason: HOSTILE.into(), detail: HOSTILE.into() };
+        ledger.rejected(id, &rejection).unwrap();
+        let view = RunView::of(&ledger, run).unwrap();
+        let rows: Vec<RunRow> =
+            ledger.runs().unwrap().into_iter().map(|line| RunRow::of(&ledger, line).unwrap()).collect();
+        let pages = [
+            page(&view, &[]),
+            live_run(&view, &sections(&view, Links::Live)).replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            runs(HOSTILE, &rows, None),
+            candidates(run, &ledger.lines(run, None, 9).unwrap(), None),
+            candidate(&ledger.candidate(id).unwrap(), HOSTILE).replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            failure("404", HOSTILE, HOSTILE),
+        ];
+        for page in pages {
+            assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
+        }
+    }
+
+    #[test]
+    fn several_problems_have_sections_of_their_own() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, "H200");
+        [128, 256].map(|seq| add(&ledger, run, seq, "seed:tuned"));
+        let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
+        let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S256 D64"), "{titles:?}");
+        let mut ids: Vec<&str> = sections.iter().map(|s| s.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), sections.len());
     }
 }

@@ -80,14 +80,17 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
             }
             @for curve in &curves {
                 @if let Some(us) = curve.best_us() {
-                    line class=(format!("on {}", arm_class(curve.arm))) x1=(px(x.at(curve.tried as f64))) x2=(RIGHT) y1=(px(y.at(us))) y2=(px(y.at(us))) {}
+                    line class=(format!("on {}", arm_class(curve.arm))) x1=(px(x.at(curve.tried as f64))) x2=(RIGHT)
+                        y1=(px(y.at(us))) y2=(px(y.at(us))) {}
                 }
                 path class=(format!("step {}", arm_class(curve.arm))) d=(steps(curve, &x, &y)) {}
                 @for step in &curve.steps {
                     circle class=(format!("mark {}", arm_class(curve.arm))) r="3.2"
                         cx=(px(x.at(step.candidates as f64))) cy=(px(y.at(step.us))) {
-                        title { "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates)) ": " (time(step.us)) " µs"
-                            @if let Some(baseline) = baseline { ", " (ratio(baseline / step.us)) " the baseline's speed" } }
+                        title {
+                            "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates)) ": " (time(step.us)) " µs"
+                            @if let Some(baseline) = baseline { ", " (ratio(baseline / step.us)) " the baseline's speed" }
+                        }
                     }
                 }
             }

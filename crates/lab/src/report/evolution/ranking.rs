@@ -47,7 +47,8 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     let bottom = height - 26.0;
     let baseline = view.baseline.as_ref().map(|b| b.us);
     html! {
-        svg.chart.ranking viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="The fastest candidates with the intervals of their times" {
+        svg.chart.ranking viewBox=(format!("0 0 {WIDTH} {height}")) role="img"
+            aria-label="The fastest candidates with the intervals of their times" {
             text.head x="12" y="16" { "candidate" }
             text.head x=(RIGHT + 14.0) y="16" { "µs" }
             text.head x=(WIDTH - 12.0) y="16" text-anchor="end" { "speed-up" }
@@ -61,14 +62,18 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                 g.row {
                     (links.candidate(row.timed.candidate, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.candidate.0) } }))
                     text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 27)) @if row.timed.promoted { tspan.promoted { " ★" } } }
-                    line class=(format!("span {}", row.class)) x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) y1=(y) y2=(y) {}
+                    line class=(format!("span {}", row.class)) y1=(y) y2=(y)
+                        x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
                     (mark(row.class, x.at(row.timed.us), y))
                     text.value x=(RIGHT + 14.0) y=(y + AXIS_TEXT) { (time(row.timed.us)) }
                     @if let Some(us) = baseline {
                         text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" { (ratio(us / row.timed.us)) }
                     }
-                    title { "#" (row.timed.candidate.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": " (time(row.timed.us)) " µs ("
-                        (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), " (trial_name(row.timed.trial)) }
+                    title {
+                        "#" (row.timed.candidate.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "
+                        (time(row.timed.us)) " µs (" (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), "
+                        (trial_name(row.timed.trial))
+                    }
                 }
             }
         }

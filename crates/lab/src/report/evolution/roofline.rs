@@ -34,7 +34,8 @@ fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
 
 pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
     let Some(peaks) = Peaks::of(device) else {
-        return html! { p.soft { "The peaks of " (device) " are in no table of FlashCore's, so there is no floor to hold its times against." } };
+        let why = "are in no table of FlashCore's, so there is no floor to hold its times against.";
+        return html! { p.soft { "The peaks of " (device) " " (why) } };
     };
     let problem = view.problem.problem();
     let floor = peaks.floor(&problem, Mode::Warm);

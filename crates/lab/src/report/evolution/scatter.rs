@@ -39,7 +39,8 @@ pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
             line.same x1=(px(x.at(low))) y1=(px(y.at(low))) x2=(px(x.at(high))) y2=(px(y.at(high))) {}
             @if points.len() <= BARS {
                 @for p in points {
-                    line class=(format!("span {}", class(p))) x1=(px(x.at(p.low_us))) x2=(px(x.at(p.high_us))) y1=(px(y.at(p.measured_us))) y2=(px(y.at(p.measured_us))) {}
+                    @let y = px(y.at(p.measured_us));
+                    line class=(format!("span {}", class(p))) x1=(px(x.at(p.low_us))) x2=(px(x.at(p.high_us))) y1=(y) y2=(y) {}
                 }
             }
             @for p in points {
@@ -58,7 +59,10 @@ fn class(point: &Pair) -> &'static str {
 fn dot(p: &Pair, x: f64, y: f64) -> Markup {
     html! {
         circle class=(format!("dot {}", class(p))) cx=(px(x)) cy=(px(y)) r="3.4" {
-            title { @if let Some(id) = p.candidate { "#" (id.0) ": " } "predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.measured_us)) " µs" }
+            title {
+                @if let Some(id) = p.candidate { "#" (id.0) ": " }
+                "predicted " (time(p.us)) " µs (" (time(p.low_us)) " to " (time(p.high_us)) "), measured " (time(p.measured_us)) " µs"
+            }
         }
     }
 }
@@ -75,8 +79,12 @@ pub(super) fn score(pairs: &[Pair]) -> Markup {
             div { dt { "bias: median of predicted / measured" } dd { (ratio(score.bias)) } }
             div { dt { "median error" } dd { (percent(score.median_error)) } }
             div { dt { "outcomes within the interval" } dd { (percent(score.coverage)) } }
-            div { dt { "rank correlation (Spearman)" } dd { @if score.spearman.is_finite() { (format!("{:.2}", score.spearman)) } @else { "–" } } }
+            div { dt { "rank correlation (Spearman)" } dd { (correlation(&score)) } }
         }
         @if pairs.len() >= POINTS { p.soft { "The newest " (grouped(POINTS as i64)) " of them; older ones are left out." } }
     }
+}
+
+pub(super) fn correlation(score: &Score) -> String {
+    if score.spearman.is_finite() { format!("{:.2}", score.spearman) } else { "–".to_owned() }
 }
