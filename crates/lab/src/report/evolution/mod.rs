@@ -173,12 +173,16 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
             },
         );
     }
-    sections.push(Section::new("forecasts", "Forecast and outcome", html! {
-        div.halves {
-            div { (scatter::chart(&view.forecasts, links)) }
-            div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) }
-        }
-    }));
+    sections.push(Section::new(
+        "forecasts",
+        "Forecast and outcome",
+        html! {
+            div.halves {
+                div { (scatter::chart(&view.forecasts, links)) }
+                div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) }
+            }
+        },
+    ));
     sections.push(Section::new("deaths", "Why candidates died", html! {
         div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
     }));
@@ -470,7 +474,9 @@ mod tests {
         add(&ledger, run, 128, "seed:tuned");
         let view = RunView::of(&ledger, run).unwrap();
         let page = page(&view, &[]);
-        for words in ["No candidate has a time yet", "No niche is taken yet", "The peaks of Voodoo 2", "None died yet"] {
+        for words in
+            ["No candidate has a time yet", "No niche is taken yet", "The peaks of Voodoo 2", "None died yet"]
+        {
             assert!(page.contains(words), "{words}");
         }
         assert!(RunView::of(&ledger, RunId(9)).is_err());
@@ -488,10 +494,12 @@ mod tests {
             ledger.runs().unwrap().into_iter().map(|line| RunRow::of(&ledger, line).unwrap()).collect();
         let pages = [
             page(&view, &[]),
-            live_run(&view, &sections(&view, Links::Live)).replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            live_run(&view, &sections(&view, Links::Live))
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
             runs(HOSTILE, &rows, None),
             candidates(run, &ledger.lines(run, None, 9).unwrap(), None),
-            candidate(&ledger.candidate(id).unwrap(), HOSTILE).replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            candidate(&ledger.candidate(id).unwrap(), HOSTILE)
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
             failure("404", HOSTILE, HOSTILE),
         ];
         for page in pages {
@@ -503,7 +511,9 @@ mod tests {
     fn several_problems_have_sections_of_their_own() {
         let (_folder, ledger) = ledger();
         let run = begin(&ledger, "H200");
-        [128, 256].map(|seq| add(&ledger, run, seq, "seed:tuned"));
+        for seq in [128, 256] {
+            add(&ledger, run, seq, "seed:tuned");
+        }
         let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
         let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
         assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");
