@@ -364,10 +364,12 @@ mod tests {
             .stdout(Stdio::null())
             .spawn();
         let mut us = us.unwrap();
-        let within = |what: &dyn Fn() -> bool| (0..200).any(|_| {
-            std::thread::sleep(Duration::from_millis(50));
-            what()
-        });
+        let within = |what: &dyn Fn() -> bool| {
+            (0..200).any(|_| {
+                std::thread::sleep(Duration::from_millis(50));
+                what()
+            })
+        };
         assert!(within(&|| lives(seconds)));
         us.kill().unwrap();
         us.wait().unwrap();
