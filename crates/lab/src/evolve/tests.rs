@@ -398,7 +398,7 @@ fn the_device_does_not_wait_for_proofs() {
                 turns += 1;
                 idle += usize::from(device.is_none());
                 let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
-                    under_way.drain(..).collect()
+                    std::mem::take(&mut under_way)
                 } else {
                     vec![under_way.remove(device.unwrap_or(0))]
                 };

@@ -23,7 +23,7 @@ use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
 use super::{Evaluator, Look};
 use crate::bench::{Deck, Race, interval};
-use crate::evolve::{Candidate, Finding, Stage, Task};
+use crate::evolve::{Finding, Stage, Task};
 use crate::gate::Verdict;
 use crate::ledger::{
     Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
@@ -77,10 +77,6 @@ impl<C: Card> Cuda<C> {
         let bound = self.bench.bound(&task.subject, &problem)?;
         (self.allow)(HOST_WORK);
         let built = self.card.build(&bound.kernel).map_err(|fault| fault.at(Stage::Screen))?;
-        if let (Candidate::Gpu(_), bytes @ 1..) = (&task.subject, built.local_bytes) {
-            let detail = format!("{bytes} bytes of local memory a thread; accepted: none");
-            return Err(Fault::new("spills", detail).at(Stage::Screen));
-        }
         let resources = Resources {
             registers: built.registers,
             spill_stores: built.local_bytes,
