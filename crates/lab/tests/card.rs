@@ -25,8 +25,8 @@ fn scenario() {
         Ok("cascade") => cascade(),
         Ok("unwritten") => unwritten(),
         Ok("crash") => crash(),
-        Ok("spills") => screen_refuses("spills"),
-        Ok("threads") => screen_refuses("resources"),
+        Ok("spills") => spills(),
+        Ok("threads") => refused(),
         Ok("unknown") => unknown(),
         Ok(other) => panic!("no scenario {other}"),
         Err(_) => {}
@@ -79,7 +79,8 @@ fn cascade() {
     assert_eq!((card.arch().sm, card.arch().multiprocessors, card.kind()), (90, 132, TimeKind::Measured));
     let mut evaluator = Cuda::new(card, None);
     assert!(!evaluator.environment().device.is_empty());
-    let Finding::Screened { screening, predicted_us, .. } = evaluator.evaluate(&task(Stage::Screen, plan.clone())).finding
+    let Finding::Screened { screening, predicted_us, .. } =
+        evaluator.evaluate(&task(Stage::Screen, plan.clone())).finding
     else {
         panic!("screened")
     };
@@ -90,7 +91,10 @@ fn cascade() {
     let Finding::Timed { proof, measurement } = outcome.finding else { panic!("{:?}", outcome.finding) };
     assert!(proof.unwrap().error_rel.unwrap() > 0.0);
     // Every pair of its events is 250 µs apart, so a sample is one call.
-    assert!((measurement.us - 250.0).abs() < 1e-6 && measurement.kind == TimeKind::Measured, "{measurement:?}");
+    assert!(
+        (measurement.us - 250.0).abs() < 1e-6 && measurement.kind == TimeKind::Measured,
+        "{measurement:?}"
+    );
     assert!(measurement.samples.len() >= 7 && measurement.low_us <= measurement.high_us);
     assert!(outcome.device_seconds > 0.0);
 }
@@ -125,11 +129,24 @@ fn crash() {
     }
 }
 
-fn screen_refuses(expected: &str) {
+/// What a kernel spills is told; how much is too much is the cascade's to say.
+fn spills() {
+    let card = card();
+    let plan = plan(&card);
+    let Finding::Screened { screening, .. } =
+        Cuda::new(card, None).evaluate(&task(Stage::Screen, plan)).finding
+    else {
+        panic!("screened")
+    };
+    assert_eq!(screening.spill_bytes, Some(16));
+}
+
+/// A kernel that takes more than there is.
+fn refused() {
     let card = card();
     let plan = plan(&card);
     let (reason, detail) = rejected(&mut Cuda::new(card, None), &task(Stage::Screen, plan));
-    assert!(reason == expected && detail.contains("accepted"), "{reason}: {detail}");
+    assert!(reason == "resources" && detail.contains("accepted"), "{reason}: {detail}");
 }
 
 fn unknown() {
