@@ -208,9 +208,13 @@ pub async fn top(State(site): Shared, query: Asked) -> Page {
     site.ask(move |_, ledger| {
         let mut all = Vec::new();
         for device in ledger.devices()? {
-            all.extend(ledger.best_of_problems(&device)?.into_iter().map(|r| (r.problem, r.device)));
+            // A name finds the devices that have it in theirs, too.
+            for best in ledger.best_of_problems(&device)? {
+                if !all.contains(&(best.problem, best.device.clone())) {
+                    all.push((best.problem, best.device));
+                }
+            }
         }
-        all.dedup();
         let chosen = usize::try_from(of).ok().and_then(|of| all.get(of));
         if chosen.is_none() && of != 0 {
             let value = of.to_string();

@@ -1,14 +1,19 @@
 //! What only pages ask: lists to page through, and examples.
 
+use kernels::select::Shape;
 use rusqlite::params;
 use serde::Serialize;
 
 use super::read::{rows, unword};
+use super::write::text;
 use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
 use crate::evolve::Stage;
 
 /// Of so many of the latest rejections, one is given as an example of its reason.
 const EXAMPLES: i64 = 3000;
+
+/// The baselines of a run are among so many of its first candidates.
+const EARLY: i64 = 1000;
 
 /// A candidate in a list of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -83,6 +88,16 @@ impl Ledger {
                 promoted: row.get(7)?,
             })
         })
+    }
+
+    /// What a run is to beat on a problem: the first that joined it as that. Others of its arm are compared with, and come later.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn baseline(&self, run: RunId, problem: &Shape) -> Result<Option<CandidateId>, LedgerError> {
+        let sql = "SELECT id FROM (SELECT id, arm, problem FROM candidate WHERE run = ? ORDER BY id LIMIT ?)
+            WHERE arm = 'baseline' AND problem = (SELECT id FROM problem WHERE shape = ?) ORDER BY id LIMIT 1";
+        self.row(sql, params![run.0, EARLY, text(problem)], |row| row.get(0).map(CandidateId))
     }
 
     /// The latest rejections of a run, for examples.

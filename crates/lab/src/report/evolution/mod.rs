@@ -18,7 +18,7 @@ use problem::Mask;
 use serde_json::Value;
 
 use crate::evolve::Stage;
-use crate::ledger::{Arm, CandidateId, Decided, Pair, Score, TimeKind, Trial};
+use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Score, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, Lines, difference, heat};
@@ -312,7 +312,9 @@ fn ranking_legend(view: &ProblemView) -> Markup {
     html! {
         div.legend {
             span { i.key.evolution {} "evolution" } span { i.key.random {} "random" }
-            span { i.key.baseline {} "baseline" } span { i.key.control {} "control" }
+            span { i.key.baseline {} "baseline" }
+            @if view.reference.is_some() { span { i.key.reference {} "shipped" } }
+            span { i.key.control {} "control" }
             span { "★ promoted" }
             span.soft {
                 "Lines: the 95 % intervals of the medians"
@@ -347,7 +349,7 @@ fn decisions(decisions: &[Decided], links: Links) -> Markup {
                 tr {
                     td { b { (d.decision.what.replace('_', " ")) } }
                     td { @match d.decision.candidate { Some(id) => (links.number(id)), None => "–" } }
-                    td { (figures(&d.decision.why)) }
+                    td { (because(&d.decision.why)) }
                     td.n { (view::moment(d.at)) }
                 }
             } }
@@ -355,20 +357,54 @@ fn decisions(decisions: &[Decided], links: Links) -> Markup {
     }
 }
 
+/// Why something was decided: a sentence and a table of criteria, where it has them; else its figures.
+fn because(why: &Value) -> Markup {
+    let rows = why["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |value: &Value| value.as_str().map_or_else(|| in_line(value), str::to_owned);
+    html! {
+        @if rows.is_empty() { (figures(why)) } @else {
+            p { (text(&why["why"])) }
+            table.criteria { tbody { @for row in rows {
+                tr { td.soft { (text(&row["criterion"])) } td.n { (text(&row["value"])) } td { (text(&row["says"])) } }
+            } } }
+        }
+    }
+}
+
 /// An object as a list of names and values; anything else as it is.
 fn figures(value: &Value) -> Markup {
-    let plain = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        Value::Number(n) if n.is_f64() => axis::time(n.as_f64().unwrap_or(f64::NAN)),
-        other => other.to_string(),
-    };
     html! {
         @match value {
-            Value::Object(fields) => ul.figures { @for (name, value) in fields {
-                li { span.soft { (name.replace('_', " ")) } " " (plain(value)) }
+            Value::Object(fields) => ul.figures { @for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                li { span.soft { (name.replace('_', " ")) } " " (in_line(value)) }
             } },
-            other => (plain(other)),
+            other => (in_line(other)),
         }
+    }
+}
+
+/// A value in a few words: a race by its ratio, a problem by its shape.
+fn in_line(value: &Value) -> String {
+    let list = |values: &[Value]| values.iter().map(in_line).collect::<Vec<_>>().join("; ");
+    match value {
+        Value::String(text) => text.replace('_', " "),
+        Value::Number(n) if n.is_f64() => time(n.as_f64().unwrap_or(f64::NAN)),
+        Value::Array(values) => list(values),
+        Value::Object(fields) => {
+            if let Ok(race) = serde_json::from_value::<Against>(value.clone()) {
+                let (low, high) = (ratio(race.low), ratio(race.high));
+                return format!("{} ({low} to {high}), {}", ratio(race.ratio), race.verdict.name());
+            }
+            if let Ok(problem) = serde_json::from_value::<Shape>(value.clone()) {
+                return shape(&problem);
+            }
+            let fields = fields.iter().filter(|(_, value)| !value.is_null());
+            fields
+                .map(|(name, value)| format!("{} {}", name.replace('_', " "), in_line(value)))
+                .collect::<Vec<_>>()
+                .join(" ")
+        }
+        other => other.to_string(),
     }
 }
 
@@ -505,6 +541,22 @@ mod tests {
         for page in pages {
             assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
         }
+    }
+
+    #[test]
+    fn reasons_in_a_few_words() {
+        let race = json!({ "incumbent": 3, "ratio": 1.25, "low": 1.2, "high": 1.3, "noise": 0.01, "verdict": "FASTER" });
+        let held = json!([{ "problem": Shape::of(&Problem::mission()), "end": "raced", "race": race }]);
+        let text =
+            because(&json!({ "race": race, "us": 12.3456, "held_out": held, "kind": null })).into_string();
+        assert!(text.contains("1.25× (1.20× to 1.30×), FASTER") && text.contains("12.35"), "{text}");
+        assert!(text.contains("problem f16 B1 H8 S512 D64") && !text.contains("kind"), "{text}");
+        let row = json!({ "criterion": "floor", "value": "3 µs", "says": "there is room" });
+        let text = because(&json!({ "why": "Go on.", "rows": [row], "possible": 2.0 })).into_string();
+        assert!(
+            text.contains("Go on.") && text.contains("there is room") && !text.contains("possible"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -34,9 +34,7 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
     if curves.is_empty() {
         return html! { p.soft { "No candidate has a time yet." } };
     }
-    // By the same trial as the curves, where it passed that.
-    let baseline = view.curve(Arm::Baseline).and_then(Curve::best_us);
-    let baseline = baseline.or(view.baseline.as_ref().map(|ranked| ranked.us));
+    let baseline = view.baseline.as_ref().map(|ranked| ranked.us);
     let times = curves.iter().flat_map(|c| &c.steps).map(|s| s.us).chain(baseline);
     let y = Axis::over(times, BOTTOM, TOP);
     let most = curves.iter().map(|c| c.tried).max().unwrap_or(1).max(1);

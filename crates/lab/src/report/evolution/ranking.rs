@@ -30,10 +30,14 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
         name: in_words(&timed.subject),
     });
     let mut rows: Vec<Row> = top.collect();
+    // What is compared with stands below, unless it is among the fastest.
     let shown = |timed: &Ranked| view.top.iter().any(|t| t.candidate == timed.candidate);
     let also = |timed: &'_ Option<Ranked>| timed.as_ref().is_some_and(|t| !shown(t));
     if let (true, Some(timed)) = (also(&view.baseline), &view.baseline) {
         rows.push(Row { timed, class: "baseline", name: in_words(&timed.subject) });
+    }
+    if let (true, Some(timed)) = (also(&view.reference), &view.reference) {
+        rows.push(Row { timed, class: "reference", name: in_words(&timed.subject) });
     }
     if let (true, Some(timed)) = (also(&view.control), &view.control) {
         rows.push(Row { timed, class: "control", name: in_words(&timed.subject) });
@@ -86,7 +90,7 @@ fn mark(class: &str, x: f64, y: f64) -> Markup {
     html! {
         @match class {
             "random" => path class="mark random" d=(format!("M{} {}L{x1} {y}L{} {}L{x0} {y}Z", px(x), y - 5.5, px(x), y + 5.5)) {},
-            "baseline" | "control" => rect class=(format!("mark {class}")) x=(px(x - 4.0)) y=(y - 4.0) width="8" height="8" {},
+            "baseline" | "control" | "reference" => rect class=(format!("mark {class}")) x=(px(x - 4.0)) y=(y - 4.0) width="8" height="8" {},
             _ => circle class=(format!("mark {class}")) cx=(px(x)) cy=(y) r="4.6" {},
         }
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::evolve::{Candidate, Stage};
 use crate::ledger::{
     Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Ledger, LedgerError, Niche, Pair, Ranked,
-    Run, RunEvent, RunId, RunLine, TimeKind, Trial,
+    Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
 };
 use crate::provenance::iso8601;
 
@@ -123,6 +123,8 @@ pub struct ProblemView {
     pub problem: Shape,
     /// What was to beat.
     pub baseline: Option<Ranked>,
+    /// What else the run compares with: the shipped plan, where that was not its baseline.
+    pub reference: Option<Ranked>,
     /// The promoted one where there is one, else the fastest.
     pub best: Option<Ranked>,
     /// The best so far, arm by arm.
@@ -212,12 +214,7 @@ impl RunView {
     pub fn of(ledger: &Ledger, id: RunId) -> Result<RunView, LedgerError> {
         let (run, tallies) = (ledger.run(id)?, ledger.tallies(id)?);
         let (begun, latest) = ledger.span(id)?;
-        let mut shapes: Vec<Shape> = Vec::new();
-        for tally in &tallies {
-            if !shapes.contains(&tally.problem) {
-                shapes.push(tally.problem);
-            }
-        }
+        let shapes = searched(&tallies);
         let curves = |shape: &Shape| -> Vec<(Arm, i64)> {
             tallies.iter().filter(|t| t.problem == *shape).map(|t| (t.arm, t.candidates)).collect()
         };
@@ -300,7 +297,10 @@ impl ProblemView {
             let trial = if of(Trial::Microbench).next().is_some() { Trial::Microbench } else { Trial::Race };
             Curve { arm, tried, steps: of(trial).cloned().collect() }
         };
-        let (baseline, control) = (leader(Arm::Baseline)?, leader(Arm::Control)?);
+        let control = leader(Arm::Control)?;
+        let baseline = baseline(ledger, run, shape)?;
+        let of_baseline = |r: &Ranked| baseline.as_ref().is_some_and(|b| b.candidate == r.candidate);
+        let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
         // The same plan may come again in another arm.
         let found = ledger.best_of_run(run, shape, 4 * TOP)?;
         let mut seen = HashSet::new();
@@ -317,6 +317,7 @@ impl ProblemView {
             lineage: best.as_ref().map_or(Ok(Vec::new()), |best| lineage(ledger, best.candidate))?,
             niches: ledger.niches(run, shape)?,
             baseline,
+            reference,
             best,
             top,
             control,
@@ -336,6 +337,29 @@ impl ProblemView {
             Some(race) => (race.ratio, Some((race.low, race.high))),
             None => (baseline.us / best.us, None),
         })
+    }
+}
+
+/// The problems that a run searches. Those it holds out have baselines alone.
+fn searched(tallies: &[Tally]) -> Vec<Shape> {
+    let mut shapes: Vec<Shape> = Vec::new();
+    for tally in tallies.iter().filter(|t| t.arm != Arm::Baseline) {
+        if !shapes.contains(&tally.problem) {
+            shapes.push(tally.problem);
+        }
+    }
+    // Just begun.
+    if shapes.is_empty() {
+        shapes.extend(tallies.first().map(|t| t.problem));
+    }
+    shapes
+}
+
+/// What was to beat, where it has a time.
+fn baseline(ledger: &Ledger, run: RunId, shape: &Shape) -> Result<Option<Ranked>, LedgerError> {
+    match ledger.baseline(run, shape)? {
+        Some(id) => ledger.standing(id),
+        None => Ok(None),
     }
 }
 
@@ -395,12 +419,10 @@ impl RunRow {
     /// # Errors
     /// When the ledger cannot be read.
     pub fn of(ledger: &Ledger, line: RunLine) -> Result<RunRow, LedgerError> {
-        let mut problems: Vec<Shape> = ledger.tallies(line.id)?.into_iter().map(|t| t.problem).collect();
-        problems.dedup();
-        let (mut baseline, mut fastest) = (None, None);
+        let problems = searched(&ledger.tallies(line.id)?);
+        let (mut first_baseline, mut fastest) = (None, None);
         if let Some(first) = problems.first() {
-            let corners = ledger.progress(line.id, first)?;
-            baseline = leader(ledger, &corners, Arm::Baseline)?;
+            first_baseline = baseline(ledger, line.id, first)?;
             fastest = best(ledger, line.id, first)?;
             if fastest.is_none() {
                 let top = ledger.best_of_run(line.id, first, 2)?;
@@ -411,7 +433,7 @@ impl RunRow {
             begun: moment(line.at),
             state: State::after(line.last.map(|(_, event)| event)),
             problems,
-            baseline,
+            baseline: first_baseline,
             best: fastest,
             line,
         })
