@@ -37,6 +37,8 @@ pub type Allow = Box<dyn FnMut(Duration) + Send>;
 
 /// Compiling, drawing inputs and computing the right answers to them: the host's work, which ends.
 const HOST_WORK: Duration = Duration::from_secs(120);
+/// The emulator's own limits end a proof; someone else's kernel is proven on the whole problem.
+const PROOF: Duration = Duration::from_secs(900);
 /// A kernel that runs longer than this runs for ever.
 const HANGS: Duration = Duration::from_secs(8);
 /// Bytes of a kernel's buffers that the host draws, moves and judges in a second, at least.
@@ -126,10 +128,10 @@ impl<C: Card> Cuda<C> {
             trial: Trial::Microbench,
             kind: self.card.kind(),
             problem: task.problem,
-            us: found.middle.exp(),
-            // Of a single sample there is no interval.
-            low_us: found.low.exp().max(least),
-            high_us: found.high.exp().min(most),
+            // Of a single sample there is no interval, and of equal ones logarithms make one that is upside down.
+            us: found.middle.exp().clamp(least, most),
+            low_us: found.low.exp().clamp(least, most),
+            high_us: found.high.exp().clamp(least, most),
             samples,
             against: None,
         };
@@ -221,6 +223,7 @@ impl<C: Card> Evaluator for Cuda<C> {
         let found = match task.stage {
             Stage::Propose | Stage::Screen => return self.screen(task).map(Look::without_device),
             Stage::Prove => {
+                (self.allow)(PROOF);
                 let proof = self.bench.prove(&task.subject, &task.problem.problem())?;
                 return Ok(Look::without_device(Finding::Judged(proof)));
             }
