@@ -58,11 +58,9 @@ const CTAS: u64 = 3;
 /// Warp instructions that these may issue together: some seconds.
 const STEPS: u64 = 20_000_000;
 
-/// The machine of the time model's table that a device is, whose name may be a driver's (`NVIDIA H200`) or the table's.
-pub fn machine_of(device: &str) -> Option<&'static Gpu> {
-    let words: Vec<String> = device.to_lowercase().split([' ', '-', '_']).map(str::to_owned).collect();
-    let named = |gpu: &&&Gpu| gpu.name.to_lowercase().split(' ').all(|part| words.iter().any(|w| w == part));
-    Gpu::named(device).or_else(|| machine::MACHINES.iter().find(named).copied())
+/// The machine that a device is, whose name may be a driver's (`NVIDIA H200`) or the table's (`h200`).
+fn machine_of(device: &str) -> Option<&'static Gpu> {
+    Gpu::of_device(device).or_else(|| Gpu::named(device))
 }
 
 /// Emits, runs a few CTAs, predicts and diagnoses.
