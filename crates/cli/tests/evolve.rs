@@ -1,0 +1,255 @@
+//! `flashcore evolve` as people run it: short runs, bad usage, and a run that is killed again and again.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use kernels::select::TunedTable;
+use lab::ledger::{Arm, Ledger, RunEvent, RunId};
+use serde_json::Value;
+
+/// A folder that goes with its test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("flashcore-cli-evolve-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.arg("evolve").args(args);
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const SMALL: &str = "1,2,128,64,f16";
+
+/// The whole cascade on a device that is not at hand: real kernels, the emulator's gate, predicted times.
+#[test]
+fn a_short_run_against_the_model() {
+    let folder = Folder::new("model");
+    let (ledger, rows) = (folder.file("l.ledger"), folder.file("tuned.jsonl"));
+    let seed = folder.file("seed.json");
+    std::fs::write(&seed, r#"{"family":"ladder","rung":"phase4"}"#).unwrap();
+    let found = json(&run(&[
+        "--device",
+        "h200",
+        "--problem",
+        SMALL,
+        "--held-out",
+        "1,2,192,64,f16",
+        "--candidates",
+        "10",
+        "--random-share",
+        "0.3",
+        "--seed-plan",
+        &seed,
+        "--ledger",
+        &ledger,
+        "--promote",
+        &rows,
+        "--json",
+    ]));
+    for key in [
+        "problem",
+        "device",
+        "baseline",
+        "best",
+        "speedup",
+        "interval",
+        "verdict",
+        "random_arm",
+        "candidates",
+        "rejected",
+        "forecasts",
+        "decision",
+        "operators",
+        "control",
+        "run",
+        "ledger",
+    ] {
+        assert!(!found[key].is_null(), "{key}: {found}");
+    }
+    assert_eq!((&found["device"], &found["kind"]), (&"H200".into(), &"predicted".into()));
+    assert_eq!(
+        (&found["candidates"]["total"], &found["control"]["verdict"]),
+        (&10.into(), &"UNDECIDED".into())
+    );
+    // From a kernel with scalar products to tensor cores: more than the model can be wrong by.
+    assert_eq!(found["verdict"], "FASTER", "{found}");
+    assert!(found["speedup"].as_f64() > Some(2.0) && found["best"]["candidate"]["gpu"]["family"] != "ladder");
+    assert!(found["shipped"]["race"]["ratio"].as_f64().is_some());
+    let table = TunedTable::parse(&std::fs::read_to_string(&rows).unwrap()).unwrap();
+    assert_eq!(table.rows().len(), 1);
+    assert!(serde_json::to_string(&table.rows()[0]).unwrap().contains("predicted"));
+    let known = Ledger::read(ledger.as_ref()).unwrap().resume(RunId(1)).unwrap();
+    assert!(known.decisions.iter().any(|d| d.decision.what == "promoted"));
+    // For people, from the ledger alone.
+    let again = run(&["--resume", "1", "--ledger", &ledger]);
+    let text = String::from_utf8(again.stdout).unwrap();
+    assert_eq!(again.status.code(), Some(0), "{}", String::from_utf8_lossy(&again.stderr));
+    for part in ["predicted by the time model", "best against baseline", "decision:", "blind draws", "FASTER"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// Measured on this machine: a few plans of a small problem, with everything that a longer run does.
+#[test]
+fn a_short_run_on_this_processor() {
+    let folder = Folder::new("cpu");
+    let ledger = folder.file("l.ledger");
+    let found = json(&run(&[
+        "--device",
+        "cpu",
+        "--problem",
+        "1,2,64,32,f32",
+        "--candidates",
+        "8",
+        "--ledger",
+        &ledger,
+        "--json",
+    ]));
+    assert_eq!((&found["kind"], &found["candidates"]["total"]), (&"measured".into(), &8.into()));
+    assert!(found["baseline"]["us"].as_f64() > Some(0.0) && found["best"]["candidate"]["cpu"].is_object());
+    assert!(found["control"]["race"]["ratio"].as_f64().is_some(), "{}", found["control"]);
+}
+
+/// Killed in the midst of its work again and again, the run comes to the end that it would have come to, with nothing lost and
+/// nothing twice.
+#[test]
+fn a_run_that_is_killed_loses_nothing() {
+    let folder = Folder::new("killed");
+    let ledger = folder.file("l.ledger");
+    let begin = [
+        "--device",
+        "h200",
+        "--problem",
+        SMALL,
+        "--held-out",
+        SMALL,
+        "--candidates",
+        "8",
+        "--jobs",
+        "1",
+        "--json",
+    ];
+    let start = |args: &[&str]| -> Child {
+        command(args)
+            .args(["--ledger", &ledger])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut child = start(&begin);
+    let mut kills = 0;
+    let mut wait = 60;
+    let last = loop {
+        std::thread::sleep(Duration::from_millis(wait));
+        if child.try_wait().unwrap().is_some() {
+            let output = child.wait_with_output().unwrap();
+            if output.status.success() {
+                break output;
+            }
+            // Killed before the run had begun.
+            assert!(String::from_utf8_lossy(&output.stderr).contains("no run that can go on"), "{output:?}");
+            child = start(&begin);
+            continue;
+        }
+        if kills < 12 {
+            // On Unix this is kill -9.
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+            wait = 60 + wait * 5 / 4;
+            child = start(&["--resume", "--json"]);
+        } else {
+            break child.wait_with_output().unwrap();
+        }
+    };
+    let found = json(&last);
+    assert!(kills > 2, "{kills}");
+    assert_eq!(found["candidates"]["total"], 8, "{found}");
+    let ledger = Ledger::read(ledger.as_ref()).unwrap();
+    let known = ledger.resume(RunId(1)).unwrap();
+    let counted =
+        known.candidates.iter().filter(|c| matches!(c.new.arm, Arm::Evolution | Arm::Random)).count();
+    assert_eq!(counted, 8);
+    let mut tasks: Vec<String> =
+        known.outcomes.iter().map(|o| format!("{:?} {:?} {:?}", o.candidate, o.stage, o.problem)).collect();
+    let all = tasks.len();
+    tasks.sort();
+    tasks.dedup();
+    assert_eq!(tasks.len(), all);
+    assert_eq!(ledger.events(RunId(1)).unwrap().last().unwrap().1, RunEvent::Finished);
+    assert_eq!(ledger.runs().unwrap().len(), 1);
+}
+
+/// Ctrl-C once: it ends after the tasks under way, and says how to go on.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_says_how_to_go_on() {
+    let folder = Folder::new("interrupted");
+    let ledger = folder.file("l.ledger");
+    let args = ["--device", "h200", "--problem", SMALL, "--minutes", "5", "--jobs", "1", "--ledger", &ledger];
+    let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("evolve --resume 1 --ledger"), "{said}");
+    let events = Ledger::read(ledger.as_ref()).unwrap().events(RunId(1)).unwrap();
+    assert_eq!(events.last().unwrap().1, RunEvent::Stopped);
+}
+
+#[test]
+fn bad_usage_is_told() {
+    let folder = Folder::new("usage");
+    let ledger = folder.file("l.ledger");
+    let text = folder.file("text");
+    std::fs::write(&text, "not a ledger, and longer than a page's head").unwrap();
+    for (args, part) in [
+        (vec!["--device", "h2000"], "accepted: cpu, cuda"),
+        (vec!["--minutes", "-1"], "--minutes"),
+        (vec!["--candidates", "0"], "--candidates = 0"),
+        (vec!["--configuration", "best"], "free, insight, full"),
+        (vec!["--family", "wmma"], "mma, wgmma, small"),
+        (vec!["--random-share", "2"], "0 to 0.9"),
+        (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
+        (vec!["--resume"], "no run that can go on"),
+        (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
+    ] {
+        let found = run(&[&args[..], &["--ledger", &ledger]].concat());
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert_eq!(found.status.code(), Some(3), "{args:?}: {said}");
+        assert!(said.contains(part), "{args:?}: {said}");
+    }
+    let found = run(&["--ledger", &text]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("no FlashCore ledger"), "{found:?}");
+}
