@@ -6,19 +6,21 @@
 
     report = flashcore.ray.evolve(problem="1,8,512,64,f16", device="h200", candidates=500)
 
-or ``python -m flashcore.ray --problem 1,8,512,64,f16 --device h200 --candidates 500``. What a run is, and what its report says, is as of
-the command ``flashcore evolve``; the ledger is the same, so pages, ``topk`` and ``--resume`` work on it.
+or ``python -m flashcore.ray --problem 1,8,512,64,f16 --device h200 --candidates 500``. What a run is, and what its
+report says, is as of the command ``flashcore evolve``; the ledger is the same, so pages, ``topk`` and ``--resume`` work
+on it.
 
 Where evaluations go:
 
 - ``device="h200"`` (or another machine of the time model's table): predicted, on any processor of the cluster.
-- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; plans are checked, emitted and proven by tasks that need no
-  GPU.
-- ``device="cpu"``: measured on the processor of the driver's own node, one at a time; times of different machines do not compare.
+- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; plans are checked, emitted and proven by
+  tasks that need no GPU.
+- ``device="cpu"``: measured on the processor of the driver's own node, one at a time; times of different machines do
+  not compare.
 
-A task whose worker or node dies is tried again elsewhere, at most ``retries`` times; after that the candidate is rejected as ``crashed``.
-An answer that comes twice counts once, by the ledger's key (candidate, stage, problem). Whatever happens to the driver, the ledger has
-every answer that it was told, and ``resume=True`` goes on from there.
+A task whose worker or node dies is tried again elsewhere, at most ``retries`` times; after that the candidate is
+rejected as ``crashed``. An answer that comes twice counts once, by the ledger's key (candidate, stage, problem).
+Whatever happens to the driver, the ledger has every answer that it was told, and ``resume=True`` goes on from there.
 
 Every node needs this package installed in the same version.
 """
@@ -72,7 +74,8 @@ def evolve(
 ) -> dict[str, Any]:
     """Runs an evolution with its evaluations as Ray tasks, and returns its report.
 
-    Connects to the cluster that ``RAY_ADDRESS`` names, or starts a local one, unless :func:`ray.init` was called before.
+    Connects to the cluster that ``RAY_ADDRESS`` names, or starts a local one, unless :func:`ray.init` was called
+    before.
 
     Args:
         problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,causal]``, or several of these.
@@ -90,8 +93,8 @@ def evolve(
         families: kernel families to draw from; all where none is named.
         early_stop: whether the run may end before its budget when nothing more is to be expected.
         price_per_hour: of the device, for the ledger's account.
-        resume: ``True`` goes on with the latest run of the ledger that is not finished, a number with that run; the budget is
-            then the run's own.
+        resume: ``True`` goes on with the latest run of the ledger that is not finished, a number with that run; the
+            budget is then the run's own.
         retries: how often a task whose worker died is tried again.
         patience: seconds after which a task is given up as hanging.
         progress: called with the state of the run after each answer.
@@ -248,7 +251,9 @@ class _Drive:
         except ray.exceptions.RayError as error:
             # Its workers died at each try, or their device cannot be used: this candidate's end, and not the run's.
             why = str(getattr(error, "cause", None) or error).strip().splitlines()
-            return _flashcore.lost(task, "crashed", f"no worker came back with it: {why[0] if why else error!r}", seconds)
+            return _flashcore.lost(
+                task, "crashed", f"no worker came back with it: {why[0] if why else error!r}", seconds
+            )
 
     def tell(self, outcome: str) -> None:
         self.run.tell(outcome)
@@ -284,7 +289,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--family", action="append", default=[], help="a kernel family to draw from")
     parser.add_argument("--no-early-stop", action="store_true", help="use the whole budget")
     parser.add_argument("--price", type=float, help="of an hour of the device")
-    parser.add_argument("--resume", nargs="?", type=int, const=True, default=False, metavar="RUN", help="go on with a run")
+    parser.add_argument(
+        "--resume", nargs="?", type=int, const=True, default=False, metavar="RUN", help="go on with a run"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
     return parser
 
@@ -331,8 +338,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show(state: dict[str, Any]) -> None:
     best = state["best"]
-    best = "none yet" if best is None else f"{best[0]:.2f} µs ({best[1]:.3f}×)"
-    text = f"{state['candidates']} candidates, {state['rejected']} rejected, {state['under_way']} under way; best {best}"
+    best = "none yet" if best is None else f"{best[0]:.2f} µs ({best[1]:.3f} times as fast)"
+    text = (
+        f"{state['candidates']} candidates, {state['rejected']} rejected, {state['under_way']} under way; best {best}"
+    )
     print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)
 
 
@@ -341,7 +350,9 @@ def _line(case: dict[str, Any]) -> str:
     if speedup is None:
         return f"{case['words']} on {case['device']}: nothing raced"
     low, high = interval or (float("nan"), float("nan"))
-    return f"{case['words']} on {case['device']}: {speedup:.3f}× ({low:.3f} to {high:.3f}), {case['verdict']}"
+    return (
+        f"{case['words']} on {case['device']}: {speedup:.3f} times as fast ({low:.3f} to {high:.3f}), {case['verdict']}"
+    )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from flashcore import _flashcore
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 
-import flashcore.ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
+
+import flashcore.ray  # noqa: E402
 
 PROBLEM = "1,1,64,64,f16"
 
@@ -35,7 +36,7 @@ def cluster():
 
 
 def counted(ledger):
-    """Asserts that a ledger is sound, every candidate has an end, and no answer is there twice; returns its tables' rows."""
+    """Asserts that a ledger is sound, every candidate has an end, and no answer is there twice; returns its counts."""
     check = json.loads(_flashcore.ledger_check(os.fspath(ledger)))
     assert check["sound"], check["found"]
     facts = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
