@@ -48,6 +48,13 @@ pub enum Command {
     /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
     #[command(hide = true)]
     Worker(Worker),
+    /// Search for faster kernels: candidates are made, proven, timed and raced; every fact goes into a ledger
+    ///
+    /// Beside the search's own candidates run an arm of blind draws and a control. On a device that is not at hand (h200, l4, …)
+    /// times are the time model's, and everything says so. Ctrl-C ends after the tasks under way, and --resume goes on.
+    ///
+    /// Exit code: 0 ended or stopped, 2 a fault of FlashCore's, 3 bad usage or a device that cannot be used.
+    Evolve(Evolve),
     /// The best plans for a problem on a device, as the ledger knows them
     Topk(Topk),
     /// Say what an idea will bring before it is measured, and see how forecasts came out: people's and the model's
@@ -462,4 +469,70 @@ pub struct Serve {
     /// The address to listen at; whoever reaches it can read the ledger
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub bind: std::net::IpAddr,
+}
+
+#[derive(Debug, Args)]
+pub struct Evolve {
+    /// For which device: cpu or cuda, cuda:N (this machine's, measured), or h200, h100, a100, l4, rtx4090 (predicted)
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// What is to be computed: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16; may be given several times; default: the
+    /// mission problem
+    #[arg(long, value_name = "PROBLEM")]
+    pub problem: Vec<String>,
+    /// A problem that the search does not see and a winner must not lose on; may be given several times; default: half and twice the
+    /// length of each problem
+    #[arg(long, value_name = "PROBLEM")]
+    pub held_out: Vec<String>,
+    /// Minutes that the search may take, its races included
+    #[arg(long)]
+    pub minutes: Option<f64>,
+    /// Candidates that it may make, blind draws included
+    #[arg(long, value_name = "N")]
+    pub candidates: Option<usize>,
+    /// How it searches: full (elites of all niches, every operator), insight (from the best, with what helped and what the diagnosis
+    /// says) or free (from the best, blindly)
+    #[arg(long, default_value = "full")]
+    pub configuration: String,
+    /// What chance begins with
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A plan (JSON) as the only seed, which is also what is to be beaten
+    #[arg(long, value_name = "FILE.json")]
+    pub seed_plan: Option<PathBuf>,
+    /// Only kernels of this family: mma, wgmma or small; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub family: Vec<String>,
+    /// The part of the candidates that is drawn blindly, to show what the search gains
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    pub random_share: f64,
+    /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (docs/proposers.md)
+    #[arg(long, value_name = "CMD")]
+    pub proposer: Option<String>,
+    /// What the best library takes on the first problem, µs: the advice at the end compares with it
+    #[arg(long, value_name = "US")]
+    pub library_us: Option<f64>,
+    /// Do not end before the budget when nothing more is to be expected
+    #[arg(long)]
+    pub no_early_stop: bool,
+    /// Go on with a run of the ledger: the last one that did not end, or the one of this number
+    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    pub resume: Option<Option<i64>>,
+    /// What an hour of the device costs
+    #[arg(long, value_name = "PRICE")]
+    pub price: Option<f64>,
+    /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<usize>,
+    /// Append winners to FILE, as rows of the table of tuned plans
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub promote: Option<PathBuf>,
+    /// Print one JSON object instead of the tables
+    #[arg(long)]
+    pub json: bool,
+    /// The emulator in the place of a GPU, its times those of the time model: tests the search
+    #[arg(long, hide = true)]
+    pub emulator: bool,
+    #[command(flatten)]
+    pub ledger: LedgerFile,
 }

@@ -149,4 +149,15 @@ pub enum CliError {
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Problem(#[from] problem::ProblemError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Evolution(#[from] lab::evolve::EvolveError),
+    /// There is no run to go on with.
+    #[error(
+        "--resume: {ledger} has no run that can go on; its runs: `flashcore ledger runs --ledger {ledger}`"
+    )]
+    NoRun {
+        /// The ledger.
+        ledger: PathBuf,
+    },
 }

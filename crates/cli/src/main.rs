@@ -8,6 +8,7 @@ mod climb;
 mod device;
 mod doctor;
 mod error;
+mod evolve;
 mod explain;
 mod forecast;
 mod ledger;
@@ -78,6 +79,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Selftest(args) => selftest::selftest(args),
         Command::Microbench(args) => microbench::microbench(args),
         Command::Worker(args) => worker::worker(args),
+        Command::Evolve(args) => evolve::evolve(args),
         Command::Topk(args) => topk::topk(args),
         Command::Forecast(command) => forecast::forecast(command),
         Command::Ledger(command) => ledger::ledger(command),
@@ -104,6 +106,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Selftest(args) => args.json,
         Command::Microbench(args) => args.json,
         Command::Topk(args) => args.json,
+        Command::Evolve(args) => args.json,
         Command::Run(_)
         | Command::Bench(_)
         | Command::Tables(_)

@@ -143,11 +143,14 @@ impl CpuPlan {
         // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
         let fewest = all.div_ceil(most * panel);
         let blocks = fewest..=all.div_ceil(lanes).min(fewest + 8 * threads);
-        let mut tiles: Vec<CpuPlan> = blocks
-            .map(|blocks| {
-                CpuPlan::widest(isa, threads, all.div_ceil(blocks).next_multiple_of(lanes), BLOCK_KV)
-            })
-            .collect();
+        let cut = |blocks| {
+            let vectors = all.div_ceil(blocks).div_ceil(lanes);
+            let plan = CpuPlan::widest(isa, threads, vectors * lanes, BLOCK_KV);
+            // Panels of equal width: one vector that is left over alone costs more loads than products.
+            let vectors = vectors.div_ceil(vectors.div_ceil(plan.vectors));
+            CpuPlan { vectors, tile_rows: isa.tile_rows(vectors), ..plan }
+        };
+        let mut tiles: Vec<CpuPlan> = blocks.map(cut).collect();
         tiles.dedup();
         if all <= lanes {
             let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };

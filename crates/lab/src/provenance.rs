@@ -81,6 +81,11 @@ fn clean_commit(root: &Path) -> Option<String> {
     if changes.is_empty() { git(&["rev-parse", "--short=12", "HEAD"]) } else { None }
 }
 
+/// This moment, UTC, ISO 8601.
+pub fn iso8601_now() -> String {
+    iso8601(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
 /// `YYYY-MM-DDTHH:MM:SSZ` of seconds since 1970 (days to civil date after H. Hinnant, "chrono-Compatible Low-Level Date
 /// Algorithms").
 pub fn iso8601(seconds: u64) -> String {

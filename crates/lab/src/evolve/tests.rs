@@ -510,7 +510,7 @@ fn proposals_pass_the_same_cascade() {
                     question.brief["incumbent"]["source"].as_str().is_some_and(|ptx| ptx.contains(".entry"))
                 );
                 let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
-                plan.block_n = if asked == 1 { 48 } else { 7 };
+                plan.block_n = if asked == 1 { 48 * plan.kv_warps } else { 7 };
                 let answer = match asked {
                     3 => Err(Rejection {
                         stage: Stage::Propose,

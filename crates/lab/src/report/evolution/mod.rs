@@ -563,7 +563,9 @@ mod tests {
     fn several_problems_have_sections_of_their_own() {
         let (_folder, ledger) = ledger();
         let run = begin(&ledger, "H200");
-        [128, 256].map(|seq| add(&ledger, run, seq, "seed:tuned"));
+        for seq in [128, 256] {
+            add(&ledger, run, seq, "seed:tuned");
+        }
         let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
         let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
         assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");

@@ -1,0 +1,136 @@
+//! The loop between the engine and those at work: tasks out, outcomes in, one line of progress, and an end when someone asks for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use lab::evolve::proposer::{LIMITS, Proposal, Proposer};
+use lab::evolve::workers::Crew;
+use lab::evolve::{Ask, Evolution, Progress, Question};
+use lab::ledger::Rejection;
+
+use crate::args::Evolve;
+use crate::error::CliError;
+
+/// How a run ended for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It is over.
+    Done,
+    /// Someone stopped it.
+    Stopped,
+}
+
+/// Time between two looks at whether someone wants an end.
+const LOOK: Duration = Duration::from_millis(100);
+/// What shells give for a program that was interrupted.
+const INTERRUPTED: i32 = 130;
+
+type Answer = (Question, Result<Proposal, Rejection>);
+
+/// Someone else's program, asked on a thread of its own.
+struct Asked {
+    proposer: Option<Proposer>,
+    tell: Sender<Answer>,
+    answers: Receiver<Answer>,
+}
+
+impl Asked {
+    fn new(line: Option<&String>) -> Asked {
+        let (tell, answers) = channel();
+        Asked { proposer: line.map(|line| Proposer::new(line, LIMITS)), tell, answers }
+    }
+
+    fn ask(&self, question: Question) {
+        let Some(proposer) = self.proposer.clone() else { return };
+        let tell = self.tell.clone();
+        std::thread::spawn(move || {
+            let answer = proposer.propose(&question.brief);
+            // A run that has ended waits for no answer.
+            let _ = tell.send((question, answer));
+        });
+    }
+}
+
+/// Runs to the end, or until someone asks for it.
+pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evolution, Ended), CliError> {
+    let presses = interruptions();
+    let asked = Asked::new(evolution.config().proposer.as_ref());
+    let bar = if args.json { ProgressBar::hidden() } else { bar(&evolution) };
+    let began = Instant::now();
+    let (mut stopping, mut under_way) = (false, 0_usize);
+    let ended = loop {
+        if !stopping && presses.load(Ordering::Relaxed) > 0 {
+            stopping = true;
+            bar.suspend(|| {
+                eprintln!("flashcore: stops after {under_way} tasks under way; Ctrl-C again ends at once")
+            });
+        }
+        if stopping && under_way == 0 {
+            evolution.stop()?;
+            break Ended::Stopped;
+        }
+        let ask = if stopping { Ask::Wait } else { evolution.ask(began.elapsed().as_secs_f64())? };
+        match ask {
+            Ask::Task(task) => {
+                crew.submit(*task);
+                under_way += 1;
+            }
+            Ask::Propose(question) => asked.ask(*question),
+            Ask::Done => break Ended::Done,
+            Ask::Wait => {
+                if let Some(outcome) = crew.outcome(LOOK) {
+                    evolution.tell(&outcome)?;
+                    under_way -= 1;
+                }
+                while let Ok((question, answer)) = asked.answers.try_recv() {
+                    evolution.answer(&question, answer)?;
+                }
+                show(&bar, &evolution.progress(), began.elapsed());
+            }
+        }
+    };
+    bar.finish_and_clear();
+    Ok((evolution, ended))
+}
+
+/// Counts Ctrl-C. The second ends at once: what the ledger has is whole.
+fn interruptions() -> Arc<AtomicU32> {
+    let presses = Arc::new(AtomicU32::new(0));
+    let counted = presses.clone();
+    // Where no handler can be set, Ctrl-C ends the program at once, as the second does.
+    let _ = ctrlc::set_handler(move || {
+        if counted.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::process::exit(INTERRUPTED);
+        }
+    });
+    presses
+}
+
+fn bar(evolution: &Evolution) -> ProgressBar {
+    let config = evolution.config();
+    let bar = match (config.candidates, config.seconds) {
+        (Some(candidates), _) => ProgressBar::new(candidates as u64),
+        (None, Some(seconds)) => ProgressBar::new(seconds as u64),
+        (None, None) => ProgressBar::new_spinner(),
+    };
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn show(bar: &ProgressBar, progress: &Progress, elapsed: Duration) {
+    bar.set_position(if progress.budget.is_some() { progress.candidates as u64 } else { elapsed.as_secs() });
+    let times = |found: Option<(f64, f64)>| {
+        found.map_or("none yet".to_owned(), |(us, speedup)| format!("{us:.2} µs ({speedup:.3}×)"))
+    };
+    bar.set_message(format!(
+        "{} candidates, {} rejected, {} under way; best {}; best blind draw {}",
+        progress.candidates,
+        progress.rejected,
+        progress.under_way,
+        times(progress.best),
+        times(progress.random),
+    ));
+}

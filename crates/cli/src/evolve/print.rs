@@ -1,0 +1,148 @@
+//! A run's report for people.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+use crate::error::CliError;
+use crate::table;
+
+/// Prints what a run came to.
+pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
+    let several = report["problems"].as_array();
+    let cases: Vec<&Value> = several.map_or_else(|| vec![report], |cases| cases.iter().collect());
+    for case in cases {
+        print_case(out, case)?;
+        writeln!(out)?;
+    }
+    let seconds = &report["seconds"];
+    writeln!(
+        out,
+        "run {} of {}: {:.1} s of evaluators, {:.1} s of them with the device",
+        report["run"],
+        report["ledger"].as_str().unwrap_or_default(),
+        number(&seconds["evaluators"]),
+        number(&seconds["device"]),
+    )?;
+    Ok(())
+}
+
+fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
+    let predicted =
+        if case["kind"] == "predicted" { " (all times are predicted by the time model)" } else { "" };
+    writeln!(out, "{} on {}{predicted}", text(&case["words"]), text(&case["device"]))?;
+    let rows = [
+        ("baseline", &case["baseline"]),
+        ("best", &case["best"]),
+        ("best blind draw", &case["random_arm"]["best"]),
+    ];
+    let rows: Vec<Vec<String>> =
+        rows.iter().filter(|(_, who)| who.is_object()).map(|(name, who)| line(name, who)).collect();
+    table::print(out, &["", "time µs", "candidate", "by", "plan"], &rows)?;
+    match case["speedup"].as_f64() {
+        Some(speedup) => writeln!(
+            out,
+            "best against baseline: {speedup:.3}× ({:.3} to {:.3}), {}",
+            number(&case["interval"][0]),
+            number(&case["interval"][1]),
+            text(&case["verdict"])
+        )?,
+        None => writeln!(out, "best against baseline: not raced")?,
+    }
+    let gain = &case["random_arm"]["gain"];
+    let equal = &case["random_arm"]["at_equal_budget"];
+    writeln!(
+        out,
+        "blind draws: {}{}; of {} candidates each: {:.2} µs against {:.2} µs",
+        text(&case["random_arm"]["says"]),
+        gain["ratio"].as_f64().map_or(String::new(), |ratio| {
+            format!(" ({ratio:.3}×, {:.3} to {:.3})", number(&gain["low"]), number(&gain["high"]))
+        }),
+        equal["candidates"],
+        number(&equal["evolution_us"]),
+        number(&equal["random_us"]),
+    )?;
+    let control = &case["control"];
+    writeln!(
+        out,
+        "control (the baseline against itself): {} {:.3}×",
+        control["verdict"].as_str().unwrap_or("not raced"),
+        number(&control["race"]["ratio"])
+    )?;
+    for held in case["held_out"].as_array().into_iter().flatten() {
+        let end = held["race"]["verdict"].as_str().or(held["end"].as_str()).unwrap_or_default();
+        writeln!(out, "held out, {}: {end} {:.3}×", shape(&held["problem"]), number(&held["race"]["ratio"]))?;
+    }
+    if let Some(ratio) = case["shipped"]["race"]["ratio"].as_f64() {
+        writeln!(
+            out,
+            "what ships against the best found: {ratio:.3}× its speed, {}",
+            text(&case["shipped"]["race"]["verdict"])
+        )?;
+    }
+    if !case["promoted"].is_null() {
+        writeln!(out, "promoted: candidate {}", case["promoted"])?;
+    }
+    operators(out, case)?;
+    let rejected = case["rejected"].as_object().into_iter().flatten();
+    let rejected: Vec<String> = rejected.map(|(reason, count)| format!("{count} {reason}")).collect();
+    writeln!(out, "rejected: {}", rejected.join(", "))?;
+    decision(out, &case["decision"])
+}
+
+fn operators(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
+    let accounts = case["operators"].as_array().into_iter().flatten();
+    let rows: Vec<Vec<String>> = accounts
+        .map(|account| {
+            let (pulls, earned) = (number(&account["pulls"]), number(&account["earned"]));
+            vec![
+                text(&account["operator"]).to_owned(),
+                format!("{pulls}"),
+                format!("{earned:.1}"),
+                format!("{:.3}", earned / pulls),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        table::print(out, &["operator", "candidates", "earned", "each"], &rows)?;
+    }
+    Ok(())
+}
+
+fn decision(out: &mut impl Write, decision: &Value) -> Result<(), CliError> {
+    let rows: Vec<Vec<String>> = decision["rows"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|row| ["criterion", "value", "says"].map(|key| text(&row[key]).to_owned()).to_vec())
+        .collect();
+    table::print(out, &["looked at", "is", "which means"], &rows)?;
+    writeln!(out, "decision: {}: {}", text(&decision["what"]).replace('_', " "), text(&decision["why"]))?;
+    Ok(())
+}
+
+fn line(name: &str, who: &Value) -> Vec<String> {
+    let candidate = &who["candidate"];
+    let plan = ["gpu", "cpu"].iter().find_map(|kind| candidate.get(kind));
+    vec![
+        name.to_owned(),
+        format!("{:.2}", number(&who["us"])),
+        who["id"].to_string(),
+        text(&who["operator"]).to_owned(),
+        plan.map_or("a kernel of its own".to_owned(), Value::to_string),
+    ]
+}
+
+fn shape(shape: &Value) -> String {
+    serde_json::from_value(shape.clone())
+        .map_or_else(|_| shape.to_string(), |shape| lab::evolve::words(&shape))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("–")
+}
+
+/// NaN where there is none.
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
