@@ -11,7 +11,7 @@ use crate::ledger::Ranked;
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 24.0;
 const TOP: f64 = 26.0;
-const LEFT: f64 = 300.0;
+const LEFT: f64 = 330.0;
 const RIGHT: f64 = WIDTH - 170.0;
 const TICKS: usize = 5;
 
@@ -65,7 +65,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                 @let y = TOP + ROW * (i as f64 + 0.5);
                 g.row {
                     (links.candidate(row.timed.candidate, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.candidate.0) } }))
-                    text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 27)) @if row.timed.promoted { tspan.promoted { " ★" } } }
+                    text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 34)) @if row.timed.promoted { tspan.promoted { " ★" } } }
                     line class=(format!("span {}", row.class)) y1=(y) y2=(y)
                         x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
                     (mark(row.class, x.at(row.timed.us), y))
