@@ -11,14 +11,15 @@ tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return 
 as long as the last dimension is contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
 
 :mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
-every other implementation present, and :func:`doctor` says what this machine can do.
+every other implementation present, :mod:`flashcore.ray` evolves kernels on a cluster, and :func:`doctor` says what this
+machine can do.
 """
 
 from __future__ import annotations
 
 from . import compat
 from ._doctor import doctor
-from ._errors import ArgumentError, DeviceError, DTypeError, FlashCoreError, UnsupportedError
+from ._errors import ArgumentError, DeviceError, DTypeError, FlashCoreError, LedgerError, UnsupportedError
 from ._flashcore import __version__
 from ._functional import flash_attn_func, scaled_dot_product_attention
 
@@ -27,6 +28,7 @@ __all__ = [
     "DTypeError",
     "DeviceError",
     "FlashCoreError",
+    "LedgerError",
     "UnsupportedError",
     "__version__",
     "compat",

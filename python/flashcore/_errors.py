@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "DTypeError", "DeviceError", "FlashCoreError", "UnsupportedError"]
+__all__ = ["ArgumentError", "DTypeError", "DeviceError", "FlashCoreError", "LedgerError", "UnsupportedError"]
 
 
 class FlashCoreError(Exception):
@@ -30,3 +30,7 @@ class UnsupportedError(FlashCoreError, NotImplementedError):
 
 class DeviceError(FlashCoreError, RuntimeError):
     """The GPU or its driver refused: too old a driver, no memory, no permission."""
+
+
+class LedgerError(FlashCoreError, OSError):
+    """The ledger cannot be read or written: no ledger, a newer one, damaged, locked, no room."""

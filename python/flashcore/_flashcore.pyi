@@ -71,6 +71,35 @@ class Race:
     """One problem and those who race on it."""
 
     def calls(self) -> int: ...
-    def ours(self, q: int, k: int, v: int) -> str: ...
+    def ours(self, suite: str, q: int, k: int, v: int) -> None: ...
+    def ours_overlapping(self, q: int, k: int, v: int) -> bool: ...
     def peer(self, name: str, warm: int, cold: int, q: _Any, k: _Any, v: _Any, out: _Any) -> None: ...
     def run(self, suite: str, mode: str, seconds: float) -> list[str]: ...
+
+class Evolution:
+    """A run of the evolution, from a configuration as JSON: ask what to evaluate, tell what came of it."""
+
+    def __init__(self, wanted: str) -> None: ...
+    def ask(self) -> str:
+        """``{"task": ..., "device": bool}``, ``"wait"`` or ``"done"``, as JSON."""
+
+    def tell(self, outcome: str) -> None:
+        """Takes in an outcome, once however often it comes."""
+
+    def stop(self) -> None: ...
+    def report(self) -> str: ...
+    def progress(self) -> str: ...
+    @property
+    def run(self) -> int: ...
+
+def evaluate(task: str) -> str:
+    """The outcome of a task, both JSON. Runs without the GIL, one at a time in a process."""
+
+def lost(task: str, reason: str, detail: str, seconds: float) -> str:
+    """The outcome of a task whose evaluation never came back."""
+
+def describe_card(ordinal: int) -> str:
+    """A GPU of this machine, as JSON, for a run that is begun elsewhere."""
+
+def ledger_check(path: str) -> str:
+    """Whether a ledger is sound, rows of its tables of facts, and its runs, as JSON."""

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use driver::{DeviceSlice, GraphExec, Stream};
 use flashcore::gpu::Gpu;
-use kernels::emit;
+use kernels::select::{Device, TunedTable, choose_of};
+use kernels::{Plan, emit};
 use lab::bench::gpu::{Contestant, Tensors, race};
 use lab::bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quantile, suites};
+use lab::genes::with_genes;
 use lab::launchfile::Bound;
 use lab::provenance::Provenance;
 use problem::{DType, Layout, Mask, Problem, Tensor};
@@ -123,6 +125,21 @@ pub struct Race {
     contestants: Vec<Contestant>,
 }
 
+impl Race {
+    fn enter(&mut self, plan: &Plan, variant: Option<&str>, inputs: [u64; 3]) -> Result<(), Error> {
+        let session = self.session.get();
+        let kernel = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
+        let bound = Bound::of_kernel(kernel, &self.problem).map_err(refused)?;
+        let [q, k, v] = inputs;
+        let inputs = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
+        let inputs = inputs.map(|(tensor, address)| slice(&self.problem, tensor, address));
+        let calls = suites::calls(&self.problem);
+        let ours = Contestant::kernel(&session.stream, &bound, inputs, calls, variant, Some(json!(plan)));
+        self.contestants.push(ours.map_err(refused)?);
+        Ok(())
+    }
+}
+
 #[pymethods]
 impl Race {
     /// Calls in a graph for warm times.
@@ -130,23 +147,30 @@ impl Race {
         suites::calls(&self.problem)
     }
 
-    /// FlashCore, with the kernel that a user gets; returns its plan as JSON. The inputs are dense.
-    fn ours(&mut self, q: u64, k: u64, v: u64) -> Result<String, Error> {
+    /// FlashCore, with the kernel that a user gets, or the best of the suite's own family. The inputs are dense.
+    fn ours(&mut self, suite: &str, q: u64, k: u64, v: u64) -> Result<(), Error> {
         let session = self.session.get();
-        let prepared = session.gpu.prepare(&self.problem, false, None)?;
-        let plan = prepared.plan();
-        let kernel = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
-        let bound = Bound::of_kernel(kernel, &self.problem).map_err(refused)?;
-        let inputs = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
-        let inputs = inputs.map(|(tensor, address)| slice(&self.problem, tensor, address));
-        let told = json!(plan);
-        let text = told.to_string();
-        let calls = suites::calls(&self.problem);
-        let ours = Contestant::kernel(&session.stream, &bound, inputs, calls, None, Some(told));
-        self.contestants.push(ours.map_err(refused)?);
-        Ok(text)
+        let family = Suite::named(suite).and_then(Suite::family);
+        let plan = family.map(|family| {
+            let device = Device { name: &session.gpu.info().name, arch: *session.gpu.arch() };
+            choose_of(family, &self.problem, &device, TunedTable::builtin()).map(|choice| choice.plan)
+        });
+        let plan = plan.transpose().map_err(refused)?;
+        let prepared = session.gpu.prepare(&self.problem, false, plan.as_ref())?;
+        self.enter(prepared.plan(), None, [q, k, v])
     }
 
+    /// FlashCore again, by the same plan, with launches that may begin while the one before them ends (programmatic dependent
+    /// launch); `false` where the plan has no such gene.
+    fn ours_overlapping(&mut self, q: u64, k: u64, v: u64) -> Result<bool, Error> {
+        let first = self.contestants.first().and_then(|c| c.identity().plan.clone());
+        let plan = first.and_then(|plan| serde_json::from_value::<Plan>(plan).ok());
+        let Some(plan) = plan.and_then(|plan| with_genes(&plan, &json!({ "overlapping": true })).ok()) else {
+            return Ok(false);
+        };
+        self.enter(&plan, Some("overlapping"), [q, k, v])?;
+        Ok(true)
+    }
     /// Another library: its instantiated graphs of [`Race::calls`] calls and of one, and the tensors that they read and write.
     #[expect(clippy::too_many_arguments, reason = "what a peer consists of")]
     fn peer(

@@ -5,6 +5,8 @@ use cpu::CpuError;
 use driver::DriverError;
 use flashcore::AttentionError;
 use kernels::KernelError;
+use lab::evolve::EvolveError;
+use lab::ledger::LedgerError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -24,6 +26,9 @@ pub enum Error {
     /// The GPU or its driver refused (`DeviceError`, a `RuntimeError`).
     #[error("{0}")]
     Device(String),
+    /// The ledger cannot be read or written (`LedgerError`, an `OSError`).
+    #[error("{0}")]
+    Ledger(String),
     /// Python's own error.
     #[error(transparent)]
     Python(#[from] PyErr),
@@ -36,6 +41,7 @@ impl Error {
             Error::DType(_) => "DTypeError",
             Error::Unsupported(_) => "UnsupportedError",
             Error::Device(_) => "DeviceError",
+            Error::Ledger(_) => "LedgerError",
             Error::Python(_) => "FlashCoreError",
         }
     }
@@ -59,6 +65,30 @@ impl From<CpuError> for Error {
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Error {
         Error::Device(error.to_string())
+    }
+}
+
+impl From<KernelError> for Error {
+    fn from(error: KernelError) -> Error {
+        Error::from(AttentionError::Kernel(error))
+    }
+}
+
+impl From<LedgerError> for Error {
+    fn from(error: LedgerError) -> Error {
+        match error {
+            LedgerError::Unknown { .. } | LedgerError::Value { .. } => Error::Argument(error.to_string()),
+            error => Error::Ledger(error.to_string()),
+        }
+    }
+}
+
+impl From<EvolveError> for Error {
+    fn from(error: EvolveError) -> Error {
+        match error {
+            EvolveError::Ledger(error) => error.into(),
+            error => Error::Argument(error.to_string()),
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod bench;
 mod device;
 mod error;
+mod evolve;
 mod host;
 mod tensor;
 
@@ -22,6 +23,11 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
+    module.add_function(wrap_pyfunction!(evolve::evaluate, module)?)?;
+    module.add_function(wrap_pyfunction!(evolve::lost, module)?)?;
+    module.add_function(wrap_pyfunction!(evolve::describe_card, module)?)?;
+    module.add_function(wrap_pyfunction!(evolve::ledger_check, module)?)?;
+    module.add_class::<evolve::Evolution>()?;
     module.add_class::<bench::Session>()?;
     module.add_class::<bench::Race>()?;
     Ok(())

@@ -1,5 +1,6 @@
 //! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3 and fetches the rest.
 
+mod browser;
 mod evidence;
 mod fuzz;
 mod tables;
@@ -37,6 +38,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Show the report and the live pages in a headless browser and hold them against the ledger (done by `test` as well)
+    Browser,
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Task::Test => test::all(&root()),
         Task::Wheel => wheel::release(&root()),
         Task::Python => wheel::test(&root()),
+        Task::Browser => test::browser(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };
     match outcome {

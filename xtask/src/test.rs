@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{XtaskError, run, tables, tools, wheel};
+use crate::tools::Tools;
+use crate::{XtaskError, browser, run, tables, tools, wheel};
 
 /// Runs every check, stopping at the first that fails.
 ///
@@ -13,12 +14,7 @@ use crate::{XtaskError, run, tables, tools, wheel};
 pub fn all(root: &Path) -> Result<(), XtaskError> {
     let start = Instant::now();
     let tools = tools::fetch(root)?;
-    let cargo = || {
-        let mut command = Command::new(env!("CARGO"));
-        command.current_dir(root).env("FLASHCORE_PTXAS", &tools.ptxas);
-        command.env("FLASHCORE_NVDISASM", &tools.nvdisasm).env("FLASHCORE_NVRTC", &tools.nvrtc);
-        command
-    };
+    let cargo = || cargo(root, &tools);
     run(cargo().args(["fmt", "--all", "--check"]))?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     if has_target(root, ARM) {
@@ -30,10 +26,28 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     }
     run(cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     run(cargo().args(["test", "--workspace", "--quiet"]))?;
+    browser::test(root, cargo)?;
     wheel::test(root)?;
     tables::make(root, true)?;
     eprintln!("xtask: all checks passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// The pages in a browser, alone.
+///
+/// # Errors
+/// The failing command.
+pub fn browser(root: &Path) -> Result<(), XtaskError> {
+    let tools = tools::fetch(root)?;
+    browser::test(root, || cargo(root, &tools))
+}
+
+/// Cargo, with the tools named to what it runs.
+fn cargo(root: &Path, tools: &Tools) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).env("FLASHCORE_PTXAS", &tools.ptxas);
+    command.env("FLASHCORE_NVDISASM", &tools.nvdisasm).env("FLASHCORE_NVRTC", &tools.nvrtc);
+    command
 }
 
 const ARM: &str = "aarch64-unknown-linux-gnu";

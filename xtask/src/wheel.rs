@@ -6,9 +6,17 @@ use std::process::Command;
 
 use crate::{XtaskError, evidence, run};
 
-/// What builds and checks it. NumPy and ml_dtypes are what its tests compare with.
-const BUILD: [&str; 6] =
-    ["maturin==1.16.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "ruff==0.17.5", "mypy==2.4.1"];
+/// What builds and checks it. NumPy and ml_dtypes are what its tests compare with; Ray is what
+/// spreads an evolution over machines.
+const BUILD: [&str; 7] = [
+    "maturin==1.16.0",
+    "pytest==9.2.0",
+    "numpy==2.4.6",
+    "ml_dtypes==0.6.0",
+    "ruff==0.17.5",
+    "mypy==2.4.1",
+    "ray==2.60.0",
+];
 /// pytest as wheels of pure Python, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 

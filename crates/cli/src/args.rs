@@ -34,6 +34,10 @@ pub enum Command {
     /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
     /// no GPU.
     Selftest(Selftest),
+    /// Write a run of the evolution, as the ledger has it, as one page without script or network
+    Report(Report),
+    /// Show the ledger in a browser, live
+    Serve(Serve),
     /// Show what this machine has and what that enables
     Doctor(Doctor),
     /// Measure on a GPU the unit costs that the time model rests on (ex2, shuffle, ldmatrix, mma, cp.async, barrier, launch, …)
@@ -441,6 +445,30 @@ pub struct LedgerRuns {
     pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+    /// Which run; default: the latest
+    #[arg(long, value_name = "N")]
+    pub run: Option<i64>,
+    /// Where the page goes
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub ledger: LedgerFile,
+    /// The port; 0: one that is free
+    #[arg(long, value_name = "N", default_value_t = 8765)]
+    pub port: u16,
+    /// The address to listen at; whoever reaches it can read the ledger
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub bind: std::net::IpAddr,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,9 @@ use std::path::PathBuf;
 /// Why a command stopped. Each names the argument, its value and what would be accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
+    /// The server cannot listen, or stopped listening.
+    #[error("cannot serve: {0}")]
+    Serve(std::io::Error),
     /// Standard output is gone.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] std::io::Error),

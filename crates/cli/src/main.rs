@@ -13,8 +13,10 @@ mod explain;
 mod forecast;
 mod ledger;
 mod microbench;
+mod report;
 mod run;
 mod selftest;
+mod serve;
 mod source;
 mod table;
 mod topk;
@@ -71,6 +73,8 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tables(args) => tables(args),
+        Command::Report(args) => report::report(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Selftest(args) => selftest::selftest(args),
         Command::Microbench(args) => microbench::microbench(args),
@@ -108,7 +112,9 @@ fn wants_json(command: &Command) -> bool {
         | Command::Tables(_)
         | Command::Worker(_)
         | Command::Forecast(_)
-        | Command::Ledger(_) => false,
+        | Command::Ledger(_)
+        | Command::Report(_)
+        | Command::Serve(_) => false,
     }
 }
 

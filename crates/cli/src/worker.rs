@@ -12,6 +12,9 @@ use crate::args::Worker;
 use crate::error::CliError;
 
 pub fn worker(args: &Worker) -> Result<Status, CliError> {
+    if args.watched {
+        workers::end_with_parent();
+    }
     let machine = args.machine.as_deref().map(lab::machine::read).transpose()?;
     let mut evaluators: HashMap<Target, Box<dyn Evaluator>> = HashMap::new();
     let mut broken = None;

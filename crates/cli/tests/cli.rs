@@ -461,7 +461,9 @@ fn explain_says_which_plan_a_problem_gets() {
     let output = ask(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let chosen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(chosen["plan"]["family"], "mma");
+    // The mission is in the tuned table.
+    assert_eq!((&chosen["source"], chosen["distance"].as_f64()), (&"tuned".into(), Some(0.0)));
+    assert_eq!(chosen["plan"], chosen["row"]["plan"]);
     assert!(!chosen["why"].as_array().unwrap().is_empty());
     // The printed plan can be given back; a wrong gene is named.
     let mut plan = chosen["plan"].clone();

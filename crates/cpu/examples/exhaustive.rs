@@ -1,6 +1,11 @@
-//! Times every plan of a bounded space against the shipped default on some problems, and says how far the default is from the best:
+//! Times every plan of a bounded space against the default on some problems, and says how far the default is from the best of them,
+//! and how far it is ahead of the rule that it replaced:
 //! `cargo run --release -p flashcore-cpu --example exhaustive [SECONDS [PROBLEM…]]`.
+//!
+//! The field is halved twice over until eight are left: round by round each plan is timed beside the default, in turns A B and B A, and
+//! the faster quarter goes on to three times as many rounds. The best is then raced anew, since the best of many is also the luckiest.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
@@ -8,10 +13,16 @@ use half::{bf16, f16};
 use problem::{DType, Layout, Mask, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
+/// Plans that are left in the end.
+const FINALISTS: usize = 8;
+/// A sample takes at least this long, s: several calls, where one is shorter.
+const SAMPLE: f64 = 2e-4;
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let seconds: f64 = arguments.next().and_then(|x| x.parse().ok()).unwrap_or(20.0);
+    let seconds: f64 = arguments.next().and_then(|x| x.parse().ok()).unwrap_or(5.0);
     let only: Vec<String> = arguments.collect();
+    println!("problem              plans   default us   best plan is faster by   before/default   best plan");
     for (name, problem) in problems() {
         if only.is_empty() || only.iter().any(|wanted| name.contains(wanted.as_str())) {
             match problem.dtype {
@@ -32,48 +43,61 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ("decode-gqa-bf16", grouped(keys(Problem::new(1, 32, 1, 128, DType::Bf16), 8192), 8)),
         ("decode-mha-f32", keys(Problem::new(1, 8, 1, 64, DType::F32), 2048)),
         ("decode-mqa-f16", grouped(keys(Problem::new(1, 8, 1, 128, DType::F16), 16384), 1)),
-        ("decode-batch-bf16", grouped(keys(Problem::new(16, 32, 1, 128, DType::Bf16), 2048), 8)),
-        ("speculate-bf16", grouped(keys(Problem::new(1, 16, 6, 128, DType::Bf16), 4096), 4)),
+        ("decode-batch-bf16", grouped(keys(Problem::new(8, 32, 1, 128, DType::Bf16), 1024), 8)),
+        ("speculate-bf16", grouped(keys(Problem::new(1, 16, 3, 128, DType::Bf16), 4096), 4)),
         ("tiny-f32", Problem::new(1, 4, 32, 32, DType::F32)),
-        ("short-many-f32", Problem::new(8, 12, 77, 64, DType::F32)),
+        ("short-many-f32", Problem::new(4, 12, 77, 64, DType::F32)),
         ("one-head-f32", Problem::new(1, 1, 160, 64, DType::F32)),
         ("one-head-long-f16", keys(Problem::new(1, 1, 64, 64, DType::F16), 16384)),
-        ("causal-d128-bf16", Problem::new(1, 8, 1024, 128, DType::Bf16).with_mask(Mask::Causal)),
-        ("causal-f32", Problem::new(1, 3, 700, 80, DType::F32).with_mask(Mask::Causal)),
-        ("wide-f32", Problem::new(1, 4, 384, 256, DType::F32)),
+        ("causal-d128-bf16", Problem::new(1, 4, 768, 128, DType::Bf16).with_mask(Mask::Causal)),
+        ("causal-d80-f32", Problem::new(1, 3, 700, 80, DType::F32).with_mask(Mask::Causal)),
+        ("d256-f32", Problem::new(1, 4, 256, 256, DType::F32)),
         ("gqa-f16", grouped(Problem::new(1, 16, 256, 64, DType::F16), 2)),
         ("d32-f32", Problem::new(2, 8, 256, 32, DType::F32)),
     ]
 }
 
-/// The bounded space.
+/// The rule before costs were counted: whole panels, four tasks a thread, all threads, lanes always query rows.
+fn before(p: &Problem) -> CpuPlan {
+    let isa = match (Isa::best(), p.dtype) {
+        (Isa::Avx512Vnni, DType::F32) => Isa::Avx512,
+        (isa, _) => isa,
+    };
+    let (threads, panel) = (rayon::current_num_threads(), isa.panel_rows());
+    let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
+    let rows = p.heads_q * p.batch * p.seq_q;
+    let block_q = (rows / (threads * 4) / panel).clamp(1, most) * panel;
+    let rows = if p.seq_q < panel { Rows::Group } else { Rows::Head };
+    CpuPlan { rows, ..CpuPlan::widest(isa, threads, block_q, 128) }
+}
+
+/// The bounded space: every combination of these values, once each.
 fn space(p: &Problem) -> Vec<CpuPlan> {
-    let best = CpuPlan::for_problem(p).isa;
-    let all = rayon::current_num_threads();
+    let mut isas: Vec<Isa> = Isa::available();
+    isas.truncate(2);
     let mut plans = Vec::new();
-    let isas: Vec<Isa> =
-        [best, Isa::best(), Isa::Avx512].into_iter().filter(|isa| isa.is_available()).collect();
-    for (i, &isa) in isas.iter().enumerate() {
-        if isas[..i].contains(&isa) || (isa == Isa::Avx512Vnni && p.dtype == DType::F32) {
-            continue;
-        }
-        for threads in [1, all] {
-            for block_q in [4, 8, 16, 32, 48, 64, 80, 96, 128, 192, 256, 512, 1024] {
-                for block_kv in [32, 64, 128, 256, 512] {
-                    for splits in [1, 2, 4, 8] {
-                        for rows in [Rows::Head, Rows::Group] {
-                            for order in [Order::Longest, Order::Heads] {
-                                for (lanes, vectors, tile_rows) in tiles(isa) {
-                                    plans.push(CpuPlan {
-                                        lanes,
-                                        vectors,
-                                        tile_rows,
-                                        rows,
-                                        order,
-                                        splits,
-                                        ..CpuPlan::widest(isa, threads, block_q, block_kv)
-                                    });
-                                }
+    for isa in isas {
+        for (lanes, vectors, tile_rows) in tiles(isa) {
+            for threads in [1, rayon::current_num_threads()] {
+                for block_q in [8, 16, 32, 48, 64, 80, 128, 192, 256, 512, 1024] {
+                    for block_kv in [16, 32, 64, 128, 256, 512] {
+                        for splits in [1, 2, 4, 8] {
+                            for (rows, order) in [
+                                (Rows::Head, Order::Longest),
+                                (Rows::Head, Order::Heads),
+                                (Rows::Group, Order::Longest),
+                                (Rows::Group, Order::Heads),
+                            ] {
+                                let plan = CpuPlan::widest(isa, threads, block_q, block_kv);
+                                plans.push(CpuPlan {
+                                    lanes,
+                                    vectors,
+                                    tile_rows,
+                                    rows,
+                                    order,
+                                    splits,
+                                    ..plan
+                                });
                             }
                         }
                     }
@@ -81,17 +105,15 @@ fn space(p: &Problem) -> Vec<CpuPlan> {
             }
         }
     }
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     plans.retain(|plan| plan.check(p).is_ok());
     plans.into_iter().map(|plan| plan.canonical(p)).filter(|plan| seen.insert(*plan)).collect()
 }
 
 fn tiles(isa: Isa) -> Vec<(Lanes, usize, usize)> {
-    let (widest, _) = isa.tile();
+    let (widest, tallest) = isa.tile();
     let mut tiles: Vec<_> = (1..=widest).map(|v| (Lanes::Queries, v, isa.tile_rows(v))).collect();
-    if isa != Isa::Avx512Vnni {
-        tiles.extend([(Lanes::Dims, widest, isa.tile_rows(widest)), (Lanes::Dims, 1, isa.tile_rows(1))]);
-    }
+    tiles.extend([(Lanes::Dims, widest, tallest), (Lanes::Dims, 1, isa.tile_rows(1))]);
     tiles
 }
 
@@ -101,17 +123,40 @@ struct Stage<'a, T> {
     k: Vec<T>,
     v: Vec<T>,
     out: Vec<T>,
+    calls: usize,
 }
 
 impl<T: Element> Stage<'_, T> {
-    fn run(&mut self, plan: &CpuPlan, calls: usize) -> f64 {
+    /// Seconds of a call, after one that is not timed.
+    fn time(&mut self, plan: &CpuPlan) -> f64 {
+        self.run(plan);
         let start = Instant::now();
-        for _ in 0..calls {
-            attention(self.problem, &self.q, &self.k, &self.v, &mut self.out, None, plan)
-                .expect("a checked plan");
-        }
-        start.elapsed().as_secs_f64() / calls as f64
+        (0..self.calls).for_each(|_| self.run(plan));
+        start.elapsed().as_secs_f64() / self.calls as f64
     }
+
+    fn run(&mut self, plan: &CpuPlan) {
+        let Stage { problem, q, k, v, out, .. } = self;
+        attention(problem, q, k, v, out, None, plan).expect("a checked plan");
+    }
+
+    /// time(other) / time(plan) for each of the plans, the median over rounds.
+    fn ratios(&mut self, plans: &[CpuPlan], other: &CpuPlan, rounds: usize) -> Vec<f64> {
+        let mut all = vec![Vec::new(); plans.len()];
+        for round in 0..rounds {
+            for (plan, ratios) in plans.iter().zip(&mut all) {
+                let (first, second) = if round % 2 == 0 { (plan, other) } else { (other, plan) };
+                let (a, b) = (self.time(first), self.time(second));
+                ratios.push(if round % 2 == 0 { b / a } else { a / b });
+            }
+        }
+        all.into_iter().map(median).collect()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn search<T: Element>(name: &str, problem: &Problem, seconds: f64) {
@@ -121,74 +166,40 @@ fn search<T: Element>(name: &str, problem: &Problem, seconds: f64) {
         (0..elements).map(|_| T::from_f32(rng.random_range(-1.0..1.0))).collect()
     };
     let (q, k, v, out) = (draw(Tensor::Q), draw(Tensor::K), draw(Tensor::V), draw(Tensor::Out));
-    let mut stage = Stage { problem, q, k, v, out };
+    let mut stage = Stage { problem, q, k, v, out, calls: 1 };
     let default = CpuPlan::for_problem(problem);
-    let once = (0..5).map(|_| stage.run(&default, 1)).fold(f64::INFINITY, f64::min);
-    let calls = (2e-4 / once).ceil() as usize;
+    let once = median((0..9).map(|_| stage.time(&default)).collect());
+    stage.calls = (SAMPLE / once).ceil() as usize;
     let mut field = space(problem);
-    let plans = field.len();
-    let mut rounds = 1;
-    // Halving: whoever is in the slower three quarters is out, until a few are left, whom the rest of the time is for.
-    let start = Instant::now();
-    let mut scores: Vec<f64>;
-    loop {
-        scores = ratios(&mut stage, &field, &default, calls, rounds);
+    let (plans, mut rounds) = (field.len(), 1);
+    while field.len() > FINALISTS {
+        let ratios = stage.ratios(&field, &default, rounds);
         let mut order: Vec<usize> = (0..field.len()).collect();
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        if field.len() <= 8 {
-            field = order.iter().map(|&i| field[i]).collect();
-            scores = order.iter().map(|&i| scores[i]).collect();
-            break;
-        }
-        order.truncate((field.len() / 4).max(8));
-        field = order.iter().map(|&i| field[i]).collect();
-        rounds = (rounds * 3).min(99);
+        order.sort_by(|&a, &b| ratios[b].total_cmp(&ratios[a]));
+        order.truncate((field.len() / 4).max(FINALISTS));
+        field = order.into_iter().map(|i| field[i]).collect();
+        rounds = (rounds * 3).min(27);
     }
-    let left = (seconds - start.elapsed().as_secs_f64()).max(1.0);
-    let rounds = (left / (once * calls as f64 * 3.0)) as usize;
-    let fresh = ratios(&mut stage, &field[..1], &default, calls, rounds.clamp(15, 400))[0];
+    // What is left of the time is for the finalists, and as much again for the best of them.
+    let round = 2.0 * once * (stage.calls + 1) as f64;
+    let ratios = stage.ratios(&field, &default, ((seconds / round) as usize / field.len()).clamp(15, 300));
+    let best =
+        (0..field.len()).max_by(|&a, &b| ratios[a].total_cmp(&ratios[b])).map_or(default, |i| field[i]);
+    let rounds = ((seconds / round) as usize / 2).clamp(15, 300);
+    let anew = stage.ratios(&[best], &default, rounds)[0];
+    let gain = 1.0 / stage.ratios(&[before(problem)], &default, rounds)[0];
     println!(
-        "{name}: {plans} plans, default {:.1} us, best {:.3}x (raced anew {fresh:.3}x) {}",
+        "{name:<20} {plans:>5} {:>12.1} {:>20.1} % {gain:>14.2}   {}",
         once * 1e6,
-        scores[0],
-        brief(&field[0])
+        100.0 * (anew - 1.0),
+        brief(&best)
     );
-    println!("    default {}", brief(&default));
+    println!("{:>66} default: {}", "", brief(&default));
 }
 
 fn brief(p: &CpuPlan) -> String {
+    let CpuPlan { isa, threads, block_q, block_kv, lanes, vectors, tile_rows, rows, order, splits } = p;
     format!(
-        "{} t{} q{} kv{} {:?} {}x{} {:?} {:?} /{}",
-        p.isa, p.threads, p.block_q, p.block_kv, p.lanes, p.tile_rows, p.vectors, p.rows, p.order, p.splits
+        "{isa} {threads} threads, {block_q}x{block_kv}, {lanes:?} {tile_rows}x{vectors}, {rows:?} {order:?}, {splits} parts"
     )
-}
-
-/// time(default) / time(plan), the median over rounds in which the two come one after the other.
-fn ratios<T: Element>(
-    stage: &mut Stage<'_, T>,
-    plans: &[CpuPlan],
-    default: &CpuPlan,
-    calls: usize,
-    rounds: usize,
-) -> Vec<f64> {
-    let mut all = vec![Vec::new(); plans.len()];
-    for round in 0..rounds {
-        for (plan, ratios) in plans.iter().zip(&mut all) {
-            stage.run(plan, 1);
-            let (ours, theirs) = if round % 2 == 0 {
-                let ours = stage.run(plan, calls);
-                (ours, stage.run(default, calls))
-            } else {
-                let theirs = stage.run(default, calls);
-                (stage.run(plan, calls), theirs)
-            };
-            ratios.push(theirs / ours);
-        }
-    }
-    all.into_iter()
-        .map(|mut r| {
-            r.sort_by(f64::total_cmp);
-            r[r.len() / 2]
-        })
-        .collect()
 }

@@ -19,14 +19,14 @@ const SUM: f64 = 2.0;
 /// Cycles of latency of an FMA.
 const LATENCY: f64 = 4.0;
 /// Cycles of a task, of a panel's step, and of a call.
-const TASK: f64 = 600.0;
+const TASK: f64 = 1200.0;
 const STEP: f64 = 60.0;
 /// Part of a task by which the last thread ends late: others use the machine, too.
 const JITTER: f64 = 0.05;
-const CALL: f64 = 1500.0;
+const CALL: f64 = 4000.0;
 /// Cycles until another thread works, and until its end is known: about 8 µs.
 const WAKE: f64 = 24_000.0;
-/// Bytes of K and V that a core gets in a cycle while its own cache holds a head's, and from further away.
+/// Bytes of K and V that a core gets in a cycle from its own cache, and from further away.
 const NEAR: f64 = 40.0;
 const FAR: f64 = 10.0;
 /// Bytes that a core's own cache holds.
@@ -80,14 +80,14 @@ impl CpuPlan {
         let parts = self.splits.min(p.seq_kv.div_ceil(self.block_kv)).max(1);
         let tasks = p.batch * p.heads_q / together * blocks * parts;
         // Of the average task.
-        let seen = mean_keys(p, self.block_q.min(p.seq_q)) / parts as f64;
+        let seen = mean_keys(p, self.block_q.min(p.seq_q).min(self.panel_rows())) / parts as f64;
         let count = Count { rows: rows as f64 / blocks as f64, keys: seen };
         let (fma, rest) = match self.lanes {
             Lanes::Queries => self.by_queries(p, count, self.block_q.min(rows)),
             Lanes::Dims => self.by_dims(p, count),
         };
-        let transfer = self.transfer(p, seen);
-        let task = (fma + rest).max(transfer) + TASK;
+        let (near, far) = self.transfer(p, seen);
+        let task = (fma + rest + near).max(far) + TASK;
         let threads = self.threads.min(tasks).max(1) as f64;
         let wake = if threads > 1.0 { WAKE } else { 0.0 };
         let join =
@@ -96,7 +96,7 @@ impl CpuPlan {
         let cycles = CALL + wake + join + span;
         let bound = match () {
             () if 2.0 * span < cycles || 2.0 * TASK > task => Bound::Threads,
-            () if transfer > fma + rest => Bound::Memory,
+            () if far > fma + rest || near > fma.max(rest) => Bound::Memory,
             () if fma > rest => Bound::Fma,
             () => Bound::Vectors,
         };
@@ -166,12 +166,14 @@ impl CpuPlan {
         (fma, rest)
     }
 
-    /// Cycles in which a task's keys and values come.
-    fn transfer(&self, p: &Problem, keys: f64) -> f64 {
+    /// Cycles in which a task's keys and values come: from this core's cache to its registers, which it waits for, and from further
+    /// away, which goes on beside.
+    fn transfer(&self, p: &Problem, keys: f64) -> (f64, f64) {
         let element = if p.dtype == DType::F32 { 4.0 } else { 2.0 };
         let row = (p.head_dim + p.head_dim_v) as f64 * element;
         let heads = (p.batch * p.heads_kv) as f64 * p.seq_kv as f64 * row;
-        keys * row / if heads < CACHE * self.threads as f64 { NEAR } else { FAR }
+        let far = if heads < CACHE * self.threads as f64 { 0.0 } else { keys * row / FAR };
+        (keys * row / NEAR, far)
     }
 }
 
@@ -182,12 +184,12 @@ struct Count {
     keys: f64,
 }
 
-/// Keys that a task of so many rows goes through, on average.
+/// Keys that a panel of so many rows goes through, on average.
 fn mean_keys(p: &Problem, rows: usize) -> f64 {
     let keys = p.seq_kv as f64;
     match p.mask {
         Mask::None => keys,
-        // The last row sees all keys, each row before one fewer; a task goes up to its last row's.
+        // The last row sees all keys, each row before one fewer; a panel goes up to its last row's.
         _ => {
             let queries = p.seq_q as f64;
             let mean = if keys > queries { keys - queries / 2.0 } else { keys * keys / (2.0 * queries) };
@@ -200,4 +202,59 @@ fn mean_keys(p: &Problem, rows: usize) -> f64 {
 fn fma_cycles(rows: usize, vectors: usize) -> f64 {
     let (rows, vectors) = (rows.max(1) as f64, vectors.max(1) as f64);
     0.5f64.max((rows + vectors) / (2.0 * rows * vectors)).max(LATENCY / (rows * vectors))
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Layout;
+
+    use super::*;
+
+    fn cycles(plan: CpuPlan, p: &Problem) -> f64 {
+        plan.cost(p).cycles
+    }
+
+    /// What the CPU notes' measurements say of pairs of plans on one thread.
+    #[test]
+    fn plans_are_ranked_as_they_were_measured() {
+        let plan = |block_q, block_kv| CpuPlan::widest(Isa::Avx512, 1, block_q, block_kv);
+        let dims = |block_q, block_kv| CpuPlan { lanes: Lanes::Dims, ..plan(block_q, block_kv) };
+        let keys = |rows: usize| Problem::new(1, 4, rows, 64, DType::F32).with_seq_kv(2048, Layout::Bhsd);
+        for rows in [1, 4, 8] {
+            assert!(
+                1.3 * cycles(dims(64, 128), &keys(rows)) < cycles(plan(64, 128), &keys(rows)),
+                "{rows} rows"
+            );
+        }
+        assert!(cycles(dims(64, 128), &keys(16)) > cycles(plan(64, 128), &keys(16)));
+        // Panels share blocks of K and V.
+        let long = Problem::new(1, 8, 2048, 64, DType::F16);
+        assert!(cycles(plan(512, 128), &long) < cycles(plan(64, 128), &long));
+        let integers = CpuPlan { isa: Isa::Avx512Vnni, ..plan(512, 128) };
+        assert!(1.3 * cycles(integers, &long) < cycles(plan(512, 128), &long));
+        assert_eq!(integers.cost(&long).bound, Bound::Fma);
+        // 48 + 48 + 64 rows on two threads, or 80 + 80.
+        let two = |block_q| CpuPlan { threads: 2, ..plan(block_q, 128) };
+        let odd = Problem::new(1, 1, 160, 64, DType::F32).with_seq_kv(4096, Layout::Bhsd);
+        assert!(cycles(two(80), &odd) < cycles(two(64), &odd));
+        let causal = Problem::new(1, 1, 1024, 64, DType::F32).with_mask(Mask::Causal);
+        assert!(
+            cycles(plan(64, 128), &causal)
+                < 0.7 * cycles(plan(64, 128), &causal.clone().with_mask(Mask::None))
+        );
+    }
+
+    #[test]
+    fn every_problem_has_a_finite_cost() {
+        for (rows, keys) in [(1, 0), (1, 1), (7, 3), (300, 2), (2, 3000)] {
+            for mask in Mask::ALL {
+                let p =
+                    Problem::new(3, 4, rows, 40, DType::Bf16).with_seq_kv(keys, Layout::Bhsd).with_mask(mask);
+                for isa in Isa::ALL {
+                    let cost = CpuPlan::with_isa(&p, isa).cost(&p);
+                    assert!(cost.cycles.is_finite() && cost.cycles > 0.0 && cost.tasks > 0, "{p:?} {cost:?}");
+                }
+            }
+        }
+    }
 }

@@ -99,8 +99,6 @@ impl From<Written> for CpuPlan {
 
 /// Keys of a step by default: from 72 to 512 nothing changes by more than 1 %.
 const BLOCK_KV: usize = 128;
-/// The same where lanes are dims: widened, they are to stay in the first cache.
-const DIMS_BLOCK_KV: usize = 64;
 /// Largest `block_q` and `block_kv`: keeps a thread's scratch memory in megabytes.
 const MAX_BLOCK: usize = 4096;
 /// Largest number of threads: far beyond any machine, small enough that starting them is not the work.
@@ -145,21 +143,33 @@ impl CpuPlan {
         // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
         let fewest = all.div_ceil(most * panel);
         let blocks = fewest..=all.div_ceil(lanes).min(fewest + 8 * threads);
-        let mut tiles: Vec<CpuPlan> = blocks
-            .map(|blocks| {
-                CpuPlan::widest(isa, threads, all.div_ceil(blocks).next_multiple_of(lanes), BLOCK_KV)
-            })
-            .collect();
+        let cut = |blocks| {
+            let vectors = all.div_ceil(blocks).div_ceil(lanes);
+            let plan = CpuPlan::widest(isa, threads, vectors * lanes, BLOCK_KV);
+            // Panels of equal width: one vector that is left over alone costs more loads than products.
+            let vectors = vectors.div_ceil(vectors.div_ceil(plan.vectors));
+            CpuPlan { vectors, tile_rows: isa.tile_rows(vectors), ..plan }
+        };
+        let mut tiles: Vec<CpuPlan> = blocks.map(cut).collect();
         tiles.dedup();
-        if all <= dims::PANEL_ROWS {
+        if all <= lanes {
             let isa = if isa == Isa::Avx512Vnni { Isa::Avx512 } else { isa };
-            tiles = vec![CpuPlan { lanes: Lanes::Dims, ..CpuPlan::widest(isa, threads, all, DIMS_BLOCK_KV) }];
+            let block_kv = CpuPlan::dims_block_kv(problem);
+            tiles.push(CpuPlan { lanes: Lanes::Dims, ..CpuPlan::widest(isa, threads, all, block_kv) });
         }
         let busy = problem.batch * problem.heads_q / together >= 2 * threads;
         let splits = (0..=5).map(|i| 1 << i).take_while(|&splits| {
             splits == 1 || (!busy && splits <= 4 * threads && problem.seq_kv >= 2 * splits * BLOCK_KV)
         });
         splits.flat_map(|splits| tiles.iter().map(move |plan| CpuPlan { rows, splits, ..*plan })).collect()
+    }
+
+    /// Keys of a step where lanes are dims: two blocks are to stay in the first cache, together with the widened copies that 16-bit
+    /// inputs have.
+    fn dims_block_kv(problem: &Problem) -> usize {
+        let bytes = if problem.dtype == DType::F32 { 1 << 16 } else { 1 << 14 };
+        let row = size_of::<f32>() * (problem.head_dim + problem.head_dim_v);
+        (bytes / row / 16 * 16).clamp(16, BLOCK_KV)
     }
 
     /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head each.
@@ -235,5 +245,66 @@ impl CpuPlan {
             return Err(CpuError::Isa { isa: self.isa, available: names.join(", ") });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{Layout, Mask};
+
+    use super::*;
+
+    fn keys(p: Problem, keys: usize) -> Problem {
+        p.with_seq_kv(keys, Layout::Bhsd)
+    }
+
+    #[test]
+    fn few_rows_have_lanes_along_the_head_dimension() {
+        let isa = Isa::Avx512;
+        let of =
+            |rows: usize, dtype| CpuPlan::with_isa(&keys(Problem::new(1, 8, rows, 64, dtype), 2048), isa);
+        for dtype in DType::ALL {
+            assert_eq!(
+                (of(1, dtype).lanes, of(8, dtype).lanes, of(64, dtype).lanes),
+                (Lanes::Dims, Lanes::Dims, Lanes::Queries)
+            );
+        }
+        // Widened blocks of K and V: 16 kB each of 16-bit inputs.
+        assert_eq!((of(1, DType::F32).block_kv, of(1, DType::Bf16).block_kv), (128, 32));
+        let integers = CpuPlan::with_isa(&keys(Problem::new(1, 8, 1, 64, DType::F16), 2048), Isa::Avx512Vnni);
+        assert_eq!((integers.isa, integers.lanes), (Isa::Avx512, Lanes::Dims));
+    }
+
+    #[test]
+    fn threads_have_equal_shares_and_enough_to_do() {
+        for threads in [1, 2, 3, 8] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let plan = |p: &Problem| CpuPlan::with_isa(p, Isa::Avx512);
+                // Not worth a thread's waking.
+                assert_eq!(plan(&Problem::new(1, 4, 32, 32, DType::F32)).threads, 1);
+                // One head's rows in as many equal parts as there are threads, or a multiple.
+                let p = Problem::new(1, 1, 96 * threads, 64, DType::F32);
+                let tasks = plan(&keys(p, 4096))
+                    .cost(&keys(Problem::new(1, 1, 96 * threads, 64, DType::F32), 4096))
+                    .tasks;
+                assert!(tasks.is_multiple_of(threads), "{tasks} tasks, {threads} threads");
+                // One row: its keys.
+                let one = keys(Problem::new(1, 1, 1, 128, DType::F32), 1 << 16);
+                assert!(plan(&one).splits >= threads && plan(&one).threads == threads, "{:?}", plan(&one));
+            });
+        }
+    }
+
+    #[test]
+    fn canonical_plans_are_those_without_idle_values() {
+        let p = Problem::new(1, 1, 40, 64, DType::F32).with_mask(Mask::Causal);
+        let plan = CpuPlan::widest(Isa::Avx512Vnni, 8, 512, 128);
+        let same = CpuPlan { rows: Rows::Group, order: Order::Heads, splits: 64, ..plan };
+        let canonical = CpuPlan::widest(Isa::Avx512, 1, 40, 40);
+        assert_eq!((plan.canonical(&p), same.canonical(&p)), (canonical, canonical));
+        assert_eq!(canonical.canonical(&p), canonical);
+        let other = CpuPlan { block_q: 16, ..plan };
+        assert_eq!(other.canonical(&p), CpuPlan { isa: Isa::Avx512, threads: 3, block_kv: 40, ..other });
     }
 }

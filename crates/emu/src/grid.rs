@@ -488,7 +488,10 @@ fn resident_clusters(context: &Context) -> usize {
     let [w32, w64, _] = context.program.sizes;
     let granules = context.actors.ctas * context.program.layout.shared_bytes as usize
         / context.program.granules[0] as usize;
-    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * slots);
+    // A word of each lane, and for each byte who has written it; calls stack their frames.
+    let frames: usize = context.program.functions.iter().map(|f| f.frame as usize).sum();
+    let local = context.actors.ctas * context.actors.warps * frames / 4 * 144;
+    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * slots) + local;
     ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
 }
 

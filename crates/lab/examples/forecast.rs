@@ -112,7 +112,7 @@ fn forecasts(
         .par_iter()
         .zip(resources)
         .map(|(s, resources)| {
-            let traces = record(&s.head, RECORDED).ok()?;
+            let traces = record(&s.head, RECORDED).ok()?.traces;
             forecast(&s.head, &s.whole.kernel.launch, &traces, resources.as_ref()?, gpu).ok()
         })
         .collect()

@@ -1,6 +1,7 @@
 //! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
 //! that knows peers, statistics and storage.
 
+pub mod anatomy;
 pub mod approx;
 pub mod bench;
 pub mod child;

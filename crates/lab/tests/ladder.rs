@@ -67,11 +67,11 @@ fn the_model_orders_the_seeds_table() {
     let predict = |rung: &Rung| {
         let quoted = rung.quoted.as_ref()?;
         let kernel = &rung.head.kernel;
-        let traces = lab::study::record(&rung.head, 2).unwrap();
+        let report = lab::study::record(&rung.head, 2).unwrap();
         let resources = emu::resources::estimate(&kernel.module, &kernel.entry).unwrap();
         let launch = quoted.launch.as_ref().unwrap();
         let l4 = &emu::model::machine::L4;
-        let predicted = lab::study::forecast(&rung.head, launch, &traces, &resources, l4).unwrap();
+        let predicted = lab::study::forecast(&rung.head, launch, &report.traces, &resources, l4).unwrap();
         Some((predicted.us, quoted.us))
     };
     let rungs = rungs(&problem, &Arch::SM_89).unwrap();

@@ -40,6 +40,11 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=ACCEPTED)
     parser.add_argument("--mode", choices=["warm", "cold", "both"], default="both")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
+    parser.add_argument(
+        "--overlapping",
+        action="store_true",
+        help="also race FlashCore's launches where each may begin while the one before it ends, if the plan can",
+    )
     parser.add_argument("--peers", help="comma-separated names, or none; all that import if not given")
     parser.add_argument("--device", type=int, default=0, help="which GPU (default 0)")
     parser.add_argument("--start", type=int, default=1, metavar="N", help="begin with the Nth problem (default 1)")
@@ -138,7 +143,7 @@ def _rows(
         def say(text: str, at: str = f"{index + 1}/{len(problems)} {problem}") -> None:
             print(f"{at}: {text}", file=sys.stderr, flush=True)
 
-        run = Run(session, peers, modes, args.seconds, args.device, say)
+        run = Run(session, peers, modes, args.seconds, args.overlapping, args.device, say)
         if args.what == "host":
             yield from host(run, problem)
         else:

@@ -27,6 +27,7 @@ class Run(NamedTuple):
     peers: list[Peer]
     modes: list[str]
     seconds: float
+    overlapping: bool
     device: int
     say: Callable[[str], None]
 
@@ -62,7 +63,9 @@ def _race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
     absent: list[tuple[str, str]] = []
     try:
         run.say("flashcore: preparing")
-        field.ours(*(x.data_ptr() for x in tensors["bhsd"]))
+        field.ours(suite, *(x.data_ptr() for x in tensors["bhsd"]))
+        if run.overlapping and not field.ours_overlapping(*(x.data_ptr() for x in tensors["bhsd"])):
+            run.say("its plan has no overlapping launches")
     except FlashCoreError as error:
         absent.append((OURS, reason(error)))
     held = []

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use driver::{Buffer, Context, Stream};
-use kernels::select::{Device, TunedTable, choose};
+use kernels::select::{Device, TunedTable, choose, choose_of};
 use kernels::{Arch, Plan, emit};
 use lab::bench::gpu::{Contestant, race};
 use lab::bench::{
@@ -33,7 +33,7 @@ pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
     let (problems, modes, plans) = (problems(args)?, modes(&args.mode)?, plans(&args.plan)?);
     let bench = Track::open(args, ordinal)?;
     match args.control {
-        Some(races) => bench.control(&problems[0].1, &modes, plans.first(), races),
+        Some(races) => bench.control(&problems[0], &modes, plans.first(), races),
         None => bench.all(&problems, &modes, &plans),
     }
 }
@@ -200,7 +200,7 @@ impl Track<'_> {
         let calls = suites::calls(problem);
         let contestants = plans
             .iter()
-            .map(|plan| self.contestant(problem, plan, &inputs, calls))
+            .map(|plan| self.contestant(suite, problem, plan, &inputs, calls))
             .collect::<Result<Vec<_>, _>>()?;
         let identities: Vec<_> = contestants.iter().map(|c| c.identity().clone()).collect();
         let mut races = Vec::new();
@@ -221,6 +221,7 @@ impl Track<'_> {
     /// A kernel of ours, loaded, with its graphs. The name tells several plans apart.
     fn contestant(
         &self,
+        suite: &str,
         problem: &Problem,
         named: &Named,
         inputs: &[Buffer; 3],
@@ -228,10 +229,7 @@ impl Track<'_> {
     ) -> Result<Contestant, CliError> {
         let plan = match &named.1 {
             Some(plan) => plan.clone(),
-            None => {
-                let device = Device { name: &self.context.info().name, arch: self.arch };
-                choose(problem, &device, TunedTable::builtin())?.plan
-            }
+            None => self.chosen(suite, problem)?,
         };
         let kernel = emit(problem, &plan, &self.arch)?;
         let bound = Bound::of_kernel(kernel, problem)?;
@@ -239,10 +237,20 @@ impl Track<'_> {
         Ok(Contestant::kernel(&self.stream, &bound, slices, calls, named.0.as_deref(), Some(json!(plan)))?)
     }
 
+    /// The plan that a user gets, or the best of the suite's own family.
+    fn chosen(&self, suite: &str, problem: &Problem) -> Result<Plan, CliError> {
+        let device = Device { name: &self.context.info().name, arch: self.arch };
+        let choice = match Suite::named(suite).and_then(Suite::family) {
+            Some(family) => choose_of(family, problem, &device, TunedTable::builtin())?,
+            None => choose(problem, &device, TunedTable::builtin())?,
+        };
+        Ok(choice.plan)
+    }
+
     /// The first plan against itself, loaded and captured twice, in races of their own.
     fn control(
         &self,
-        problem: &Problem,
+        (suite, problem): &(&'static str, Problem),
         modes: &[Mode],
         plan: Option<&Named>,
         races: usize,
@@ -252,7 +260,7 @@ impl Track<'_> {
         let plan = plan.and_then(|(_, plan)| plan.clone());
         let again = |name: &str| {
             let named = (Some(name.to_owned()), plan.clone());
-            self.contestant(problem, &named, &inputs, suites::calls(problem))
+            self.contestant(suite, problem, &named, &inputs, suites::calls(problem))
         };
         let mut passed = true;
         for &mode in modes {

@@ -228,22 +228,28 @@ fn open(target: Target, args: &Evolve) -> Result<Device, CliError> {
             let models = || (0..jobs).map(|_| Model::of(gpu)).collect::<Option<Vec<_>>>().ok_or_else(unknown);
             let (host, beside) = (models()?, Model::of(gpu).ok_or_else(unknown)?);
             let (environment, arch) = (beside.environment(), Some(beside.bench().arch));
-            let boxed = |model| Box::new(model) as Box<dyn Evaluator>;
-            let crew = Crew::start(host.into_iter().map(boxed).collect(), vec![boxed(beside)]);
+            // Someone else's kernels may bring down whoever looks at them.
+            let boxed = |model| match args.proposer {
+                Some(_) => worker(&[], &environment),
+                None => Ok(Box::new(model) as Box<dyn Evaluator>),
+            };
+            let host = host.into_iter().map(boxed).collect::<Result<_, _>>()?;
+            let crew = Crew::start(host, vec![boxed(beside)?]);
             Ok(Device { target, environment, arch, crew, limits: Limits::beside_device(jobs) })
         }
         Target::Cuda { ordinal } => {
             let (environment, arch) = card(*ordinal, args.emulator)?;
             let extra: &[&str] = if args.emulator { &["--emulator"] } else { &[] };
-            let worker = || {
-                let worker = Worker::new(Program::of_this(extra)?, environment.clone());
-                Ok::<_, CliError>(Box::new(worker) as Box<dyn Evaluator>)
-            };
-            let host = (0..jobs).map(|_| worker()).collect::<Result<_, _>>()?;
-            let crew = Crew::start(host, vec![worker()?]);
+            let host = (0..jobs).map(|_| worker(extra, &environment)).collect::<Result<_, _>>()?;
+            let crew = Crew::start(host, vec![worker(extra, &environment)?]);
             Ok(Device { target, environment, arch: Some(arch), crew, limits: Limits::beside_device(jobs) })
         }
     }
+}
+
+/// This program as an evaluator in a process of its own.
+fn worker(args: &[&str], environment: &Environment) -> Result<Box<dyn Evaluator>, CliError> {
+    Ok(Box::new(Worker::new(Program::of_this(args)?, environment.clone())))
 }
 
 /// What a GPU is. It is opened once, to ask; workers open it for themselves.

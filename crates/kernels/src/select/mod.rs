@@ -10,7 +10,7 @@ use problem::Problem;
 use serde::Serialize;
 
 use crate::forward::mma::MmaPlan;
-use crate::{Arch, KernelError, Plan, PlanError};
+use crate::{Arch, Family, KernelError, Plan, PlanError};
 
 /// The device to choose for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,29 @@ const NEIGHBOURS: usize = 4;
 /// # Errors
 /// When the problem cannot be stated or no family computes it.
 pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<Choice, KernelError> {
-    let default = Plan::default_for(problem, &device.arch)?;
+    from(table, Plan::default_for(problem, &device.arch)?, problem, device)
+}
+
+/// The same among the plans of one family.
+///
+/// # Errors
+/// When the problem cannot be stated or the family does not compute it.
+pub fn choose_of(
+    family: Family,
+    problem: &Problem,
+    device: &Device,
+    table: &TunedTable,
+) -> Result<Choice, KernelError> {
+    from(&table.of(family), family.default_for(problem, &device.arch)?, problem, device)
+}
+
+/// The nearest row's plan, or else the default.
+fn from(
+    table: &TunedTable,
+    default: Plan,
+    problem: &Problem,
+    device: &Device,
+) -> Result<Choice, KernelError> {
     let mut why = Vec::new();
     for kind in [Kind::Measured, Kind::Predicted] {
         let near = neighbours(problem, device, table, kind);
@@ -168,7 +190,6 @@ mod tests {
     use problem::{DType, Layout, Mask};
 
     use super::*;
-    use crate::Family;
     use crate::forward::wgmma::{Softmax, WgmmaPlan};
 
     const H200: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
@@ -334,5 +355,22 @@ mod tests {
         }
         let f32 = Problem { dtype: DType::F32, ..Problem::mission() };
         assert!(choose(&f32, &H200, &table).is_err());
+    }
+
+    #[test]
+    fn a_family_is_chosen_from_its_own_rows() {
+        let problem = Problem::new(4, 32, 512, 64, DType::Bf16);
+        let hopper = TunedRow {
+            plan: Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap(),
+            us: 5.0,
+            ..row(problem.clone())
+        };
+        let table = table(vec![hopper, marked(problem.clone(), 48, 10.0)]);
+        let families = |family| choose_of(family, &problem, &H200, &table).unwrap().plan;
+        assert_eq!(choose(&problem, &H200, &table).unwrap().plan.family(), "wgmma");
+        assert!(matches!(families(Family::Mma), Plan::Mma(plan) if plan.block_n == 48));
+        assert_eq!(families(Family::Wgmma).family(), "wgmma");
+        // None of its rows: its default, whatever the grid suits.
+        assert_eq!(families(Family::Small), Family::Small.default_for(&problem, &Arch::SM_90).unwrap());
     }
 }

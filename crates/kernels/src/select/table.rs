@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use problem::{DType, Layout, Mask, Problem};
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, KernelError, Plan};
+use crate::{Arch, Family, KernelError, Plan};
 
 /// What of a problem decides which plan is fast: everything but strides and scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -165,6 +165,12 @@ impl TunedTable {
     pub fn parse(text: &str) -> Result<TunedTable, TableError> {
         let rows = lines(text).map(|(line, row)| row.map_err(|fault| TableError { line, fault }));
         Ok(TunedTable { rows: rows.collect::<Result<_, _>>()? })
+    }
+
+    /// The rows whose plans are of a family.
+    pub fn of(&self, family: Family) -> TunedTable {
+        let rows = self.rows.iter().filter(|row| row.plan.family() == family.name());
+        TunedTable { rows: rows.cloned().collect() }
     }
 
     /// The rows, in the order of the file.

@@ -6,6 +6,7 @@ use flashcore::{AttentionError, Device, Layout, Strides, TensorView, TensorViewM
 use flashcore_lab::gate::inputs::{Style, draw};
 use flashcore_lab::values::Values;
 use half::f16;
+use kernels::Plan;
 use problem::{DType, Mask, Problem};
 use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};
 
@@ -57,7 +58,8 @@ fn problems() -> Vec<(&'static str, Problem)> {
     ]
 }
 
-/// Each problem aligned, and with every tensor two bytes off; both must be right and bit for bit the same.
+/// Each problem aligned, and with every tensor two bytes off; both must be right, and bit for bit the same where one kernel computes
+/// both. What tensor maps do not reach goes to another family, which must give its own bits again.
 pub fn numbers() -> Outcome {
     let gpu = Gpu::open(0)?;
     let stream = Stream::new(gpu.context())?;
@@ -70,7 +72,9 @@ pub fn numbers() -> Outcome {
             let shifted = Tensors::new(gpu.context(), &problem, 7, 2)?;
             let moved = shifted.compute(&prepared, &stream)?;
             shifted.judge(&moved).map_err(|error| format!("two bytes off: {error}"))?;
-            ensure(moved == result, || "two bytes off, other bits".to_owned())?;
+            let one_kernel = matches!(prepared.plan(), Plan::Mma(_));
+            let same = if one_kernel { result } else { shifted.compute(&prepared, &stream)? };
+            ensure(moved == same, || "two bytes off, other bits".to_owned())?;
             let fallbacks = prepared.fallbacks().iter().map(|f| format!("; fell back: {}", f.reason));
             Ok(format!("error {}{}", figures.brief(), fallbacks.collect::<String>()))
         };

@@ -35,8 +35,8 @@ pub struct Device {
     /// By PTX; `None` for what was not admitted.
     compiled: Mutex<HashMap<String, Option<Function>>>,
     compilers: Vec<Compiler>,
-    /// What the last problem's buffers held.
-    drawn: Mutex<Vec<Vec<u8>>>,
+    /// What the last problem's buffers held, and its numbers' type.
+    drawn: Mutex<(DType, Vec<Vec<u8>>)>,
 }
 
 /// A plan that runs.
@@ -71,7 +71,7 @@ impl Device {
             arch,
             compiled: Mutex::default(),
             compilers: Vec::new(),
-            drawn: Mutex::default(),
+            drawn: Mutex::new((DType::F32, Vec::new())),
         })
     }
 
@@ -144,12 +144,12 @@ impl Device {
         let bound = Bound::of_kernel(emit(problem, plan, &self.arch)?, problem)?;
         let mut buffers = Vec::new();
         let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
-        // Random numbers are as good for one shape as for another of its size.
+        // Random numbers are as good for one shape as for another of its size, if they are numbers of its type.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        if drawn.iter().map(Vec::len).ne(sizes) {
-            *drawn = contents(&bound, 1);
+        if drawn.0 != problem.dtype || drawn.1.iter().map(Vec::len).ne(sizes) {
+            *drawn = (problem.dtype, contents(&bound, 1));
         }
-        for data in drawn.iter() {
+        for data in &drawn.1 {
             let mut buffer = Buffer::new(&self.context, data.len())?;
             buffer.upload(data)?;
             buffers.push(buffer);

@@ -1,9 +1,11 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] SUITE|PROBLEM …
+//! tune FOLDER [--family NAME …] [--near] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
 //! ```
 //!
+//! With `--near`, the search begins with the shipped plan, and the plans of a file (one JSON object a line: what was good elsewhere),
+//! and goes on with those that differ from the fastest in a single gene, until none of them is faster.
 //! Families are tried in turn (all that compute a problem, unless some are named); of each, groups of genes one after the other
 //! on the fastest plans so far, in a graph. The fastest of all families race in turns, beside their defaults and the plan that the
 //! shipped table has. `FOLDER/tuned.jsonl` gets the winners as rows of that table (`kernels::select`),
@@ -23,7 +25,7 @@ use device::{Candidate, Device, Tensors};
 use flashcore_lab::bench::{Suite, median, suites};
 use flashcore_lab::child::{Ended, follow};
 use flashcore_lab::provenance::Provenance;
-use flashcore_lab::search::{KEPT, groups, vary};
+use flashcore_lab::search::{KEPT, groups, ideas, vary};
 use flashcore_lab::store::append_line;
 use kernels::select::{self, Kind, Shape, TunedRow, TunedTable};
 use kernels::{Family, Plan};
@@ -35,6 +37,8 @@ type Error = Box<dyn std::error::Error>;
 /// Plans that race at the end, besides the defaults, and in how many rounds.
 const FINALISTS: usize = 5;
 const ROUNDS: usize = 15;
+/// Most steps of one gene from where a search begins.
+const DESCENTS: usize = 4;
 /// Work of a race's turn, µs.
 const TURN_US: f64 = 150.0;
 /// How a worker's line begins that names the plan that is about to run; others are for the reader.
@@ -45,6 +49,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 struct Args {
     folder: PathBuf,
     families: Vec<Family>,
+    near: bool,
+    plans: Vec<Plan>,
     limit: Duration,
     from: usize,
     worker: bool,
@@ -68,11 +74,11 @@ fn main() -> ExitCode {
 }
 
 fn parse(words: &[String]) -> Result<Args, Error> {
-    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
+    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--near] [--plans FILE] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
     let mut words = words.iter();
     let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
     let (mut families, mut problems) = (Vec::new(), Vec::new());
-    let (mut limit, mut from, mut worker) = (Duration::MAX, 0, false);
+    let (mut near, mut plans, mut limit, mut from, mut worker) = (false, Vec::new(), Duration::MAX, 0, false);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(USAGE);
         match word.as_str() {
@@ -82,6 +88,11 @@ fn parse(words: &[String]) -> Result<Args, Error> {
                     || format!("--family {name}: accepted: {}", Family::ALL.map(Family::name).join(", "));
                 families.push(Family::named(name).ok_or_else(accepted)?);
             }
+            "--plans" => {
+                let text = std::fs::read_to_string(value()?)?;
+                plans = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+            }
+            "--near" => near = true,
             "--limit" => limit = Duration::try_from_secs_f64(value()?.parse()?)?,
             "--from" => from = value()?.parse()?,
             "--worker" => worker = true,
@@ -98,7 +109,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     if problems.is_empty() {
         return Err(USAGE.into());
     }
-    Ok(Args { folder, families, limit, from, worker, problems })
+    Ok(Args { folder, families, near, plans, limit, from, worker, problems })
 }
 
 /// Starts workers, each where the one before it ended.
@@ -179,27 +190,18 @@ impl Search<'_> {
         // What every GPU runs is the measure of what is right.
         let tensors = self.device.tensors(problem, &Family::Mma.default_for(problem, arch)?)?;
         let mut found: Vec<Candidate> = Vec::new();
-        let mut defaults = Vec::new();
-        for &family in &self.args.families {
-            let Ok(default) = family.default_for(problem, arch) else { continue };
-            defaults.push(default.clone());
-            let mut best = vec![default.clone()];
-            let mut own: Vec<Candidate> = Vec::new();
-            self.try_all(best.clone(), &tensors, &mut own)?;
-            for group in groups(family, problem) {
-                let plans = best.iter().flat_map(|plan| vary(plan, &group, problem, arch)).collect();
-                self.try_all(plans, &tensors, &mut own)?;
-                own.sort_by(|a, b| a.us.total_cmp(&b.us));
-                best = own.iter().take(KEPT).map(|c| c.plan.clone()).collect();
-                if best.is_empty() {
-                    best = vec![default.clone()];
-                }
-            }
-            found.extend(own);
-        }
+        let families = self.args.families.iter();
+        let mut defaults: Vec<Plan> = families.filter_map(|f| f.default_for(problem, arch).ok()).collect();
         let device = select::Device { name: &self.device.context.info().name, arch: *arch };
         let shipped = select::choose(problem, &device, TunedTable::builtin())?.plan;
-        self.try_all(vec![shipped.clone()], &tensors, &mut found)?;
+        if self.args.near {
+            self.descend(&shipped, &tensors, &mut found)?;
+        } else {
+            for default in &defaults {
+                self.by_groups(default, &tensors, &mut found)?;
+            }
+            self.try_all(vec![shipped.clone()], &tensors, &mut found)?;
+        }
         defaults.push(shipped);
         found.retain(|c| c.us.is_finite());
         found.sort_by(|a, b| a.us.total_cmp(&b.us));
@@ -208,6 +210,44 @@ impl Search<'_> {
             append_line(&self.args.folder.join("candidates.jsonl"), &row.to_string())?;
         }
         self.finals(&tensors, found, &defaults)
+    }
+
+    /// Groups of genes one after the other, on the fastest plans so far.
+    fn by_groups(&self, default: &Plan, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
+        let (problem, arch) = (self.problem, &self.device.arch);
+        let Some(family) = Family::named(default.family()) else { return Ok(()) };
+        let (mut best, mut own) = (vec![default.clone()], Vec::new());
+        self.try_all(best.clone(), tensors, &mut own)?;
+        for group in groups(family, problem) {
+            let plans = best.iter().flat_map(|plan| vary(plan, &group, problem, arch)).collect();
+            self.try_all(plans, tensors, &mut own)?;
+            own.sort_by(|a, b| a.us.total_cmp(&b.us));
+            best = own.iter().take(KEPT).map(|c| c.plan.clone()).collect();
+            if best.is_empty() {
+                best = vec![default.clone()];
+            }
+        }
+        found.append(&mut own);
+        Ok(())
+    }
+
+    /// From the shipped plan and those that were good elsewhere, one gene at a time.
+    fn descend(&self, shipped: &Plan, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
+        let (problem, arch) = (self.problem, &self.device.arch);
+        let listed = self.args.plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
+        let mut next = vec![shipped.clone()];
+        next.extend(listed.cloned());
+        for _ in 0..DESCENTS {
+            let before = found.first().map(|c| c.plan.clone());
+            self.try_all(next, tensors, found)?;
+            found.sort_by(|a, b| a.us.total_cmp(&b.us));
+            let Some(best) = found.first().map(|c| c.plan.clone()) else { break };
+            if before.as_ref() == Some(&best) {
+                break;
+            }
+            next = ideas(&best, problem, arch).into_iter().map(|(_, plan)| plan).collect();
+        }
+        Ok(())
     }
 
     /// Times those plans that are new.

@@ -123,7 +123,7 @@ impl CpuTimer {
         CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), problem }
     }
 
-    /// Time of a call, µs: one untimed, then as many as fill [`SAMPLE_US`].
+    /// Time of a call, µs: one untimed, then as many as fill `SAMPLE_US`.
     ///
     /// # Errors
     /// When the plan is refused.

@@ -1,5 +1,6 @@
 //! The problems that races are held on, as data: the command line and the Python package use the same.
 
+use kernels::Family;
 use problem::{DType, Layout, Mask, Problem};
 
 /// A named list of problems.
@@ -26,6 +27,14 @@ impl Suite {
             Suite::Small => "small",
             Suite::Forward => "forward",
             Suite::Ampere => "ampere",
+        }
+    }
+
+    /// The family that is raced on it, where it is not whichever is chosen.
+    pub const fn family(self) -> Option<Family> {
+        match self {
+            Suite::Ampere => Some(Family::Mma),
+            Suite::Mission | Suite::Small | Suite::Forward => None,
         }
     }
 

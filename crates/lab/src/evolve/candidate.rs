@@ -38,6 +38,16 @@ pub enum Language {
     Cuda,
 }
 
+impl Language {
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Language::Ptx => "PTX",
+            Language::Cuda => "CUDA C++",
+        }
+    }
+}
+
 impl Candidate {
     /// The same for equal candidates alone: 12 hexadecimal digits.
     pub fn hash(&self) -> String {

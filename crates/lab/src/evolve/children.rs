@@ -183,10 +183,14 @@ const MEMORY_EVERY: u32 = 10;
 /// # Errors
 /// When it cannot be started or breaks a limit.
 pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
-    const SCRIPT: &str = "ulimit -c 0; ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
+    // Who watches is one of the group: should we be gone, the group goes.
+    const SCRIPT: &str = "ulimit -c 0
+        (while kill -s 0 \"$4\"; do sleep 1; done; kill -s KILL -- -$$) </dev/null >/dev/null 2>&1 &
+        ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
     let mut command = Command::new("sh");
     let kilobytes = limits.memory / 1024;
     command.args(["-c", SCRIPT, "sh", &kilobytes.to_string(), &limits.cpu_seconds.to_string(), line]);
+    command.arg(std::process::id().to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
     let mut group = Group::start(&mut command).map_err(Confinement::Start)?;
@@ -348,5 +352,35 @@ mod tests {
         let said = run(&line, Vec::new(), &LIMITS).unwrap();
         assert_eq!(said.output, b"answer\n");
         assert!(!lives(left));
+    }
+
+    /// A run that is killed leaves nobody behind who works for it.
+    #[test]
+    fn children_end_with_us() {
+        let seconds = "61234.375";
+        let us = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "evolve::children::tests::someone_who_is_killed", "--nocapture"])
+            .env("SECONDS_TO_SLEEP", seconds)
+            .stdout(Stdio::null())
+            .spawn();
+        let mut us = us.unwrap();
+        let within = |what: &dyn Fn() -> bool| {
+            (0..200).any(|_| {
+                std::thread::sleep(Duration::from_millis(50));
+                what()
+            })
+        };
+        assert!(within(&|| lives(seconds)));
+        us.kill().unwrap();
+        us.wait().unwrap();
+        assert!(within(&|| !lives(seconds)));
+    }
+
+    /// The process that the test above kills; alone it does nothing.
+    #[test]
+    fn someone_who_is_killed() {
+        if let Ok(seconds) = std::env::var("SECONDS_TO_SLEEP") {
+            let _ = run(&format!("exec sleep {seconds}"), Vec::new(), &LIMITS);
+        }
     }
 }

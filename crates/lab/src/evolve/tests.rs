@@ -398,7 +398,7 @@ fn the_device_does_not_wait_for_proofs() {
                 turns += 1;
                 idle += usize::from(device.is_none());
                 let rest: Vec<Task> = if device.is_some() && under_way.len() > 1 {
-                    under_way.drain(..).collect()
+                    std::mem::take(&mut under_way)
                 } else {
                     vec![under_way.remove(device.unwrap_or(0))]
                 };
@@ -510,7 +510,7 @@ fn proposals_pass_the_same_cascade() {
                     question.brief["incumbent"]["source"].as_str().is_some_and(|ptx| ptx.contains(".entry"))
                 );
                 let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
-                plan.block_n = if asked == 1 { 48 } else { 7 };
+                plan.block_n = if asked == 1 { 48 * plan.kv_warps } else { 7 };
                 let answer = match asked {
                     3 => Err(Rejection {
                         stage: Stage::Propose,

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,28 @@ pub fn serve(
         output.flush()?;
     }
     Ok(())
+}
+
+/// Ends this process once the one that started it is gone: nobody would read its answer, and a kernel that hangs keeps it for ever.
+pub fn end_with_parent() {
+    let parent = parent();
+    std::thread::spawn(move || {
+        while self::parent() == parent {
+            std::thread::sleep(LOOK);
+        }
+        // Giving back what a hung kernel holds would wait for it.
+        std::process::abort();
+    });
+}
+
+#[cfg(unix)]
+fn parent() -> u32 {
+    std::os::unix::process::parent_id()
+}
+
+#[cfg(not(unix))]
+fn parent() -> u32 {
+    0
 }
 
 /// Tells who watches that the next answer may take so long.
@@ -91,10 +114,14 @@ struct Running {
     lines: Receiver<String>,
     /// The end of its standard error.
     complaint: Arc<Mutex<VecDeque<String>>>,
+    /// Who reads it.
+    listener: JoinHandle<()>,
 }
 
 /// Lines of standard error that are kept.
 const COMPLAINTS: usize = 8;
+/// How long a worker's last words are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Time between two looks at a worker's memory.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -124,9 +151,9 @@ impl Worker {
         });
         let complaint = Arc::new(Mutex::new(VecDeque::new()));
         let kept = complaint.clone();
-        std::thread::spawn(move || keep(stderr, &kept));
+        let listener = std::thread::spawn(move || keep(stderr, &kept));
         self.started += 1;
-        Ok(Running { group, stdin, lines, complaint })
+        Ok(Running { group, stdin, lines, complaint, listener })
     }
 
     /// The answer of a worker that lives.
@@ -213,6 +240,11 @@ impl Running {
             Ok(status) => status.to_string(),
             Err(error) => error.to_string(),
         };
+        // Its last words may still be on their way; a child of its own may hold the pipe open.
+        let ended = Instant::now();
+        while !self.listener.is_finished() && ended.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = complaint.iter().map(String::as_str).collect();
         Fault::new("crashed", format!("its worker ended ({status}): {}", words.join(" | ")))

@@ -1,6 +1,7 @@
 //! The page of a climb: one file, no script, no network, for laptop and print, light and dark.
 
 pub(crate) mod chart;
+pub mod evolution;
 pub(crate) mod panels;
 mod sections;
 

@@ -75,9 +75,12 @@ fn judge(code: i32, text: &str, making: &mut Making) {
             making.refute(format!("{count} errors"));
             let told = text.lines().filter_map(|line| line.strip_prefix("========= "));
             let told = told.filter(|line| {
-                !line.starts_with(' ') && !line.contains("SUMMARY") && !line.contains("SANITIZER")
+                let begins =
+                    !line.starts_with(' ') && !line.contains("SUMMARY") && !line.contains("SANITIZER");
+                // A hazard has two ends; the rest of what is indented is where the host was.
+                begins && !line.trim().is_empty() || line.trim_start().starts_with("and ")
             });
-            told.take(2).for_each(|line| making.refute(line.to_owned()));
+            told.take(6).for_each(|line| making.refute(line.trim().to_owned()));
         }
     }
 }
@@ -149,7 +152,12 @@ mod tests {
         assert_eq!(verdict(0, CLEAN).verdict, Verdict::Proven);
         let races = verdict(FOUND, RACES);
         assert_eq!(races.verdict, Verdict::Refuted);
-        assert_eq!(races.notes, ["3 errors", "Error: Race reported between Write access at fused+0x10"]);
+        let told = [
+            "3 errors",
+            "Error: Race reported between Write access at fused+0x10",
+            "and Read access at fused+0x20",
+        ];
+        assert_eq!(races.notes, told);
         assert_eq!(verdict(0, RACES).verdict, Verdict::Refuted, "warnings do not change the exit code");
         // The child failed although the sanitizer found nothing, or the sanitizer could not start.
         assert_eq!(verdict(1, CLEAN).verdict, Verdict::Incomplete);

@@ -117,6 +117,8 @@ struct Problem {
 /// One problem in one mode: ours and the peers' of one run.
 struct Entry {
     ours: Row,
+    /// Ours in other ways of launching.
+    variants: Vec<Row>,
     peers: Vec<Row>,
 }
 
@@ -141,21 +143,25 @@ fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
 /// The run that counts for each problem and mode, in a steady order.
 fn entries(rows: &[Row]) -> Vec<Entry> {
     let mut ours: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
-    let peers_of = |ours: &Row| -> Vec<Row> {
+    let others_of = |ours: &Row| -> (Vec<Row>, Vec<Row>) {
         let same = |row: &&Row| row.run == ours.run && row.problem == ours.problem && row.mode == ours.mode;
-        let peers = rows.iter().filter(same).filter(|row| !row.implementation.starts_with(OURS));
-        peers.cloned().collect()
+        let others = rows.iter().filter(same).filter(|row| !row.is_ours()).cloned();
+        others.partition(|row| row.implementation.starts_with(OURS))
     };
     // The run that counts comes last of its kind.
     ours.sort_by_cached_key(|row| {
-        (row.problem.clone(), row.mode != "warm", !peers_of(row).is_empty(), row.when.clone())
+        (row.problem.clone(), row.mode != "warm", !others_of(row).1.is_empty(), row.when.clone())
     });
     let last = |index: usize| {
         ours.get(index + 1)
             .is_none_or(|next| (&next.problem, &next.mode) != (&ours[index].problem, &ours[index].mode))
     };
     let counting = (0..ours.len()).filter(|&index| last(index));
-    counting.map(|index| Entry { ours: ours[index].clone(), peers: peers_of(ours[index]) }).collect()
+    let entry = |ours: &Row| {
+        let (variants, peers) = others_of(ours);
+        Entry { ours: ours.clone(), variants, peers }
+    };
+    counting.map(|index| entry(ours[index])).collect()
 }
 
 /// A document or picture as it should be.

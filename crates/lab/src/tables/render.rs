@@ -14,8 +14,10 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
     }
     let rate = RATES.contains(&suite);
     let unit = if rate { "TFLOP/s" } else { "µs" };
-    let peers = peers(entries);
+    let [variants, peers] =
+        [|e: &Entry| e.variants.clone(), |e: &Entry| e.peers.clone()].map(|of| names(entries, of));
     let mut header = vec!["problem".to_owned(), "L2".to_owned(), format!("**FlashCore**, {unit}")];
+    header.extend(variants.iter().map(|name| format!("{name}, {unit}")));
     header.extend(peers.iter().map(|name| format!("{name}, {unit}")));
     header.extend(["against the best [95 %]".to_owned(), "verdict".to_owned()]);
     let machines = machines(predicted);
@@ -31,7 +33,7 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
             .collect::<Vec<_>>(),
     ));
     for entry in entries {
-        let mut cells = cells(entry, &peers, rate);
+        let mut cells = cells(entry, &variants, &peers, rate);
         let of = |machine: &String| {
             let same = |row: &&Row| row.device == *machine && row.problem == entry.ours.problem;
             figure(predicted.iter().rev().find(same), rate)
@@ -49,12 +51,12 @@ pub(super) fn line<T: AsRef<str>>(cells: &[T]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// Names of all peers, in the order in which they appear.
-fn peers(entries: &[Entry]) -> Vec<String> {
+/// Names of all peers, or of all variants of ours, in the order in which they appear.
+fn names(entries: &[Entry], of: fn(&Entry) -> Vec<Row>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for row in entries.iter().flat_map(|entry| &entry.peers) {
+    for row in entries.iter().flat_map(of) {
         if !names.contains(&row.implementation) {
-            names.push(row.implementation.clone());
+            names.push(row.implementation);
         }
     }
     names
@@ -71,10 +73,12 @@ fn machines(predicted: &[Row]) -> Vec<String> {
     names
 }
 
-fn cells(entry: &Entry, peers: &[String], rate: bool) -> Vec<String> {
+fn cells(entry: &Entry, variants: &[String], peers: &[String], rate: bool) -> Vec<String> {
     let ours = &entry.ours;
     let best = ours.against_best();
     let mut cells = vec![title(&ours.problem), ours.mode.clone(), figure(Some(ours), rate)];
+    let named = |name: &String| entry.variants.iter().find(|row| row.implementation == *name);
+    cells.extend(variants.iter().map(|name| figure(named(name), rate)));
     cells.extend(peers.iter().map(|name| {
         let cell = figure(entry.peers.iter().find(|row| row.implementation == *name), rate);
         if best.is_some_and(|(peer, _)| peer == name) { format!("**{cell}**") } else { cell }
@@ -104,6 +108,33 @@ fn figure(row: Option<&Row>, rate: bool) -> String {
     }
 }
 
+/// What other ways of launching ours come to, where L2 is warm.
+fn variants_against_best(entries: &[Entry]) -> Vec<String> {
+    let ratio = |entry: &Entry, name: &String| {
+        let (peer, _) = entry.ours.against_best()?;
+        let peer = entry.peers.iter().find(|row| row.implementation == peer)?;
+        let variant = entry.variants.iter().find(|row| row.implementation == *name && row.fault.is_none())?;
+        Some(peer.us_median? / variant.us_median?)
+    };
+    let warm = || entries.iter().filter(|entry| entry.ours.mode == "warm");
+    let of = |name: String| {
+        let ratios: Vec<f64> = warm().filter_map(|entry| ratio(entry, &name)).collect();
+        (!ratios.is_empty()).then(|| {
+            let (mean, least) = mean_and_least(&ratios);
+            format!(
+                "{name}, L2 warm: geometric mean of {} {mean:.2}× the best peer, least {least:.2}×.  ",
+                ratios.len()
+            )
+        })
+    };
+    names(entries, |entry| entry.variants.clone()).into_iter().filter_map(of).collect()
+}
+
+fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
+    let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    (mean, ratios.iter().copied().fold(f64::INFINITY, f64::min))
+}
+
 /// Means, errors, who was out and why, and where it all ran.
 fn summary(entries: &[Entry]) -> Vec<String> {
     let mut lines = Vec::new();
@@ -114,14 +145,13 @@ fn summary(entries: &[Entry]) -> Vec<String> {
             .filter_map(|entry| entry.ours.against_best().map(|(_, c)| c.ratio))
             .collect();
         if !ratios.is_empty() {
-            let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let n = ratios.len();
+            let ((mean, least), n) = (mean_and_least(&ratios), ratios.len());
             lines.push(format!(
                 "L2 {mode}: geometric mean of {n} {mean:.2}× the best peer, least {least:.2}×.  "
             ));
         }
     }
+    lines.extend(variants_against_best(entries));
     let ours = entries.iter().map(|entry| &entry.ours);
     let error = ours.clone().filter_map(|row| row.err_max).fold(0.0, f64::max);
     lines.push(format!("Largest error of ours against f64: {error:.1e}.  "));
@@ -159,7 +189,8 @@ pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static s
 
 /// Everybody's rates over the length, a panel for each head dimension and mask.
 fn curves(entries: &[Entry]) -> Option<String> {
-    let legend: Vec<String> = std::iter::once("FlashCore".to_owned()).chain(peers(entries)).collect();
+    let legend: Vec<String> =
+        std::iter::once("FlashCore".to_owned()).chain(names(entries, |entry| entry.peers.clone())).collect();
     let mut all: Vec<Panel> = Vec::new();
     for entry in entries.iter().filter(|entry| entry.ours.mode == "warm") {
         let p = &entry.ours.problem;

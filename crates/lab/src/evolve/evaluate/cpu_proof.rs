@@ -11,7 +11,7 @@ use crate::values::{Inputs, Values};
 
 /// What is as in the problem, but not larger: batches, key heads, query heads to each, rows and keys. Rows and keys leave ends that no block
 /// fills.
-const MOST: [usize; 5] = [2, 2, 8, 101, 283];
+const MOST: [usize; 5] = [2, 2, 4, 71, 203];
 /// Draws of ordinary inputs.
 const SEEDS: u64 = 2;
 
@@ -24,6 +24,8 @@ struct Case {
     inputs: Inputs,
     oracle: Reference,
     standard: Reference,
+    /// Times the error model.
+    slack: f64,
 }
 
 impl Cases {
@@ -33,7 +35,10 @@ impl Cases {
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
         let own = ordinary.chain(others).map(|(style, seed)| {
-            Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)
+            // The error there is that of f32 sums of huge products, and as large as the order of summation makes it.
+            let slack = if style == Style::HugeLogits { 4.0 } else { 1.0 };
+            let case = Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)?;
+            Ok(Case { slack, ..case })
         });
         let torture = torture::problems(problem.dtype, problem.head_dim).into_iter();
         let torture =
@@ -60,7 +65,7 @@ impl Case {
     fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, CpuError> {
         let inputs = draw(&problem, style, seed);
         let (oracle, standard) = (inputs.oracle(&problem)?, inputs.reference_in_precision(&problem)?);
-        Ok(Case { name, problem, inputs, oracle, standard })
+        Ok(Case { name, problem, inputs, oracle, standard, slack: 1.0 })
     }
 
     /// Runs the plan into poisoned outputs. Asked for an LSE, 16-bit inputs take another path.
@@ -75,7 +80,7 @@ impl Case {
         let values: Vec<f64> = (0..rows.len()).filter_map(|i| rows.get(i)).map(f64::from).collect();
         let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
         let figures = judge(p, &values, with_lse.then_some(&lse[..]), &self.oracle, &self.standard);
-        let mut reasons = figures.reasons();
+        let mut reasons = figures.with_slack(self.slack).reasons();
         let between = elements - rows.len();
         if poison - rows.count_nan() != between {
             reasons.push(format!("of {between} elements between rows some were written"));
@@ -120,8 +125,8 @@ mod tests {
             let (reasons, error) = cases.judge(&plan).unwrap();
             assert_eq!(reasons, [""; 0], "{plan:?}");
             assert!(error > 0.0 && error < 1e-2, "{error}");
-            // A single element of the answer.
-            cases.0[0].oracle.out[5] += 0.1;
+            // The answer to other values.
+            cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
             assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
         }
     }

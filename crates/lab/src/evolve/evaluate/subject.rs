@@ -33,6 +33,8 @@ impl Fault {
 
 /// Longest text of a kernel, bytes: ten times that of our longest.
 const LONGEST_TEXT: usize = 8 << 20;
+/// CTAs that any problem may be launched with.
+const FEW_CTAS: u64 = 4096;
 /// Longest launch file.
 const LONGEST_LAUNCH: usize = 64 << 10;
 
@@ -80,6 +82,12 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         let shape = |problem: &Problem| serde_json::json!(Shape::of(problem));
         let (found, accepted) = (shape(found), shape(problem));
         return Err(Fault::new("problem", format!("its launch file is for {found}; accepted: {accepted}")));
+    }
+    // Four CTAs for each row of the output is more than any kernel has use for; counting through more takes minutes.
+    let rows = problem.batch * problem.heads_q * problem.seq_q;
+    let (ctas, most) = (launch.grid.count(), FEW_CTAS.max(4 * rows as u64));
+    if ctas > most {
+        return Err(Fault::new("launch", format!("its grid has {ctas} CTAs; accepted: at most {most}")));
     }
     let compiled;
     let text = match source.language {

@@ -57,7 +57,7 @@ impl Proposer {
                 },
             )?;
         if !said.status.success() {
-            let detail = format!("it ended with {}: {}", said.status, quoted(&said.complaint));
+            let detail = format!("it ended with {}: {}", said.status, end(&said.complaint));
             return Err(rejection("proposer", detail));
         }
         let text = String::from_utf8(said.output).map_err(|error| {
@@ -82,6 +82,13 @@ fn quoted(text: &str) -> String {
         begin.push('…');
     }
     begin
+}
+
+/// The end of a text, where a traceback says what is wrong.
+fn end(text: &str) -> String {
+    let skipped = text.chars().count().saturating_sub(QUOTED);
+    let kept: String = text.chars().skip(skipped).collect();
+    if skipped > 0 { format!("…{kept}") } else { kept }
 }
 
 /// A candidate as a proposer would answer with it.

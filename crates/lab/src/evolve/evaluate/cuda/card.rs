@@ -76,8 +76,6 @@ const SAMPLE_US: f64 = 150.0;
 const MOST_CALLS: f64 = 40.0;
 /// Samples: no interval without the least, no use of more than the most.
 const SAMPLES: std::ops::RangeInclusive<usize> = 7..=60;
-/// Bytes that keep the device busy while the host puts a sample in line.
-const BUSY_BYTES: usize = 64 << 20;
 
 /// Functions that stay loaded.
 const KEPT: u32 = 32;
@@ -88,7 +86,6 @@ pub struct GpuCard {
     arch: Arch,
     stream: Stream,
     events: [Event; 2],
-    busy: Buffer,
     /// Functions that were asked for since modules were unloaded.
     built: u32,
 }
@@ -110,7 +107,6 @@ impl GpuCard {
             arch: Arch { multiprocessors: info.sms, ..arch },
             stream: Stream::new(&context).map_err(made)?,
             events: [Event::new(&context).map_err(made)?, Event::new(&context).map_err(made)?],
-            busy: Buffer::new(&context, BUSY_BYTES).map_err(made)?,
             gpu,
             built: 0,
         })
@@ -134,8 +130,7 @@ impl GpuCard {
     /// µs of a graph's launch.
     fn sample(&self, graph: &GraphExec) -> Result<f64, DriverError> {
         let [start, end] = &self.events;
-        self.stream.fill(self.busy.slice(), 0x5a)?;
-        // What the fill left of L2 is warmed again, as in a race.
+        // Warms L2, and keeps the device busy while the host puts the rest in line.
         graph.launch(&self.stream)?;
         start.record(&self.stream)?;
         graph.launch(&self.stream)?;

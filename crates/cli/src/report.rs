@@ -1,0 +1,38 @@
+//! `flashcore report`: a run as one page.
+
+use std::io::Write;
+
+use lab::ledger::{CandidateId, Ledger, RunId};
+use lab::report::evolution::{Exhibit, RunView, page};
+use lab::store;
+
+use crate::args::Report;
+use crate::error::CliError;
+use crate::{Status, unless_closed};
+
+pub fn report(args: &Report) -> Result<Status, CliError> {
+    store::writable(&args.out)?;
+    let ledger = Ledger::read(&args.ledger.path)?;
+    let run = match args.run {
+        Some(run) => RunId(run),
+        None => ledger.latest_run()?.ok_or_else(|| CliError::Argument {
+            argument: "--ledger",
+            value: args.ledger.path.display().to_string(),
+            accepted: "a ledger with a run; `flashcore evolve` begins one".to_owned(),
+        })?,
+    };
+    let view = RunView::of(&ledger, run)?;
+    store::write(&args.out, page(&view, &exhibits(&ledger, &view)?).as_bytes())?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(writeln!(out, "report: {}", args.out.display()).map_err(CliError::from))?;
+    Ok(Status::Proven)
+}
+
+/// The kernels to show line by line: what was to beat, and the best, of the first problem.
+fn exhibits(ledger: &Ledger, view: &RunView) -> Result<Vec<Exhibit>, CliError> {
+    let Some(problem) = view.problems.first() else { return Ok(Vec::new()) };
+    let mut shown: Vec<CandidateId> =
+        [&problem.baseline, &problem.best].into_iter().flatten().map(|ranked| ranked.candidate).collect();
+    shown.dedup();
+    Ok(shown.into_iter().map(|id| Exhibit::of(ledger, id)).collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,221 @@
+//! `flashcore serve`: the ledger's pages, live.
+
+mod kernels;
+mod pages;
+mod trouble;
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use lab::ledger::Ledger;
+
+use crate::Status;
+use crate::args::Serve;
+use crate::error::CliError;
+use trouble::Trouble;
+
+/// How long requests may take to end once the server is to stop.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What all requests share.
+pub struct Site {
+    ledger: PathBuf,
+    /// The address that names must lead to: of a loopback address, its own names alone.
+    bind: IpAddr,
+    kernels: kernels::Kernels,
+    /// Sections of the runs that were looked at last.
+    drawn: Mutex<pages::Drawn>,
+}
+
+impl Site {
+    /// Asks the ledger, on a thread that may wait. A connection for each question: a ledger that is moved, replaced or begun later is
+    /// found by the next one.
+    async fn ask<T: Send + 'static>(
+        self: &Arc<Site>,
+        question: impl FnOnce(&Site, &Ledger) -> Result<T, Trouble> + Send + 'static,
+    ) -> Result<T, Trouble> {
+        let site = Arc::clone(self);
+        let asked = tokio::task::spawn_blocking(move || {
+            let ledger = Ledger::read(&site.ledger)?;
+            question(&site, &ledger)
+        });
+        asked.await.map_err(|error| Trouble::Internal(error.to_string()))?
+    }
+}
+
+pub fn serve(args: &Serve) -> Result<Status, CliError> {
+    let listener = listen(args.bind, args.port)?;
+    let address = listener.local_addr().map_err(CliError::Serve)?;
+    if let Err(error) = Ledger::read(&args.ledger.path) {
+        eprintln!("flashcore: {error}; the pages say so until there is one");
+    }
+    let site = Arc::new(Site {
+        ledger: args.ledger.path.clone(),
+        bind: args.bind,
+        kernels: kernels::Kernels::default(),
+        drawn: Mutex::default(),
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(CliError::Serve)?;
+    let mut out = std::io::stdout().lock();
+    crate::unless_closed(
+        writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
+    )?;
+    drop(out);
+    eprintln!("flashcore: serving {}; Ctrl-C ends it", args.ledger.path.display());
+    let served = runtime.block_on(run(listener, router(site)));
+    // A kernel that is still being taken apart is not waited for.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    served.map_err(CliError::Serve)?;
+    Ok(Status::Proven)
+}
+
+/// The address to serve at. Where the port is taken, the error names a free one.
+fn listen(bind: IpAddr, port: u16) -> Result<TcpListener, CliError> {
+    let refuse =
+        |accepted: String| CliError::Argument { argument: "--port", value: port.to_string(), accepted };
+    TcpListener::bind(SocketAddr::new(bind, port)).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            let free = TcpListener::bind(SocketAddr::new(bind, 0)).and_then(|l| l.local_addr());
+            let free =
+                free.map_or_else(|_| "another one".to_owned(), |a| format!("a free one, as {} is", a.port()));
+            refuse(format!("{free}; another program listens at {bind}:{port}"))
+        }
+        std::io::ErrorKind::PermissionDenied => refuse(format!("1024 or above ({error})")),
+        std::io::ErrorKind::AddrNotAvailable => CliError::Argument {
+            argument: "--bind",
+            value: bind.to_string(),
+            accepted: "an address of this machine, as 127.0.0.1 or 0.0.0.0".to_owned(),
+        },
+        _ => CliError::Serve(error),
+    })
+}
+
+async fn run(listener: TcpListener, router: Router) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let until = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
+        // An error means that the sender is gone, which is a stop as well.
+        let _ = stopped.wait_for(|stop| *stop).await;
+    };
+    let server = axum::serve(listener, router).with_graceful_shutdown(until(stopped.clone()));
+    let farewell = async {
+        until(stopped.clone()).await;
+        tokio::time::sleep(FAREWELL).await;
+    };
+    tokio::select! {
+        served = server.into_future() => served,
+        () = farewell => Ok(()),
+        () = async { interrupted().await; let _ = stop.send(true); std::future::pending().await } => Ok(()),
+    }
+}
+
+/// Waits for Ctrl-C, or for whatever else asks a program to end.
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! { _ = tokio::signal::ctrl_c() => {}, _ = terminate.recv() => {} }
+            return;
+        }
+    }
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn router(site: Arc<Site>) -> Router {
+    Router::new()
+        .route("/", get(pages::runs))
+        .route("/live.js", get(pages::script))
+        .route("/run/{run}", get(pages::run))
+        .route("/run/{run}/part/{part}", get(pages::part))
+        .route("/run/{run}/candidates", get(pages::candidates))
+        .route("/api/run/{run}", get(pages::news))
+        .route("/candidate/{candidate}", get(pages::candidate))
+        .route("/candidate/{candidate}/kernel", get(pages::kernel))
+        .route("/diff", get(pages::pair))
+        .route("/diff/part", get(pages::difference))
+        .route("/topk", get(pages::top))
+        .route("/forecasts", get(pages::forecasts))
+        .fallback(pages::nothing)
+        .method_not_allowed_fallback(pages::reads_only)
+        .layer(middleware::from_fn_with_state(Arc::clone(&site), guard))
+        .with_state(site)
+}
+
+/// What pages may do in a browser: nothing but show themselves and ask this server.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; \
+     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Refuses names that are not this server's, and sets what every answer says.
+async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).map(str::to_owned);
+    let mut response = match host {
+        // A page elsewhere may have its name lead here (DNS rebinding); it would read the ledger.
+        Some(host) if !ours(&host, site.bind) => Trouble::Host(host).into_response(),
+        _ => next.run(request).await,
+    };
+    let headers: [(HeaderName, &'static str); 4] = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Whether a Host header names this server. Who binds to a public address has chosen names of their own.
+fn ours(host: &str, bind: IpAddr) -> bool {
+    if !bind.is_loopback() {
+        return true;
+    }
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_names_reach_a_loopback_server() {
+        let local: IpAddr = [127, 0, 0, 1].into();
+        for host in ["localhost", "localhost:8765", "127.0.0.1:1", "[::1]:8765", "127.0.0.1"] {
+            assert!(ours(host, local), "{host}");
+        }
+        for host in ["evil.example", "evil.example:8765", "localhost.evil.example", "10.0.0.1:80", ""] {
+            assert!(!ours(host, local), "{host}");
+        }
+        assert!(ours("gpu-7:8765", [0, 0, 0, 0].into()));
+    }
+
+    #[test]
+    fn a_taken_port_names_a_free_one() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let message = listen([127, 0, 0, 1].into(), port).unwrap_err().to_string();
+        let named = message.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u16>().ok());
+        assert!(message.contains("--port") && message.contains("a free one"), "{message}");
+        assert!(named.into_iter().any(|n| n > 1024 && n != port), "{message}");
+        assert!(listen([192, 0, 2, 1].into(), 0).unwrap_err().to_string().contains("--bind"));
+    }
+}

@@ -1,0 +1,69 @@
+//! What a request may run into, as a page.
+
+use axum::http::StatusCode;
+use axum::response::{Html, IntoResponse, Response};
+use lab::ledger::LedgerError;
+use lab::report::evolution::failure;
+
+/// Why a page cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// No such page.
+    #[error("There is no page {0}.")]
+    Page(String),
+    /// A part of a page that the run does not have.
+    #[error("Run {run} has no section {part:?}.")]
+    Part { run: i64, part: String },
+    /// Something in the address that cannot be.
+    #[error("{argument} = {value:?} is not possible.")]
+    Argument { argument: &'static str, value: String, accepted: &'static str },
+    /// A name that is not this server's.
+    #[error("{0:?} is no name of this server.")]
+    Host(String),
+    /// Something other than a question.
+    #[error("These pages are only read.")]
+    Method,
+    /// The ledger's own.
+    #[error("{0}.")]
+    Ledger(#[from] LedgerError),
+    /// A fault of ours.
+    #[error("Internal error: {0}. This is a fault of FlashCore's; please report it.")]
+    Internal(String),
+}
+
+impl Trouble {
+    fn status(&self) -> StatusCode {
+        match self {
+            Trouble::Page(_) | Trouble::Part { .. } | Trouble::Ledger(LedgerError::Unknown { .. }) => {
+                StatusCode::NOT_FOUND
+            }
+            Trouble::Argument { .. } => StatusCode::BAD_REQUEST,
+            Trouble::Host(_) => StatusCode::MISDIRECTED_REQUEST,
+            Trouble::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Trouble::Ledger(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Trouble::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// What would be right.
+    fn accepted(&self) -> &str {
+        match self {
+            Trouble::Page(_) => {
+                "Pages: /, /run/N, /run/N/candidates, /candidate/N, /diff?a=N&b=M, /topk, /forecasts."
+            }
+            Trouble::Argument { accepted, .. } => accepted,
+            Trouble::Host(_) => {
+                "It is bound to this machine alone: localhost or 127.0.0.1. `flashcore serve --bind` binds it to another address."
+            }
+            Trouble::Method => "Accepted: GET.",
+            Trouble::Part { .. } | Trouble::Ledger(_) | Trouble::Internal(_) => "",
+        }
+    }
+}
+
+impl IntoResponse for Trouble {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        (status, Html(failure(&status.to_string(), &self.to_string(), self.accepted()))).into_response()
+    }
+}

@@ -1,0 +1,146 @@
+"""The pages as they are served: live, quick, and clear about what is wrong."""
+
+import http.client
+import json
+import sqlite3
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import FLASHCORE, Facts, demo
+from playwright.sync_api import expect
+
+
+def get(url, **headers):
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
+    ledger = tmp_path / "live.ledger"
+    demo(ledger, 60)
+    server = serve(ledger)
+    page = tab.open(f"{server.url}run/1", allowed=server.url)
+    page.wait_for_selector("#live.on")
+    page.evaluate("window.sameDocument = true")
+    before = page.locator("dl.tiles").inner_text()
+    marks = page.locator("svg.progress circle").count()
+    demo(ledger, 60, "--more")
+    # The run had ended, so the page asks now and then only.
+    expect(page.locator("dl.tiles")).not_to_have_text(before, use_inner_text=True, timeout=20_000)
+    assert page.evaluate("window.sameDocument"), "changed parts alone are replaced"
+    facts = Facts(ledger)
+    tried = facts.one("SELECT count(*) FROM candidate")
+    assert str(tried) in page.locator("dl.tiles").inner_text()
+    assert page.locator("svg.progress circle").count() >= marks
+    news = json.loads(get(f"{server.url}api/run/1")[1])
+    assert news["candidates"] == tried and news["problems"][0]["speedup"] > 1
+    tab.picture("run", full_page=True)
+    assert server.stop() == 0
+    page.wait_for_selector("#live.off", timeout=20_000)
+    # The browser itself says that the server is gone.
+    tab.complaints = [c for c in tab.complaints if "ERR_CONNECTION_REFUSED" not in c]
+
+
+def test_from_the_list_to_a_kernel_and_its_neighbour(tab, serve, ledger):
+    server = serve(ledger)
+    page = tab.open(server.url)
+    tab.picture("runs")
+    page.get_by_role("link", name="run 1").click()
+    page.get_by_role("link", name="all candidates").click()
+    assert page.locator("table.candidates tbody tr").count() == 50
+    page.get_by_role("link", name="older candidates").click()
+    assert page.locator("table.candidates tbody tr").count() == 50
+    best = Facts(ledger).one("SELECT candidate FROM standing WHERE promoted ORDER BY us LIMIT 1")
+    page.goto(f"{server.url}candidate/{best}")
+    page.wait_for_selector("#kernel pre.heat", state="attached", timeout=60_000)
+    assert page.locator("#kernel pre.heat span[style]").count() > 50
+    assert "proven" in page.locator("#proofs").inner_text() and "race" in page.locator("#times").inner_text()
+    tab.picture("candidate", full_page=True)
+    page.get_by_role("link", name="side by side").click()
+    page.wait_for_selector("table.genes", timeout=60_000)
+    assert page.locator("table.genes tr.changed").count() >= 1
+    assert page.locator(".pair h3").count() == 2
+    assert page.locator(".difference tr").count() > 10
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+    tab.picture("difference")
+
+
+def test_the_fastest_and_the_forecasts(tab, serve, ledger):
+    server = serve(ledger)
+    page = tab.open(f"{server.url}topk", allowed=server.url)
+    times = [float(t) for t in page.locator("table.best td:nth-child(4)").all_inner_texts()]
+    assert times == sorted(times) and len(times) > 5
+    tab.picture("topk")
+    page.goto(f"{server.url}forecasts")
+    assert "Three stages hide the loads of <64 keys>" in page.locator("table.told").inner_text()
+    assert page.locator("svg.scatter").count() == 2
+    tab.picture("forecasts", full_page=True)
+
+
+@pytest.mark.parametrize("path, status, words", [
+    ("nowhere", 404, "There is no page /nowhere"),
+    ("run/99", 404, "has no run 99"),
+    ("run/x%3Cb%3E", 400, "&lt;b&gt;"),
+    ("run/1/part/nothing", 404, "no section"),
+    ("candidate/0", 404, "has no candidate 0"),
+    ("candidate/-", 400, "Accepted: a number"),
+    ("diff?a=1", 400, "/diff?a=N&amp;b=M"),
+    ("diff?a=1&b=99999", 404, "has no candidate 99999"),
+    ("diff/part?a=1&b=99999", 404, "has no candidate 99999"),
+    ("topk?of=77", 400, "of ="),
+    ("?before=soon", 400, "before ="),
+    ("api/run/99", 404, "has no run 99"),
+])
+def test_bad_addresses(serve, ledger, path, status, words):
+    server = serve(ledger)
+    answered, page = get(server.url + path)
+    assert answered == status and words in page, page[-600:]
+
+
+def test_only_questions_from_here(serve, ledger):
+    server = serve(ledger)
+    status, page = get(server.url, Host="evil.example")
+    assert status == 421 and "no name of this server" in page
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", "/")
+    answer = connection.getresponse()
+    assert answer.status == 405 and "only read" in answer.read().decode()
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_ledgers_that_cannot_be_read(serve, tmp_path):
+    missing = tmp_path / "missing.ledger"
+    server = serve(missing)
+    status, page = get(server.url)
+    assert status == 503 and "there is no ledger here" in page
+    demo(missing, 5)
+    assert get(server.url)[0] == 200, "begun meanwhile"
+    newer = tmp_path / "newer.ledger"
+    demo(newer, 5)
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    status, page = get(serve(newer).url)
+    assert status == 503 and "version 99" in page
+    text = tmp_path / "text.ledger"
+    text.write_text("not a ledger, but long enough to be read as one\n")
+    status, page = get(serve(text).url)
+    assert status == 503 and "is no FlashCore ledger" in page
+    locked = tmp_path / "locked.ledger"
+    demo(locked, 5)
+    writer = sqlite3.connect(locked)
+    writer.execute("BEGIN IMMEDIATE")
+    assert get(serve(locked).url)[0] == 200, "who reads does not wait for who writes"
+    writer.rollback()
+
+
+def test_a_taken_port_and_the_end(serve, ledger):
+    server = serve(ledger)
+    again = subprocess.run([FLASHCORE, "serve", "--ledger", ledger, "--port", str(server.port)], capture_output=True, text=True, timeout=20)
+    assert again.returncode == 3 and f"--port = {server.port}" in again.stderr and "a free one, as" in again.stderr
+    assert server.stop() == 0

@@ -1,0 +1,114 @@
+"""The report as a file: complete, silent, on a laptop's screen, in the dark and on paper."""
+
+import re
+import subprocess
+
+from conftest import FLASHCORE, Tab
+
+# Texts of a chart that cover each other, or leave the chart; boxes are as rendered.
+COLLISIONS = """() => {
+  const found = [];
+  for (const svg of document.querySelectorAll("svg.chart")) {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].filter((t) => t.textContent.trim());
+    const boxes = texts.map((t) => t.getBoundingClientRect());
+    boxes.forEach((a, i) => {
+      if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 || a.bottom > frame.bottom + 1)
+        found.push(`${svg.classList}: "${texts[i].textContent}" leaves the chart`);
+      boxes.slice(i + 1).forEach((b, j) => {
+        const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (wide > 1 && high > 3) found.push(`${svg.classList}: "${texts[i].textContent}" covers "${texts[i + 1 + j].textContent}"`);
+      });
+    });
+  }
+  return found;
+}"""
+
+# Elements that stick out of the page to the right; what scrolls by itself may.
+OUTSIDE = """() => {
+  const width = document.documentElement.clientWidth;
+  const own = (e) => e.closest(".scroll, pre, .difference");
+  return [...document.body.querySelectorAll("*")]
+    .filter((e) => !own(e) && e.getBoundingClientRect().right > width + 1)
+    .map((e) => `${e.tagName}.${e.className.baseVal ?? e.className}: ${e.getBoundingClientRect().right}`);
+}"""
+
+
+def test_it_is_one_file_and_silent(tab, report):
+    page = tab.open(report.as_uri())
+    assert "Run 1" in page.title()
+    assert "demonstration, times made up" in page.locator(".lead").inner_text()
+    headings = [h.inner_text() for h in page.locator("h2").all()]
+    assert len(headings) >= 9 and len(set(headings)) == len(headings), headings
+    assert page.locator("script").count() == 0
+    text = report.read_text()
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text) and "@import" not in text
+    # What the ledger quotes is text, not markup.
+    assert page.locator("of").count() == 0
+    tab.picture("report", full_page=True)
+
+
+def test_charts_show_what_the_ledger_says(tab, report, facts):
+    page = tab.open(report.as_uri())
+    count = lambda selector: page.locator(selector).count()
+    improvements = "SELECT count(*) FROM progress WHERE trial = 'microbench' AND arm IN ('evolution', 'random')"
+    assert count("svg.progress circle.mark") == facts.one(improvements)
+    assert count("svg.niches g.niche") == facts.one("SELECT count(*) FROM niche")
+    assert count("svg.scatter circle.dot") == facts.one("SELECT count(*) FROM pair WHERE author = 'model'")
+    reasons = facts.one("SELECT count(*) FROM (SELECT DISTINCT stage, reason FROM death)")
+    assert count("svg.deaths g.row") == min(reasons, 14)
+    timed = facts.one("SELECT count(DISTINCT subject) FROM standing WHERE us IS NOT NULL AND arm IN ('evolution', 'random')")
+    assert count("svg.ranking g.row") == min(timed, 12) + 2
+    assert count("table.decisions tbody tr") == facts.one("SELECT count(*) FROM decision")
+    assert count("table.operators tbody tr") == facts.one("SELECT count(*) FROM operator_tally")
+    best = facts.one("SELECT min(us) FROM standing WHERE promoted")
+    assert f"{best:.3f}" in page.locator("dl.tiles").inner_text()
+    line = """WITH RECURSIVE line (id) AS (SELECT candidate FROM (SELECT candidate FROM standing WHERE promoted ORDER BY us LIMIT 1)
+        UNION SELECT parent FROM parent JOIN line ON candidate = id) SELECT count(*) FROM line"""
+    assert count("svg.lineage g.row") == min(facts.one(line), 40)
+    hot = page.locator("pre.heat span[style]")
+    assert hot.count() > 50, "lines without a share of the cost"
+
+
+def test_on_a_laptop(tab, report):
+    page = tab.open(report.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate(COLLISIONS) == []
+    tab.picture("report-laptop")
+
+
+def test_in_the_dark(browser, report):
+    tab = Tab(browser, color_scheme="dark")
+    page = tab.open(report.as_uri())
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, re.findall(r"\d+", paper)[:3])) < 150, paper
+    tab.picture("report-dark", full_page=True)
+    tab.context.close()
+    assert tab.complaints == []
+
+
+def test_on_paper(tab, report, tmp_path_factory):
+    page = tab.open(report.as_uri())
+    page.emulate_media(media="print")
+    # A4 less its margins, at 96 pixels an inch.
+    page.set_viewport_size({"width": 688, "height": 1000})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 688
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate(COLLISIONS) == []
+    tab.picture("report-print", full_page=True)
+    pdf = page.pdf(format="A4", prefer_css_page_size=True, path=tmp_path_factory.mktemp("pdf") / "report.pdf")
+    pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
+    assert 3 <= pages <= 14, pages
+
+
+def test_what_is_not_there(ledger, tmp_path):
+    for args, reason in [
+        (["--ledger", ledger, "--run", "99"], "has no run 99"),
+        (["--ledger", "nowhere.ledger"], "there is no ledger here"),
+    ]:
+        command = [FLASHCORE, "report", "--out", "r.html", *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert done.returncode == 3 and reason in done.stderr, done.stderr
+        assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,171 @@
+//! A candidate's kernel taken apart on demand: what each line costs and why it is slow, from a few of its CTAs.
+
+use emu::model::{Gpu, Prediction, machine};
+use emu::resources::{Ptxas, estimate};
+use emu::trace::sample_ctas;
+use emu::{Buffer, Checks, EmuError, Fidelity, Options};
+use kernels::select::Shape;
+use kernels::{Arch, KernelError, Plan};
+use problem::Problem;
+
+use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
+use crate::evolve::{Candidate, Language, Source};
+use crate::gate::{bind, contents};
+use crate::launchfile::{Bound, LaunchError, LaunchSpec};
+use crate::study::forecast;
+
+/// A kernel, taken apart.
+#[derive(Clone, Debug)]
+pub struct Anatomy {
+    /// Its PTX.
+    pub text: String,
+    /// What each line costs.
+    pub lines: Vec<LineCost>,
+    /// Why it is slow.
+    pub findings: Vec<Finding>,
+    /// What it is expected to take; where the machine cannot run it, nothing.
+    pub prediction: Option<Prediction>,
+}
+
+/// Why a candidate cannot be taken apart.
+#[derive(Debug, thiserror::Error)]
+pub enum AnatomyError {
+    /// A native kernel.
+    #[error("a plan of the native CPU kernels has no PTX to show")]
+    Native,
+    /// The kernel is in a language that has to be compiled first.
+    #[error("the kernel is kept as CUDA C++; PTX alone is shown line by line")]
+    Compiled,
+    /// No GPU of the time model's table.
+    #[error("device {0:?} has no kernels; accepted: {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]
+    Device(String),
+    /// The kernel cannot be made.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// PTX that does not parse.
+    #[error(transparent)]
+    Parse(#[from] ptx::ParseError),
+    /// A launch file that does not fit.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// It cannot be run.
+    #[error(transparent)]
+    Emulator(#[from] EmuError),
+}
+
+/// CTAs that are run; they are spread evenly over the grid.
+const CTAS: u64 = 3;
+/// Warp instructions that these may issue together: some seconds.
+const STEPS: u64 = 20_000_000;
+
+/// The machine that a device is, whose name may be a driver's (`NVIDIA H200`) or the table's (`h200`).
+fn machine_of(device: &str) -> Option<&'static Gpu> {
+    Gpu::of_device(device).or_else(|| Gpu::named(device))
+}
+
+/// Emits, runs a few CTAs, predicts and diagnoses.
+///
+/// # Errors
+/// When there is no PTX, or it does not run.
+pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Anatomy, AnatomyError> {
+    let no_device = || AnatomyError::Device(device.to_owned());
+    match candidate {
+        Candidate::Cpu(_) => Err(AnatomyError::Native),
+        Candidate::Kernel(Source { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
+        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+            let gpu = machine_of(device).ok_or_else(no_device)?;
+            let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?)?;
+            let launch = bound.kernel.launch;
+            examine(&bound, &launch, gpu, Fidelity::Exact, Some(text.clone()))
+        }
+        Candidate::Gpu(plan) => {
+            let gpu = machine_of(device).ok_or_else(no_device)?;
+            let arch = Arch::of(gpu.sm).ok_or_else(no_device)?;
+            let arch = Arch { multiprocessors: gpu.sms, ..arch };
+            let whole = bind(plan, &shape.problem(), &arch)?;
+            let launch = whole.kernel.launch;
+            // As forecasts do: of families that hand out tiles at run time the whole grid, of the others one head.
+            match plan {
+                Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &launch, gpu, Fidelity::Sketch, None),
+                Plan::Mma(_) | Plan::Ladder { .. } => {
+                    let (p, rows) = (shape.problem(), shape.seq_q);
+                    let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtype) };
+                    let head = Problem { head_dim_v: p.head_dim_v, mask: p.mask, ..head };
+                    let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
+                    examine(&head, &launch, gpu, Fidelity::Exact, None)
+                }
+            }
+        }
+    }
+}
+
+/// `launch` is the one to predict for; `bound` is what is run. `text` is the source where it is not ours.
+fn examine(
+    bound: &Bound,
+    launch: &ptx::Launch,
+    gpu: &Gpu,
+    fidelity: Fidelity,
+    text: Option<String>,
+) -> Result<Anatomy, AnatomyError> {
+    let kernel = &bound.kernel;
+    let ctas = sample_ctas(kernel.launch.grid.count(), CTAS);
+    let options = Options {
+        traced_ctas: ctas.clone(),
+        only: Some(ctas),
+        checks: Checks { races: false, uninitialised: false, unwritten: false },
+        fidelity,
+        step_limit: STEPS,
+        grid_limit: STEPS,
+        ..Options::default()
+    };
+    let mut buffers: Vec<Buffer> = match fidelity {
+        Fidelity::Sketch => kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect(),
+        Fidelity::Exact => contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect(),
+    };
+    let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
+    let text = text.unwrap_or_else(|| kernel.module.to_string());
+    let target = if gpu.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", gpu.sm) };
+    let assembled = Ptxas::find().ok().and_then(|p| p.resources(&text, &target, &kernel.entry).ok());
+    let resources = assembled.or_else(|| estimate(&kernel.module, &kernel.entry));
+    let prediction =
+        resources.as_ref().and_then(|resources| forecast(bound, launch, &report.traces, resources, gpu).ok());
+    let evidence =
+        Evidence::new(kernel, &report.counters, &report.traces, prediction.as_ref(), resources.as_ref());
+    let (findings, lines) = (diagnose(&evidence), evidence.line_costs());
+    Ok(Anatomy { text, lines, findings, prediction })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_taken_apart() {
+        let problem = Problem::mission();
+        let plan = Plan::default_for(&problem, &Arch::SM_89).unwrap();
+        let anatomy = dissect(&Candidate::Gpu(plan), &Shape::of(&problem), "NVIDIA L4").unwrap();
+        let lines = anatomy.text.lines().count();
+        let share: f64 = anatomy.lines.iter().map(|l| l.share).sum();
+        assert!(
+            (share - 1.0).abs() < 1e-6 && anatomy.lines.iter().all(|l| (l.line as usize) <= lines),
+            "{share}"
+        );
+        assert!(anatomy.prediction.is_some());
+    }
+
+    #[test]
+    fn what_has_no_ptx_says_so() {
+        let problem = Problem::mission();
+        let shape = Shape::of(&problem);
+        let native = Candidate::Cpu(cpu::CpuPlan::for_problem(&problem));
+        assert!(matches!(dissect(&native, &shape, "cpu"), Err(AnatomyError::Native)));
+        let plan = Candidate::Gpu(Plan::default_for(&problem, &Arch::SM_89).unwrap());
+        let error = dissect(&plan, &shape, "Voodoo 2").unwrap_err().to_string();
+        assert!(error.contains("Voodoo 2") && error.contains("H200"), "{error}");
+        let source =
+            |text: &str| Source { language: Language::Ptx, text: text.into(), launch: String::new() };
+        assert!(dissect(&Candidate::Kernel(source("no kernel")), &shape, "h200").is_err());
+        assert_eq!(machine_of("NVIDIA A100-SXM4-80GB").map(|gpu| gpu.name), Some("A100"));
+        assert_eq!(machine_of("NVIDIA GeForce RTX 4090").map(|gpu| gpu.name), Some("RTX 4090"));
+    }
+}

@@ -1,0 +1,129 @@
+//! What only pages ask: lists to page through, and examples.
+
+use kernels::select::Shape;
+use rusqlite::params;
+use serde::Serialize;
+
+use super::read::{rows, unword};
+use super::write::text;
+use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
+use crate::evolve::Stage;
+
+/// Of so many of the latest rejections, one is given as an example of its reason.
+const EXAMPLES: i64 = 3000;
+
+/// The baselines of a run are among so many of its first candidates.
+const EARLY: i64 = 1000;
+
+/// A candidate in a list of them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// Its number.
+    pub id: CandidateId,
+    /// Why it is in the run.
+    pub arm: Arm,
+    /// How it was made.
+    pub operator: String,
+    /// The last stage that it came to.
+    pub stage: Option<Stage>,
+    /// Why it went no further.
+    pub rejected: Option<String>,
+    /// What the model expects, µs.
+    pub predicted_us: Option<f64>,
+    /// Its time, µs.
+    pub us: Option<f64>,
+    /// Whether it was promoted.
+    pub promoted: bool,
+}
+
+/// A rejection as an example: stage, reason, candidate, detail.
+pub(crate) type Example = (Stage, String, CandidateId, String);
+
+impl Ledger {
+    /// The latest run.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read, as of each of these functions.
+    pub fn latest_run(&self) -> Result<Option<RunId>, LedgerError> {
+        self.row("SELECT id FROM run ORDER BY id DESC LIMIT 1", [], |row| row.get(0).map(RunId))
+    }
+
+    /// When a run began and when something was last added to it, ms since 1970.
+    ///
+    /// # Errors
+    /// Also when there is no such run.
+    pub fn span(&self, run: RunId) -> Result<(i64, i64), LedgerError> {
+        let last = |table: &str| {
+            format!("coalesce((SELECT at FROM {table} WHERE run = r.id ORDER BY id DESC LIMIT 1), r.at)")
+        };
+        let tables = ["candidate", "outcome", "run_event", "decision"].map(last).join(", ");
+        let sql = format!("SELECT r.at, max({tables}) FROM run r WHERE r.id = ?");
+        let span = self.row(&sql, [run.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        span.ok_or_else(|| self.unknown(format!("run {}", run.0)))
+    }
+
+    /// Candidates of a run, the latest first, before one of them or from the end.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn lines(
+        &self,
+        run: RunId,
+        before: Option<CandidateId>,
+        most: usize,
+    ) -> Result<Vec<Line>, LedgerError> {
+        let sql = "SELECT s.candidate, s.arm, s.operator, s.stage, s.rejected, s.predicted_us, s.us, s.promoted
+            FROM candidate c JOIN standing s ON s.candidate = c.id WHERE c.run = ? AND c.id < ? ORDER BY c.id DESC LIMIT ?";
+        let before = before.map_or(i64::MAX, |id| id.0);
+        self.rows(sql, params![run.0, before, rows(most)], |row| {
+            let stage: Option<String> = row.get(3)?;
+            Ok(Line {
+                id: CandidateId(row.get(0)?),
+                arm: unword(row, 1)?,
+                operator: row.get(2)?,
+                stage: if stage.is_some() { Some(unword(row, 3)?) } else { None },
+                rejected: row.get(4)?,
+                predicted_us: row.get(5)?,
+                us: row.get(6)?,
+                promoted: row.get(7)?,
+            })
+        })
+    }
+
+    /// What a run is to beat on a problem: the first that joined it as that. Others of its arm are compared with, and come later.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn baseline(&self, run: RunId, problem: &Shape) -> Result<Option<CandidateId>, LedgerError> {
+        let sql = "SELECT id FROM (SELECT id, arm, problem FROM candidate WHERE run = ? ORDER BY id LIMIT ?)
+            WHERE arm = 'baseline' AND problem = (SELECT id FROM problem WHERE shape = ?) ORDER BY id LIMIT 1";
+        self.row(sql, params![run.0, EARLY, text(problem)], |row| row.get(0).map(CandidateId))
+    }
+
+    /// The latest rejections of a run, for examples.
+    pub(crate) fn latest_rejections(&self, run: RunId) -> Result<Vec<Example>, LedgerError> {
+        let sql = "SELECT r.stage, r.reason, r.candidate, r.detail FROM (SELECT * FROM rejection ORDER BY id DESC LIMIT ?) r
+            JOIN standing s ON s.candidate = r.candidate WHERE s.run = ? ORDER BY r.id DESC";
+        self.rows(sql, [EXAMPLES, run.0], |row| {
+            Ok((unword(row, 0)?, row.get(1)?, CandidateId(row.get(2)?), row.get(3)?))
+        })
+    }
+
+    /// Everyone whose forecasts have outcomes, with the devices that they are for.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn forecasters(&self) -> Result<Vec<(String, String)>, LedgerError> {
+        // From one to the next by the index, however many forecasts each has.
+        let sql = "SELECT author, device, (SELECT name FROM device WHERE id = pair.device) FROM pair
+            WHERE (author, device) > (?, ?) ORDER BY author, device LIMIT 1";
+        let (mut found, mut after) = (Vec::new(), (String::new(), i64::MIN));
+        while let Some((author, device, name)) = self.row(sql, params![after.0, after.1], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
+        })? {
+            found.push((author.clone(), name));
+            after = (author, device);
+        }
+        Ok(found)
+    }
+}

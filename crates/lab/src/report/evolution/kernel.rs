@@ -1,0 +1,374 @@
+//! Kernels line by line: what each line costs, why a kernel is slow, and two of them side by side.
+
+use std::time::{Duration, Instant};
+
+use maud::{Markup, html};
+use serde_json::{Value, json};
+use similar::{Algorithm, DiffOp, capture_diff_slices_deadline};
+
+use super::axis::{grouped, percent, ratio, time};
+use super::view::in_words;
+use crate::anatomy::{Anatomy, dissect};
+use crate::diagnose::{Finding, show_lines};
+use crate::evolve::Candidate;
+use crate::ledger::{CandidateId, Ledger, LedgerError, TimeKind};
+use crate::panics;
+
+/// A candidate with its kernel taken apart.
+#[derive(Clone, Debug)]
+pub struct Exhibit {
+    /// Its number.
+    pub id: CandidateId,
+    /// In a few words.
+    pub name: String,
+    /// What it is.
+    pub candidate: Candidate,
+    /// Its time, µs, and whether that was measured.
+    pub time: Option<(f64, TimeKind)>,
+    /// Its kernel, or why there is none to see.
+    pub anatomy: Result<Anatomy, String>,
+}
+
+impl Exhibit {
+    /// Of a candidate of the ledger: emits its kernel, runs a few of its CTAs, and says what it found. A second, about.
+    ///
+    /// # Errors
+    /// When there is no such candidate, or the ledger cannot be read. A kernel that cannot be taken apart is no error.
+    pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Exhibit, LedgerError> {
+        let new = ledger.candidate(id)?.known.new;
+        let device = ledger.run(new.run)?.device;
+        let anatomy = match panics::contain(|| dissect(&new.candidate, &new.problem, &device)) {
+            Ok(Ok(anatomy)) => Ok(anatomy),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(panic) => Err(format!("the kernel cannot be taken apart: {panic}")),
+        };
+        let time = ledger.standing(id)?.map(|ranked| (ranked.us, ranked.kind));
+        Ok(Exhibit { id, name: in_words(&new.candidate), candidate: new.candidate, time, anatomy })
+    }
+
+    fn anatomy(&self) -> Option<&Anatomy> {
+        self.anatomy.as_ref().ok()
+    }
+
+    /// Genes in the order in which the plan writes them; of a whole kernel, its language.
+    fn genes(&self) -> Vec<(String, String)> {
+        let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let object = match &self.candidate {
+            Candidate::Gpu(plan) => json!(plan),
+            Candidate::Cpu(plan) => json!(plan),
+            Candidate::Kernel(source) => json!({ "language": source.language }),
+        };
+        let fields = object.as_object().into_iter().flatten();
+        fields.map(|(name, value)| (name.clone(), plain(value))).collect()
+    }
+}
+
+/// Lines that are listed as the dearest.
+const DEAREST: usize = 12;
+/// Equal lines that are shown around a difference.
+const AROUND: usize = 3;
+/// Longer than this, the search for the shortest difference is given up for a longer one.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// A kernel: what it is expected to take, why, and each line.
+pub fn heat(exhibit: &Exhibit) -> Markup {
+    let anatomy = match &exhibit.anatomy {
+        Ok(anatomy) => anatomy,
+        Err(why) => return html! { p { (exhibit.name) ". " (why) "." } (genes(exhibit)) },
+    };
+    let heat = Heat::of(anatomy);
+    html! {
+        p {
+            (exhibit.name)
+            @if let Some(p) = &anatomy.prediction {
+                ": predicted " b { (time(p.us)) " µs" } " (" (time(p.us_low)) " to " (time(p.us_high)) ") on " (p.machine)
+                ", bound by " (format!("{:?}", p.bound).to_lowercase())
+            }
+            @if let Some((us, TimeKind::Measured)) = exhibit.time { "; measured " b { (time(us)) " µs" } }
+            "."
+        }
+        (findings(&anatomy.findings))
+        h3 { "The dearest lines" }
+        (dearest(anatomy))
+        details.listing open[anatomy.text.lines().count() < 400] {
+            summary {
+                "All " (grouped(anatomy.text.lines().count() as u64))
+                " lines of PTX; the warmer, the more issue slots it takes, at most " (percent(heat.hottest))
+            }
+            pre.heat {
+                @for (i, line) in anatomy.text.lines().enumerate() {
+                    span style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (format!("{:>5}  {line}", i + 1)) }
+                }
+            }
+        }
+    }
+}
+
+/// Root causes of a kernel.
+fn findings(findings: &[Finding]) -> Markup {
+    if findings.is_empty() {
+        return html! { p.soft { "No root cause stands out." } };
+    }
+    html! {
+        div.scroll { table.findings {
+            thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
+            tbody { @for f in findings.iter().take(4) {
+                tr {
+                    td { b { (f.name) } } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                    td.n { (ratio(f.expected_gain)) } td { (f.cure) }
+                }
+            } }
+        } }
+    }
+}
+
+fn dearest(anatomy: &Anatomy) -> Markup {
+    let text: Vec<&str> = anatomy.text.lines().collect();
+    let mut lines: Vec<_> = anatomy.lines.iter().collect();
+    lines.sort_by_key(|l| std::cmp::Reverse(l.issues));
+    html! {
+        div.scroll { table.dearest {
+            thead { tr { th.n { "line" } th.n { "of issue slots" } th.n { "issues" } th.n { "lanes" } th.n { "conflicts" } th { "PTX" } } }
+            tbody { @for l in lines.into_iter().take(DEAREST) {
+                tr {
+                    td.n { (l.line) } td.n { (percent(l.share)) } td.n { (grouped(l.issues)) }
+                    td.n { (format!("{:.1}", l.lanes)) } td.n { (format!("{:.1}", l.conflicts)) }
+                    td { code { (text.get((l.line as usize).saturating_sub(1)).map_or("", |t| t.trim())) } }
+                }
+            } }
+        } }
+    }
+}
+
+/// A plan's genes.
+fn genes(exhibit: &Exhibit) -> Markup {
+    html! {
+        ul.figures { @for (gene, value) in exhibit.genes() { li { span.soft { (gene.replace('_', " ")) } " " (value) } } }
+    }
+}
+
+/// Shares of issue slots by line.
+struct Heat {
+    shares: Vec<f64>,
+    hottest: f64,
+}
+
+impl Heat {
+    fn of(anatomy: &Anatomy) -> Heat {
+        let mut shares = vec![0.0f64; anatomy.text.lines().count() + 1];
+        for cost in &anatomy.lines {
+            if let Some(place) = shares.get_mut(cost.line as usize) {
+                *place += cost.share;
+            }
+        }
+        let hottest = shares.iter().copied().fold(1e-12, f64::max);
+        Heat { shares, hottest }
+    }
+
+    /// The background of a line, counted from 1.
+    fn style(&self, line: usize) -> Option<String> {
+        let warmth = (self.shares.get(line)? / self.hottest * 60.0).round();
+        (warmth >= 1.0).then(|| format!("--w:{warmth}%"))
+    }
+
+    fn title(&self, line: usize) -> Option<String> {
+        let share = *self.shares.get(line)?;
+        (share > 0.0).then(|| format!("{} of issue slots", percent(share)))
+    }
+}
+
+/// Whether the lines of two kernels are to be seen at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// They are folded away until someone asks.
+    Folded,
+    /// They are to be seen.
+    Shown,
+}
+
+/// Two kernels side by side: times, genes, findings, lines.
+pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
+    html! {
+        div.pair {
+            @for side in [a, b] {
+                div {
+                    h3 { "#" (side.id.0) " " (side.name) }
+                    @if let Some((us, kind)) = side.time {
+                        p { b { (time(us)) " µs" } @if kind == TimeKind::Predicted { " predicted" } @else { " measured" } }
+                    }
+                    @match &side.anatomy {
+                        Ok(anatomy) => {
+                            @if let Some(p) = &anatomy.prediction {
+                                p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by "
+                                    (format!("{:?}", p.bound).to_lowercase()) }
+                            }
+                            @if anatomy.findings.is_empty() { p.soft { "No root cause stands out." } }
+                            ul.causes { @for f in anatomy.findings.iter().take(4) {
+                                li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } }
+                            } }
+                        }
+                        Err(why) => p.soft { (why) "." },
+                    }
+                }
+            }
+        }
+        (gene_table(a, b))
+        @if let (Some(left), Some(right)) = (a.anatomy(), b.anatomy()) { (lines(left, right, shown)) }
+    }
+}
+
+/// Genes that differ, and in a line those that do not.
+fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
+    let (left, right) = (a.genes(), b.genes());
+    let mut names: Vec<&String> = left.iter().chain(&right).map(|(name, _)| name).collect();
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| seen.insert(*name));
+    let of = |genes: &[(String, String)], name: &str| {
+        genes.iter().find(|(gene, _)| gene == name).map_or("–".to_owned(), |(_, value)| value.clone())
+    };
+    let (alike, differ): (Vec<&String>, Vec<&String>) =
+        names.into_iter().partition(|name| of(&left, name) == of(&right, name));
+    html! {
+        @if differ.is_empty() { p { "Their genes are the same." } }
+        @else {
+            div.scroll { table.genes {
+                thead { tr { th { "gene" } th { "#" (a.id.0) } th { "#" (b.id.0) } } }
+                tbody { @for name in differ {
+                    tr.changed { td { (name.replace('_', " ")) } td { (of(&left, name)) } td { (of(&right, name)) } }
+                } }
+            } }
+        }
+        @if !alike.is_empty() {
+            ul.figures { li.soft { "alike:" } @for name in alike { li { span.soft { (name.replace('_', " ")) } " " (of(&left, name)) } } }
+        }
+    }
+}
+
+/// A line of a side, or none where the other side has one more.
+type Side = Option<usize>;
+
+/// What stands beside what: pairs of lines, in runs that are alike or not.
+fn aligned(left: &[&str], right: &[&str]) -> Vec<(bool, Vec<(Side, Side)>)> {
+    let plain = |lines: &[&str]| lines.iter().map(|line| unnumbered(line)).collect::<Vec<_>>();
+    let deadline = Some(Instant::now() + PATIENCE);
+    let ops = capture_diff_slices_deadline(Algorithm::Myers, &plain(left), &plain(right), deadline);
+    let runs = ops.into_iter().map(|op| match op {
+        DiffOp::Equal { old_index, new_index, len } => {
+            (true, (0..len).map(|i| (Some(old_index + i), Some(new_index + i))).collect())
+        }
+        DiffOp::Delete { old_index, old_len, .. } => {
+            (false, (0..old_len).map(|i| (Some(old_index + i), None)).collect())
+        }
+        DiffOp::Insert { new_index, new_len, .. } => {
+            (false, (0..new_len).map(|i| (None, Some(new_index + i))).collect())
+        }
+        DiffOp::Replace { old_index, old_len, new_index, new_len } => {
+            let side = |index: usize, len: usize, i: usize| (i < len).then_some(index + i);
+            (
+                false,
+                (0..old_len.max(new_len))
+                    .map(|i| (side(old_index, old_len, i), side(new_index, new_len, i)))
+                    .collect(),
+            )
+        }
+    });
+    runs.collect()
+}
+
+/// A line without the numbers of its registers and labels: they shift with every line that is added above.
+fn unnumbered(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut name = false;
+    for c in line.trim().chars() {
+        match c {
+            '%' | '$' => name = true,
+            c if c.is_ascii_alphanumeric() || c == '_' => {
+                if name && c.is_ascii_digit() {
+                    continue;
+                }
+            }
+            _ => name = false,
+        }
+        plain.push(c);
+    }
+    plain
+}
+
+fn lines(left: &Anatomy, right: &Anatomy, shown: Lines) -> Markup {
+    let (one, other): (Vec<&str>, Vec<&str>) = (left.text.lines().collect(), right.text.lines().collect());
+    let (warm, warmer) = (Heat::of(left), Heat::of(right));
+    let runs = aligned(&one, &other);
+    let differing: usize = runs.iter().filter(|(alike, _)| !alike).map(|(_, pairs)| pairs.len()).sum();
+    let last = runs.len().saturating_sub(1);
+    let row = |alike: bool, (a, b): &(Side, Side)| {
+        html! {
+            tr.changed[!alike] {
+                (cell(*a, &one, &warm)) (cell(*b, &other, &warmer))
+            }
+        }
+    };
+    html! {
+        details.listing open[shown == Lines::Shown] {
+        summary { "Line by line: " (grouped(differing as i128)) " rows differ" }
+        p.soft { "Numbers of registers and labels do not count. Warmth is each line's share of its kernel's issue slots." }
+        div.difference {
+            @for (i, (alike, pairs)) in runs.iter().enumerate() {
+                @let (before, after) = (if i == 0 { 0 } else { AROUND }, if i == last { 0 } else { AROUND });
+                @if *alike && pairs.len() > before + after + 2 {
+                    table { tbody { @for pair in &pairs[..before] { (row(true, pair)) } } }
+                    details { summary { (grouped((pairs.len() - before - after) as u64)) " lines alike" }
+                        table { tbody { @for pair in &pairs[before..pairs.len() - after] { (row(true, pair)) } } } }
+                    table { tbody { @for pair in &pairs[pairs.len() - after..] { (row(true, pair)) } } }
+                } @else {
+                    table { tbody { @for pair in pairs { (row(*alike, pair)) } } }
+                }
+            }
+        }
+        }
+    }
+}
+
+fn cell(side: Side, text: &[&str], heat: &Heat) -> Markup {
+    html! {
+        @match side {
+            Some(i) => {
+                td.at { (i + 1) }
+                td.line style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (text.get(i).map_or("", |t| t.trim_end())) }
+            }
+            None => { td.at {} td.line.none {} }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_registers_do_not_count() {
+        assert_eq!(unnumbered("  add.s32 %r12, %r3, 16;"), "add.s32 %r, %r, 16;");
+        assert_eq!(unnumbered("$L12_loop: bra $L3;"), "$L_loop: bra $L;");
+        let runs = aligned(&["mov %r1, 0;", "ret;", "a"], &["mov %r7, 0;", "bar.sync 0;", "ret;", "b"]);
+        let shape: Vec<_> = runs.iter().map(|(alike, pairs)| (*alike, pairs.len())).collect();
+        assert_eq!(shape, [(true, 1), (false, 1), (true, 1), (false, 1)]);
+        assert_eq!(runs[1].1, [(None, Some(1))]);
+        assert_eq!(runs[3].1, [(Some(2), Some(3))]);
+    }
+
+    #[test]
+    fn a_native_plan_shows_its_genes_and_why_no_lines() {
+        let problem = problem::Problem::mission();
+        let plan = |block_kv| cpu::CpuPlan { block_kv, ..cpu::CpuPlan::for_problem(&problem) };
+        let exhibit = |id, block_kv| Exhibit {
+            id: CandidateId(id),
+            name: "<native>".into(),
+            candidate: Candidate::Cpu(plan(block_kv)),
+            time: Some((12.5, TimeKind::Measured)),
+            anatomy: Err("no PTX".into()),
+        };
+        let page = difference(&exhibit(1, 64), &exhibit(2, 128), Lines::Shown).into_string();
+        assert!(page.contains("&lt;native&gt;") && page.contains("no PTX."), "{page}");
+        assert_eq!(page.matches("<tr class=\"changed\">").count(), 1, "{page}");
+        assert!(page.contains("12.50 µs"));
+    }
+}

@@ -1,0 +1,578 @@
+//! Pages of a search: a run as one self-contained file, or section by section for whoever shows it live.
+
+mod axis;
+mod cascade;
+mod kernel;
+mod lineage;
+mod live;
+mod niches;
+mod progress;
+mod ranking;
+mod roofline;
+mod scatter;
+mod view;
+
+use kernels::select::Shape;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use problem::Mask;
+use serde_json::Value;
+
+use crate::evolve::Stage;
+use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Score, TimeKind, Trial};
+use axis::{grouped, percent, ratio, time};
+
+pub use kernel::{Exhibit, Lines, difference, heat};
+pub use live::{SCRIPT, SCRIPT_TEXT, candidate, candidates, failure, forecasts, live_run, pair, runs, top};
+pub use view::{ProblemView, RunRow, RunView, State, in_words};
+
+/// From a text's baseline to the middle of its letters.
+const AXIS_TEXT: f64 = 4.0;
+
+/// Where a candidate's name leads.
+#[derive(Clone, Copy, Debug)]
+pub enum Links<'a> {
+    /// To its own page.
+    Live,
+    /// To its kernel on the same page, of these alone.
+    Within(&'a [CandidateId]),
+}
+
+impl Links<'_> {
+    /// Its number.
+    fn number(self, id: CandidateId) -> Markup {
+        self.candidate(id, html! { "#" (id.0) })
+    }
+
+    fn candidate(self, id: CandidateId, content: Markup) -> Markup {
+        let to = match self {
+            Links::Live => format!("/candidate/{}", id.0),
+            Links::Within(shown) if shown.contains(&id) => format!("#kernel-{}", id.0),
+            Links::Within(_) => return content,
+        };
+        html! { a href=(to) { (content) } }
+    }
+}
+
+/// A part of a run's page that can be shown anew by itself.
+pub struct Section {
+    /// Its anchor.
+    pub id: String,
+    /// Its title; none of the head.
+    pub title: Option<String>,
+    /// What it shows.
+    pub body: Markup,
+}
+
+impl Section {
+    fn new(id: impl Into<String>, title: &str, body: Markup) -> Section {
+        Section { id: id.into(), title: Some(title.to_owned()), body }
+    }
+
+    /// What stands in it.
+    pub fn inner(&self) -> Markup {
+        html! { @if let Some(title) = &self.title { h2 { (title) } } (self.body) }
+    }
+
+    /// What changes when it does.
+    pub fn hash(&self) -> String {
+        crate::provenance::hash(self.inner().into_string().as_bytes())
+    }
+
+    /// As it stands in the page.
+    fn markup(&self) -> Markup {
+        html! { section id=(self.id) data-hash=(self.hash()) { (self.inner()) } }
+    }
+}
+
+/// The page of a run as one file: no script, no network. `exhibits` are the kernels to show line by line: what was to beat, and the best.
+pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
+    let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
+    let mut sections = sections(view, Links::Within(&shown));
+    if let [first, second] = exhibits {
+        let body = difference(first, second, Lines::Folded);
+        sections.push(Section::new("difference", "The best beside the baseline", body));
+    }
+    sections.extend(exhibits.iter().map(|exhibit| {
+        let title = format!("Kernel #{}, line by line", exhibit.id.0);
+        Section::new(format!("kernel-{}", exhibit.id.0), &title, kernel::heat(exhibit))
+    }));
+    let body = with_contents(&sections);
+    frame(&title(view), "", body)
+}
+
+/// The frame of every page. `head` goes into its head.
+fn frame(title: &str, script: &str, body: Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                // An icon of no bytes: no request for one.
+                link rel="icon" href="data:,";
+                title { (title) " · FlashCore" }
+                style { (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
+                @if !script.is_empty() { script src=(script) defer {} }
+            }
+            body.wide { (body) }
+        }
+    };
+    page.into_string()
+}
+
+fn title(view: &RunView) -> String {
+    let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", shape(&p.problem)));
+    format!("Run {}{problem}", view.id.0)
+}
+
+/// What a browser's window is to be named.
+pub fn page_title(view: &RunView) -> String {
+    format!("{} · FlashCore", title(view))
+}
+
+/// The head, where each section is, and the sections.
+fn with_contents(sections: &[Section]) -> Markup {
+    let (head, rest) = sections.split_at(sections.len().min(1));
+    html! { @for section in head { (section.markup()) } (contents(rest)) @for section in rest { (section.markup()) } }
+}
+
+fn contents(sections: &[Section]) -> Markup {
+    html! {
+        nav.contents aria-label="Sections" {
+            @for section in sections {
+                @if let Some(title) = &section.title { a href=(format!("#{}", section.id)) { (title) } }
+            }
+        }
+    }
+}
+
+/// All sections of a run.
+pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
+    let mut sections = vec![Section { id: "summary".into(), title: None, body: summary(view, links) }];
+    for (i, problem) in view.problems.iter().enumerate() {
+        // One problem needs no name in every title.
+        let named = |title: &str| match view.problems.len() {
+            1 => title.to_owned(),
+            _ => format!("{title}: {}", shape(&problem.problem)),
+        };
+        let floor = roofline::floor_us(&view.run.device, problem);
+        let mut add = |id: &str, title: &str, body| {
+            sections.push(Section::new(format!("{id}-{i}"), &named(title), body))
+        };
+        add("progress", "Best so far", html! { (progress::chart(problem, floor)) (gains(problem)) });
+        add("top", "The fastest", html! { (ranking::chart(problem, links)) (ranking_legend(problem)) });
+        add("lineage", "Lineage of the best", lineage::tree(problem, links));
+        add(
+            "space",
+            "Where the fast ones are",
+            html! {
+                div.halves {
+                    div { h3 { "Niches" } (niches::map(problem, links)) }
+                    div { h3 { "Under the roofline" } (roofline::chart(&view.run.device, problem)) }
+                }
+            },
+        );
+    }
+    sections.push(Section::new(
+        "forecasts",
+        "Forecast and outcome",
+        html! {
+            div.halves {
+                div { (scatter::chart(&view.forecasts, links)) }
+                div { (scatter::score(&view.forecasts)) (scatter_legend(&view.forecasts)) }
+            }
+        },
+    ));
+    sections.push(Section::new("deaths", "Why candidates died", html! {
+        div.halves { div { h3 { "Stage by stage" } (cascade::funnel(view)) } div { h3 { "By reason" } (cascade::deaths(view, links)) } }
+    }));
+    sections.push(Section::new(
+        "operators",
+        "What operators earned, and what it cost",
+        html! {
+            div.halves { div { (cascade::operators(view)) } div { (cascade::cost(view)) } }
+        },
+    ));
+    sections.push(Section::new("decisions", "Decisions", decisions(&view.decisions, links)));
+    sections
+}
+
+/// Who, where, how far; the figures that matter most.
+fn summary(view: &RunView, links: Links) -> Markup {
+    let environment = &view.run.environment;
+    html! {
+        h1 { (title(view)) }
+        p.lead {
+            (kind_badge(view.kind())) " "
+            "on " b { (view.run.device) } ", " (environment.driver) ", " (environment.compiler)
+            @if let Some(commit) = &environment.commit { ", commit " code { (commit) } } "."
+            " Begun " (view.begun) ", latest entry " (view.latest) ", "
+            span class=(format!("state {}", view.state.name())) { (view.state.name()) } "."
+        }
+        @for (i, problem) in view.problems.iter().enumerate() {
+            @if view.problems.len() > 1 { h3 { (shape(&problem.problem)) } }
+            (tiles(problem, i == 0, view, links))
+        }
+    }
+}
+
+fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Markup {
+    let speedup = problem.speedup();
+    html! {
+        dl.tiles {
+            @for (name, ranked) in [("baseline", &problem.baseline), ("best", &problem.best)] {
+                @if let Some(r) = ranked {
+                    (tile(name, html! { (time(r.us)) small { " µs" } }, html! { (links.number(r.candidate)) " " (in_words(&r.subject)) }))
+                }
+            }
+            @if let Some((gain, range)) = speedup {
+                (tile("speed-up", html! { (ratio(gain)) }, match range {
+                    Some((low, high)) => html! { "raced: " (ratio(low)) " to " (ratio(high)) },
+                    None => html! { "quotient of separate times" },
+                }))
+            }
+            @if whole {
+                (tile("candidates", html! { (grouped(view.candidates)) }, html! { (grouped(view.timed)) " with a time" }))
+                (tile("device held", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
+                    Some(cost) => html! { "cost " (format!("{cost:.2}")) },
+                    None => html! { "no price given" },
+                }))
+                @if !view.forecasts.is_empty() {
+                    @let score = Score::of("", "", &view.forecasts);
+                    (tile("forecasts", html! { (scatter::correlation(&score)) }, html! {
+                        "rank correlation; " (percent(score.median_error)) " off"
+                    }))
+                }
+            }
+        }
+    }
+}
+
+fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
+    html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
+}
+
+fn kind_badge(kind: Option<TimeKind>) -> Markup {
+    html! {
+        @match kind {
+            Some(TimeKind::Measured) => span.badge.measured { "measured" },
+            Some(TimeKind::Predicted) => span.badge.predicted { "predicted by the time model, not measured" },
+            None => span.badge { "no times yet" },
+        }
+    }
+}
+
+/// What the evolution gained over its random arm and its control.
+fn gains(view: &ProblemView) -> Markup {
+    let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
+    html! {
+        p {
+            @match (best(Arm::Evolution), best(Arm::Random)) {
+                (Some((evolution, tried)), Some((random, drawn))) => {
+                    @if evolution < random {
+                        "The evolution's best is " b { (ratio(random / evolution)) } " as fast as that of its random arm"
+                    } @else if evolution > random {
+                        b { "The random arm found a faster one" } ": the evolution's best takes " (ratio(evolution / random)) " its time"
+                    }
+                    @else { "The evolution and its random arm found the same time" }
+                    ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
+                    @if let Some(at_equal) = equal(view, drawn.min(tried)) {
+                        "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
+                    }
+                    ". "
+                }
+                _ => "The random arm has no time yet. "
+            }
+            @if let Some(control) = &view.control {
+                "The control, which is the baseline again as if it were new, came out at "
+                @match (control.against, &view.baseline) {
+                    (Some(race), _) => {
+                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (percent(race.noise)) ")"
+                    }
+                    (None, Some(baseline)) => (ratio(baseline.us / control.us)),
+                    (None, None) => { (time(control.us)) " µs" }
+                }
+                ": what is nearer to 1 than that is noise."
+            }
+        }
+    }
+}
+
+/// time(random) / time(evolution) of the best of the first `tried` of each.
+fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
+    let best = |arm| {
+        let steps = &view.curve(arm)?.steps;
+        steps.iter().rev().find(|s| s.candidates <= tried).map(|s| s.us)
+    };
+    Some(best(Arm::Random)? / best(Arm::Evolution)?)
+}
+
+fn ranking_legend(view: &ProblemView) -> Markup {
+    let trial = view.top.first().map(|t| trial_name(t.trial));
+    html! {
+        div.legend {
+            span { i.key.evolution {} "evolution" } span { i.key.random {} "random" }
+            span { i.key.baseline {} "baseline" }
+            @if view.reference.is_some() { span { i.key.reference {} "shipped" } }
+            span { i.key.control {} "control" }
+            span { "★ promoted" }
+            span.soft {
+                "Lines: the 95 % intervals of the medians"
+                @if let Some(trial) = trial { "; times are those of the " (trial) " where there was one" }
+                ". The axis does not begin at 0."
+            }
+        }
+    }
+}
+
+fn scatter_legend(pairs: &[Pair]) -> Markup {
+    html! {
+        @if !pairs.is_empty() {
+            div.legend {
+                span { i.key.inside {} "within its interval" } span { i.key.outside {} "outside" }
+                span { i.key.same {} "as predicted" }
+            }
+            p.soft { "Above the line a candidate was slower than predicted, below it faster." }
+        }
+    }
+}
+
+/// What was decided, with the figures behind it.
+fn decisions(decisions: &[Decided], links: Links) -> Markup {
+    if decisions.is_empty() {
+        return html! { p.soft { "Nothing was decided yet." } };
+    }
+    html! {
+        div.scroll { table.decisions {
+            thead { tr { th { "decision" } th { "candidate" } th { "because" } th { "when" } } }
+            tbody { @for d in decisions {
+                tr {
+                    td { b { (d.decision.what.replace('_', " ")) } }
+                    td { @match d.decision.candidate { Some(id) => (links.number(id)), None => "–" } }
+                    td { (because(&d.decision.why)) }
+                    td.n { (view::moment(d.at)) }
+                }
+            } }
+        } }
+    }
+}
+
+/// Why something was decided: a sentence and a table of criteria, where it has them; else its figures.
+fn because(why: &Value) -> Markup {
+    let rows = why["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |value: &Value| value.as_str().map_or_else(|| in_line(value), str::to_owned);
+    html! {
+        @if rows.is_empty() { (figures(why)) } @else {
+            p { (text(&why["why"])) }
+            table.criteria { tbody { @for row in rows {
+                tr { td.soft { (text(&row["criterion"])) } td.n { (text(&row["value"])) } td { (text(&row["says"])) } }
+            } } }
+        }
+    }
+}
+
+/// An object as a list of names and values; anything else as it is.
+fn figures(value: &Value) -> Markup {
+    html! {
+        @match value {
+            Value::Object(fields) => ul.figures { @for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                li { span.soft { (name.replace('_', " ")) } " " (in_line(value)) }
+            } },
+            other => (in_line(other)),
+        }
+    }
+}
+
+/// A value in a few words: a race by its ratio, a problem by its shape.
+fn in_line(value: &Value) -> String {
+    let list = |values: &[Value]| values.iter().map(in_line).collect::<Vec<_>>().join("; ");
+    match value {
+        Value::String(text) => text.replace('_', " "),
+        Value::Number(n) if n.is_f64() => time(n.as_f64().unwrap_or(f64::NAN)),
+        Value::Array(values) => list(values),
+        Value::Object(fields) => {
+            if let Ok(race) = serde_json::from_value::<Against>(value.clone()) {
+                let (low, high) = (ratio(race.low), ratio(race.high));
+                return format!("{} ({low} to {high}), {}", ratio(race.ratio), race.verdict.name());
+            }
+            if let Ok(problem) = serde_json::from_value::<Shape>(value.clone()) {
+                return shape(&problem);
+            }
+            let fields = fields.iter().filter(|(_, value)| !value.is_null());
+            fields
+                .map(|(name, value)| format!("{} {}", name.replace('_', " "), in_line(value)))
+                .collect::<Vec<_>>()
+                .join(" ")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A problem in a few words: `f16 B1 H8 S512 D64`.
+pub fn shape(shape: &Shape) -> String {
+    let pair = |a: usize, b: usize, sign: char| if a == b { a.to_string() } else { format!("{a}{sign}{b}") };
+    let mut text = format!(
+        "{} B{} H{} S{} D{}",
+        shape.dtype,
+        shape.batch,
+        pair(shape.heads_q, shape.heads_kv, '/'),
+        pair(shape.seq_q, shape.seq_kv, '×'),
+        pair(shape.head_dim, shape.head_dim_v, '/')
+    );
+    if shape.mask != Mask::None {
+        text += &format!(" {}", shape.mask);
+    }
+    text
+}
+
+const fn arm_class(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random",
+        Arm::Control => "control",
+    }
+}
+
+const fn arm_name(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random arm",
+        Arm::Control => "control",
+    }
+}
+
+const fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Propose => "propose",
+        Stage::Screen => "screen",
+        Stage::Prove => "prove",
+        Stage::Microbench => "microbench",
+        Stage::Race => "race",
+        Stage::HeldOut => "held out",
+    }
+}
+
+const fn trial_name(trial: Trial) -> &'static str {
+    match trial {
+        Trial::Microbench => "microbench",
+        Trial::Race => "race",
+        Trial::HeldOut => "held-out race",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::{DType, Problem};
+    use serde_json::json;
+
+    use super::*;
+    use crate::evolve::{Candidate, Language, Source};
+    use crate::ledger::{Environment, Ledger, NewCandidate, Rejection, Run, RunId};
+    use crate::store::Scratch;
+
+    const HOSTILE: &str = "<script>alert('x')</script>";
+
+    fn begin(ledger: &Ledger, device: &str) -> RunId {
+        let environment = Environment { driver: HOSTILE.into(), ..Environment::default() };
+        let run = Run { device: device.into(), config: json!({}), environment, price_per_hour: None };
+        ledger.begin_run(&run).unwrap()
+    }
+
+    fn add(ledger: &Ledger, run: RunId, seq: usize, operator: &str) -> CandidateId {
+        let text = format!("{operator} {seq}");
+        let source = Source { language: Language::Ptx, text, launch: HOSTILE.into() };
+        let new = NewCandidate {
+            run,
+            problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),
+            candidate: Candidate::Kernel(source),
+            arm: Arm::Evolution,
+            operator: operator.into(),
+            parents: Vec::new(),
+            changes: json!({}),
+        };
+        ledger.add_candidate(&new).unwrap()
+    }
+
+    fn ledger() -> (Scratch, Ledger) {
+        let folder = Scratch::new().unwrap();
+        let ledger = Ledger::open(&folder.path("pages.ledger")).unwrap();
+        (folder, ledger)
+    }
+
+    #[test]
+    fn a_run_that_has_nothing_yet_has_a_page() {
+        let (_folder, ledger) = ledger();
+        let empty = RunView::of(&ledger, begin(&ledger, "H200")).unwrap();
+        assert!(page(&empty, &[]).contains("no times yet"));
+        let run = begin(&ledger, "Voodoo 2");
+        add(&ledger, run, 128, "seed:tuned");
+        let view = RunView::of(&ledger, run).unwrap();
+        let page = page(&view, &[]);
+        for words in
+            ["No candidate has a time yet", "No niche is taken yet", "The peaks of Voodoo 2", "None died yet"]
+        {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(RunView::of(&ledger, RunId(9)).is_err());
+    }
+
+    #[test]
+    fn what_others_wrote_is_text() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, HOSTILE);
+        let id = add(&ledger, run, 128, HOSTILE);
+        let rejection = Rejection { stage: Stage::Screen, reason: HOSTILE.into(), detail: HOSTILE.into() };
+        ledger.rejected(id, &rejection).unwrap();
+        let view = RunView::of(&ledger, run).unwrap();
+        let rows: Vec<RunRow> =
+            ledger.runs().unwrap().into_iter().map(|line| RunRow::of(&ledger, line).unwrap()).collect();
+        let pages = [
+            page(&view, &[]),
+            live_run(&view, &sections(&view, Links::Live))
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            runs(HOSTILE, &rows, None),
+            candidates(run, &ledger.lines(run, None, 9).unwrap(), None),
+            candidate(&ledger.candidate(id).unwrap(), HOSTILE)
+                .replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), ""),
+            failure("404", HOSTILE, HOSTILE),
+        ];
+        for page in pages {
+            assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
+        }
+    }
+
+    #[test]
+    fn reasons_in_a_few_words() {
+        let race = json!({ "incumbent": 3, "ratio": 1.25, "low": 1.2, "high": 1.3, "noise": 0.01, "verdict": "FASTER" });
+        let held = json!([{ "problem": Shape::of(&Problem::mission()), "end": "raced", "race": race }]);
+        let text =
+            because(&json!({ "race": race, "us": 12.3456, "held_out": held, "kind": null })).into_string();
+        assert!(text.contains("1.25× (1.20× to 1.30×), FASTER") && text.contains("12.35"), "{text}");
+        assert!(text.contains("problem f16 B1 H8 S512 D64") && !text.contains("kind"), "{text}");
+        let row = json!({ "criterion": "floor", "value": "3 µs", "says": "there is room" });
+        let text = because(&json!({ "why": "Go on.", "rows": [row], "possible": 2.0 })).into_string();
+        assert!(
+            text.contains("Go on.") && text.contains("there is room") && !text.contains("possible"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn several_problems_have_sections_of_their_own() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, "H200");
+        for seq in [128, 256] {
+            add(&ledger, run, seq, "seed:tuned");
+        }
+        let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
+        let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");
+        assert!(titles.contains(&"Best so far: f16 B1 H2 S256 D64"), "{titles:?}");
+        let mut ids: Vec<&str> = sections.iter().map(|s| s.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), sections.len());
+    }
+}

@@ -1,0 +1,359 @@
+"""The evolution on a Ray cluster: one process holds the run and its ledger, evaluations are Ray tasks on any node.
+
+::
+
+    import flashcore.ray
+
+    report = flashcore.ray.evolve(problem="1,8,512,64,f16", device="h200", candidates=500)
+
+or ``python -m flashcore.ray --problem 1,8,512,64,f16 --device h200 --candidates 500``. What a run is, and what its
+report says, is as of the command ``flashcore evolve``; the ledger is the same, so pages, ``topk`` and ``--resume`` work
+on it.
+
+Where evaluations go:
+
+- ``device="h200"`` (or another machine of the time model's table): predicted, on any processor of the cluster.
+- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; plans are checked, emitted and proven by
+  tasks that need no GPU.
+- ``device="cpu"``: measured on the processor of the driver's own node, one at a time; times of different machines do
+  not compare.
+
+A task whose worker or node dies is tried again elsewhere, at most ``retries`` times; after that the candidate is
+rejected as ``crashed``. An answer that comes twice counts once, by the ledger's key (candidate, stage, problem).
+Whatever happens to the driver, the ledger has every answer that it was told, and ``resume=True`` goes on from there.
+
+Every node needs this package installed in the same version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _flashcore
+from ._errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["evolve"]
+
+#: Seconds after which a task is held to hang: an evaluator ends hanging kernels by itself, long before.
+PATIENCE = 600.0
+#: Seconds between two looks at the time while nothing comes.
+LOOK = 0.5
+
+
+def evolve(
+    problem: str | Iterable[str] = "1,8,512,64,f16",
+    device: str = "h200",
+    *,
+    candidates: int | None = None,
+    minutes: float | None = None,
+    ledger: str | os.PathLike[str] = "flashcore.ledger",
+    num_workers: int | None = None,
+    num_gpus: int | None = None,
+    accelerator_type: str | None = None,
+    held_out: Sequence[str] | None = None,
+    configuration: str = "full",
+    seed: int = 1,
+    random_share: float = 0.5,
+    families: Sequence[str] = (),
+    early_stop: bool = True,
+    price_per_hour: float | None = None,
+    resume: bool | int = False,
+    retries: int = 2,
+    patience: float = PATIENCE,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Runs an evolution with its evaluations as Ray tasks, and returns its report.
+
+    Connects to the cluster that ``RAY_ADDRESS`` names, or starts a local one, unless :func:`ray.init` was called
+    before.
+
+    Args:
+        problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,causal]``, or several of these.
+        device: ``"cpu"``, ``"cuda"``, or a machine of the time model's table, as in ``"h200"``.
+        candidates, minutes: the budget; at least one of them.
+        ledger: the ledger's file, on a disk of this process's node. Network file systems do not lock as SQLite needs.
+        num_workers: evaluations side by side that need no GPU; default: the cluster's processors less one.
+        num_gpus: GPUs that measure; default: all of the cluster.
+        accelerator_type: of a cluster with several kinds of GPU, the one that measures (Ray's name for it): times of
+            different kinds do not compare.
+        held_out: problems that the search does not see; default: the neighbours of each problem.
+        configuration: ``"free"``, ``"insight"`` or ``"full"``.
+        seed: what chance begins with.
+        random_share: part of the candidates that is drawn blindly, 0 to 0.9.
+        families: kernel families to draw from; all where none is named.
+        early_stop: whether the run may end before its budget when nothing more is to be expected.
+        price_per_hour: of the device, for the ledger's account.
+        resume: ``True`` goes on with the latest run of the ledger that is not finished, a number with that run; the
+            budget is then the run's own.
+        retries: how often a task whose worker died is tried again.
+        patience: seconds after which a task is given up as hanging.
+        progress: called with the state of the run after each answer.
+
+    Returns:
+        The report that ``flashcore evolve --json`` prints.
+
+    Raises:
+        ArgumentError: for a value that no run could have.
+        LedgerError: when the ledger cannot be read or written.
+        UnsupportedError: when Ray is not installed, or the cluster has no GPU for ``device="cuda"``.
+    """
+    if resume is False and candidates is None and minutes is None:
+        raise ArgumentError("no budget; accepted: candidates, minutes, or both")
+    _check("minutes", minutes, minutes is None or minutes > 0, "a number above 0")
+    _check("candidates", candidates, candidates is None or candidates > 0, "1 and more")
+    _check("random_share", random_share, 0 <= random_share <= 0.9, "0 to 0.9")
+    _check("retries", retries, retries >= 0, "0 and more")
+    _check("patience", patience, patience > 0, "a number above 0")
+    cluster = _Cluster(device, accelerator_type, retries)
+    wanted = {
+        "ledger": os.fspath(Path(ledger).absolute()),
+        "device": device,
+        "card": cluster.card(),
+        "problems": [problem] if isinstance(problem, str) else list(problem),
+        "held_out": None if held_out is None else list(held_out),
+        "candidates": candidates,
+        "minutes": minutes,
+        "seed": seed,
+        "configuration": configuration,
+        "random_share": random_share,
+        "families": list(families),
+        "early_stop": early_stop,
+        "price_per_hour": price_per_hour,
+        "workers": num_workers or max(1, cluster.processors() - 1),
+        "devices": num_gpus or max(1, cluster.gpus()),
+        "resume": None if resume is False else (0 if resume is True else resume),
+    }
+    run = _flashcore.Evolution(json.dumps(wanted))
+    return _Drive(run, cluster, patience, progress).to_the_end()
+
+
+def _check(name: str, value: object, holds: bool, accepted: str) -> None:
+    if not holds:
+        raise ArgumentError(f"{name} = {value!r} is not possible; accepted: {accepted}")
+
+
+def evaluate(task: str) -> str:
+    """Does one task, in the process that Ray gives it: JSON in, JSON out."""
+    return _flashcore.evaluate(task)
+
+
+class _Cluster:
+    """Ray, and how each kind of task is to be placed."""
+
+    def __init__(self, device: str, accelerator_type: str | None, retries: int) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UnsupportedError("flashcore.ray needs Ray; install it with: pip install ray", "ray") from error
+        self.ray = ray
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
+        self.device = device
+        host: dict[str, Any] = {"num_cpus": 1, "max_retries": retries}
+        timed = dict(host)
+        if device == "cuda":
+            timed.update(num_gpus=1, accelerator_type=accelerator_type)
+        if device == "cpu":
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            host["scheduling_strategy"] = timed["scheduling_strategy"] = here
+        remote = ray.remote(evaluate)
+        self._host, self._timed = remote.options(**host), remote.options(**timed)
+        self._timed_options = timed
+
+    def processors(self) -> int:
+        return int(self.ray.cluster_resources().get("CPU", 1))
+
+    def gpus(self) -> int:
+        return int(self.ray.cluster_resources().get("GPU", 0))
+
+    def card(self) -> dict[str, Any] | None:
+        """The GPU that candidates are to be fast on, asked where it is."""
+        if self.device != "cuda":
+            return None
+        if self.gpus() == 0:
+            raise UnsupportedError('device = "cuda": the cluster has no GPU', "no_gpu")
+        describe = self.ray.remote(_flashcore_card).options(**self._timed_options)
+        card: dict[str, Any] = json.loads(self.ray.get(describe.remote()))
+        return card
+
+    def submit(self, task: str, device: bool) -> Any:
+        return (self._timed if device else self._host).remote(task)
+
+
+def _flashcore_card() -> str:
+    # Ray shows a task only the card that it was given.
+    return _flashcore.describe_card(0)
+
+
+class _Drive:
+    """The loop between the engine and the cluster: tasks out, outcomes in."""
+
+    def __init__(
+        self,
+        run: _flashcore.Evolution,
+        cluster: _Cluster,
+        patience: float,
+        progress: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.run, self.cluster, self.patience, self.progress = run, cluster, patience, progress
+        #: What is under way: the task, and when it was submitted.
+        self.flying: dict[Any, tuple[str, float]] = {}
+
+    def to_the_end(self) -> dict[str, Any]:
+        try:
+            while True:
+                said = json.loads(self.run.ask())
+                if said == "done":
+                    break
+                if said == "wait":
+                    self.wait()
+                else:
+                    task = json.dumps(said["task"])
+                    self.flying[self.cluster.submit(task, said["device"])] = (task, time.monotonic())
+        except BaseException:
+            # The ledger has what it was told; tasks that are still under way are not waited for.
+            self.abandon()
+            raise
+        report: dict[str, Any] = json.loads(self.run.report())
+        return report
+
+    def wait(self) -> None:
+        ray = self.cluster.ray
+        done, _ = ray.wait(list(self.flying), num_returns=1, timeout=LOOK)
+        for reference in done:
+            task, began = self.flying.pop(reference)
+            self.tell(self.outcome(reference, task, time.monotonic() - began))
+        late = [r for r, (_, began) in self.flying.items() if time.monotonic() - began > self.patience]
+        for reference in late:
+            task, began = self.flying.pop(reference)
+            ray.cancel(reference, force=True)
+            seconds = time.monotonic() - began
+            detail = f"no answer within {self.patience:g} s; its worker was ended"
+            self.tell(_flashcore.lost(task, "hangs", detail, seconds))
+
+    def outcome(self, reference: Any, task: str, seconds: float) -> str:
+        ray = self.cluster.ray
+        try:
+            outcome: str = ray.get(reference)
+            return outcome
+        except ray.exceptions.RayError as error:
+            # Its workers died at each try, or their device cannot be used: this candidate's end, and not the run's.
+            why = str(getattr(error, "cause", None) or error).strip().splitlines()
+            return _flashcore.lost(
+                task, "crashed", f"no worker came back with it: {why[0] if why else error!r}", seconds
+            )
+
+    def tell(self, outcome: str) -> None:
+        self.run.tell(outcome)
+        if self.progress is not None:
+            self.progress(json.loads(self.run.progress()))
+
+    def abandon(self) -> None:
+        for reference in self.flying:
+            # Ray may be what failed.
+            with contextlib.suppress(Exception):
+                self.cluster.ray.cancel(reference, force=True)
+        self.flying.clear()
+        self.run.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flashcore.ray",
+        description="Evolve kernels on a Ray cluster: the cluster that RAY_ADDRESS names, or a local one.",
+    )
+    parser.add_argument("--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal]; may be repeated")
+    parser.add_argument("--device", default="h200", help="cpu, cuda, or a machine that is predicted, as in h200")
+    parser.add_argument("--candidates", type=int, help="budget: candidates of both arms")
+    parser.add_argument("--minutes", type=float, help="budget: minutes")
+    parser.add_argument("--ledger", default="flashcore.ledger", help="the ledger's file, on this node's own disk")
+    parser.add_argument("--num-workers", type=int, help="evaluations side by side that need no GPU")
+    parser.add_argument("--num-gpus", type=int, help="GPUs that measure")
+    parser.add_argument("--accelerator-type", help="the kind of GPU that measures, as Ray names it")
+    parser.add_argument("--held-out", action="append", help="a problem that the search does not see")
+    parser.add_argument("--configuration", default="full", help="free, insight or full")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--random-share", type=float, default=0.5, help="part of the candidates drawn blindly")
+    parser.add_argument("--family", action="append", default=[], help="a kernel family to draw from")
+    parser.add_argument("--no-early-stop", action="store_true", help="use the whole budget")
+    parser.add_argument("--price", type=float, help="of an hour of the device")
+    parser.add_argument(
+        "--resume", nargs="?", type=int, const=True, default=False, metavar="RUN", help="go on with a run"
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole report as one JSON object")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m flashcore.ray``."""
+    args = _parser().parse_args(arguments)
+    minutes = 2.0 if args.candidates is None and args.minutes is None and not args.resume else args.minutes
+    try:
+        report = evolve(
+            args.problem or "1,8,512,64,f16",
+            args.device,
+            candidates=args.candidates,
+            minutes=minutes,
+            ledger=args.ledger,
+            num_workers=args.num_workers,
+            num_gpus=args.num_gpus,
+            accelerator_type=args.accelerator_type,
+            held_out=args.held_out,
+            configuration=args.configuration,
+            seed=args.seed,
+            random_share=args.random_share,
+            families=args.family,
+            early_stop=not args.no_early_stop,
+            price_per_hour=args.price,
+            resume=args.resume,
+            progress=None if args.json else _show,
+        )
+    except (ArgumentError, UnsupportedError, OSError) as error:
+        print(f"flashcore.ray: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("flashcore.ray: stopped; --resume goes on", file=sys.stderr)
+        return 130
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    print(file=sys.stderr)
+    for case in report.get("problems", [report]):
+        print(_line(case))
+    print(f"run {report['run']} of {report['ledger']}; flashcore report --ledger {report['ledger']} shows it")
+    return 0
+
+
+def _show(state: dict[str, Any]) -> None:
+    best = state["best"]
+    best = "none yet" if best is None else f"{best[0]:.2f} µs ({best[1]:.3f} times as fast)"
+    text = (
+        f"{state['candidates']} candidates, {state['rejected']} rejected, {state['under_way']} under way; best {best}"
+    )
+    print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)
+
+
+def _line(case: dict[str, Any]) -> str:
+    speedup, interval = case.get("speedup"), case.get("interval")
+    if speedup is None:
+        return f"{case['words']} on {case['device']}: nothing raced"
+    low, high = interval or (float("nan"), float("nan"))
+    return (
+        f"{case['words']} on {case['device']}: {speedup:.3f} times as fast ({low:.3f} to {high:.3f}), {case['verdict']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

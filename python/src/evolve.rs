@@ -1,0 +1,366 @@
+//! The evolution for whoever spreads its evaluations over processes and machines: asked and told in JSON.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use emu::model::{Gpu, machine};
+use kernels::Arch;
+use kernels::select::Shape;
+use lab::bench::suites;
+use lab::evolve::evaluate::cpu::CpuEvaluator;
+use lab::evolve::evaluate::model::Model;
+use lab::evolve::evaluate::{Cuda, GpuCard};
+use lab::evolve::seeding::{self, Wishes};
+use lab::evolve::workers::is_of_device;
+use lab::evolve::{Ask, Case, Config, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
+use lab::ledger::{Environment, Ledger, Rejection, RunEvent, RunId};
+use lab::provenance::Provenance;
+use pyo3::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+
+/// Wins of other runs that a search is told of.
+const WINS: usize = 50;
+/// Blind draws that the time model picks from.
+const DRAWS: usize = 8;
+
+/// What a run is, as Python says it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    ledger: PathBuf,
+    device: String,
+    /// Of a GPU to be measured, what [`describe_card`] says of it.
+    card: Option<Card>,
+    problems: Vec<String>,
+    held_out: Option<Vec<String>>,
+    candidates: Option<usize>,
+    minutes: Option<f64>,
+    seed: u64,
+    configuration: String,
+    random_share: f64,
+    families: Vec<String>,
+    early_stop: bool,
+    price_per_hour: Option<f64>,
+    /// Evaluations side by side that need no device, and those that do.
+    workers: usize,
+    devices: usize,
+    /// A run to go on with: its number, or 0 for the latest that is not finished.
+    resume: Option<i64>,
+}
+
+/// A GPU somewhere in a cluster.
+#[derive(Clone, Deserialize, Serialize)]
+struct Card {
+    environment: Environment,
+    sm: u32,
+    multiprocessors: u32,
+}
+
+/// A device that a run is for.
+struct Place {
+    target: Target,
+    environment: Environment,
+    arch: Option<Arch>,
+    limits: Limits,
+    /// Where a GPU's candidates are screened and proven: by the model of the same GPU, which needs none.
+    host: Option<Target>,
+}
+
+/// A run: :meth:`ask` what to evaluate, :meth:`tell` what came of it.
+#[pyclass(frozen)]
+pub struct Evolution {
+    evolution: Mutex<lab::evolve::Evolution>,
+    host: Option<Target>,
+    began: Instant,
+}
+
+#[pymethods]
+impl Evolution {
+    /// Begins a run, or goes on with one.
+    #[new]
+    fn new(py: Python<'_>, wanted: &str) -> Result<Evolution, Error> {
+        let wanted: Wanted = serde_json::from_str(wanted).map_err(|e| Error::Argument(e.to_string()))?;
+        py.detach(|| begin(&wanted))
+    }
+
+    /// The next thing to do: `{"task": …, "device": bool}`, `"wait"` or `"done"`.
+    fn ask(&self, py: Python<'_>) -> Result<String, Error> {
+        py.detach(|| {
+            let ask = self.engine().ask(self.began.elapsed().as_secs_f64())?;
+            let said = match ask {
+                Ask::Task(task) => {
+                    let device = is_of_device(task.stage);
+                    let host = self.host.clone().filter(|_| !device);
+                    let measured_here = host.is_none() && matches!(task.target, Target::Cuda { .. });
+                    let task = Task { target: host.unwrap_or_else(|| task.target.clone()), ..*task };
+                    json!({ "task": task, "device": device || measured_here })
+                }
+                Ask::Propose(question) => {
+                    let detail = "a run on a cluster asks no proposer".to_owned();
+                    let rejection =
+                        Rejection { stage: lab::evolve::Stage::Propose, reason: "proposer".into(), detail };
+                    self.engine().answer(&question, Err(rejection))?;
+                    json!("wait")
+                }
+                Ask::Wait => json!("wait"),
+                Ask::Done => json!("done"),
+            };
+            Ok(said.to_string())
+        })
+    }
+
+    /// Takes in an outcome, once however often it comes.
+    fn tell(&self, py: Python<'_>, outcome: &str) -> Result<(), Error> {
+        let outcome: Outcome = serde_json::from_str(outcome).map_err(|e| Error::Argument(e.to_string()))?;
+        py.detach(|| Ok(self.engine().tell(&outcome)?))
+    }
+
+    /// Nothing new is begun; the run can be resumed.
+    fn stop(&self, py: Python<'_>) -> Result<(), Error> {
+        py.detach(|| Ok(self.engine().stop()?))
+    }
+
+    /// What the run came to, as JSON.
+    fn report(&self, py: Python<'_>) -> String {
+        py.detach(|| self.engine().report().to_string())
+    }
+
+    /// How it stands, as JSON: candidates, rejected, under_way, best and random (µs and times the baseline's speed), budget.
+    fn progress(&self, py: Python<'_>) -> String {
+        py.detach(|| {
+            let p = self.engine().progress();
+            json!({
+                "candidates": p.candidates, "rejected": p.rejected, "under_way": p.under_way,
+                "best": p.best, "random": p.random, "budget": p.budget,
+            })
+            .to_string()
+        })
+    }
+
+    /// The run's number in the ledger.
+    #[getter]
+    fn run(&self) -> i64 {
+        self.engine().run().0
+    }
+}
+
+impl Evolution {
+    fn engine(&self) -> MutexGuard<'_, lab::evolve::Evolution> {
+        self.evolution.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn begin(wanted: &Wanted) -> Result<Evolution, Error> {
+    let ledger = Ledger::open(&wanted.ledger)?;
+    let began = Instant::now();
+    if let Some(number) = wanted.resume {
+        let run = which(&ledger, number)?;
+        let kept: Config = serde_json::from_value(ledger.run(run)?.config)
+            .map_err(|error| lab::evolve::EvolveError::Config { run: run.0, error })?;
+        let place = place(wanted)?;
+        if place.environment.device != kept.device {
+            let (asked, begun) = (&place.environment.device, &kept.device);
+            return Err(Error::Argument(format!("run {} was begun on {begun}, not on {asked}", run.0)));
+        }
+        let evolution = lab::evolve::Evolution::resume(ledger, run, place.limits)?;
+        return Ok(Evolution { evolution: Mutex::new(evolution), host: place.host, began });
+    }
+    let place = place(wanted)?;
+    let config = config(&ledger, &place, wanted)?;
+    let price = wanted.price_per_hour;
+    let evolution = lab::evolve::Evolution::begin(ledger, config, place.environment, price, place.limits)?;
+    Ok(Evolution { evolution: Mutex::new(evolution), host: place.host, began })
+}
+
+fn which(ledger: &Ledger, number: i64) -> Result<RunId, Error> {
+    let runs = ledger.runs()?;
+    let found = runs.iter().find(|line| match number {
+        0 => !matches!(line.last, Some((_, RunEvent::Finished))),
+        number => line.id.0 == number,
+    });
+    let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
+    found.map(|line| line.id).ok_or_else(none)
+}
+
+fn config(ledger: &Ledger, place: &Place, wanted: &Wanted) -> Result<Config, Error> {
+    let device = &place.environment.device;
+    // A device that the ledger does not know has no winners in it.
+    let known = ledger.best_of_problems(device).unwrap_or_default();
+    let wishes = Wishes {
+        only: None,
+        known: known.into_iter().map(|ranked| (ranked.problem, ranked.subject)).collect(),
+        held_out: wanted.held_out.as_deref().map(shapes).transpose()?,
+        draws: DRAWS,
+    };
+    let cases = shapes(&wanted.problems)?.into_iter().map(|problem| match &place.arch {
+        Some(arch) => Ok(seeding::gpu(&problem, device, arch, &wishes)?),
+        None => Ok(seeding::cpu(&problem, &wishes)),
+    });
+    let cases: Vec<Case> = cases.collect::<Result<_, Error>>()?;
+    let mut config = Config::new(place.target.clone(), device, place.arch, cases);
+    config.configuration = Configuration::named(&wanted.configuration).ok_or_else(|| {
+        let names = Configuration::ALL.map(Configuration::name).join(", ");
+        Error::Argument(format!(
+            "configuration = {:?} is not possible; accepted: {names}",
+            wanted.configuration
+        ))
+    })?;
+    (config.seed, config.candidates) = (wanted.seed, wanted.candidates);
+    config.seconds = wanted.minutes.map(|minutes| minutes * 60.0);
+    (config.random_share, config.families) = (wanted.random_share, wanted.families.clone());
+    config.early_stop = wanted.early_stop;
+    for win in ledger.wins(WINS)? {
+        let candidate = ledger.candidate(win.candidate)?.known.new.candidate;
+        let family = lab::evolve::space::family(&candidate).to_owned();
+        config.wins.push((family, win.changes, win.ratio));
+    }
+    Ok(config)
+}
+
+fn shapes(words: &[String]) -> Result<Vec<Shape>, Error> {
+    let shape = |word: &String| match suites::parse(word) {
+        Ok(problem) => Ok(Shape::of(&problem)),
+        Err(accepted) => {
+            Err(Error::Argument(format!("problem = {word:?} is not possible; accepted: {accepted}")))
+        }
+    };
+    words.iter().map(shape).collect()
+}
+
+fn place(wanted: &Wanted) -> Result<Place, Error> {
+    let workers = wanted.workers.max(1);
+    match (wanted.device.as_str(), &wanted.card) {
+        ("cpu", _) => {
+            let environment = CpuEvaluator::new().environment();
+            // Timings have the machine for themselves.
+            Ok(Place { target: Target::Cpu, environment, arch: None, limits: Limits::ALONE, host: None })
+        }
+        ("cuda", Some(card)) => {
+            let arch = Arch::of(card.sm).ok_or_else(|| {
+                Error::Unsupported(format!("{}: sm_{} is not supported", card.environment.device, card.sm))
+            })?;
+            let model = Gpu::of_device(&card.environment.device).map(|gpu| compact(gpu.name));
+            let devices = wanted.devices.max(1) + 1;
+            Ok(Place {
+                target: Target::Cuda { ordinal: 0 },
+                environment: card.environment.clone(),
+                arch: Some(Arch { multiprocessors: card.multiprocessors, ..arch }),
+                limits: Limits {
+                    device: devices,
+                    together: workers + devices,
+                    ..Limits::beside_device(workers)
+                },
+                host: model.map(|machine| Target::Model { machine }),
+            })
+        }
+        (name, _) => {
+            let gpu = machine_named(name);
+            let model = gpu.and_then(Model::of).zip(gpu);
+            let (model, gpu) = model.ok_or_else(|| {
+                let names = machine::MACHINES.map(|gpu| compact(gpu.name)).join(", ");
+                Error::Argument(format!("device = {name:?} is not possible; accepted: cpu, cuda, {names}"))
+            })?;
+            // A prediction is work for any processor.
+            let limits =
+                Limits { host: workers, device: workers, together: workers + 1, open: 2 * workers + 4 };
+            Ok(Place {
+                target: Target::Model { machine: compact(gpu.name) },
+                environment: model.environment(),
+                arch: Some(model.bench().arch),
+                limits,
+                host: None,
+            })
+        }
+    }
+}
+
+fn machine_named(name: &str) -> Option<&'static Gpu> {
+    machine::MACHINES.into_iter().find(|gpu| compact(gpu.name) == compact(name))
+}
+
+/// As targets name machines.
+fn compact(name: &str) -> String {
+    name.to_lowercase().replace(' ', "")
+}
+
+/// A GPU of this machine, for a run that is begun elsewhere: device, driver, compiler, architecture, as JSON.
+#[pyfunction]
+pub fn describe_card(py: Python<'_>, ordinal: i32) -> Result<String, Error> {
+    py.detach(|| {
+        let gpu = driver::Gpu::open(ordinal)?;
+        let info = gpu.info();
+        let Provenance { device, driver, compiler, commit, .. } = Provenance::of_gpu(info);
+        let (major, minor) = info.capability;
+        let environment = Environment { device, driver, compiler, commit };
+        let card = Card { environment, sm: major * 10 + minor, multiprocessors: info.sms };
+        Ok(json!(card).to_string())
+    })
+}
+
+type Evaluators = HashMap<Target, Box<dyn Evaluator>>;
+
+/// Those that this process has used. One evaluation at a time: a timing wants the machine for itself.
+static EVALUATORS: LazyLock<Mutex<Evaluators>> = LazyLock::new(Mutex::default);
+
+/// Evaluates a task: JSON in, JSON out. Whatever is wrong with the candidate is an outcome, too; only a device that cannot be used is an
+/// error.
+#[pyfunction]
+pub fn evaluate(py: Python<'_>, task: &str) -> Result<String, Error> {
+    let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
+    py.detach(|| {
+        let mut evaluators = EVALUATORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let evaluator = match evaluators.entry(task.target.clone()) {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(free) => free.insert(evaluator(&task.target)?),
+        };
+        Ok(json!(evaluator.evaluate(&task)).to_string())
+    })
+}
+
+fn evaluator(target: &Target) -> Result<Box<dyn Evaluator>, Error> {
+    Ok(match target {
+        Target::Cpu => Box::new(CpuEvaluator::new()),
+        Target::Model { machine } => match machine_named(machine).and_then(Model::of) {
+            Some(model) => Box::new(model),
+            None => return Err(Error::Argument(format!("no machine is called {machine}"))),
+        },
+        Target::Cuda { ordinal } => {
+            let card = GpuCard::open(*ordinal).map_err(|fault| Error::Device(fault.to_string()))?;
+            let known = Gpu::of_device(&card.info().name);
+            Box::new(Cuda::new(card, known))
+        }
+    })
+}
+
+/// The outcome of a task whose evaluation never came back: `reason` in a word, `detail` in words.
+#[pyfunction]
+pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<String, Error> {
+    let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
+    let rejection = Rejection { stage: task.stage, reason: reason.to_owned(), detail: detail.to_owned() };
+    let outcome = Outcome {
+        candidate: task.candidate,
+        stage: task.stage,
+        problem: task.problem,
+        seconds,
+        device_seconds: if is_of_device(task.stage) { seconds } else { 0.0 },
+        finding: Finding::Rejected(rejection),
+    };
+    Ok(json!(outcome).to_string())
+}
+
+/// What a ledger has of a run, counted: for tests and for those who watch.
+#[pyfunction]
+pub fn ledger_check(py: Python<'_>, path: PathBuf) -> Result<String, Error> {
+    py.detach(|| {
+        let ledger = Ledger::read(&path)?;
+        let found = ledger.check()?;
+        let facts: HashMap<&str, i64> = found.facts.iter().copied().collect();
+        let runs: Value = json!(ledger.runs()?);
+        Ok(json!({ "sound": found.is_sound(), "facts": facts, "found": found, "runs": runs }).to_string())
+    })
+}
