@@ -485,7 +485,7 @@ pub struct Evolve {
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
     /// Minutes that the search may take, its races included
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub minutes: Option<f64>,
     /// Candidates that it may make, blind draws included
     #[arg(long, value_name = "N")]
@@ -504,7 +504,7 @@ pub struct Evolve {
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
     /// The part of the candidates that is drawn blindly, to show what the search gains
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, allow_negative_numbers = true)]
     pub random_share: f64,
     /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (docs/proposers.md)
     #[arg(long, value_name = "CMD")]
@@ -519,7 +519,7 @@ pub struct Evolve {
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
     pub resume: Option<Option<i64>>,
     /// What an hour of the device costs
-    #[arg(long, value_name = "PRICE")]
+    #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
     pub price: Option<f64>,
     /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
     #[arg(long, value_name = "N")]
