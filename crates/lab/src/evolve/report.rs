@@ -48,8 +48,10 @@ pub struct Gain {
 /// The gain, from two races against the same baseline: their errors are independent, so the logarithms' add as squares.
 pub fn gain(ours: &Against, random: &Against) -> Gain {
     let ratio = (ours.ratio / random.ratio).ln();
-    let down = (ours.ratio / ours.low).ln().hypot((random.high / random.ratio).ln());
-    let up = (ours.high / ours.ratio).ln().hypot((random.ratio / random.low).ln());
+    // Not `hypot`: the C library's has a version of its own since glibc 2.35, which a wheel for older ones cannot ask for.
+    let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
+    let down = both(ours.ratio / ours.low, random.high / random.ratio);
+    let up = both(ours.high / ours.ratio, random.ratio / random.low);
     let (low, high) = (ratio - down, ratio + up);
     let noise = ours.noise.max(random.noise).ln();
     let verdict = match () {
