@@ -54,6 +54,11 @@ pub fn not_picked(rank: usize) -> Rejection {
     reject(Stage::Screen, "predicted_slow", detail)
 }
 
+/// The budget ended before its draw was whole.
+pub fn not_reached() -> Rejection {
+    reject(Stage::Screen, "budget", "the budget ended before all of its draw were screened".to_owned())
+}
+
 /// Why a judged candidate goes no further.
 pub fn judged(proof: &ProofFact, stage: Stage) -> Option<Rejection> {
     let reason = match (proof.verdict, stage) {

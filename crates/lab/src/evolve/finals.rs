@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::cascade;
 use super::config::Config;
 use super::engine::{Evolution, EvolveError};
-use super::population::{Member, Population, key};
+use super::population::{Member, Place, Population, key};
 use super::space::Domain;
 use super::task::{Stage, Task};
 use crate::bench::SpeedVerdict;
@@ -190,9 +190,11 @@ pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
     json!({ "problem": shape, "end": end, "race": against })
 }
 
-/// Those that were timed and are not among the fastest, with that as their end.
+/// Those that were timed and are not among the fastest, with that as their end, and those of a draw that the budget cut short.
 pub(super) fn unraced(population: &Population) -> Vec<(CandidateId, Rejection)> {
     let best = best(population).map_or(f64::NAN, Member::expected_us);
     let beaten = population.members.values().filter(|m| m.counts() && m.is_fit() && m.race.is_none());
-    beaten.map(|m| (m.id, cascade::not_among_the_fastest(m.expected_us(), best))).collect()
+    let beaten = beaten.map(|m| (m.id, cascade::not_among_the_fastest(m.expected_us(), best)));
+    let held = population.members.values().filter(|m| m.place == Place::Held);
+    beaten.chain(held.map(|m| (m.id, cascade::not_reached()))).collect()
 }
