@@ -108,7 +108,7 @@ fn subject<'a>(
 /// When the kernel cannot be launched or does not end.
 pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     let mut buffers: Vec<Buffer> = bound.kernel.buffers.iter().map(|b| Buffer::zeroed(b.bytes)).collect();
-    run_some(bound, count, Fidelity::Sketch, &mut buffers)
+    run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
 
 /// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.
@@ -117,19 +117,29 @@ pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
 /// When the kernel cannot be launched or does not end.
 pub fn record(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     let mut buffers: Vec<Buffer> = contents(bound, 1).iter().map(|data| Buffer::from_bytes(data)).collect();
-    run_some(bound, count, Fidelity::default(), &mut buffers)
+    run_some(bound, count, Fidelity::default(), RECORDED_STEPS, &mut buffers)
 }
+
+/// Warp instructions that a CTA which is recorded may issue: each keeps its addresses, so what never ends would take all memory.
+const RECORDED_STEPS: u64 = 8_000_000;
 
 fn run_some(
     bound: &Bound,
     count: u64,
     fidelity: Fidelity,
+    step_limit: u64,
     buffers: &mut [Buffer],
 ) -> Result<Report, EmuError> {
     let ctas = sample_ctas(bound.kernel.launch.grid.count(), count);
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
-    let options =
-        Options { traced_ctas: ctas.clone(), only: Some(ctas), checks, fidelity, ..Options::default() };
+    let options = Options {
+        traced_ctas: ctas.clone(),
+        only: Some(ctas),
+        checks,
+        fidelity,
+        step_limit,
+        ..Options::default()
+    };
     emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
 }
 

@@ -94,9 +94,18 @@ impl Program {
     /// When the system does not say which program this is.
     pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
         let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
-        let (patience, memory) = (Duration::from_secs(180), 16 << 30);
+        let (patience, memory) = (Duration::from_secs(180), share_of_memory());
         Ok(Program { file: std::env::current_exe()?, args, patience, memory })
     }
+}
+
+/// What a worker may hold, bytes: enough for the tensors of any problem, and a quarter of this machine's memory at most.
+fn share_of_memory() -> u64 {
+    const MOST: u64 = 16 << 30;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.map_or(MOST, |kilobytes| (kilobytes * 1024 / 4).min(MOST))
 }
 
 /// A child process as an evaluator. It is started with its first task, and again after it was lost.
