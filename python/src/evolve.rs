@@ -25,8 +25,9 @@ use crate::error::Error;
 
 /// Wins of other runs that a search is told of.
 const WINS: usize = 50;
-/// Blind draws that the time model picks from.
+/// Blind draws that the time model picks from, at most, and candidates of the budget for each of them.
 const DRAWS: usize = 8;
+const CANDIDATES_A_DRAW: usize = 16;
 
 /// What a run is, as Python says it.
 #[derive(Deserialize)]
@@ -191,11 +192,12 @@ fn config(ledger: &Ledger, place: &Place, wanted: &Wanted) -> Result<Config, Err
     let device = &place.environment.device;
     // A device that the ledger does not know has no winners in it.
     let known = ledger.best_of_problems(device).unwrap_or_default();
+    let share = wanted.candidates.map_or(DRAWS, |all| all / wanted.problems.len().max(1) / CANDIDATES_A_DRAW);
     let wishes = Wishes {
         only: None,
         known: known.into_iter().map(|ranked| (ranked.problem, ranked.subject)).collect(),
         held_out: wanted.held_out.as_deref().map(shapes).transpose()?,
-        draws: DRAWS,
+        draws: share.min(DRAWS),
     };
     let cases = shapes(&wanted.problems)?.into_iter().map(|problem| match &place.arch {
         Some(arch) => Ok(seeding::gpu(&problem, device, arch, &wishes)?),

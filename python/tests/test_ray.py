@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ import flashcore.ray  # noqa: E402
 PROBLEM = "1,1,64,64,f16"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
+    # A machine that does much else starts it slowly.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
     # That a node has fallen is to be known within seconds.
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
@@ -35,21 +38,85 @@ def cluster():
     nodes.shutdown()
 
 
+# Two copies of SQLite in one process undo each other's locks: Python's own looks from a process of its own.
+LOOK = """
+import json, sqlite3, sys
+facts = sqlite3.connect(sys.argv[1])
+rows = lambda sql: [row[0] for row in facts.execute(sql)]
+print(json.dumps({
+    "no_end": rows("SELECT id FROM candidate c WHERE NOT EXISTS (SELECT 1 FROM rejection WHERE candidate = c.id)"
+                   " AND NOT EXISTS (SELECT 1 FROM measurement WHERE candidate = c.id)"),
+    "twice": rows("SELECT candidate FROM outcome GROUP BY candidate, stage, problem HAVING count(*) > 1"),
+    "reasons": rows("SELECT DISTINCT reason FROM rejection"),
+}))
+"""
+
+
 def counted(ledger):
     """Asserts that a ledger is sound, every candidate has an end, and no answer is there twice; returns its counts."""
     check = json.loads(_flashcore.ledger_check(os.fspath(ledger)))
     assert check["sound"], check["found"]
-    facts = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
-    (open_ended,) = facts.execute(
-        "SELECT count(*) FROM candidate c WHERE NOT EXISTS (SELECT 1 FROM rejection WHERE candidate = c.id)"
-        " AND NOT EXISTS (SELECT 1 FROM measurement WHERE candidate = c.id)"
-    ).fetchone()
-    assert open_ended == 0
-    twice = facts.execute("SELECT candidate FROM outcome GROUP BY candidate, stage, problem HAVING count(*) > 1")
-    assert twice.fetchall() == []
-    reasons = [reason for (reason,) in facts.execute("SELECT DISTINCT reason FROM rejection")]
-    assert "crashed" not in reasons and "hangs" not in reasons, reasons
+    look = subprocess.run([sys.executable, "-c", LOOK, os.fspath(ledger)], capture_output=True, text=True, check=True)
+    found = json.loads(look.stdout)
+    assert found["no_end"] == [] and found["twice"] == []
+    assert not {"crashed", "hangs"} & set(found["reasons"]), found
     return check
+
+
+def test_a_run_that_is_stopped_goes_on(cluster, tmp_path):
+    ledger = tmp_path / "flashcore.ledger"
+
+    def stop(state):
+        if state["candidates"] >= 3:
+            raise KeyboardInterrupt
+
+    wanted = {"candidates": 6, "held_out": [], "early_stop": False, "num_workers": 1}
+    with pytest.raises(KeyboardInterrupt):
+        flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, progress=stop, **wanted)
+    (line,) = json.loads(_flashcore.ledger_check(os.fspath(ledger)))["runs"]
+    assert line["last"][1] == "stopped"
+    report = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=True)
+    assert report["run"] == line["id"]
+    (line,) = counted(ledger)["runs"]
+    assert line["last"][1] == "finished" and line["candidates"] >= 6
+
+
+def test_what_cannot_be_run_is_refused(cluster, tmp_path):
+    for wanted, says in [
+        ({"device": "h300", "candidates": 1}, "h200"),
+        ({"problem": "1,2,3", "candidates": 1}, "BATCH,HEADS"),
+        ({"configuration": "none", "candidates": 1}, "insight"),
+        ({}, "budget"),
+        ({"candidates": 0}, "1 and more"),
+        ({"resume": 7}, "no such run"),
+    ]:
+        with pytest.raises(flashcore.ArgumentError, match=says):
+            flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
+    with pytest.raises(flashcore.UnsupportedError, match="no GPU"):
+        flashcore.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
+    text = tmp_path / "text"
+    text.write_text("hello")
+    with pytest.raises(flashcore.LedgerError, match="no FlashCore ledger"):
+        flashcore.ray.evolve(candidates=1, ledger=text)
+
+
+def test_an_evaluation_that_never_comes_back_is_an_answer():
+    task = {
+        "candidate": 3,
+        "stage": "prove",
+        "target": {"model": {"machine": "h200"}},
+        "problem": {
+            "batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64, "head_dim_v": 64,
+            "dtype": "f16", "mask": "none",
+        },
+        "subject": {"kernel": {"language": "ptx", "text": "", "launch": ""}},
+        "incumbent": None,
+        "seconds": 0.0,
+    }  # fmt: skip
+    outcome = json.loads(_flashcore.lost(json.dumps(task), "hangs", "no answer", 2.0))
+    assert outcome["finding"]["rejected"] == {"stage": "prove", "reason": "hangs", "detail": "no answer"}
+    outcome = json.loads(_flashcore.evaluate(json.dumps(task)))
+    assert "rejected" in outcome["finding"] and outcome["candidate"] == 3
 
 
 def workers():
@@ -65,6 +132,7 @@ def workers():
 
 
 def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
+    """The last test: its cluster has one node less then."""
     ledger = tmp_path / "flashcore.ledger"
     (second,) = cluster.worker_nodes
     fallen = []
@@ -91,60 +159,3 @@ def test_a_run_survives_its_workers_and_a_node(cluster, tmp_path):
     again = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=line["id"])
     assert again["baseline"] == report["baseline"]
     assert counted(ledger)["facts"]["outcome"] == tasks
-
-
-def test_a_run_that_is_stopped_goes_on(cluster, tmp_path):
-    ledger = tmp_path / "flashcore.ledger"
-
-    def stop(state):
-        if state["candidates"] >= 3:
-            raise KeyboardInterrupt
-
-    wanted = {"candidates": 6, "held_out": [], "early_stop": False, "num_workers": 1}
-    with pytest.raises(KeyboardInterrupt):
-        flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, progress=stop, **wanted)
-    (line,) = json.loads(_flashcore.ledger_check(os.fspath(ledger)))["runs"]
-    assert line["last"][1] == "stopped"
-    report = flashcore.ray.evolve(PROBLEM, "h200", ledger=ledger, resume=True)
-    assert report["run"] == line["id"]
-    (line,) = counted(ledger)["runs"]
-    assert line["last"][1] == "finished" and line["candidates"] >= 6
-
-
-def test_what_cannot_be_run_is_refused(tmp_path):
-    for wanted, says in [
-        ({"device": "h300", "candidates": 1}, "h200"),
-        ({"problem": "1,2,3", "candidates": 1}, "BATCH,HEADS"),
-        ({"configuration": "none", "candidates": 1}, "insight"),
-        ({}, "budget"),
-        ({"candidates": 0}, "1 and more"),
-        ({"resume": 7}, "no such run"),
-    ]:
-        with pytest.raises(flashcore.ArgumentError, match=says):
-            flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
-    with pytest.raises(flashcore.UnsupportedError, match="no GPU"):
-        flashcore.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
-    text = tmp_path / "text"
-    text.write_text("hello")
-    with pytest.raises(flashcore.LedgerError, match="no FlashCore ledger"):
-        flashcore.ray.evolve(candidates=1, ledger=text)
-    ray.shutdown()
-
-
-def test_an_evaluation_that_never_comes_back_is_an_answer():
-    task = {
-        "candidate": 3,
-        "stage": "prove",
-        "target": {"model": {"machine": "h200"}},
-        "problem": {
-            "batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64, "head_dim_v": 64,
-            "dtype": "f16", "mask": "none",
-        },
-        "subject": {"kernel": {"language": "ptx", "text": "", "launch": ""}},
-        "incumbent": None,
-        "seconds": 0.0,
-    }  # fmt: skip
-    outcome = json.loads(_flashcore.lost(json.dumps(task), "hangs", "no answer", 2.0))
-    assert outcome["finding"]["rejected"] == {"stage": "prove", "reason": "hangs", "detail": "no answer"}
-    outcome = json.loads(_flashcore.evaluate(json.dumps(task)))
-    assert "rejected" in outcome["finding"] and outcome["candidate"] == 3

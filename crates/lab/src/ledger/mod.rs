@@ -5,6 +5,9 @@
 //! operating system, not for the disk (`synchronous = NORMAL`): a loss of power may take the last ones, never the ledger. `schema.rs`
 //! describes the tables.
 //!
+//! POSIX locks belong to a process, not to a file handle. Whoever looks at a ledger with another copy of SQLite (Python's `sqlite3`, say)
+//! must do so in another process than one that writes it through this module: within one, each copy undoes the other's locks.
+//!
 //! [`Outcome`]: crate::evolve::Outcome
 
 mod check;
