@@ -31,26 +31,8 @@ const PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-liberation"];
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let python = driver(root)?;
     let chromium = chromium(root, &python)?;
-    run(cargo().args([
-        "build",
-        "--quiet",
-        "--profile",
-        "test",
-        "-p",
-        "flashcore-cli",
-        "--bin",
-        "flashcore",
-    ]))?;
-    run(cargo().args([
-        "build",
-        "--quiet",
-        "--profile",
-        "test",
-        "-p",
-        "flashcore-lab",
-        "--example",
-        "demo_ledger",
-    ]))?;
+    // The whole workspace's features, as the tests were built: with others, everything would be compiled anew.
+    run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore", "--example", "demo_ledger"]))?;
     let built = root.join("target/debug");
     run(Command::new(&python)
         .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"])

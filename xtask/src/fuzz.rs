@@ -25,7 +25,7 @@ pub struct Fuzz {
 /// When there was a fault.
 pub fn fuzz(root: &Path, args: &Fuzz) -> Result<(), XtaskError> {
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args(["run", "--quiet", "--profile", "test", "--package", "flashcore-lab"]);
+    command.current_dir(root).args(["run", "--quiet", "--package", "flashcore-lab"]);
     command.args(["--example", "fuzz", "--"]);
     match &args.replay {
         Some(file) => command.arg("replay").arg(std::path::absolute(file).unwrap_or_else(|_| file.clone())),

@@ -13,17 +13,10 @@ const DOCUMENTS: [&str; 3] = ["README.md", "docs/benchmarks.md", "docs/hopper.md
 /// # Errors
 /// When they are stale, or the rows cannot be read.
 pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args([
-        "run",
-        "--quiet",
-        "--profile",
-        "test",
-        "--package",
-        "flashcore-cli",
-        "--",
-        "tables",
-    ]);
-    command.args(DOCUMENTS).args(check.then_some("--check"));
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(root).args(["build", "--workspace", "--quiet", "--bin", "flashcore"]);
+    run(&mut build)?;
+    let mut command = Command::new(root.join("target/debug/flashcore"));
+    command.current_dir(root).arg("tables").args(DOCUMENTS).args(check.then_some("--check"));
     run(&mut command)
 }
