@@ -22,8 +22,9 @@ pub fn dense(problem: &Problem) -> Problem {
 
 /// FLOP that the oracle may take for one draw: the mission problem whole.
 const ORACLE_FLOPS: f64 = 6e8;
-/// Rows of a block of a large problem.
+/// Rows of a block of a large problem, and of one so long that such a block would take the oracle many times that.
 const BLOCK_ROWS: usize = 32;
+const LONG_BLOCK_ROWS: usize = 8;
 /// Most blocks of a large problem.
 const MOST_BLOCKS: usize = 32;
 /// Times the error model that a peer may have: its libraries round as they like, but must compute the same.
@@ -60,9 +61,10 @@ impl Answer {
             let whole = Block { problem, start: 0, oracle, standard };
             return Ok(Answer { inputs, blocks: vec![whole] });
         }
-        let blocks = places(&problem, seed)
-            .into_iter()
-            .map(|(batch, head, row)| block(&problem, &inputs, batch, head, row))
+        let rows = block_rows(&problem);
+        let blocks = places(&problem, rows, seed)
+            .into_par_iter()
+            .map(|(batch, head, row)| block(&problem, &inputs, batch, head, row, rows))
             .collect::<Result<_, _>>()?;
         Ok(Answer { inputs, blocks })
     }
@@ -108,11 +110,20 @@ impl Answer {
     }
 }
 
-/// Batch, head and first row of each block.
-fn places(problem: &Problem, seed: u64) -> Vec<(usize, usize, usize)> {
-    let row_flops = problem.flops() / (problem.batch * problem.heads_q * problem.seq_q) as f64;
-    let blocks = (ORACLE_FLOPS / (row_flops * BLOCK_ROWS as f64)) as usize;
-    let last = problem.seq_q.saturating_sub(BLOCK_ROWS);
+/// FLOP of a row of the output.
+fn row_flops(problem: &Problem) -> f64 {
+    problem.flops() / (problem.batch * problem.heads_q * problem.seq_q) as f64
+}
+
+fn block_rows(problem: &Problem) -> usize {
+    let long = row_flops(problem) * BLOCK_ROWS as f64 > 10.0 * ORACLE_FLOPS;
+    if long { LONG_BLOCK_ROWS } else { BLOCK_ROWS }
+}
+
+/// Batch, head and first row of each block of so many rows.
+fn places(problem: &Problem, rows: usize, seed: u64) -> Vec<(usize, usize, usize)> {
+    let blocks = (ORACLE_FLOPS / (row_flops(problem) * rows as f64)) as usize;
+    let last = problem.seq_q.saturating_sub(rows);
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x706c_6163_6573);
     let drawn = (2..blocks.clamp(4, MOST_BLOCKS)).map(|_| {
         let (batch, head) = (rng.random_range(0..problem.batch), rng.random_range(0..problem.heads_q));
@@ -129,8 +140,9 @@ fn block(
     batch: usize,
     head: usize,
     row: usize,
+    rows: usize,
 ) -> Result<Block, CpuError> {
-    let rows = BLOCK_ROWS.min(problem.seq_q - row);
+    let rows = rows.min(problem.seq_q - row);
     let keys = problem.mask.keys(row + rows - 1, problem.seq_q, problem.seq_kv).end;
     let part = Problem {
         heads_q: 1,
@@ -201,6 +213,13 @@ mod tests {
             values.map(|x| f64::from(x).powi(power)).sum::<f64>() / inputs.v.len() as f64
         };
         assert!(moment(1).abs() < 0.02 && (moment(2) - 1.0).abs() < 0.03 && (moment(4) - 3.0).abs() < 0.3);
+    }
+
+    #[test]
+    fn blocks_of_a_very_long_problem_are_short() {
+        let rows = |seq| block_rows(&Problem::new(1, 1, seq, 128, DType::Bf16));
+        assert_eq!((rows(131_072), rows(1 << 20)), (BLOCK_ROWS, LONG_BLOCK_ROWS));
+        assert_eq!(places(&Problem::new(1, 1, 1 << 20, 128, DType::Bf16), LONG_BLOCK_ROWS, 1).len(), 4);
     }
 
     #[test]

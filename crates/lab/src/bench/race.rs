@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use cpu::CpuError;
 use problem::Problem;
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::answer::Answer;
@@ -37,8 +38,9 @@ impl Deck {
     /// When the oracle refuses the problem.
     pub fn draw(problem: &Problem, seed: u64) -> Result<Deck, CpuError> {
         // To begin with, first, middle, last.
+        let draws = (0..4u64).into_par_iter();
         let answers =
-            (0..4).map(|i| Answer::draw(problem, seed.wrapping_mul(4) + i)).collect::<Result<_, _>>()?;
+            draws.map(|i| Answer::draw(problem, seed.wrapping_mul(4) + i)).collect::<Result<_, _>>()?;
         Ok(Deck { problem: super::answer::dense(problem), answers })
     }
 
