@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _flashcore
-from ._errors import ArgumentError, DTypeError, UnsupportedError
+from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -37,6 +37,11 @@ def attend(
         with torch.cuda.device(device):
             return attend(q, k, v, heads, causal, scale, want_lse)
     try:
+        return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
+    except DeviceMemoryError:
+        if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
+            raise
+        torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
         return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
     except RuntimeError:
         check(q, k, v)  # a layout without strides or addresses is refused by name

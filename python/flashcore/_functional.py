@@ -32,7 +32,7 @@ def flash_attn_func(
     """FlashAttention's function: ``softmax(q k^T * softmax_scale) v`` without ever storing the scores.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or float32.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
@@ -51,7 +51,8 @@ def flash_attn_func(
         is 0, its ``lse`` minus infinity.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
-    GPU the kernel is enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it.
+    GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
+    stream, nothing is synchronised, and a CUDA graph may capture it.
 
     Raises:
         ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite.
@@ -92,7 +93,7 @@ def scaled_dot_product_attention(
     """PyTorch's function: ``softmax(query key^T * scale) value``.
 
     Args:
-        query: ``(..., heads, L, E)``, float16, bfloat16 or float32.
+        query: ``(..., heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: only None.
