@@ -7,7 +7,6 @@ while a profiler is on they go through the operator, which all of those understa
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -148,8 +147,14 @@ def _gpu_lacks(ordinal: int) -> str | None:
     return None
 
 
-# As `torch.compiler.assume_constant_result` does, which imports the compiler.
+def flash_is_left_out() -> bool:
+    """Whether the caller wants no flash attention, by ``sdpa_kernel`` or ``torch.backends.cuda``."""
+    return not torch.backends.cuda.flash_sdp_enabled()
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler: both are asked while a graph is traced.
 _gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def script_as(function: Any, operator: str) -> None:
@@ -195,14 +200,3 @@ def _no_backward(ctx: Any, *grads: Any) -> Any:
 
 
 _operator.register_autograd(_no_backward)
-
-
-def _flops(q: Any, k: Any, v: Any, heads: int, *_: Any, **__: Any) -> int:
-    """FLOP of attention as PyTorch counts its own: two products, and nothing less for a causal mask."""
-    rows, keys = q[3 - heads], k[3 - heads]
-    return int(2 * q[0] * q[heads] * rows * keys * (q[3] + v[3]))
-
-
-# Importing it takes Triton along: who counts has imported it before the first call.
-if "torch.utils.flop_counter" in sys.modules:
-    sys.modules["torch.utils.flop_counter"].register_flop_formula(torch.ops.flashcore.attention)(_flops)

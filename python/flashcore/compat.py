@@ -158,6 +158,6 @@ def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask:
         return "forward_ad"
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():
         return "tracing"
-    if not torch.backends.cuda.flash_sdp_enabled():
+    if _torch.flash_is_left_out():
         return "sdpa_kernel"
     return _torch.lacks(query, key, value)

@@ -334,7 +334,9 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
         assert [lacks(torch.float16, *dims) for dims in ((12,), (264,), (64, 4))] == ["head_dim"] * 3
         assert asked == []
         assert [lacks(torch.float16, 8), lacks(torch.bfloat16, 256, 40), asked] == [None, None, [0, 0]]
-        with torch.autocast("cuda", torch.bfloat16):
+        with monkeypatch.context() as autocast:  # without a GPU PyTorch turns it off
+            autocast.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+            autocast.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
             assert lacks(torch.float32, 64) is None
 
         def refuse(ordinal):
@@ -346,7 +348,7 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, that tracing to TorchScript will go
 def test_traced_by_torch_jit(slow_path):
-    inputs, others = three("cpu", torch.float32), [x * 2 for x in three("cpu", torch.float32)]
+    inputs, others = three("cpu", torch.float32), [x.roll(1, 1) for x in three("cpu", torch.float32)]
     traced = torch.jit.trace(lambda q, k, v: flashcore.scaled_dot_product_attention(q, k, v), inputs)
     assert "flashcore::attention" in str(traced.graph)
     close(traced(*others), reference(*others)[0], torch.float32)
@@ -404,6 +406,7 @@ def test_compat_leaves_a_chosen_kernel_alone(slow_path):
 
 def test_forward_mode_derivatives_are_refused(slow_path):
     from torch.autograd import forward_ad
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = three("cpu", torch.float32, 8, 8)
     with forward_ad.dual_level():
@@ -412,10 +415,12 @@ def test_forward_mode_derivatives_are_refused(slow_path):
             flashcore.scaled_dot_product_attention(dual, k, v)
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(lambda q: flashcore.scaled_dot_product_attention(q, k, v), (q,), (q,))
-    expected = torch.func.jvp(lambda q: TORCH_SDPA(q, k, v), (q,), (q,))
-    with flashcore.compat.enabled():
-        ours = torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))
+    with sdpa_kernel(SDPBackend.MATH):  # PyTorch's own derivatives
+        expected = torch.func.jvp(lambda q: TORCH_SDPA(q, k, v), (q,), (q,))
+        with flashcore.compat.enabled():
+            ours = torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))
     torch.testing.assert_close(ours, expected)
+    assert flashcore.compat.stats()["reasons"] == {"forward_ad": 1}
 
 
 def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
@@ -455,18 +460,11 @@ print(flashcore.doctor()["torch"])
     assert told.count("PyTorch 2.4.1 is too old; needed is 2.5 or later") >= 3, told
 
 
-def test_counted_and_profiled():
-    code = """
-from torch.utils.flop_counter import FlopCounterMode
-import flashcore, torch
-q = torch.ones(2, 4, 16, 32)
-with FlopCounterMode(display=False) as counter:
-    flashcore.scaled_dot_product_attention(q, q, q)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-    flashcore.scaled_dot_product_attention(q, q, q)
-print(counter.get_total_flops(), "flashcore::attention" in {event.key for event in profile.key_averages()})
-"""
-    assert ran(code) == f"{4 * 2 * 4 * 16 * 16 * 32} True"
+def test_a_profiler_sees_the_operator():
+    q = draw(2, 4, 16, 32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        flashcore.scaled_dot_product_attention(q, q, q)
+    assert "flashcore::attention" in {event.key for event in profile.key_averages()}
 
 
 @pytest.fixture
