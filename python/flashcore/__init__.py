@@ -30,7 +30,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._flashcore import __version__
-from ._functional import flash_attn_func, scaled_dot_product_attention
+from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 
 __all__ = [
     "ArgumentError",
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "compat",
     "doctor",
+    "explain",
     "flash_attn_func",
     "scaled_dot_product_attention",
 ]

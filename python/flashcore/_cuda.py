@@ -5,6 +5,9 @@ Every microsecond here is a microsecond of each call: what Rust checks once for 
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,6 +81,23 @@ def _launch(
     if copies:
         return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, causal, scale, want_lse)
     return out, lse
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> dict[str, Any]:
+    """Which kernel :func:`attend` runs."""
+    check(q, k, v)
+    q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
+    told = _flashcore.explain(
+        (q.data_ptr(), q.shape, q.stride()),
+        (k.data_ptr(), k.shape, k.stride()),
+        (v.data_ptr(), v.shape, v.stride()),
+        output_like(q, v.shape[3]).stride(),
+        heads,
+        _CODES[q.dtype],
+        causal,
+        q.get_device(),
+    )
+    return {**told, "plan": json.loads(told["plan"])}
 
 
 def plain_rows(x: Tensor) -> Tensor:

@@ -47,8 +47,10 @@ def enqueue(
     Returns 0, or, with nothing done, a bit for each of q (1), k (2) and v (4) whose last dimension is not contiguous.
     """
 
-def explain(shape: _Four, heads_kv: int, seq_kv: int, dtype: str, causal: bool, ordinal: int) -> dict[str, Any]:
-    """The plan that a dense problem ``(batch, heads, sequence, dim)`` gets on a device, and what it was compiled to."""
+def explain(
+    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, causal: bool, ordinal: int
+) -> dict[str, Any]:
+    """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
 
 def describe_gpus() -> list[str]:
     """The GPUs that the driver sees, a line each."""

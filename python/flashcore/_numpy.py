@@ -51,7 +51,9 @@ def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 
 def _check(name: str, array: np.ndarray[Any, Any]) -> None:
     if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
-        raise UnsupportedError(f"{name} is a masked array, whose mask would be ignored; accepted: its .data or .filled(...)")
+        raise UnsupportedError(
+            f"{name} is a masked array, whose mask would be ignored; accepted: its .data or .filled(...)"
+        )
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
         raise DTypeError(

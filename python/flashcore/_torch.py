@@ -1,8 +1,8 @@
 """Attention of PyTorch tensors: in place, on PyTorch's current stream, and as the operator ``flashcore::attention``.
 
 Eager calls on plain tensors go straight to Rust, which costs a few microseconds less than PyTorch's dispatcher. Under
-``torch.compile`` and ``torch.jit.trace``, with fake tensors, tensor subclasses, dispatch modes, functorch transforms and
-while a profiler is on they go through the operator, which all of those understand.
+``torch.compile`` and ``torch.jit.trace``, with fake tensors, tensor subclasses, dispatch modes, functorch transforms
+and while a profiler is on they go through the operator, which all of those understand.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ def _now(
     return out, lse
 
 
+explain = _cuda.explain
+
+
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view of ``shape``, with strides of 0 where it repeats."""
     return tensor.expand(shape)
@@ -120,7 +123,7 @@ def _computed(x: Tensor) -> torch.dtype:
 
 
 def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """In a word what keeps plain tensors from being computed where they are, or None. It launches and compiles nothing."""
+    """In a word what keeps plain tensors from being computed where they are, or None. Launches and compiles nothing."""
     if q.is_nested or q.layout is not torch.strided:
         return "layout"
     kind, dtype = q.device.type, _computed(q)

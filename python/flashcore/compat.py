@@ -7,8 +7,8 @@
 
 What FlashCore does not support (a mask, dropout, gradients, a device, type or head dim it lacks) runs as before, and is
 counted with its reason. So do tensors of other classes than ``torch.Tensor`` (distributed ones, say), what
-``torch.jit`` and ``torch.fx`` trace, and calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` leave
-flash attention out: who chooses the kernel keeps the choice.
+``torch.jit`` and ``torch.fx`` trace, and calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda``
+leave flash attention out: who chooses the kernel keeps the choice.
 
 Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention`` and
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
@@ -42,7 +42,8 @@ _fallbacks: Counter[str] = Counter()
 
 
 def enable() -> None:
-    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``, for every thread. Calls nest."""
+    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``, in the whole process,
+    whatever its other threads call. Calls nest."""
     global _torch, _original, _depth
     import torch.nn.functional as functional
 
@@ -72,7 +73,7 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """:func:`enable` for the length of a ``with`` block: in the whole process, whatever its other threads call."""
+    """:func:`enable` for the length of a ``with`` block, in the whole process."""
     enable()
     try:
         yield

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evolve"]
 
-#: Seconds after its beginning at which a task is held to hang: an evaluator ends hanging kernels by itself, long before.
+#: Seconds after its beginning at which a task is held to hang: an evaluator ends hanging kernels itself, long before.
 PATIENCE = 600.0
 #: Seconds between two looks at the time while nothing comes.
 LOOK = 0.5

@@ -168,24 +168,32 @@ impl Known {
     }
 }
 
-/// Which plan a dense problem gets on a device, and what the driver's compiler made of it.
+/// Which plan a call of [`enqueue`] with such tensors runs by and why, and what the driver's compiler made of it.
 #[pyfunction]
-#[pyo3(signature = (shape, heads_kv, seq_kv, dtype, causal, ordinal))]
+#[pyo3(signature = (q, k, v, out, heads, dtype, causal, ordinal))]
+#[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
-    shape: Four<usize>,
-    heads_kv: usize,
-    seq_kv: usize,
-    dtype: &str,
+    q: Handed,
+    k: Handed,
+    v: Handed,
+    out: Four<i64>,
+    heads: usize,
+    dtype: u8,
     causal: bool,
     ordinal: i32,
 ) -> Result<Bound<'py, PyDict>, Error> {
-    let (batch, heads, rows, dim) = shape;
-    let mut problem = Problem::new(batch, heads, rows, dim, dtype.parse()?);
-    problem.mask = if causal { Mask::Causal } else { Mask::None };
-    problem.seq_kv = seq_kv;
-    let problem = problem.with_heads_kv(heads_kv, problem::Layout::Bhsd);
-    problem.check()?;
+    let key = Key {
+        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
+        strides: [q.2, k.2, v.2, out],
+        heads,
+        dtype: dtype_of(dtype)?,
+        mask: if causal { Mask::Causal } else { Mask::None },
+        scale: None,
+        lse: false,
+        ordinal,
+    };
+    let problem = key.problem()?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;
         let prepared = gpu.prepare(&problem, false, None)?;
@@ -196,6 +204,7 @@ pub fn explain<'py>(
     told.set_item("device", &gpu.info().name)?;
     told.set_item("plan", serde_json::to_string(prepared.plan()).unwrap_or_default())?;
     told.set_item("choice", format!("{:?}", prepared.choice()).to_lowercase())?;
+    told.set_item("why", prepared.why())?;
     told.set_item("registers", resources.registers)?;
     told.set_item("local_bytes", resources.local)?;
     let fallbacks: Vec<String> = prepared.fallbacks().iter().map(|f| f.reason.to_string()).collect();

@@ -156,7 +156,7 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
     ({"dropout_p": 0.1}, NotImplementedError, r"dropout_p = 0.1 is not supported, accepted: 0.0"),
     ({"softcap": 30.0}, NotImplementedError, "softcap = 30.0"),
     ({"alibi_slopes": ONE}, NotImplementedError, "alibi_slopes = given"),
-    ({"window_size": (128, 0)}, NotImplementedError, r"window_size = \(128, 0\)"),
+    ({"window_size": (6, 0)}, NotImplementedError, r"window_size = \(6, 0\)"),
     ({"softmax_scale": float("nan")}, ValueError, "scale = NaN is not finite"),
     ({"k": ONE.astype(np.float16)}, TypeError, "dtypes float32, float16 and float32"),
     ({"q": ONE.astype(np.float64), "k": ONE, "v": ONE}, TypeError, "q has dtype float64; accepted: float16"),
@@ -186,10 +186,16 @@ def test_sdpa_refusals():
         flashcore.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
 
 
-def test_a_window_that_is_causal():
+def test_windows_that_cut_nothing_off():
     q = draw((1, 8, 2, 16), "float32", 1)
-    causal = flashcore.flash_attn_func(q, q, q, causal=True)
-    assert (flashcore.flash_attn_func(q, q, q, window_size=(-1, 0)) == causal).all()
+    for causal in (False, True):
+        expected = flashcore.flash_attn_func(q, q, q, causal=causal)
+        for window in [(-1, 0), (7, 0), (128, 0)] if causal else [(-1, -1), (7, 7), (-1, 128), [100, -1]]:
+            assert (flashcore.flash_attn_func(q, q, q, window_size=window) == expected).all(), window
+    assert (flashcore.flash_attn_func(q, q, q, causal=True, window_size=(8, 3)) == expected).all()
+    for window in [(6, -1), (-1, 6), (6, 6)]:
+        with pytest.raises(NotImplementedError, match="window_size"):
+            flashcore.flash_attn_func(q, q, q, window_size=window)
 
 
 class OnlyDlpack:

@@ -110,8 +110,7 @@ impl Gpu {
             return Ok(prepared);
         }
         // Two threads may both prepare; the first result stays.
-        let prepared =
-            Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, lse, plan)?);
+        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, lse, plan)?);
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
             all.clear();

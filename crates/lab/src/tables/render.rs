@@ -158,7 +158,9 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     let mut out: Vec<String> = entries
         .iter()
         .flat_map(|entry| std::iter::once(&entry.ours).chain(&entry.peers))
-        .filter_map(|row| row.fault.as_ref().map(|why| format!("Out: {}: {}.  ", row.implementation, told(why))))
+        .filter_map(|row| {
+            row.fault.as_ref().map(|why| format!("Out: {}: {}.  ", row.implementation, told(why)))
+        })
         .collect();
     out.sort();
     out.dedup();
