@@ -7,8 +7,9 @@
 (1, 128, 8, 64)
 
 :func:`flash_attn_func` follows FlashAttention, :func:`scaled_dot_product_attention` follows PyTorch. Both take PyTorch
-tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return what they were given. Nothing is copied
-as long as the last dimension is contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
+tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return the same kind where its library can make
+one from DLPack, else NumPy arrays or, on a GPU, PyTorch tensors. Nothing is copied as long as the last dimension is
+contiguous. Element types are float16, bfloat16 and, on the CPU, float32; sums are always float32.
 
 :mod:`flashcore.compat` sends an existing model's attention here, ``python -m flashcore.bench`` measures it against
 every other implementation present, :mod:`flashcore.ray` evolves kernels on a cluster, and :func:`doctor` says what this
@@ -19,20 +20,30 @@ from __future__ import annotations
 
 from . import compat
 from ._doctor import doctor
-from ._errors import ArgumentError, DeviceError, DTypeError, FlashCoreError, LedgerError, UnsupportedError
+from ._errors import (
+    ArgumentError,
+    DeviceError,
+    DeviceMemoryError,
+    DTypeError,
+    FlashCoreError,
+    LedgerError,
+    UnsupportedError,
+)
 from ._flashcore import __version__
-from ._functional import flash_attn_func, scaled_dot_product_attention
+from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 
 __all__ = [
     "ArgumentError",
     "DTypeError",
     "DeviceError",
+    "DeviceMemoryError",
     "FlashCoreError",
     "LedgerError",
     "UnsupportedError",
     "__version__",
     "compat",
     "doctor",
+    "explain",
     "flash_attn_func",
     "scaled_dot_product_attention",
 ]

@@ -5,11 +5,14 @@ Every microsecond here is a microsecond of each call: what Rust checks once for 
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from . import _flashcore
-from ._errors import ArgumentError, DTypeError, UnsupportedError
+from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -37,6 +40,11 @@ def attend(
         with torch.cuda.device(device):
             return attend(q, k, v, heads, causal, scale, want_lse)
     try:
+        return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
+    except DeviceMemoryError:
+        if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
+            raise
+        torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
         return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
     except RuntimeError:
         check(q, k, v)  # a layout without strides or addresses is refused by name
@@ -73,6 +81,23 @@ def _launch(
     if copies:
         return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, causal, scale, want_lse)
     return out, lse
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> dict[str, Any]:
+    """Which kernel :func:`attend` runs."""
+    check(q, k, v)
+    q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
+    told = _flashcore.explain(
+        (q.data_ptr(), q.shape, q.stride()),
+        (k.data_ptr(), k.shape, k.stride()),
+        (v.data_ptr(), v.shape, v.stride()),
+        output_like(q, v.shape[3]).stride(),
+        heads,
+        _CODES[q.dtype],
+        causal,
+        q.get_device(),
+    )
+    return {**told, "plan": json.loads(told["plan"])}
 
 
 def plain_rows(x: Tensor) -> Tensor:

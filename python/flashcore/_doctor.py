@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import sys
 from typing import Any
@@ -25,7 +26,8 @@ def doctor(file: Any = None) -> dict[str, str]:
         "cpu": f"{', '.join(sets)}; {threads} threads: attention of NumPy arrays and CPU tensors",
         "gpu": _gpus(),
         "numpy": _version("numpy", "arrays are taken and returned"),
-        "torch": _version("torch", "tensors are taken and returned; flashcore.compat reaches models"),
+        "torch": _torch(),
+        "cache": _caches(),
     }
     for subject, line in lines.items():
         print(f"{subject:<10} {line}", file=file or sys.stdout)
@@ -37,6 +39,23 @@ def _gpus() -> str:
         return "; ".join(_flashcore.describe_gpus()) or "none"
     except FlashCoreError as error:
         return f"none ({error})"
+
+
+def _caches() -> str:
+    ours = _flashcore.cache_folder() or "nowhere"
+    nvidia = os.environ.get("CUDA_CACHE_PATH") or "~/.nv/ComputeCache"
+    return f"{ours} (FLASHCORE_CACHE_DIR); of wgmma kernels the driver's own, {nvidia} (CUDA_CACHE_PATH)"
+
+
+def _torch() -> str:
+    line = _version("torch", "tensors are taken and returned; flashcore.compat reaches models")
+    try:
+        importlib.import_module("flashcore._torch")
+    except FlashCoreError as error:
+        return str(error)
+    except ImportError:
+        pass  # there is none, and the line says so
+    return line
 
 
 def _version(name: str, enables: str) -> str:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "DTypeError", "DeviceError", "FlashCoreError", "LedgerError", "UnsupportedError"]
+__all__ = [
+    "ArgumentError",
+    "DTypeError",
+    "DeviceError",
+    "DeviceMemoryError",
+    "FlashCoreError",
+    "LedgerError",
+    "UnsupportedError",
+]
 
 
 class FlashCoreError(Exception):
@@ -14,7 +22,7 @@ class ArgumentError(FlashCoreError, ValueError):
 
 
 class DTypeError(FlashCoreError, TypeError):
-    """An element type other than float16, bfloat16 and float32, or types that differ."""
+    """An element type other than float16, bfloat16 and float32 (which no GPU kernel takes), or types that differ."""
 
 
 class UnsupportedError(FlashCoreError, NotImplementedError):
@@ -30,6 +38,10 @@ class UnsupportedError(FlashCoreError, NotImplementedError):
 
 class DeviceError(FlashCoreError, RuntimeError):
     """The GPU or its driver refused: too old a driver, no memory, no permission."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """No memory left on the GPU."""
 
 
 class LedgerError(FlashCoreError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 __version__: str
@@ -17,8 +18,10 @@ def attention_cpu(
     dtype: str,
     causal: bool,
     scale: float | None,
+    threads: int | None = None,
 ) -> None:
-    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim."""
+    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. At most
+    ``threads`` threads share it."""
 
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
@@ -44,11 +47,19 @@ def enqueue(
     Returns 0, or, with nothing done, a bit for each of q (1), k (2) and v (4) whose last dimension is not contiguous.
     """
 
-def explain(shape: _Four, heads_kv: int, seq_kv: int, dtype: str, causal: bool, ordinal: int) -> dict[str, Any]:
-    """The plan that a dense problem ``(batch, heads, sequence, dim)`` gets on a device, and what it was compiled to."""
+def explain(
+    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, causal: bool, ordinal: int
+) -> dict[str, Any]:
+    """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
 
 def describe_gpus() -> list[str]:
     """The GPUs that the driver sees, a line each."""
+
+def cache_folder() -> PathLike[str] | None:
+    """Where compiled kernels are kept."""
+
+def check_gpu(ordinal: int) -> None:
+    """Raises why attention cannot be computed on a device, if so. Compiles nothing."""
 
 _Stated = tuple[tuple[int, int, int, int, int, int], str, str]
 _Any = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from ._errors import ArgumentError, UnsupportedError
 
-__all__ = ["flash_attn_func", "scaled_dot_product_attention"]
+__all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
 # `flashcore._torch` and `flashcore._numpy` once they are needed: neither NumPy nor PyTorch is imported on our account.
 _torch: Any = None
@@ -15,7 +15,39 @@ _numpy: Any = None
 
 _NO_WINDOW = (-1, -1)
 
+#: A tensor or array: results are of q's kind.
+T = TypeVar("T")
 
+
+@overload
+def flash_attn_func(
+    q: T,
+    k: T,
+    v: T,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Any = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> T: ...
+@overload
+def flash_attn_func(
+    q: T,
+    k: T,
+    v: T,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Any = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -32,14 +64,15 @@ def flash_attn_func(
     """FlashAttention's function: ``softmax(q k^T * softmax_scale) v`` without ever storing the scores.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or float32.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or, on the CPU, float32.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
         dropout_p: only 0.
         softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
         causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right).
-        window_size: only ``(-1, -1)``, no window, and ``(-1, 0)``, which is ``causal``.
+        window_size: keys before and after the query's own that it sees, -1 for all. Only windows that cut nothing off,
+            and ``(-1, 0)``, which is ``causal``.
         softcap: only 0.
         alibi_slopes: only None.
         deterministic: accepted; the result is always the same to the last bit.
@@ -51,7 +84,8 @@ def flash_attn_func(
         is 0, its ``lse`` minus infinity.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
-    GPU the kernel is enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it.
+    GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
+    stream, nothing is synchronised, and a CUDA graph may capture it.
 
     Raises:
         ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite.
@@ -59,40 +93,40 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    window = window_size if window_size == _NO_WINDOW else tuple(window_size)
-    if dropout_p or softcap or alibi_slopes is not None or window not in (_NO_WINDOW, (-1, 0)):
+    if dropout_p or softcap or alibi_slopes is not None:
         raise _unsupported(
             ("dropout_p", dropout_p, 0.0),
             ("softcap", softcap, 0.0),
             ("alibi_slopes", None if alibi_slopes is None else "given", None),
-            ("window_size", window, _NO_WINDOW),
         )
     backend = _backend_of(q)
     if backend is None:
         return _foreign(
-            q, k, v, flash_attn_func, softmax_scale=softmax_scale, causal=causal, window_size=window,
+            q, k, v, flash_attn_func, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
             return_attn_probs=return_attn_probs,
         )  # fmt: skip
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
-    out, lse = backend.attend(q, k, v, 2, causal or window == (-1, 0), softmax_scale, return_attn_probs)
+    if window_size != _NO_WINDOW:
+        causal = _is_causal(window_size, causal, q.shape[1], k.shape[1])
+    out, lse = backend.attend(q, k, v, 2, causal, softmax_scale, return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: T,
+    key: T,
+    value: T,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> T:
     """PyTorch's function: ``softmax(query key^T * scale) value``.
 
     Args:
-        query: ``(..., heads, L, E)``, float16, bfloat16 or float32.
+        query: ``(..., heads, L, E)``, float16, bfloat16 or, on the CPU, float32.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: only None.
@@ -116,15 +150,50 @@ def scaled_dot_product_attention(
         return _foreign(
             query, key, value, scaled_dot_product_attention, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    query, key, value = backend.admit(query, key, value)
+    q, k, v = backend.admit(query, key, value)
     lead = None
-    if not _leads_agree(query.shape, key.shape, value.shape, enable_gqa):
-        lead, query, key, value = _broadcast(backend, query, key, value, enable_gqa)
-    if is_causal and query.shape[2] != key.shape[2]:
-        out = _top_left(backend, query, key, value, scale)
+    if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
+        lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
+    if is_causal and q.shape[2] != k.shape[2]:
+        out = _top_left(backend, q, k, v, scale)
     else:
-        out = backend.attend(query, key, value, 1, is_causal, scale, False)[0]
-    return out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
+        out = backend.attend(q, k, v, 1, is_causal, scale, False)[0]
+    result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
+    return result
+
+
+def _is_causal(window: Any, causal: bool, rows: int, keys: int) -> bool:
+    """Whether a window leaves a causal mask, or nothing cut off; any other is refused."""
+    before, after = window
+    after = 0 if causal else after
+    if (before < 0 or before >= keys - 1) and (after <= 0 or after >= rows - 1):
+        return bool(after == 0)
+    raise _unsupported(("window_size", (before, after), _NO_WINDOW))
+
+
+def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
+    """Which GPU kernel :func:`flash_attn_func` runs for such tensors, and why. The first time it is compiled.
+
+    Args:
+        q: a CUDA tensor of PyTorch's, ``(batch, seqlen_q, heads, head_dim)``.
+        k: ``(batch, seqlen_k, heads_k, head_dim)``.
+        v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
+        causal: as in :func:`flash_attn_func`.
+
+    Returns:
+        ``device``; ``plan``, the kernel's family and genes; ``choice``, where the plan came from, and ``why``, line by
+        line; ``registers`` and ``local_bytes`` of a thread; ``fallbacks``, why other plans were not taken.
+
+    Raises:
+        UnsupportedError: for tensors on the CPU, and what no kernel computes; the rest as in :func:`flash_attn_func`.
+    """
+    if not getattr(q, "is_cuda", False) or not hasattr(q, "__torch_function__"):
+        raise UnsupportedError("explain tells of CUDA tensors of PyTorch's; q is none")
+    backend = _backend_of(q)
+    backend.check_kinds(q, k, v)
+    _check_dims(q, k, v)
+    told: dict[str, Any] = backend.explain(q, k, v, 2, causal)
+    return told
 
 
 def _top_left(backend: Any, query: Any, key: Any, value: Any, scale: float | None) -> Any:

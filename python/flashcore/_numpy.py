@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _flashcore
-from ._errors import ArgumentError, DTypeError
+from ._errors import ArgumentError, DTypeError, UnsupportedError
 
 Array = np.ndarray
 
@@ -50,6 +50,10 @@ def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 
 
 def _check(name: str, array: np.ndarray[Any, Any]) -> None:
+    if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedError(
+            f"{name} is a masked array, whose mask would be ignored; accepted: its .data or .filled(...)"
+        )
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
         raise DTypeError(
@@ -75,19 +79,18 @@ def attend(
     out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     batch, sequence = q.shape[0], q.shape[3 - heads]
     lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
-    if out.size:
-        q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
-        lse_address = None if lse is None else lse.ctypes.data
-        _flashcore.attention_cpu(
-            _describe(q, heads),
-            _describe(k, heads),
-            _describe(v, heads),
-            _describe(out, heads),
-            lse_address,
-            _DTYPES[q.dtype.name],
-            causal,
-            scale,
-        )
+    q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
+    lse_address = None if lse is None else lse.ctypes.data
+    _flashcore.attention_cpu(
+        _describe(q, heads),
+        _describe(k, heads),
+        _describe(v, heads),
+        _describe(out, heads),
+        lse_address,
+        _DTYPES[q.dtype.name],
+        causal,
+        scale,
+    )
     return out, lse
 
 

@@ -1,8 +1,8 @@
 """Attention of PyTorch tensors: in place, on PyTorch's current stream, and as the operator ``flashcore::attention``.
 
 Eager calls on plain tensors go straight to Rust, which costs a few microseconds less than PyTorch's dispatcher. Under
-``torch.compile``, with fake tensors, tensor subclasses, dispatch modes and functorch transforms they go through the
-operator, which all of those understand.
+``torch.compile`` and ``torch.jit.trace``, with fake tensors, tensor subclasses, dispatch modes, functorch transforms
+and while a profiler is on they go through the operator, which all of those understand.
 """
 
 from __future__ import annotations
@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from . import _cuda, _flashcore
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, FlashCoreError, UnsupportedError
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
+    message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
+    raise UnsupportedError(message, "torch is too old")
+
+from . import _cuda, _flashcore
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
+_forward_ad = torch.autograd.forward_ad
+_profiler = torch.autograd.profiler
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
@@ -33,6 +41,8 @@ def attend(
             "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
             "requires_grad",
         )
+    if _forward_ad._current_level >= 0:
+        raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
     if _is_compiling() or not _is_plain(q, k, v):
         out, lse = torch.ops.flashcore.attention(q, k, v, heads, causal, scale, want_lse)
         return out, lse if want_lse else None
@@ -40,8 +50,9 @@ def attend(
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    kinds = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
-    return kinds and not _modes() and _functorch() is None and not q.is_meta
+    kinds = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
+    quiet = _functorch() is None and _tracing() is None and not _profiler._is_profiler_enabled
+    return kinds and quiet and not _modes() and not q.is_meta
 
 
 def _now(
@@ -55,19 +66,22 @@ def _now(
     q, k, v = (_cuda.plain_rows(x.resolve_neg()) for x in (q, k, v))
     out = _cuda.output_like(q, v.shape[3])
     lse = _cuda.lse_like(q, heads) if want_lse else None
-    if out.numel():
-        lse_address = None if lse is None else lse.data_ptr()
-        _flashcore.attention_cpu(
-            _describe(q, heads),
-            _describe(k, heads),
-            _describe(v, heads),
-            _describe(out, heads),
-            lse_address,
-            _cuda.DTYPES[q.dtype],
-            causal,
-            scale,
-        )
+    lse_address = None if lse is None else lse.data_ptr()
+    _flashcore.attention_cpu(
+        _describe(q, heads),
+        _describe(k, heads),
+        _describe(v, heads),
+        _describe(out, heads),
+        lse_address,
+        _cuda.DTYPES[q.dtype],
+        causal,
+        scale,
+        torch.get_num_threads(),
+    )
     return out, lse
+
+
+explain = _cuda.explain
 
 
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -97,11 +111,60 @@ def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     check_kinds(q, k, v)
     if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
-    kind = q.device.type
-    if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (x.to(dtype) if x.dtype in _cuda.DTYPES else x for x in (q, k, v))
-    return q, k, v
+    return q.to(_computed(q)), k.to(_computed(k)), v.to(_computed(v))
+
+
+def _computed(x: Tensor) -> torch.dtype:
+    """The type in which attention of a tensor is computed: its own, or that of ``torch.autocast``."""
+    kind = x.device.type
+    if x.dtype in _cuda.DTYPES and kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """In a word what keeps plain tensors from being computed where they are, or None. Launches and compiles nothing."""
+    if q.is_nested or q.layout is not torch.strided:
+        return "layout"
+    kind, dtype = q.device.type, _computed(q)
+    if kind not in ("cuda", "cpu"):
+        return f"device {kind}"
+    if dtype not in _cuda.DTYPES or (kind == "cuda" and dtype == torch.float32):
+        return f"dtype {dtype}"
+    if dtype != _computed(k) or dtype != _computed(v):
+        return "dtypes that differ"
+    if kind == "cpu":
+        return None
+    for dim in (q.shape[-1:], v.shape[-1:]):
+        # What the kernels for every GPU take: crates/kernels/src/forward/mma/plan.rs, `check_problem`.
+        if not dim or dim[0] % 8 or not 8 <= dim[0] <= 256:
+            return "head_dim"
+    return _gpu_lacks(q.get_device())
+
+
+def _gpu_lacks(ordinal: int) -> str | None:
+    try:
+        _flashcore.check_gpu(ordinal)
+    except FlashCoreError as error:
+        return type(error).__name__
+    return None
+
+
+def flash_is_left_out() -> bool:
+    """Whether the caller wants no flash attention, by ``sdpa_kernel`` or ``torch.backends.cuda``."""
+    return not torch.backends.cuda.flash_sdp_enabled()
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler: both are asked while a graph is traced.
+_gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def script_as(function: Any, operator: str) -> None:
+    """Lets ``torch.jit.script`` compile calls of a Python function as those of an operator."""
+    register = getattr(getattr(torch.jit, "_builtins", None), "_register_builtin", None)
+    if register is not None:
+        register(function, operator)
 
 
 def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:

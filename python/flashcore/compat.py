@@ -5,9 +5,13 @@
 >>> flashcore.compat.stats()           # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
 >>> flashcore.compat.disable()
 
-What FlashCore does not support (a mask, dropout, gradients, a device or type it lacks) runs as before, and is counted
-with its reason. Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention``
-and ``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
+What FlashCore does not support (a mask, dropout, gradients, a device, type or head dim it lacks) runs as before, and is
+counted with its reason. So do tensors of other classes than ``torch.Tensor`` (distributed ones, say), what
+``torch.jit`` and ``torch.fx`` trace, and calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda``
+leave flash attention out: who chooses the kernel keeps the choice.
+
+Everything that looks the function up when it is called is reached: ``F.scaled_dot_product_attention`` and
+``torch.nn.functional.scaled_dot_product_attention`` in any module. Not reached are a name imported before
 (``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path that
 ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` take in inference, which
 ``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
@@ -30,6 +34,7 @@ from ._functional import scaled_dot_product_attention
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 
 _lock = threading.Lock()
+_torch: Any = None  # `flashcore._torch` from the first `enable` on
 _original: Any = None  # PyTorch's function while ours stands in its place
 _depth = 0  # how often `enable` has been called without its `disable`
 _served = 0
@@ -37,11 +42,16 @@ _fallbacks: Counter[str] = Counter()
 
 
 def enable() -> None:
-    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``. Calls nest."""
-    global _original, _depth
+    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``, in the whole process,
+    whatever its other threads call. Calls nest."""
+    global _torch, _original, _depth
     import torch.nn.functional as functional
 
+    from . import _torch as loaded
+
+    loaded.script_as(_attention, "aten::scaled_dot_product_attention")
     with _lock:
+        _torch = loaded
         _depth += 1
         if _original is None:
             _original = functional.scaled_dot_product_attention
@@ -63,7 +73,7 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """:func:`enable` for the length of a ``with`` block."""
+    """:func:`enable` for the length of a ``with`` block, in the whole process."""
     enable()
     try:
         yield
@@ -104,15 +114,21 @@ def _attention(
     import torch
 
     global _served
+    original = _original  # once: `disable` in another thread may take it away at any time
+    if original is None:
+        original = torch._C._nn.scaled_dot_product_attention
+
+    def fall_back() -> Any:
+        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
     if _depth == 0:  # someone kept this function when `disable` put PyTorch's back
-        return torch._C._nn.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return fall_back()
     reason = _unsupported_reason(torch, query, key, value, attn_mask, dropout_p)
-    if torch.compiler.is_compiling():
-        if reason is None:
-            return scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
-    elif reason is None:
+    if torch.compiler.is_compiling():  # nothing is tried twice, and nothing counted
+        if reason is not None:
+            return fall_back()
+        return scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+    if reason is None:
         try:
             out = scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
         except UnsupportedError as error:
@@ -123,25 +139,26 @@ def _attention(
             with _lock:
                 _served += 1
             return out
-    if not torch.compiler.is_compiling():
-        with _lock:
-            _fallbacks[reason] += 1
-    return _original(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-        enable_gqa=enable_gqa,
-    )  # fmt: skip
+    with _lock:
+        _fallbacks[reason] += 1
+    return fall_back()
 
 
 def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:
     """What is known to fail before it is tried; a compiled call has no second try."""
+    for x in (query, key, value):
+        if type(x) not in _torch.PLAIN:
+            return f"type {type(x).__name__}"
     if attn_mask is not None:
         return "attn_mask"
     if dropout_p:
         return "dropout_p"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "requires_grad"
-    if query.is_nested or query.layout is not torch.strided:
-        return "layout"
-    if query.device.type not in ("cuda", "cpu"):
-        return f"device {query.device.type}"
-    return None
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward_ad"
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+        return "tracing"
+    if _torch.flash_is_left_out():
+        return "sdpa_kernel"
+    return _torch.lacks(query, key, value)

@@ -22,7 +22,7 @@ A task whose worker or node dies is tried again elsewhere, at most ``retries`` t
 rejected as ``crashed``. An answer that comes twice counts once, by the ledger's key (candidate, stage, problem).
 Whatever happens to the driver, the ledger has every answer that it was told, and ``resume=True`` goes on from there.
 
-Every node needs this package installed in the same version.
+Every node needs this package installed in the same version; a task on a node that has another ends the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evolve"]
 
-#: Seconds after which a task is held to hang: an evaluator ends hanging kernels by itself, long before.
+#: Seconds after its beginning at which a task is held to hang: an evaluator ends hanging kernels itself, long before.
 PATIENCE = 600.0
 #: Seconds between two looks at the time while nothing comes.
 LOOK = 0.5
@@ -96,7 +96,7 @@ def evolve(
         resume: ``True`` goes on with the latest run of the ledger that is not finished, a number with that run; the
             budget is then the run's own.
         retries: how often a task whose worker died is tried again.
-        patience: seconds after which a task is given up as hanging.
+        patience: seconds after which a task that has begun is given up as hanging.
         progress: called with the state of the run after each answer.
 
     Returns:
@@ -142,9 +142,27 @@ def _check(name: str, value: object, holds: bool, accepted: str) -> None:
         raise ArgumentError(f"{name} = {value!r} is not possible; accepted: {accepted}")
 
 
-def evaluate(task: str) -> str:
-    """Does one task, in the process that Ray gives it: JSON in, JSON out."""
+def evaluate(task: str, number: int, begun: Any, version: str) -> str:
+    """Does one task, in the process that Ray gives it: JSON in, JSON out. Tells ``begun`` first."""
+    if version != _flashcore.__version__:
+        raise UnsupportedError(f"a node has flashcore {_flashcore.__version__}, the driver's has {version}")
+    begun.tell.remote(number)
     return _flashcore.evaluate(task)
+
+
+class _Begun:
+    """An actor that knows which tasks have begun: Ray itself keeps a task waiting for a place as long as that takes."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+
+    def tell(self, number: int) -> None:
+        self._numbers.append(number)
+
+    def take(self) -> list[int]:
+        """The numbers told since the last time."""
+        numbers, self._numbers = self._numbers, []
+        return numbers
 
 
 class _Cluster:
@@ -159,14 +177,15 @@ class _Cluster:
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
         self.device = device
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._begun = ray.remote(_Begun).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
         host: dict[str, Any] = {"num_cpus": 1, "max_retries": retries}
         timed = dict(host)
         if device == "cuda":
             timed.update(num_gpus=1, accelerator_type=accelerator_type)
         if device == "cpu":
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             host["scheduling_strategy"] = timed["scheduling_strategy"] = here
         remote = ray.remote(evaluate)
         self._host, self._timed = remote.options(**host), remote.options(**timed)
@@ -188,13 +207,32 @@ class _Cluster:
         card: dict[str, Any] = json.loads(self.ray.get(describe.remote()))
         return card
 
-    def submit(self, task: str, device: bool) -> Any:
-        return (self._timed if device else self._host).remote(task)
+    def submit(self, task: str, number: int, device: bool) -> Any:
+        function = self._timed if device else self._host
+        return function.remote(task, number, self._begun, _flashcore.__version__)
+
+    def begun(self) -> list[int]:
+        """Tasks that have begun, or begun again on another worker, since the last call."""
+        with contextlib.suppress(self.ray.exceptions.RayError):  # the actor is being started again
+            numbers: list[int] = self.ray.get(self._begun.take.remote())
+            return numbers
+        return []
 
 
 def _flashcore_card() -> str:
     # Ray shows a task only the card that it was given.
     return _flashcore.describe_card(0)
+
+
+class _Flight:
+    """A task that is under way, and since when it runs: not while it waits for a place."""
+
+    def __init__(self, task: str, number: int) -> None:
+        self.task, self.number = task, number
+        self.began: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return 0.0 if self.began is None else now - self.began
 
 
 class _Drive:
@@ -208,8 +246,9 @@ class _Drive:
         progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self.run, self.cluster, self.patience, self.progress = run, cluster, patience, progress
-        #: What is under way: the task, and when it was submitted.
-        self.flying: dict[Any, tuple[str, float]] = {}
+        #: What is under way.
+        self.flying: dict[Any, _Flight] = {}
+        self.submitted = 0
 
     def to_the_end(self) -> dict[str, Any]:
         try:
@@ -220,8 +259,9 @@ class _Drive:
                 if said == "wait":
                     self.wait()
                 else:
-                    task = json.dumps(said["task"])
-                    self.flying[self.cluster.submit(task, said["device"])] = (task, time.monotonic())
+                    self.submitted += 1
+                    flight = _Flight(json.dumps(said["task"]), self.submitted)
+                    self.flying[self.cluster.submit(flight.task, flight.number, said["device"])] = flight
         except BaseException:
             # The ledger has what it was told; tasks that are still under way are not waited for.
             self.abandon()
@@ -232,16 +272,19 @@ class _Drive:
     def wait(self) -> None:
         ray = self.cluster.ray
         done, _ = ray.wait(list(self.flying), num_returns=1, timeout=LOOK)
+        now, begun = time.monotonic(), set(self.cluster.begun())
+        for flight in self.flying.values():
+            if flight.number in begun:
+                flight.began = now
         for reference in done:
-            task, began = self.flying.pop(reference)
-            self.tell(self.outcome(reference, task, time.monotonic() - began))
-        late = [r for r, (_, began) in self.flying.items() if time.monotonic() - began > self.patience]
-        for reference in late:
-            task, began = self.flying.pop(reference)
-            ray.cancel(reference, force=True)
-            seconds = time.monotonic() - began
-            detail = f"no answer within {self.patience:g} s; its worker was ended"
-            self.tell(_flashcore.lost(task, "hangs", detail, seconds))
+            flight = self.flying.pop(reference)
+            self.tell(self.outcome(reference, flight.task, flight.seconds(now)))
+        for reference, flight in list(self.flying.items()):
+            if flight.seconds(now) > self.patience:
+                del self.flying[reference]
+                ray.cancel(reference, force=True)
+                detail = f"no answer within {self.patience:g} s; its worker was ended"
+                self.tell(_flashcore.lost(flight.task, "hangs", detail, flight.seconds(now)))
 
     def outcome(self, reference: Any, task: str, seconds: float) -> str:
         ray = self.cluster.ray
@@ -249,6 +292,8 @@ class _Drive:
             outcome: str = ray.get(reference)
             return outcome
         except ray.exceptions.RayError as error:
+            if isinstance(getattr(error, "cause", None), UnsupportedError):
+                raise error.cause from error  # by that node, and no fault of the candidate's
             # Its workers died at each try, or their device cannot be used: this candidate's end, and not the run's.
             why = str(getattr(error, "cause", None) or error).strip().splitlines()
             return _flashcore.lost(

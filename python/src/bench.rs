@@ -58,11 +58,13 @@ pub struct Session {
 #[pymethods]
 impl Session {
     #[new]
-    fn new(ordinal: i32) -> Result<Session, Error> {
-        let gpu = Gpu::open(ordinal)?;
-        let stream = Stream::new(gpu.context())?;
-        let (peaks, provenance) = (Peaks::of(&gpu.info().name), Provenance::of_gpu(gpu.info()));
-        Ok(Session { gpu, stream, peaks, provenance })
+    fn new(py: Python<'_>, ordinal: i32) -> Result<Session, Error> {
+        py.detach(|| {
+            let gpu = Gpu::open(ordinal)?;
+            let stream = Stream::new(gpu.context())?;
+            let (peaks, provenance) = (Peaks::of(&gpu.info().name), Provenance::of_gpu(gpu.info()));
+            Ok(Session { gpu, stream, peaks, provenance })
+        })
     }
 
     /// The device's name.

@@ -2,16 +2,17 @@
 #![allow(unsafe_code, reason = "addresses and streams that Python hands over")]
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use driver::{DeviceInfo, DeviceSlice, Stream};
+use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
 use flashcore::gpu::{Gpu, Prepared};
 use problem::{DType, Mask, Problem, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
-use crate::tensor::{Described, problem_of};
+use crate::tensor::{Described, is_empty, problem_of};
 
 type Four<T> = (T, T, T, T);
 
@@ -41,6 +42,9 @@ struct Known {
     /// Bytes of the LSE.
     lse: usize,
 }
+
+/// Calls that are remembered; when there are more, all are forgotten: what was loaded stays with the [`Gpu`].
+const MOST: usize = 1024;
 
 static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::default);
 
@@ -81,19 +85,25 @@ pub fn enqueue(
     let known = match known {
         Some(known) => known,
         None => {
-            if key.is_empty() {
-                return Ok(0);
-            }
             let strided = key.strided();
             if strided != 0 {
                 return Ok(strided);
             }
-            let known = py.detach(|| Known::new(&key))?;
-            KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, known.clone());
+            let problem = key.problem()?;
+            if is_empty(&problem) {
+                return Ok(0);
+            }
+            let known = py.detach(|| Known::new(&key, &problem))?;
+            let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() >= MOST {
+                all.clear();
+            }
+            all.insert(key, known.clone());
             known
         }
     };
-    known.enqueue([q.0, k.0, v.0, out.0], lse, stream)?;
+    // A launch waits while the stream's queue is full, perhaps for a callback in Python.
+    py.detach(|| known.enqueue([q.0, k.0, v.0, out.0], lse, stream))?;
     Ok(0)
 }
 
@@ -106,12 +116,6 @@ fn dtype_of(code: u8) -> Result<DType, Error> {
 }
 
 impl Key {
-    /// Whether the output has no elements.
-    fn is_empty(&self) -> bool {
-        let out = self.shapes[3];
-        [out.0, out.1, out.2, out.3].contains(&0)
-    }
-
     /// A bit for each input whose last dimension is not contiguous.
     fn strided(&self) -> u32 {
         let of = |bit: usize| {
@@ -137,10 +141,9 @@ impl Key {
 }
 
 impl Known {
-    fn new(key: &Key) -> Result<Known, Error> {
-        let problem = key.problem()?;
+    fn new(key: &Key, problem: &Problem) -> Result<Known, Error> {
         let gpu = Gpu::open(key.ordinal)?;
-        let prepared = gpu.prepare(&problem, key.lse, None)?;
+        let prepared = gpu.prepare(problem, key.lse, None)?;
         let size = problem.dtype.bytes();
         let memory = Tensor::ALL.map(|tensor| {
             let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
@@ -165,31 +168,43 @@ impl Known {
     }
 }
 
-/// Which plan a dense problem gets on a device, and what the driver's compiler made of it.
+/// Which plan a call of [`enqueue`] with such tensors runs by and why, and what the driver's compiler made of it.
 #[pyfunction]
-#[pyo3(signature = (shape, heads_kv, seq_kv, dtype, causal, ordinal))]
+#[pyo3(signature = (q, k, v, out, heads, dtype, causal, ordinal))]
+#[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
-    shape: Four<usize>,
-    heads_kv: usize,
-    seq_kv: usize,
-    dtype: &str,
+    q: Handed,
+    k: Handed,
+    v: Handed,
+    out: Four<i64>,
+    heads: usize,
+    dtype: u8,
     causal: bool,
     ordinal: i32,
 ) -> Result<Bound<'py, PyDict>, Error> {
-    let (batch, heads, rows, dim) = shape;
-    let mut problem = Problem::new(batch, heads, rows, dim, dtype.parse()?);
-    problem.mask = if causal { Mask::Causal } else { Mask::None };
-    problem.seq_kv = seq_kv;
-    let problem = problem.with_heads_kv(heads_kv, problem::Layout::Bhsd);
-    problem.check()?;
-    let gpu = Gpu::open(ordinal)?;
-    let prepared = py.detach(|| gpu.prepare(&problem, false, None))?;
+    let key = Key {
+        shapes: [q.1, k.1, v.1, (q.1.0, q.1.1, q.1.2, v.1.3)],
+        strides: [q.2, k.2, v.2, out],
+        heads,
+        dtype: dtype_of(dtype)?,
+        mask: if causal { Mask::Causal } else { Mask::None },
+        scale: None,
+        lse: false,
+        ordinal,
+    };
+    let problem = key.problem()?;
+    let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
+        let gpu = Gpu::open(ordinal)?;
+        let prepared = gpu.prepare(&problem, false, None)?;
+        Ok((gpu, prepared))
+    })?;
     let resources = prepared.resources();
     let told = PyDict::new(py);
     told.set_item("device", &gpu.info().name)?;
     told.set_item("plan", serde_json::to_string(prepared.plan()).unwrap_or_default())?;
     told.set_item("choice", format!("{:?}", prepared.choice()).to_lowercase())?;
+    told.set_item("why", prepared.why())?;
     told.set_item("registers", resources.registers)?;
     told.set_item("local_bytes", resources.local)?;
     let fallbacks: Vec<String> = prepared.fallbacks().iter().map(|f| f.reason.to_string()).collect();
@@ -199,9 +214,22 @@ pub fn explain<'py>(
 
 /// The GPUs that the driver sees, a line each.
 #[pyfunction]
-pub fn describe_gpus() -> Result<Vec<String>, Error> {
+pub fn describe_gpus(py: Python<'_>) -> Result<Vec<String>, Error> {
     let line = |d: &DeviceInfo| {
         format!("{}: {}, sm_{}, {} SMs, CUDA driver {}", d.ordinal, d.name, d.sm(), d.sms, d.compiler())
     };
-    Ok(driver::devices()?.iter().map(line).collect())
+    Ok(py.detach(driver::devices)?.iter().map(line).collect())
+}
+
+/// Where compiled kernels are kept; none where the system names no place for caches.
+#[pyfunction]
+pub fn cache_folder() -> Option<PathBuf> {
+    CubinCache::of_environment().folder().map(Path::to_owned)
+}
+
+/// Raises why attention cannot be computed on a device, if so.
+#[pyfunction]
+pub fn check_gpu(py: Python<'_>, ordinal: i32) -> Result<(), Error> {
+    py.detach(|| Gpu::open(ordinal))?;
+    Ok(())
 }

@@ -26,6 +26,9 @@ pub enum Error {
     /// The GPU or its driver refused (`DeviceError`, a `RuntimeError`).
     #[error("{0}")]
     Device(String),
+    /// The GPU's memory is used up (`DeviceMemoryError`, a `MemoryError` besides).
+    #[error("{0}")]
+    DeviceMemory(String),
     /// The ledger cannot be read or written (`LedgerError`, an `OSError`).
     #[error("{0}")]
     Ledger(String),
@@ -41,6 +44,7 @@ impl Error {
             Error::DType(_) => "DTypeError",
             Error::Unsupported(_) => "UnsupportedError",
             Error::Device(_) => "DeviceError",
+            Error::DeviceMemory(_) => "DeviceMemoryError",
             Error::Ledger(_) => "LedgerError",
             Error::Python(_) => "FlashCoreError",
         }
@@ -64,7 +68,10 @@ impl From<CpuError> for Error {
 
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Error {
-        Error::Device(error.to_string())
+        match error {
+            DriverError::OutOfMemory { .. } => Error::DeviceMemory(error.to_string()),
+            error => Error::Device(error.to_string()),
+        }
     }
 }
 

@@ -1,34 +1,40 @@
 //! Attention on memory of the host.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cpu::{CpuPlan, Element};
 use half::{bf16, f16};
 use problem::{DType, Mask, Problem, Tensor};
 use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
-use crate::tensor::{Described, problem_of};
+use crate::tensor::{Described, is_empty, problem_of};
 
-/// The process in which the module was loaded.
-static PROCESS: OnceLock<u32> = OnceLock::new();
+/// The threads that share calls, and the process that they live in.
+static POOL: Mutex<Option<(u32, Arc<ThreadPool>)>> = Mutex::new(None);
 
-/// Notes the process. A child made by `fork` inherits the thread pool's bookkeeping but none of its threads.
-pub fn remember_process() {
-    PROCESS.get_or_init(std::process::id);
-}
-
-/// The plan for `problem`; in a forked child it stays on the calling thread, since waiting for the pool would hang.
-fn plan(problem: &Problem) -> CpuPlan {
-    let plan = CpuPlan::for_problem(problem);
-    if PROCESS.get() == Some(&std::process::id()) { plan } else { CpuPlan { threads: 1, ..plan } }
+/// The threads of this process; none where the system gives none. A child made by `fork` inherits the pool without its threads,
+/// so it makes its own. Ask with the interpreter held: then no other thread can fork while this one holds the lock.
+fn pool(_py: Python<'_>) -> Option<Arc<ThreadPool>> {
+    let process = std::process::id();
+    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((owner, pool)) = &*pool
+        && *owner == process
+    {
+        return Some(pool.clone());
+    }
+    let own = Arc::new(ThreadPoolBuilder::new().build().ok()?);
+    // Dropped, the parent's pool would wait for its threads.
+    std::mem::forget(pool.replace((process, own.clone())));
+    Some(own)
 }
 
 /// Computes attention of tensors on the host into `out` and, where given, the log-sum-exp into `lse` (address of
-/// `batch * heads_q * seq_q` floats). Releases the interpreter meanwhile.
+/// `batch * heads_q * seq_q` floats), on at most `threads` threads. Releases the interpreter meanwhile.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, dtype, causal, scale))]
+#[pyo3(signature = (q, k, v, out, lse, dtype, causal, scale, threads=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attention_cpu(
     py: Python<'_>,
@@ -40,16 +46,38 @@ pub fn attention_cpu(
     dtype: &str,
     causal: bool,
     scale: Option<f32>,
+    threads: Option<usize>,
 ) -> Result<(), Error> {
     let dtype: DType = dtype.parse()?;
     let mask = if causal { Mask::Causal } else { Mask::None };
     let problem = problem_of([&q, &k, &v, &out], dtype, mask, scale)?;
+    if is_empty(&problem) {
+        return Ok(());
+    }
     let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse };
+    let threads = Threads { pool: pool(py), most: threads.unwrap_or(usize::MAX).max(1) };
     py.detach(|| match dtype {
-        DType::F16 => addresses.run::<f16>(&problem),
-        DType::Bf16 => addresses.run::<bf16>(&problem),
-        DType::F32 => addresses.run::<f32>(&problem),
+        DType::F16 => addresses.run::<f16>(&problem, &threads),
+        DType::Bf16 => addresses.run::<bf16>(&problem, &threads),
+        DType::F32 => addresses.run::<f32>(&problem, &threads),
     })
+}
+
+/// Who computes.
+struct Threads {
+    pool: Option<Arc<ThreadPool>>,
+    most: usize,
+}
+
+impl Threads {
+    /// The plan for a problem, and the pool if more than the calling thread takes part.
+    fn plan(&self, problem: &Problem) -> (CpuPlan, Option<&ThreadPool>) {
+        let plan = CpuPlan::for_problem(problem);
+        let most = if self.pool.is_some() { self.most } else { 1 };
+        let plan = CpuPlan { threads: plan.threads.min(most), ..plan };
+        let pool = self.pool.as_deref().filter(|_| plan.threads > 1);
+        (plan, pool)
+    }
 }
 
 /// Where the tensors' elements (0, 0, 0, 0) are.
@@ -62,7 +90,7 @@ struct Addresses {
 }
 
 impl Addresses {
-    fn run<T: Element>(&self, problem: &Problem) -> Result<(), Error> {
+    fn run<T: Element>(&self, problem: &Problem, threads: &Threads) -> Result<(), Error> {
         let input = |tensor, address| -> Result<&[T], Error> {
             let (start, elements) = range::<T>(problem, tensor, address)?;
             // SAFETY: the package describes a tensor that it keeps alive during the call, and the range is that
@@ -82,7 +110,13 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.cast_mut(), rows)
             }),
         };
-        Ok(cpu::attention(problem, q, k, v, out, lse, &plan(problem))?)
+        let (plan, pool) = threads.plan(problem);
+        let compute = move || cpu::attention(problem, q, k, v, out, lse, &plan);
+        match pool {
+            Some(pool) => pool.install(compute)?,
+            None => compute()?,
+        }
+        Ok(())
     }
 }
 
@@ -108,9 +142,9 @@ fn aligned<T>(name: &str, address: usize) -> Result<*const T, Error> {
 
 /// The instruction sets that this processor has, best first, and the threads that share a call.
 #[pyfunction]
-pub fn describe_cpu() -> (Vec<&'static str>, usize) {
+pub fn describe_cpu(py: Python<'_>) -> (Vec<&'static str>, usize) {
     let mut sets: Vec<&str> = cpu::Isa::available().into_iter().map(cpu::Isa::name).collect();
     let best = cpu::Isa::best().name();
     sets.sort_by_key(|&name| name != best);
-    (sets, CpuPlan::for_problem(&Problem::mission()).threads)
+    (sets, pool(py).map_or(1, |pool| pool.current_num_threads()))
 }

@@ -16,12 +16,13 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    host::remember_process();
     module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
+    module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::evaluate, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::lost, module)?)?;

@@ -1,6 +1,6 @@
 //! Tensors as the package describes them, and the problem that four of them state.
 
-use problem::{DType, Mask, Problem, Strides};
+use problem::{DType, Layout, Mask, Problem, Strides};
 
 use crate::error::Error;
 
@@ -10,7 +10,8 @@ pub type Described = (usize, [usize; 4], [i64; 4]);
 /// States the problem of `q`, `k`, `v` and `out`.
 ///
 /// # Errors
-/// When shapes do not fit each other, the last dimension is not contiguous, or no problem is stated.
+/// When shapes do not fit each other, the last dimension is not contiguous, or no problem is stated. One without batches, heads
+/// or rows is ([`is_empty`]).
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
     dtype: DType,
@@ -47,8 +48,29 @@ pub fn problem_of(
         out: strides("out", out)?,
         ..Problem::new(q.1[0], q.1[1], q.1[2], q.1[3], dtype)
     };
-    problem.check()?;
+    computed(&problem).check()?;
     Ok(problem)
+}
+
+/// Whether there is nothing to compute: no batch, no head or no row.
+pub fn is_empty(problem: &Problem) -> bool {
+    problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0
+}
+
+/// The problem, or, where there is nothing to compute, one of a row that is right or wrong for the same reasons.
+fn computed(problem: &Problem) -> Problem {
+    if !is_empty(problem) {
+        return problem.clone();
+    }
+    let heads = |heads: usize| if problem.heads_q == 0 { problem.heads_kv.max(1) } else { heads };
+    let one = Problem {
+        batch: 1,
+        heads_q: heads(problem.heads_q),
+        heads_kv: heads(problem.heads_kv),
+        seq_q: 1,
+        ..problem.clone()
+    };
+    Problem { out: Layout::Bhsd.strides(one.heads_q, 1, one.head_dim_v), ..one }
 }
 
 /// Strides of rows; the last dimension must be contiguous.

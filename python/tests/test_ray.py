@@ -100,23 +100,70 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         flashcore.ray.evolve(candidates=1, ledger=text)
 
 
+TASK = {
+    "candidate": 3,
+    "stage": "prove",
+    "target": {"model": {"machine": "h200"}},
+    "problem": {
+        "batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64, "head_dim_v": 64,
+        "dtype": "f16", "mask": "none",
+    },
+    "subject": {"kernel": {"language": "ptx", "text": "", "launch": ""}},
+    "incumbent": None,
+    "seconds": 0.0,
+}  # fmt: skip
+
+
 def test_an_evaluation_that_never_comes_back_is_an_answer():
-    task = {
-        "candidate": 3,
-        "stage": "prove",
-        "target": {"model": {"machine": "h200"}},
-        "problem": {
-            "batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64, "head_dim_v": 64,
-            "dtype": "f16", "mask": "none",
-        },
-        "subject": {"kernel": {"language": "ptx", "text": "", "launch": ""}},
-        "incumbent": None,
-        "seconds": 0.0,
-    }  # fmt: skip
-    outcome = json.loads(_flashcore.lost(json.dumps(task), "hangs", "no answer", 2.0))
+    outcome = json.loads(_flashcore.lost(json.dumps(TASK), "hangs", "no answer", 2.0))
     assert outcome["finding"]["rejected"] == {"stage": "prove", "reason": "hangs", "detail": "no answer"}
-    outcome = json.loads(_flashcore.evaluate(json.dumps(task)))
+    outcome = json.loads(_flashcore.evaluate(json.dumps(TASK)))
     assert "rejected" in outcome["finding"] and outcome["candidate"] == 3
+
+
+class Slow:
+    """A cluster on which a task waits for a place, and then never ends."""
+
+    def __init__(self):
+        self.ray, self.begins, self.ended = self, [], []
+
+    def submit(self, task, number, device):
+        return number
+
+    def wait(self, references, num_returns, timeout):
+        return [], references
+
+    def begun(self):
+        return self.begins
+
+    def cancel(self, reference, force):
+        self.ended.append(reference)
+
+
+class Run:
+    def __init__(self):
+        self.told = []
+
+    def tell(self, outcome):
+        self.told.append(json.loads(outcome)["finding"]["rejected"]["reason"])
+
+
+def test_only_a_task_that_has_begun_can_hang(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(flashcore.ray.time, "monotonic", lambda: clock[0])
+    slow, run = Slow(), Run()
+    drive = flashcore.ray._Drive(run, slow, 600.0, None)
+    drive.flying[1] = flashcore.ray._Flight(json.dumps(TASK), 1)
+    for clock[0], begins, ended in [(1e4, [], []), (1e4, [1], []), (1e4 + 600, [], []), (1e4 + 601, [], [1])]:
+        slow.begins = begins
+        drive.wait()
+        assert slow.ended == ended
+    assert run.told == ["hangs"] and drive.flying == {}
+
+
+def test_a_node_of_another_version_is_told():
+    with pytest.raises(flashcore.UnsupportedError, match="the driver's has 0.0.0"):
+        flashcore.ray.evaluate("{}", 1, None, "0.0.0")
 
 
 def workers():

@@ -289,7 +289,7 @@ def test_compat_falls_back_and_says_why(device, slow_path):
         out.sum().backward()
         with pytest.raises(RuntimeError):
             F.scaled_dot_product_attention(q, k[..., :3], v)
-    reasons = {"attn_mask": 1, "dropout_p": 1, "DTypeError": 1, "requires_grad": 1, "ArgumentError": 1}
+    reasons = {"attn_mask": 1, "dropout_p": 1, "dtype torch.float64": 1, "requires_grad": 1, "ArgumentError": 1}
     assert flashcore.compat.stats() == {"calls": 5, "flashcore": 0, "fallback": 5, "reasons": reasons}
 
 
@@ -304,6 +304,167 @@ def test_compat_under_compile(device, slow_path):
     with flashcore.compat.enabled(), torch.no_grad():
         out = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v)
     assert torch.equal(out, flashcore.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_compat_under_compile_leaves_alone_what_would_fail():
+    torch._dynamo.reset()
+    q, k, v = three("cpu", torch.float64)
+    layer = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), fullgraph=True, backend="aot_eager")
+    with flashcore.compat.enabled(), torch.no_grad():
+        torch.testing.assert_close(layer(q, k, v), TORCH_SDPA(q, k, v))
+        # A graph that is there already is no answer for another type.
+        q, k, v = (x.float() for x in (q, k, v))
+        assert torch.equal(layer(q, k, v), flashcore.scaled_dot_product_attention(q, k, v))
+
+
+def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from flashcore import _flashcore, _torch
+
+    asked = []
+    monkeypatch.setattr(_flashcore, "check_gpu", asked.append)
+    with FakeTensorMode():
+
+        def lacks(dtype, dim, dim_v=64):
+            make = lambda dim: torch.empty(1, 2, 8, dim, dtype=dtype, device="cuda:0")  # noqa: E731
+            return _torch.lacks(make(dim), make(dim), make(dim_v))
+
+        assert lacks(torch.float32, 64) == "dtype torch.float32"
+        assert [lacks(torch.float16, *dims) for dims in ((12,), (264,), (64, 4))] == ["head_dim"] * 3
+        assert asked == []
+        assert [lacks(torch.float16, 8), lacks(torch.bfloat16, 256, 40), asked] == [None, None, [0, 0]]
+        with monkeypatch.context() as autocast:  # without a GPU PyTorch turns it off
+            autocast.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+            autocast.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+            assert lacks(torch.float32, 64) is None
+
+        def refuse(ordinal):
+            raise flashcore.UnsupportedError("sm_75 cannot be used; accepted: sm_80")
+
+        monkeypatch.setattr(_flashcore, "check_gpu", refuse)
+        assert lacks(torch.float16, 64) == "UnsupportedError"
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, that tracing to TorchScript will go
+def test_traced_by_torch_jit(slow_path):
+    inputs, others = three("cpu", torch.float32), [x.roll(1, 1) for x in three("cpu", torch.float32)]
+    traced = torch.jit.trace(lambda q, k, v: flashcore.scaled_dot_product_attention(q, k, v), inputs)
+    assert "flashcore::attention" in str(traced.graph)
+    close(traced(*others), reference(*others)[0], torch.float32)
+    with flashcore.compat.enabled():
+        traced = torch.jit.trace(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), inputs)
+    assert "aten::scaled_dot_product_attention" in str(traced.graph)
+    assert set(flashcore.compat.stats()["reasons"]) == {"tracing"}
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compat_leaves_scripts_and_symbolic_traces_alone(slow_path):
+    inputs = three("cpu", torch.float32)
+    with flashcore.compat.enabled():
+        graph = torch.fx.symbolic_trace(Attention())
+        scripted = torch.jit.script(Attention())
+    assert flashcore.compat.stats()["reasons"] == {"type Proxy": 1}
+    for module in (graph, scripted):
+        torch.testing.assert_close(module(*inputs), TORCH_SDPA(*inputs))
+
+
+class Tagged(torch.Tensor):
+    """A subclass that wants to see every operator, as a distributed tensor does."""
+
+    seen: list = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_compat_leaves_subclasses_alone(slow_path):
+    q, k, v = three("cpu", torch.float32)
+    with flashcore.compat.enabled():
+        F.scaled_dot_product_attention(q, k.as_subclass(Tagged), v)
+    assert TORCH_SDPA in Tagged.seen
+    assert flashcore.compat.stats()["reasons"] == {"type Tagged": 1}
+
+
+def test_compat_leaves_a_chosen_kernel_alone(slow_path):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = three("cpu", torch.float32)
+    with flashcore.compat.enabled():
+        with sdpa_kernel(SDPBackend.MATH):
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v), TORCH_SDPA(q, k, v))
+        F.scaled_dot_product_attention(q, k, v)
+    assert flashcore.compat.stats() == {"calls": 2, "flashcore": 1, "fallback": 1, "reasons": {"sdpa_kernel": 1}}
+
+
+def test_forward_mode_derivatives_are_refused(slow_path):
+    from torch.autograd import forward_ad
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = three("cpu", torch.float32, 8, 8)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            flashcore.scaled_dot_product_attention(dual, k, v)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda q: flashcore.scaled_dot_product_attention(q, k, v), (q,), (q,))
+    with sdpa_kernel(SDPBackend.MATH):  # PyTorch's own derivatives
+        expected = torch.func.jvp(lambda q: TORCH_SDPA(q, k, v), (q,), (q,))
+        with flashcore.compat.enabled():
+            ours = torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))
+    torch.testing.assert_close(ours, expected)
+    assert flashcore.compat.stats()["reasons"] == {"forward_ad": 1}
+
+
+def test_compat_may_be_disabled_in_the_middle_of_a_call(monkeypatch):
+    """By another thread: the call that is under way goes on with PyTorch's function."""
+    q = draw(1, 1, 4, 8)
+
+    def disable(*_):
+        flashcore.compat.disable()
+        return "disabled"
+
+    monkeypatch.setattr(flashcore.compat, "_unsupported_reason", disable)
+    flashcore.compat.enable()
+    torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q), TORCH_SDPA(q, q, q))
+    assert F.scaled_dot_product_attention is TORCH_SDPA
+
+
+def ran(code):
+    """What a process of its own prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_an_old_pytorch_is_refused_by_name():
+    code = """
+import torch, flashcore
+torch.__version__ = torch.torch_version.TorchVersion("2.4.1")
+q = torch.ones(1, 1, 4, 8)
+for call in (flashcore.scaled_dot_product_attention, lambda *_: flashcore.compat.enable()):
+    try:
+        call(q, q, q)
+    except flashcore.UnsupportedError as error:
+        print(error)
+print(flashcore.doctor()["torch"])
+"""
+    told = ran(code)
+    assert told.count("PyTorch 2.4.1 is too old; needed is 2.5 or later") >= 3, told
+
+
+def test_a_profiler_sees_the_operator():
+    q = draw(2, 4, 16, 32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        flashcore.scaled_dot_product_attention(q, q, q)
+    assert "flashcore::attention" in {event.key for event in profile.key_averages()}
 
 
 @pytest.fixture
@@ -350,6 +511,28 @@ def test_what_is_handed_to_the_gpu(pretended_gpu, transposed, dim_v):
     assert negated.is_neg()
     out = flashcore.scaled_dot_product_attention(negated, k.float(), v.float(), enable_gqa=True)
     close(out, reference(-q, k, v)[0], torch.float16)
+
+
+def test_memory_that_pytorch_keeps_unused_is_asked_back(pretended_gpu, monkeypatch):
+    from flashcore import _cuda
+
+    enqueue, freed = _cuda._enqueue, []
+
+    def full(*arguments):
+        if not freed:
+            raise flashcore.DeviceMemoryError("out of memory: cuMemAlloc")
+        return enqueue(*arguments)
+
+    capturing = [True]
+    monkeypatch.setattr(_cuda, "_enqueue", full)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
+    q, k, v = three("cpu", torch.float16)
+    with pytest.raises(MemoryError, match="out of memory"):
+        flashcore.scaled_dot_product_attention(q, k, v)
+    capturing[0] = False
+    close(flashcore.scaled_dot_product_attention(q, k, v), reference(q, k, v)[0], torch.float16)
+    assert freed == [1]
 
 
 def test_compat_nests():

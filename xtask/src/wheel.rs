@@ -20,7 +20,7 @@ const BUILD: [&str; 7] = [
 /// pytest as wheels of pure Python, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 
-/// The largest wheel that is accepted: the promise.
+/// The largest wheel that is accepted, bytes.
 const LARGEST: u64 = 10_000_000;
 /// The newest glibc that it may need: Ubuntu 22.04, Debian 12 and RHEL 9 have 2.34 or later.
 const NEWEST_GLIBC: (u32, u32) = (2, 34);

@@ -36,7 +36,8 @@ impl Context {
     ///
     /// # Errors
     /// [`DriverError::NoDriver`], [`DriverError::DriverTooOld`], [`DriverError::NoDevice`] and
-    /// [`DriverError::NoPermission`] where there is nothing to open; a later call tries again where that can change.
+    /// [`DriverError::NoPermission`] where there is nothing to open. A library that is missing or too old stays so; anything else a
+    /// later call tries again.
     pub fn open(ordinal: i32) -> Result<Arc<Context>, DriverError> {
         static OPEN: Mutex<BTreeMap<i32, Arc<Context>>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -131,8 +131,11 @@ impl Function {
         Function::load_text(context, &text, kernel, expect)
     }
 
-    /// The same for a kernel whose module is printed already.
-    pub(crate) fn load_text(
+    /// The same for a kernel whose module is printed already, as `text`.
+    ///
+    /// # Errors
+    /// As [`Function::load`].
+    pub fn load_text(
         context: &Arc<Context>,
         text: &str,
         kernel: &Kernel,

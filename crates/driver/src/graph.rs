@@ -16,6 +16,8 @@ impl Graph {
     /// Captures what `body` puts on the stream, which then has not run, and makes it ready to launch. The stream must not be
     /// the default one, and `body` must wait for nothing on it.
     ///
+    /// The graph keeps the modules of its kernels, not the memory that they are given: that must outlive it.
+    ///
     /// # Errors
     /// What `body` gave, or what the driver found wrong with the capture; the stream is out of capture either way.
     pub fn capture<E: From<DriverError>>(

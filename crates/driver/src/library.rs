@@ -87,13 +87,21 @@ const NEEDED: [&str; 66] = [
 /// What the crate calls only where it is there: `cuFuncLoad` came with 12.4.
 const LATER: [&str; 1] = ["cuFuncLoad"];
 
-/// Loads and initialises the driver, once, and gives its version.
+/// Loads and initialises the driver, once, and gives its version. Which library there is does not change while the process
+/// lives; what kept it from starting may, so that is asked again.
 pub(crate) fn ready() -> Result<i32, DriverError> {
-    static READY: OnceLock<Result<i32, DriverError>> = OnceLock::new();
-    READY.get_or_init(initialise).clone()
+    static LIBRARY: OnceLock<Result<i32, DriverError>> = OnceLock::new();
+    static STARTED: OnceLock<()> = OnceLock::new();
+    let version = LIBRARY.get_or_init(load).clone()?;
+    if STARTED.get().is_none() {
+        start()?;
+        STARTED.get_or_init(|| ());
+    }
+    Ok(version)
 }
 
-fn initialise() -> Result<i32, DriverError> {
+/// The library's version, if it has all that is called.
+fn load() -> Result<i32, DriverError> {
     // SAFETY: only asks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         return Err(DriverError::NoDriver);
@@ -113,16 +121,16 @@ fn initialise() -> Result<i32, DriverError> {
     if let Some(name) = NEEDED.into_iter().find(|name| !has(name)) {
         return Err(DriverError::MissingSymbol { name, version });
     }
+    Ok(version)
+}
+
+fn start() -> Result<(), DriverError> {
     // SAFETY: takes no memory of ours.
     match unsafe { sys::cuInit(0) } {
-        CUresult::CUDA_SUCCESS => Ok(version),
         CUresult::CUDA_ERROR_NO_DEVICE => {
             Err(forbidden().unwrap_or(DriverError::NoDevice { ordinal: 0, count: 0 }))
         }
-        result => Err(check("cuInit", result)
-            .err()
-            .map(|e| forbidden().unwrap_or(e))
-            .unwrap_or(DriverError::NoDriver)),
+        result => check("cuInit", result).map_err(|error| forbidden().unwrap_or(error)),
     }
 }
 

@@ -81,6 +81,13 @@ fn scenario() {
         Ok("no_device") => {
             assert_eq!(Context::open(0).unwrap_err(), DriverError::NoDevice { ordinal: 0, count: 0 });
         }
+        Ok("not_yet") => {
+            for _ in 0..2 {
+                let error = Context::open(0).unwrap_err();
+                assert!(matches!(error, DriverError::Call { call: "cuInit", .. }), "{error:?}");
+            }
+            Context::open(0).unwrap();
+        }
         Ok("forbidden") => {
             let error = Context::open(0).unwrap_err();
             assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
@@ -536,6 +543,8 @@ fn machine() {
 fn an_old_damaged_or_empty_driver_is_an_error_with_a_name() {
     passes("too_old", &[("FAKE_VERSION", "11080")]);
     passes("no_device", &[("FAKE_INIT", "100")]);
+    // CUDA_ERROR_SYSTEM_NOT_READY: a service of the machine has not started yet.
+    passes("not_yet", &[("FAKE_INIT", "802"), ("FAKE_INIT_TIMES", "2")]);
     run("lacking", true, Path::new("/nonexistent"), &[]);
 }
 

@@ -24,6 +24,7 @@ fn scenario() {
     match std::env::var(SCENARIO).as_deref() {
         Ok("slices") => slices(),
         Ok("device_memory") => device_memory(),
+        Ok("lengths") => lengths(),
         Ok("fallbacks") => fallbacks(),
         Ok("hopper_fallbacks") => hopper_fallbacks(),
         Ok("hopper") => hopper(),
@@ -201,6 +202,27 @@ fn device_memory() {
     assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
 }
 
+/// A new length costs no new module: the text is the same, and so is the function. No room is no verdict on a kernel.
+fn lengths() {
+    let gpu = Gpu::open(0).unwrap();
+    let function = |rows: usize, lse: bool| {
+        let problem = Problem::new(1, 2, rows, 64, DType::F16);
+        let prepared = gpu.prepare(&problem, lse, None)?;
+        Ok::<_, AttentionError>(format!("{:?}", prepared.parts().0)) // with the driver's handle
+    };
+    let first = function(300, true).unwrap();
+    assert!((301..304).all(|rows| function(rows, true).unwrap() == first));
+    assert_ne!(function(300, false).unwrap(), first);
+
+    let problem = Problem::new(1, 2, 300, 64, DType::F16);
+    let counting = Family::Wgmma.default_for(&problem, gpu.arch()).unwrap();
+    let everything: Vec<Buffer> = std::iter::from_fn(|| Buffer::new(gpu.context(), 1024).ok()).collect();
+    let error = gpu.prepare(&problem, false, Some(&counting)).unwrap_err();
+    assert!(matches!(error, AttentionError::Driver(DriverError::OutOfMemory { .. })), "{error}");
+    drop(everything);
+    gpu.prepare(&problem, false, Some(&counting)).unwrap();
+}
+
 /// A driver whose compiler spills: the default plan is refused, the safe one taken; a plan that is given is taken as it is.
 fn fallbacks() {
     let gpu = Gpu::open(0).unwrap();
@@ -315,6 +337,11 @@ fn hoppers_families_take_device_memory() {
 #[test]
 fn prepared_kernels_take_device_memory() {
     on_the_emulator("device_memory", &[]);
+}
+
+#[test]
+fn another_length_loads_nothing() {
+    passes("lengths", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512"), ("FAKE_MEMORY", "65536")]);
 }
 
 #[test]

@@ -106,6 +106,8 @@ def _peers(args: argparse.Namespace) -> list[Any]:
         raise ImportError(f"the race is held on PyTorch's tensors, and it cannot be imported ({error})") from error
     if not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU; `flashcore bench` of the Rust program races on the CPU")
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        raise ValueError(f"PyTorch {torch.__version__} is too old: it does not hand out the graphs that it captures")
     from ._peers import chosen
 
     return chosen(args.peers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -89,4 +90,5 @@ def _executable(graph: Any) -> int:
     )
     if status != 0 or handle.value is None:
         raise RuntimeError(f"cuGraphInstantiateWithFlags gave {status}")
+    weakref.finalize(graph, driver.cuGraphExecDestroy, handle)
     return handle.value

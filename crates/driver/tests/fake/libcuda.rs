@@ -5,7 +5,7 @@
 //! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
 //! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
 //! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT`, `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it
+//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT` (for the first `FAKE_INIT_TIMES` calls), `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it
 //! claims to be. Kernels named `fail` break the context, kernels named `hang` never end.
 #![allow(non_snake_case, unused_unsafe)]
 
@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 type Result = u32;
 const INVALID_VALUE: Result = 1;
@@ -63,6 +64,8 @@ struct Work {
     params: Vec<u64>,
 }
 
+/// Calls of `cuInit`.
+static STARTS: AtomicU64 = AtomicU64::new(0);
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 thread_local! {
@@ -198,7 +201,10 @@ fake! {
         *version = variable("FAKE_VERSION", 13000) as i32;
         variable("FAKE_STUB", 0) as Result
     }
-    cuInit(_flags: u32) { variable("FAKE_INIT", 0) as Result }
+    cuInit(_flags: u32) {
+        let again = STARTS.fetch_add(1, Relaxed) < variable("FAKE_INIT_TIMES", u64::MAX);
+        if again { variable("FAKE_INIT", 0) as Result } else { 0 }
+    }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
         *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", 800 => c"CUDA_ERROR_NOT_PERMITTED", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }

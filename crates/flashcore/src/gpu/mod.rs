@@ -6,6 +6,7 @@
 
 mod candidates;
 mod host;
+mod loaded;
 mod prepared;
 mod scratch;
 
@@ -28,6 +29,9 @@ pub use prepared::{Fallback, Prepared};
 /// Freed device memory that is kept for the next call on host slices.
 const KEEP: u64 = 1 << 30;
 
+/// Problems that are kept prepared; when there are more, all are forgotten. What they loaded stays.
+const MOST: usize = 1024;
+
 /// The oldest architecture that the kernels run on.
 pub(crate) const OLDEST_SM: u32 = 80;
 
@@ -38,6 +42,7 @@ pub struct Gpu {
     pool: OnceLock<Pool>,
     /// Streams of calls on host slices, while no one uses them.
     streams: Mutex<Vec<Stream>>,
+    kernels: Arc<loaded::Kernels>,
     prepared: RwLock<HashMap<Key, Arc<Prepared>>>,
 }
 
@@ -59,6 +64,7 @@ impl Gpu {
             arch,
             pool: OnceLock::new(),
             streams: Mutex::default(),
+            kernels: Arc::default(),
             prepared: RwLock::default(),
         };
         let gpu = Arc::new(gpu);
@@ -82,8 +88,10 @@ impl Gpu {
     }
 
     /// A kernel for the problem, ready to launch: by `plan` where one is given, else by the best plan known that passes its
-    /// admission test here ([`Prepared::fallbacks`] tells which did not). The same one each time, so that only the first call
-    /// for a problem is slow. It may be called while a stream is captured.
+    /// admission test here ([`Prepared::fallbacks`] tells which did not). It may be called while a stream is captured.
+    ///
+    /// Only the first call for a problem is slow: it emits a kernel, and compiles and loads it unless the same text was loaded for
+    /// another problem, of another length, say. A thousand problems are remembered; what was loaded stays until the process ends.
     ///
     /// A problem without rows (an empty batch) is taken and does nothing; one without keys gives O = 0 and LSE = −∞.
     ///
@@ -101,9 +109,12 @@ impl Gpu {
         if let Some(prepared) = known {
             return Ok(prepared);
         }
-        // Two threads may both compile; the first result stays.
-        let prepared = Arc::new(Prepared::new(&self.context, &self.arch, problem, lse, plan)?);
+        // Two threads may both prepare; the first result stays.
+        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, lse, plan)?);
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.clear();
+        }
         Ok(all.entry(key).or_insert(prepared).clone())
     }
 

@@ -8,7 +8,7 @@ use problem::Problem;
 use ptx::{Kernel, Launch};
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
-use super::scratch::Counters;
+use super::loaded::{Kernels, Loaded};
 use crate::AttentionError;
 
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
@@ -38,6 +38,7 @@ pub struct Fallback {
 #[derive(Debug)]
 pub struct Prepared {
     context: Arc<Context>,
+    kernels: Arc<Kernels>,
     arch: Arch,
     /// Why the first plan that was tried was the first.
     why: Vec<String>,
@@ -47,26 +48,26 @@ pub struct Prepared {
     empty: bool,
     lse: bool,
     source: PlanSource,
-    main: Loaded,
+    main: Ready,
     /// The variant for tensors at addresses that 16-byte copies cannot take; made when it is first needed.
-    unaligned: OnceLock<Result<Loaded, AttentionError>>,
+    unaligned: OnceLock<Ready>,
     fallbacks: Vec<Fallback>,
 }
 
-/// A plan's kernel on the device.
+/// A plan's kernel on the device, and how it is called for the problem.
 #[derive(Debug)]
-struct Loaded {
+struct Ready {
     plan: Plan,
-    function: Function,
+    loaded: Arc<Loaded>,
     call: Call,
     /// Bytes that each of the caller's buffers must have.
     needed: Vec<usize>,
-    counters: Option<Counters>,
 }
 
 impl Prepared {
     pub(super) fn new(
         context: &Arc<Context>,
+        kernels: &Arc<Kernels>,
         arch: &Arch,
         problem: &Problem,
         lse: bool,
@@ -80,10 +81,11 @@ impl Prepared {
         while let Some(Candidate { plan, source }) = all.next() {
             let last = all.peek().is_none();
             let spills = if last { None } else { Some(spills(source)) };
-            match Loaded::new(context, arch, &problem, lse, plan.clone(), spills) {
+            match Ready::new(context, kernels, arch, &problem, lse, plan.clone(), spills) {
                 Ok(main) => {
                     return Ok(Prepared {
                         context: context.clone(),
+                        kernels: kernels.clone(),
                         arch: *arch,
                         why,
                         problem,
@@ -130,12 +132,12 @@ impl Prepared {
 
     /// What the driver's compiler made of the kernel.
     pub fn resources(&self) -> Resources {
-        self.main.function.resources()
+        self.main.loaded.function.resources()
     }
 
     /// The function and its call, for measuring what [`Prepared::enqueue`] adds.
     pub fn parts(&self) -> (&Function, &Call) {
-        (&self.main.function, &self.main.call)
+        (&self.main.loaded.function, &self.main.call)
     }
 
     /// Puts the computation on the stream and returns: it waits for nothing and may be captured in a graph.
@@ -145,8 +147,8 @@ impl Prepared {
     /// whose addresses are no multiples of 16 bytes are taken by a slower kernel, which the first such call compiles.
     ///
     /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has one for each stream
-    /// and each capture, allocated 64 at a time; a graph that was captured here must not run twice at the same time, which no graph
-    /// does.
+    /// and each capture, allocated 64 at a time. One executable graph never runs beside itself; two that were instantiated from one
+    /// capture would, and share its counter: do not run both at once.
     ///
     /// # Errors
     /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
@@ -168,61 +170,65 @@ impl Prepared {
         }
         let all = [q, k, v, out, lse.unwrap_or(DeviceSlice::EMPTY)];
         let slices = &all[..4 + usize::from(self.lse)];
-        let loaded = self.variant(slices)?;
-        check_slices(&loaded.needed, slices)?;
-        loaded.enqueue(stream, slices)
+        let ready = self.variant(slices)?;
+        check_slices(&ready.needed, slices)?;
+        ready.enqueue(stream, slices)
     }
 
     /// The kernel for the slices' addresses.
-    fn variant(&self, slices: &[DeviceSlice]) -> Result<&Loaded, AttentionError> {
+    fn variant(&self, slices: &[DeviceSlice]) -> Result<&Ready, AttentionError> {
         let aligned = slices[..4].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
         if aligned || !needs_alignment(&self.main.plan) {
             return Ok(&self.main);
         }
-        let made = self.unaligned.get_or_init(|| {
-            let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
-                AttentionError::Unsupported {
-                    what: format!(
-                        "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
-                    ),
-                    accepted: "aligned tensors, or another plan".to_owned(),
-                }
-            })?;
-            Loaded::new(&self.context, &self.arch, &self.problem, self.lse, plan, None)
-        });
-        made.as_ref().map_err(Clone::clone)
+        if let Some(ready) = self.unaligned.get() {
+            return Ok(ready);
+        }
+        let plan = unaligned(&self.main.plan, &self.problem, &self.arch).ok_or_else(|| {
+            AttentionError::Unsupported {
+                what: format!(
+                    "tensors at addresses that are no multiples of {ALIGNED} bytes, with the plan given"
+                ),
+                accepted: "aligned tensors, or another plan".to_owned(),
+            }
+        })?;
+        // Only what was made is kept: memory that is missing now may be there at the next call.
+        let ready =
+            Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, self.lse, plan, None)?;
+        Ok(self.unaligned.get_or_init(|| ready))
     }
 }
 
-impl Loaded {
+impl Ready {
     fn new(
         context: &Arc<Context>,
+        kernels: &Kernels,
         arch: &Arch,
         problem: &Problem,
         lse: bool,
         plan: Plan,
         spills: Option<u32>,
-    ) -> Result<Loaded, AttentionError> {
+    ) -> Result<Ready, AttentionError> {
         let kernel = emit(problem, &plan, arch)?;
         let tensors = 4 + usize::from(lse);
         let counter = counter(&kernel, &NAMES[..tensors])?;
         let expect = Expect { local_bytes: spills, ..expect(&plan, &kernel.launch) };
         let call = Call::of(&kernel);
         call.check()?;
-        let function = Function::load(context, &kernel, &expect)?;
+        let loaded = kernels.load(context, &kernel, &expect, counter)?;
         let needed = kernel.buffers.iter().take(tensors).map(|buffer| buffer.bytes).collect();
-        let counters = counter.map(|bytes| Counters::new(context, bytes)).transpose()?;
-        Ok(Loaded { plan, function, call, needed, counters })
+        Ok(Ready { plan, loaded, call, needed })
     }
 
     fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
-        let Some(counters) = &self.counters else {
-            return Ok(self.function.launch(stream, &self.call, slices)?);
+        let function = &self.loaded.function;
+        let Some(counters) = &self.loaded.counters else {
+            return Ok(function.launch(stream, &self.call, slices)?);
         };
         let mut all = [DeviceSlice::EMPTY; NAMES.len() + 1];
         all[..slices.len()].copy_from_slice(slices);
         all[slices.len()] = counters.of(stream)?;
-        Ok(self.function.launch(stream, &self.call, &all[..=slices.len()])?)
+        Ok(function.launch(stream, &self.call, &all[..=slices.len()])?)
     }
 }
 

@@ -84,12 +84,15 @@ fn run(rows: &Path) -> Outcome<bool> {
             append_line(rows, &row(measure, &provenance).to_string())?;
         }
     }
-    println!("{} checks passed, {} failed; details in {}", found.passed, found.failed, log.display());
+    let failed = found.failed.len();
+    println!("{} checks passed, {failed} failed; details in {}", found.passed, log.display());
     if provenance.commit.is_some() {
-        let checks = json!({ "measure": "checks", "passed": found.passed, "failed": found.failed });
+        let checks = json!({
+            "measure": "checks", "passed": found.passed, "failed": found.failed.len(), "failures": found.failed,
+        });
         append_line(rows, &row(&checks, &provenance).to_string())?;
     }
-    Ok(found.failed == 0)
+    Ok(found.failed.is_empty())
 }
 
 fn line(measure: &Value) -> String {

@@ -158,7 +158,9 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     let mut out: Vec<String> = entries
         .iter()
         .flat_map(|entry| std::iter::once(&entry.ours).chain(&entry.peers))
-        .filter_map(|row| row.fault.as_ref().map(|why| format!("Out: {}: {why}.  ", row.implementation)))
+        .filter_map(|row| {
+            row.fault.as_ref().map(|why| format!("Out: {}: {}.  ", row.implementation, told(why)))
+        })
         .collect();
     out.sort();
     out.dedup();
@@ -168,6 +170,12 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     places.dedup();
     lines.extend(places);
     lines
+}
+
+/// A fault as readers need it: without the paths of the machine that told it, and without its full stop.
+fn told(why: &str) -> String {
+    let words: Vec<&str> = why.split_whitespace().filter(|word| !word.starts_with('/')).collect();
+    words.join(" ").trim_end_matches(['.', ',']).to_owned()
 }
 
 /// Where and when a row was measured.
@@ -244,4 +252,16 @@ fn times(entries: &[Entry]) -> Option<String> {
         })
         .collect();
     (!rows.is_empty()).then(|| standalone(&bars(&rows)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told;
+
+    #[test]
+    fn faults_are_told_without_paths() {
+        let why = "RuntimeError: run, /build/src/api.cpp:397, This build does not support FP16..";
+        assert_eq!(told(why), "RuntimeError: run, This build does not support FP16");
+        assert_eq!(told("16 TFLOP/s is impossible"), "16 TFLOP/s is impossible");
+    }
 }
