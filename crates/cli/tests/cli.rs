@@ -199,7 +199,8 @@ fn bad_usage_is_named_and_exits_with_3() {
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
     let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
     let unjudged = folder.write("unjudged.toml", &unjudged);
-    let cases: [(&[&str], &str); 42] = [
+    let cases: [(&[&str], &str); 43] = [
+        (&["selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is not known"),
         (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its answer"),
         (&["bench", "--device", "cuda", "--control", "0"], "0 is not in 1.."),
         (
