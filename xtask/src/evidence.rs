@@ -46,6 +46,10 @@ pub fn commit(root: &Path) -> Result<String, XtaskError> {
     let git = |args: &[&str]| -> Result<String, XtaskError> {
         let output = Command::new("git").current_dir(root).args(args).output();
         let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(XtaskError::Check(format!("git {}: {why}", args.join(" "))));
+        }
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;

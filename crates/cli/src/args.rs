@@ -4,9 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+/// As in [`crate::Status`].
+const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
+     judged, or a fault of FlashCore's; 3 bad usage, or a file, ledger or device that cannot be used.";
+
 /// Fused attention, and the machine that makes it faster.
 #[derive(Debug, Parser)]
-#[command(name = "flashcore", version, about, arg_required_else_help = true)]
+#[command(name = "flashcore", version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -23,7 +27,7 @@ pub enum Command {
     Check(Check),
     /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
-    /// Compute attention on tensors in files, on this machine's fastest device
+    /// Compute attention on tensors in files, on this machine's processor
     Run(Run),
     /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
@@ -71,7 +75,7 @@ pub struct Climb {
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Where the page goes
-    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    #[arg(long, value_name = "FILE", default_value = "climb.html")]
     pub out: PathBuf,
     /// Print one JSON object instead of the table
     #[arg(long)]
@@ -99,6 +103,9 @@ pub struct Check {
     /// Fewer inputs and schedules
     #[arg(long)]
     pub quick: bool,
+    /// Where the PTX goes to which line numbers refer: that of CUDA C++ is NVRTC's
+    #[arg(long, value_name = "FILE.ptx")]
+    pub keep_ptx: Option<PathBuf>,
     /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
     /// its own target, which the architecture must run)
     #[arg(long, value_name = "NN[a]")]
@@ -111,7 +118,7 @@ pub struct Explain {
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// The launch file
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, value_name = "FILE.toml", requires = "file")]
     pub launch: Option<PathBuf>,
     /// The machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
@@ -130,7 +137,7 @@ pub struct Explain {
     #[arg(long, value_name = "NN[a]")]
     pub sm: Option<ptx::Target>,
     /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
-    #[arg(long, conflicts_with = "file")]
+    #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"])]
     pub problem: Option<String>,
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, value_name = "NAME", requires = "problem")]
@@ -176,7 +183,7 @@ pub struct Bench {
     /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16; may be given several times
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
     pub problem: Vec<String>,
-    /// Append rows to FILE; refused outside a clean commit; default evidence/DEVICE.jsonl
+    /// Append rows to FILE; refused unless the commit is known and clean; default evidence/DEVICE.jsonl
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub evidence: Option<Option<PathBuf>>,
     /// Print rows as JSON lines instead of a table
@@ -200,12 +207,12 @@ pub struct Bench {
     /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest
     #[arg(long, value_name = "FILE.json")]
     pub plan: Vec<PathBuf>,
-    /// GPU: warm, cold or both
-    #[arg(long, default_value = "both")]
-    pub mode: String,
+    /// GPU: warm, cold or both; default: both
+    #[arg(long)]
+    pub mode: Option<String>,
     /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided
-    #[arg(long, value_name = "N")]
-    pub control: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub control: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -326,6 +333,18 @@ pub enum ForecastCommand {
     Recalibrate(ForecastRecalibrate),
 }
 
+impl ForecastCommand {
+    /// Whether JSON was asked for.
+    pub fn json(&self) -> bool {
+        match self {
+            ForecastCommand::List(args) => args.json,
+            ForecastCommand::Score(args) => args.json,
+            ForecastCommand::Recalibrate(args) => args.json,
+            ForecastCommand::Add(_) | ForecastCommand::Outcome(_) => false,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct ForecastAdd {
     /// The idea, in words
@@ -415,6 +434,17 @@ pub enum LedgerCommand {
     Check(LedgerCheck),
     /// List the runs, the newest first
     Runs(LedgerRuns),
+}
+
+impl LedgerCommand {
+    /// Whether JSON was asked for.
+    pub fn json(&self) -> bool {
+        match self {
+            LedgerCommand::Check(args) => args.json,
+            LedgerCommand::Runs(args) => args.json,
+            LedgerCommand::Export(_) => false,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -4,14 +4,20 @@ use std::io::Write;
 
 use emu::model::machine;
 use lab::gate::{Settings, Verdict};
+use lab::store;
 use lab::study::{Study, study};
+use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::error::CliError;
 use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
+    args.keep_ptx.as_deref().map_or(Ok(()), store::writable)?;
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
+    if let Some(file) = &args.keep_ptx {
+        store::write(file, text.as_bytes())?;
+    }
     let settings = if args.quick { Settings::quick() } else { Settings::thorough() };
     let ptxas = emu::resources::Ptxas::find().ok();
     let target = bound.kernel.module.target;
@@ -19,8 +25,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let study = study(bound, Some(text), &settings, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref())?;
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
-        let findings = serde_json::to_value(&study.findings).unwrap_or_default();
-        writeln!(out, "{}", study.proof.json(&findings)).map_err(CliError::from)
+        writeln!(out, "{}", object(&study)).map_err(CliError::from)
     } else {
         print(&mut out, &study)
     })?;
@@ -29,6 +34,24 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         Verdict::Refuted => Status::Refuted,
         Verdict::Incomplete => Status::Incomplete,
     })
+}
+
+/// A line of the kernel's text, from 1 on.
+fn quote<'t>(lines: &[&'t str], line: u64) -> Option<&'t str> {
+    let index = usize::try_from(line).ok()?.checked_sub(1)?;
+    lines.get(index).map(|text| text.trim())
+}
+
+/// The proof as JSON, with the lines that its hazards name: of CUDA C++ nobody else has them.
+fn object(study: &Study) -> Value {
+    let lines: Vec<&str> = study.text.lines().collect();
+    let mut object = study.proof.json(&json!(study.findings));
+    for hazard in object["hazards"].as_array_mut().into_iter().flatten() {
+        for (line, text) in [("line", "text"), ("other_line", "other_text")] {
+            hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
+        }
+    }
+    object
 }
 
 fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
@@ -40,9 +63,10 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
     let lines: Vec<&str> = study.text.lines().collect();
     for hazard in proof.hazards.iter().take(8) {
         let places = [Some(hazard.line), hazard.other_line];
-        for line in places.into_iter().flatten().filter(|&l| l > 0) {
-            let quoted = lines.get(line as usize - 1).map_or("", |l| l.trim());
-            writeln!(out, "  {line:>6} | {quoted}")?;
+        for line in places.into_iter().flatten() {
+            if let Some(quoted) = quote(&lines, line.into()) {
+                writeln!(out, "  {line:>6} | {quoted}")?;
+            }
         }
     }
     if let Some(error) = proof.error {

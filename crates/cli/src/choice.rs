@@ -95,9 +95,9 @@ fn device(name: &str) -> Result<Named, CliError> {
 
 /// A problem as `--problem` takes it.
 pub fn parse(text: &str) -> Result<Problem, CliError> {
-    suites::parse(text).map_err(|accepted| CliError::Argument {
+    suites::parse(text).map_err(|error| CliError::Argument {
         argument: "--problem",
         value: text.to_owned(),
-        accepted: accepted.to_string(),
+        accepted: error.to_string(),
     })
 }

@@ -14,6 +14,7 @@ use problem::Problem;
 
 use crate::device::Device;
 use crate::error::CliError;
+use crate::tell::tell;
 use crate::{Status, args, table, unless_closed};
 
 pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
@@ -25,11 +26,11 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     let arch =
         info.as_ref().and_then(|info| Some(Arch { multiprocessors: info.sms, ..Arch::of(info.sm())? }));
     if let (Some(info), None) = (&info, arch) {
-        eprintln!(
-            "flashcore: {} is no target of the kernels (sm_{}): predicted, not measured",
+        tell(format_args!(
+            "{} is no target of the kernels (sm_{}): predicted, not measured",
             info.name,
             info.sm()
-        );
+        ));
         card = None;
     }
     let rungs = lab::climb::rungs(&problem, &arch.unwrap_or(Arch::SM_89))?;
@@ -62,7 +63,7 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
     if surprises.is_empty() {
         Ok(Status::Proven)
     } else {
-        eprintln!("flashcore: not as expected: {}", surprises.join(", "));
+        tell(format_args!("not as expected: {}", surprises.join(", ")));
         Ok(Status::Refuted)
     }
 }
@@ -76,7 +77,7 @@ fn card(device: Device) -> Result<Option<Workbench>, CliError> {
             Ok(bench) => Ok(Some(bench)),
             Err(WorkbenchError::Driver(DriverError::NoDriver | DriverError::NoDevice { .. })) => Ok(None),
             Err(error) => {
-                eprintln!("flashcore: predicted, not measured: {error}");
+                tell(format_args!("predicted, not measured: {error}"));
                 Ok(None)
             }
         },

@@ -90,7 +90,8 @@ pub enum CliError {
     Extension(PathBuf),
     /// Rows may only come from a commit.
     #[error(
-        "--evidence: the repository has changes that are not committed (or there is none); commit them first, or leave --evidence out"
+        "--evidence: the commit is not known: this folder's repository has changes that are not committed, or is at another commit \
+         than the program was built from, or there is none; commit first, or leave --evidence out"
     )]
     Unclean,
     /// Rows from a GPU machine, which need not have the repository, name the commit that the program was built from.

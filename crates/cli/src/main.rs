@@ -19,9 +19,11 @@ mod selftest;
 mod serve;
 mod source;
 mod table;
+mod tell;
 mod topk;
 mod worker;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,8 +31,17 @@ use clap::Parser;
 use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
+use tell::tell;
 
-/// What `check` and `selftest` exit with; the other commands use the first and the last.
+/// What the commands exit with.
+///
+/// | code | meaning | of which commands |
+/// |---|---|---|
+/// | 0 | done, and right as far as it was to be judged | all |
+/// | 1 | something is wrong: a kernel refuted, out of its race or not as expected, a failed probe, a ledger that disagrees | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check` |
+/// | 2 | no verdict: something could not be judged | `check`, `selftest` |
+/// | 2 | a fault of ours, told as one | all |
+/// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Proven = 0,
@@ -58,9 +69,11 @@ fn main() -> ExitCode {
     let (status, message) = conclude(outcome);
     if let Some(message) = message {
         if status == Status::Incomplete && wants_json(&cli.command) {
-            println!("{}", serde_json::json!({ "verdict": "incomplete", "reasons": [message] }));
+            let object = serde_json::json!({ "verdict": "incomplete", "reasons": [message] });
+            // Whoever closed the pipe is told by the exit code.
+            let _ = writeln!(std::io::stdout().lock(), "{object}");
         }
-        eprintln!("flashcore: {message}");
+        tell(message);
     }
     status.into()
 }
@@ -92,7 +105,7 @@ fn tables(args: &args::Tables) -> Result<Status, CliError> {
         return Ok(Status::Proven);
     }
     for path in lab::tables::update(&args.root, &args.documents)? {
-        eprintln!("flashcore: {} is new", path.display());
+        tell(format_args!("{} is new", path.display()));
     }
     Ok(Status::Proven)
 }
@@ -107,12 +120,12 @@ fn wants_json(command: &Command) -> bool {
         Command::Microbench(args) => args.json,
         Command::Topk(args) => args.json,
         Command::Evolve(args) => args.json,
+        Command::Bench(args) => args.json,
+        Command::Forecast(command) => command.json(),
+        Command::Ledger(command) => command.json(),
         Command::Run(_)
-        | Command::Bench(_)
         | Command::Tables(_)
         | Command::Worker(_)
-        | Command::Forecast(_)
-        | Command::Ledger(_)
         | Command::Report(_)
         | Command::Serve(_) => false,
     }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::args::Microbench;
 use crate::error::CliError;
+use crate::tell::tell;
 use crate::{Status, table, unless_closed};
 
 /// Launches of an empty kernel in a graph, and how often that is timed.
@@ -58,7 +59,7 @@ fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
     let info = gpu.info().clone();
     let sensors = Sensors::of(&info.uuid);
     if let Some(why) = sensors.missing() {
-        eprintln!("flashcore: the clock is taken from the table: {why}");
+        tell(format_args!("the clock is taken from the table: {why}"));
     }
     let mut device = Device {
         name: info.name.clone(),
@@ -123,7 +124,7 @@ fn measure<M: Machine>(
         match probe.measure(machine, target, device.sms) {
             Ok(figure) => rows.push(row(probe, figure, probe.forecast(base, target).ok())),
             Err(error) => {
-                eprintln!("flashcore: {}: {error}", probe.name);
+                tell(format_args!("{}: {error}", probe.name));
                 failed += 1;
             }
         }

@@ -7,7 +7,7 @@ use cpu::CpuPlan;
 use lab::files::{Tensor, load, save};
 use lab::store;
 use lab::values::{Inputs, Values};
-use problem::{Layout, Mask, Problem};
+use problem::{DType, Layout, Mask, Problem};
 
 use crate::Status;
 use crate::args::Run;
@@ -15,6 +15,14 @@ use crate::error::CliError;
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
     let layout: Layout = args.layout.parse()?;
+    let extension = args.out.extension().and_then(|extension| extension.to_str());
+    if !matches!(extension, Some("npy" | "safetensors")) {
+        return Err(CliError::Argument {
+            argument: "--out",
+            value: args.out.display().to_string(),
+            accepted: "a .npy or a .safetensors file".to_owned(),
+        });
+    }
     store::writable(&args.out)?;
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
@@ -26,6 +34,13 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     }
     let (q, k, v) = (tensor(&args.q, "q")?, tensor(&in_q(&args.k), "k")?, tensor(&in_q(&args.v), "v")?);
     let problem = problem_of(args, layout, &q, &k, &v)?;
+    if problem.dtype == DType::Bf16 && extension == Some("npy") {
+        return Err(CliError::Argument {
+            argument: "--out",
+            value: args.out.display().to_string(),
+            accepted: "a .safetensors file, since NumPy has no bf16".to_owned(),
+        });
+    }
     let inputs = Inputs { q: q.values, k: k.values, v: v.values };
     let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem))?;
     let [b, h, s, d] = problem.extents(problem::Tensor::Out);

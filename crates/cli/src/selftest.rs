@@ -31,16 +31,19 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     let (report, provenance) = if args.emulator {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let provenance = Provenance::of_cpu(std::path::Path::new("."), threads);
+        if args.evidence.is_some() && provenance.commit.is_none() {
+            return Err(CliError::Unclean);
+        }
         (on_emulator(&settings, &mut told), provenance)
     } else {
         let mut gpu = Gpu::open(args.device)?;
         let provenance = Provenance::of_gpu(gpu.info());
+        if args.evidence.is_some() && provenance.commit.is_none() {
+            return Err(CliError::Unbuilt);
+        }
         (on_gpu(&mut gpu, args, &settings, &mut told)?, provenance)
     };
     if let Some(path) = &args.evidence {
-        if provenance.commit.is_none() {
-            return Err(CliError::Unclean);
-        }
         append_line(path, &report.row(&provenance).to_string())?;
     }
     let mut out = std::io::stdout().lock();

@@ -92,6 +92,10 @@ fn check_proves_refutes_and_gives_up_with_its_exit_codes() {
     assert_eq!(json["verdict"], "refuted");
     let hazard = &json["hazards"][0];
     assert_eq!(hazard["kind"], "race");
+    assert_eq!(
+        (hazard["text"].as_str(), hazard["other_text"].as_str()),
+        (Some("st.shared.u32 [%r3], %r2;"), Some("ld.shared.u32 %r5, [%r3];"))
+    );
     for key in ["line", "other_line", "threads", "address", "message"] {
         assert!(!hazard[key].is_null(), "{key} is missing: {hazard}");
     }
@@ -193,7 +197,29 @@ fn bad_usage_is_named_and_exits_with_3() {
     let heads = problem.replace("heads_q = 8", "heads_q = 8\nheads_kv = 3").replace("000000", "0");
     let heads = folder.write("heads.toml", &format!("{heads}{LAUNCH}"));
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
-    let cases: [(&[&str], &str); 32] = [
+    let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
+    let unjudged = folder.write("unjudged.toml", &unjudged);
+    let cases: [(&[&str], &str); 43] = [
+        (&["selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is not known"),
+        (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its answer"),
+        (&["bench", "--device", "cuda", "--control", "0"], "0 is not in 1.."),
+        (
+            &["bench", "--device", "cuda", "--shape", "1x1x16x16"],
+            "--shape = (given) is not possible; accepted: it with --device cpu alone",
+        ),
+        (
+            &["bench", "--suite", "small"],
+            "--suite = (given) is not possible; accepted: it with --device cuda",
+        ),
+        (&["bench", "--mode", "warm"], "--mode = (given) is not possible"),
+        (&["bench", "--device", "cuda", "--problem", "64,128,65536,128,bf16"], "bytes of tensors"),
+        (&["bench", "--problem", "1,8/3,512,64,f16"], "heads_q = 8 is not a multiple of heads_kv = 3"),
+        (&["explain", "--launch", &launch], "<FILE>"),
+        (&["explain", "--problem", "1,8,512,64,f16", "--gpu", "none"], "cannot be used with '--gpu"),
+        (
+            &["run", "--q", "q.npy", "--out", "out.txt"],
+            "--out = out.txt is not possible; accepted: a .npy or",
+        ),
         (&["check", &illegal, "--launch", &launch], "rules of PTX are broken"),
         (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
         (&["check", &ptx, "--launch", &beyond], "launch.grid = [2147483648] is not possible"),
@@ -239,6 +265,62 @@ fn bad_usage_is_named_and_exits_with_3() {
         assert_eq!(output.status.code(), Some(3), "{args:?}: {error}");
         assert!(error.contains(expected), "{args:?}: {error}");
         assert!(!error.contains("panicked"), "{args:?}: {error}");
+    }
+}
+
+/// A pipe whose reader has gone.
+fn closed() -> Stdio {
+    std::io::pipe().unwrap().1.into()
+}
+
+const SMALL: [&str; 5] = ["bench", "--shape", "1x1x16x16", "--seconds", "0.01"];
+
+#[test]
+fn who_stops_to_read_changes_no_exit_code() {
+    let folder = Folder::new("closed");
+    let code = |args: &[&str], error: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(args).current_dir(&folder.0).env("FLASHCORE_PYTHON", "no-such-python");
+        let command = if error { command.stderr(closed()) } else { command.stdout(closed()) };
+        command.output().unwrap().status.code()
+    };
+    // What is told of the missing peer, and of the missing file.
+    assert_eq!(code(&SMALL, true), Some(0));
+    assert_eq!(code(&["check", "none.ptx", "--launch", "none.toml"], true), Some(3));
+    assert_eq!((code(&SMALL, false), code(&[&SMALL[..], &["--json"]].concat(), false)), (Some(0), Some(0)));
+    // Rows are kept before they are printed.
+    let git = |args: &[&str]| {
+        let name = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"];
+        let git = Command::new("git").args(name).args(args).current_dir(&folder.0).output().unwrap();
+        assert!(git.status.success(), "{}", text(&git.stderr));
+    };
+    git(&["init", "--quiet"]);
+    git(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
+    assert_eq!(code(&[&SMALL[..], &["--json", "--evidence"]].concat(), false), Some(0));
+    let rows = std::fs::read_to_string(folder.0.join("evidence/cpu.jsonl")).unwrap();
+    assert_eq!(rows.lines().count(), 1, "{rows}");
+}
+
+/// A PyTorch that refuses each problem, and one whose process ends.
+#[cfg(unix)]
+#[test]
+fn what_the_peer_cannot_do_is_told_and_ours_is_timed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("peer");
+    let refuses = "while read line; do echo '{\"error\": \"TypeError: enable_gqa\"}'; done";
+    for (name, rest, said) in
+        [("refuses", refuses, "no peer: PyTorch: TypeError: enable_gqa"), ("ends", "", "no peer: ")]
+    {
+        let python = folder.write(name, &format!("#!/bin/sh\necho '{{\"version\": \"0\"}}'\n{rest}\n"));
+        let python = folder.0.join(python);
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        let output =
+            command.args(SMALL).current_dir(&folder.0).env("FLASHCORE_PYTHON", python).output().unwrap();
+        let (table, told) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{name}: {told}");
+        assert!(told.contains(said), "{name}: {told}");
+        assert!(table.contains("f32 B1 H1 S16 D16") && !table.contains("NaN"), "{name}: {table}");
     }
 }
 

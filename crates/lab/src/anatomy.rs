@@ -12,7 +12,7 @@ use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::evolve::{Candidate, Language, Source};
 use crate::gate::{bind, contents};
 use crate::launchfile::{Bound, LaunchError, LaunchSpec};
-use crate::study::forecast;
+use crate::study::{RECORDED_STEPS, forecast};
 
 /// A kernel, taken apart.
 #[derive(Clone, Debug)]
@@ -55,8 +55,6 @@ pub enum AnatomyError {
 
 /// CTAs that are run; they are spread evenly over the grid.
 const CTAS: u64 = 3;
-/// Warp instructions that these may issue together: some seconds.
-const STEPS: u64 = 20_000_000;
 
 /// The machine that a device is, whose name may be a driver's (`NVIDIA H200`) or the table's (`h200`).
 fn machine_of(device: &str) -> Option<&'static Gpu> {
@@ -114,8 +112,8 @@ fn examine(
         only: Some(ctas),
         checks: Checks { races: false, uninitialised: false, unwritten: false },
         fidelity,
-        step_limit: STEPS,
-        grid_limit: STEPS,
+        step_limit: RECORDED_STEPS,
+        grid_limit: RECORDED_STEPS,
         ..Options::default()
     };
     let mut buffers: Vec<Buffer> = match fidelity {

@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// A panic that was caught.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,12 +16,13 @@ pub struct Panic {
 }
 
 /// Panics that [`contain`] waits for, on whichever thread they happen (the emulator's are worker threads).
-static SEEN: Mutex<Watch> = Mutex::new(Watch { depth: 0, first: None });
+static SEEN: Mutex<Watch> = Mutex::new(Watch { depth: 0, seen: Vec::new() });
 static HOOK: Once = Once::new();
 
 struct Watch {
     depth: u32,
-    first: Option<Panic>,
+    /// In the order in which they happened.
+    seen: Vec<(ThreadId, Panic)>,
 }
 
 fn watch() -> std::sync::MutexGuard<'static, Watch> {
@@ -47,14 +49,14 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
             let place =
                 info.location().map_or("unknown place".into(), |l| format!("{}:{}", l.file(), l.line()));
             let message = info.payload_as_str().unwrap_or("no message").to_owned();
-            watch.first.get_or_insert(Panic { message, place });
+            watch.seen.push((thread::current().id(), Panic { message, place }));
         }));
     });
     {
         let mut watch = watch();
-        if watch.depth == 0 {
-            watch.first = None;
-        }
+        // What was caught on the way here is not told for what comes later.
+        let outermost = watch.depth == 0;
+        watch.seen.retain(|(thread, _)| !outermost && *thread != thread::current().id());
         watch.depth += 1;
     }
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -62,7 +64,11 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     watch.depth -= 1;
     outcome.map_err(|_| {
         let lost = || Panic { message: "no message".into(), place: "unknown place".into() };
-        watch.first.take().unwrap_or_else(lost)
+        // This thread's own, else the first that a thread at work for it had.
+        let own = watch.seen.iter().position(|(thread, _)| *thread == thread::current().id()).unwrap_or(0);
+        let found = watch.seen.get(own).map(|(_, panic)| panic.clone());
+        watch.seen.clear();
+        found.unwrap_or_else(lost)
     })
 }
 
@@ -79,5 +85,12 @@ mod tests {
         assert!(here.place.contains("panics.rs:"), "{here}");
         let there = contain(|| (0..8).into_par_iter().for_each(|i| assert!(i != 5, "five"))).unwrap_err();
         assert_eq!(there.message, "five");
+        // What was caught on the way is not told for what comes later.
+        let later = contain(|| {
+            let caught = catch_unwind(|| panic!("caught"));
+            assert!(caught.is_err());
+            contain(|| -> u32 { panic!("later") }).unwrap_err().message
+        });
+        assert_eq!(later.unwrap(), "later");
     }
 }

@@ -42,7 +42,8 @@ impl Provenance {
         }
     }
 
-    /// Of this process on this machine; `root` is a folder of the repository.
+    /// Of this process on this machine; `root` is a folder of the repository. The commit is the one that `cargo xtask evidence` built,
+    /// if the repository stands there; of a program built otherwise, the repository's, if it is clean.
     pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -58,7 +59,7 @@ impl Provenance {
             driver: format!("{} {}", std::env::consts::OS, release.trim()),
             clocks_mhz: (clocks.iter().sum::<f64>() / clocks.len().max(1) as f64).round(),
             compiler: env!("FLASHCORE_RUSTC").to_owned(),
-            commit: clean_commit(root),
+            commit: commit(env!("FLASHCORE_COMMIT"), root),
             run: hash(format!("{}-{}", now.as_nanos(), std::process::id()).as_bytes()),
             when: iso8601(now.as_secs()),
         }
@@ -70,15 +71,21 @@ pub fn hash(data: &[u8]) -> String {
     Sha256::digest(data).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The commit of a repository without uncommitted changes. Rows that the program itself appends to `evidence/` do not
-/// count as changes, or a run could write one row only.
-fn clean_commit(root: &Path) -> Option<String> {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
+/// The commit that a program was built from: `built`, or where that is not known, that of a repository without uncommitted
+/// changes. Rows that the program itself appends to `evidence/` do not count as changes, or a run could write one row only.
+fn commit(built: &str, root: &Path) -> Option<String> {
+    let git = |folder: &Path, args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(folder).args(args).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
-    if changes.is_empty() { git(&["rev-parse", "--short=12", "HEAD"]) } else { None }
+    let head = git(root, &["rev-parse", "--short=12", "HEAD"]);
+    if !built.is_empty() {
+        // Rows of another commit do not belong into this one's evidence; elsewhere there may be no repository at all.
+        return head.is_none_or(|head| head == built).then(|| built.to_owned());
+    }
+    let top = git(root, &["rev-parse", "--show-toplevel"])?;
+    let changes = git(Path::new(&top), &["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
+    head.filter(|_| changes.is_empty())
 }
 
 /// This moment, UTC, ISO 8601.
@@ -103,6 +110,33 @@ pub fn iso8601(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_commit_is_the_one_that_was_built() {
+        let scratch = crate::store::Scratch::new().unwrap();
+        let root = scratch.path("");
+        assert_eq!(commit("", &root), None, "no repository");
+        assert_eq!(commit("0123456789ab", &root).as_deref(), Some("0123456789ab"));
+        let git = |args: &[&str]| {
+            let name = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"];
+            let ended = Command::new("git").arg("-C").arg(&root).args(name).args(args).output().unwrap();
+            assert!(ended.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ended.stderr));
+            String::from_utf8_lossy(&ended.stdout).trim().to_owned()
+        };
+        std::fs::create_dir_all(root.join("evidence")).unwrap();
+        std::fs::create_dir(root.join("inner")).unwrap();
+        git(&["init", "--quiet"]);
+        git(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
+        let head = git(&["rev-parse", "--short=12", "HEAD"]);
+        std::fs::write(root.join("evidence/cpu.jsonl"), "a row").unwrap();
+        assert_eq!(commit("", &root.join("inner")), Some(head.clone()));
+        assert_eq!(commit(&head, &root), Some(head.clone()));
+        assert_eq!(commit("0123456789ab", &root), None, "another one's evidence");
+        // A change anywhere in the repository is one.
+        std::fs::write(root.join("changed"), "").unwrap();
+        assert_eq!(commit("", &root.join("inner")), None);
+        assert_eq!(commit(&head, &root), Some(head));
+    }
 
     #[test]
     fn dates() {

@@ -20,29 +20,25 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Writes a file under another name in the same folder and renames it, so that no one ever sees half of it.
+/// Writes a file whole or not at all, as [`Draft`] does.
 ///
 /// # Errors
-/// When the folder cannot be written; then nothing is left behind.
+/// When it cannot be written; then nothing is left behind.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
-    let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    let draft = draft(path)?;
-    let written = std::fs::write(&draft, contents).and_then(|()| std::fs::rename(&draft, path));
-    written.map_err(|source| {
-        // The first error is the one to tell; a draft that never came to be cannot be removed.
-        let _ = std::fs::remove_file(&draft);
-        fail(source)
-    })
+    let mut draft = Draft::new(path)?;
+    draft.write_all(contents).map_err(|source| StoreError::Write { path: path.to_path_buf(), source })?;
+    draft.keep()
 }
 
-/// A file that is written piece by piece under another name in the same folder, and has its own once it is whole. Dropped before that, it
-/// leaves nothing behind.
+/// A file that is written piece by piece under another name in the same folder, and has its own once it is whole: no one ever sees half
+/// of it, and dropped before that it leaves nothing behind. A link stays one; a device or a pipe is written into as it is.
 #[derive(Debug)]
 pub struct Draft {
     file: std::io::BufWriter<std::fs::File>,
-    draft: PathBuf,
+    /// As it was given.
     path: PathBuf,
-    kept: bool,
+    /// The name that it has, and the one it is to have.
+    names: Option<(PathBuf, PathBuf)>,
 }
 
 impl Draft {
@@ -51,11 +47,15 @@ impl Draft {
     /// # Errors
     /// When the folder cannot be written.
     pub fn new(path: &Path) -> Result<Draft, StoreError> {
-        let (path, draft) = (path.to_path_buf(), draft(path)?);
-        match std::fs::File::create(&draft) {
-            Ok(file) => Ok(Draft { file: std::io::BufWriter::new(file), draft, path, kept: false }),
-            Err(source) => Err(StoreError::Write { path, source }),
-        }
+        let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
+        let (file, names) = match place(path).map_err(fail)? {
+            Some(name) => {
+                let draft = draft(&name)?;
+                (std::fs::File::create(&draft).map_err(fail)?, Some((draft, name)))
+            }
+            None => (std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?, None),
+        };
+        Ok(Draft { file: std::io::BufWriter::new(file), path: path.to_path_buf(), names })
     }
 
     /// It is whole.
@@ -63,9 +63,26 @@ impl Draft {
     /// # Errors
     /// When it cannot be written to its end or be named.
     pub fn keep(mut self) -> Result<(), StoreError> {
-        let named = self.file.flush().and_then(|()| std::fs::rename(&self.draft, &self.path));
-        self.kept = named.is_ok();
-        named.map_err(|source| StoreError::Write { path: self.path.clone(), source })
+        let name = |(draft, name): &(PathBuf, PathBuf)| std::fs::rename(draft, name);
+        let kept = self.file.flush().and_then(|()| self.names.as_ref().map_or(Ok(()), name));
+        if kept.is_ok() {
+            self.names = None;
+        }
+        kept.map_err(|source| StoreError::Write { path: self.path.clone(), source })
+    }
+}
+
+/// The name of the regular file that is there or will be, where links lead to; `None` for a device, a pipe or a socket.
+fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Some),
+        Ok(found) if found.is_dir() => {
+            Err(std::io::Error::other("it is a folder; accepted: the name of a file"))
+        }
+        Ok(_) => Ok(None),
+        Err(_) if path.is_symlink() => Err(std::io::Error::other("it is a link that leads nowhere")),
+        // What else is wrong shows when the draft is made.
+        Err(_) => Ok(Some(path.to_path_buf())),
     }
 }
 
@@ -81,9 +98,9 @@ impl Write for Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.kept {
+        if let Some((draft, _)) = &self.names {
             // What cannot be removed is the user's to clean.
-            let _ = std::fs::remove_file(&self.draft);
+            let _ = std::fs::remove_file(draft);
         }
     }
 }
@@ -94,10 +111,9 @@ impl Drop for Draft {
 /// As [`write()`] would.
 pub fn writable(path: &Path) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    if path.is_dir() {
-        return Err(fail(std::io::Error::other("it is a folder; accepted: the name of a file")));
-    }
-    let draft = draft(path)?;
+    // Opening a pipe would wait for its reader.
+    let Some(name) = place(path).map_err(fail)? else { return Ok(()) };
+    let draft = draft(&name)?;
     std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
 }
 
@@ -182,5 +198,33 @@ mod tests {
         if Path::new("/dev/full").exists() {
             assert!(append_line(Path::new("/dev/full"), "x").is_err());
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_pipes_stay_what_they_are() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let scratch = Scratch::new().unwrap();
+        let [file, link, pipe, nowhere] = ["file", "link", "pipe", "nowhere"].map(|name| scratch.path(name));
+        std::fs::write(&file, b"first").unwrap();
+        symlink(&file, &link).unwrap();
+        write(&link, b"second").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"second");
+        symlink(scratch.path("none"), &nowhere).unwrap();
+        assert!(writable(&nowhere).is_err() && write(&nowhere, b"x").is_err() && nowhere.is_symlink());
+        if !std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()) {
+            return;
+        }
+        writable(&pipe).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        write(&pipe, b"third").unwrap();
+        assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
+        assert_eq!(reader.join().unwrap(), b"third");
+        // Nothing beside them.
+        assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 4);
     }
 }

@@ -121,7 +121,7 @@ pub fn record(bound: &Bound, count: u64) -> Result<Report, EmuError> {
 }
 
 /// Warp instructions that a CTA which is recorded may issue: each keeps its addresses, so what never ends would take all memory.
-const RECORDED_STEPS: u64 = 8_000_000;
+pub(crate) const RECORDED_STEPS: u64 = 8_000_000;
 
 fn run_some(
     bound: &Bound,

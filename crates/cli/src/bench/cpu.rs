@@ -4,16 +4,16 @@ use std::io::Write;
 use std::path::Path;
 
 use cpu::CpuPlan;
-use lab::bench::{Identity, Race, Torch, problem_json, race_cpu, suite_cpu};
+use lab::bench::{BenchError, Identity, Mode, OURS, Race, Row, Torch, TorchError, race_cpu, suite_cpu};
 use lab::provenance::Provenance;
-use lab::store;
-use problem::{Problem, Tensor};
+use problem::Problem;
 use serde_json::json;
 
-use super::{ratio, verdict};
+use super::{Limits, affordable, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::{Status, choice, table};
+use crate::tell::{progress, tell};
+use crate::{Status, table, unless_closed};
 
 /// Seconds for each problem, unless said otherwise.
 const SECONDS: f64 = 3.0;
@@ -36,46 +36,65 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let mut torch = match Torch::start() {
         Ok(torch) => Some(torch),
         Err(error) => {
-            eprintln!("flashcore: no peer in this run: {error}");
+            tell(format_args!("no peer in this run: {error}"));
             None
         }
     };
-    let mut races = Vec::new();
-    for problem in &problems {
-        eprint!("\r{} …                                ", problem_json(problem)["dtype"]);
+    let (mut races, mut wrong) = (Vec::new(), 0);
+    let default = Path::new("evidence/cpu.jsonl");
+    let evidence = args.evidence.as_ref().map(|given| given.as_deref().unwrap_or(default));
+    let seconds = args.seconds.unwrap_or(SECONDS);
+    for (index, problem) in problems.iter().enumerate() {
+        progress(&format!("{}/{} …", index + 1, problems.len()));
         let plan = CpuPlan { threads, ..CpuPlan::for_problem(problem) };
-        let race = race_cpu(problem, &plan, torch.as_mut(), args.seconds.unwrap_or(SECONDS))?;
+        let raced = match race_cpu(problem, &plan, torch.as_mut(), seconds) {
+            // What the peer cannot do does not keep ours from its time.
+            Err(BenchError::Torch(error)) => {
+                tell(format_args!("{}: no peer: {error}", title(problem)));
+                if !matches!(error, TorchError::Refused(_)) {
+                    torch = None;
+                }
+                race_cpu(problem, &plan, None, seconds)
+            }
+            other => other,
+        };
+        let race = match raced {
+            Ok(race) => race,
+            Err(error @ BenchError::Out { .. }) => {
+                wrong += 1;
+                let why = error.to_string();
+                tell(format_args!("{}: {why}", title(problem)));
+                let row = Row::failed("cpu", OURS, problem, Mode::Warm, &why, &provenance);
+                keep(&json!(row), evidence, args.json)?;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for measurement in &race.measurements {
+            if let Some(fault) = &measurement.fault {
+                tell(format_args!("{}: {}: {fault}", title(problem), measurement.name));
+            }
+        }
         let identity = Identity { plan: Some(json!(plan)), kernel_hash: None };
         for row in race.rows("cpu", &[identity], &provenance) {
-            let line = serde_json::to_string(&row).unwrap_or_default();
-            if args.json {
-                writeln!(std::io::stdout(), "{line}")?;
-            }
-            if let Some(path) = &args.evidence {
-                store::append_line(path.as_deref().unwrap_or(Path::new("evidence/cpu.jsonl")), &line)?;
-            }
+            keep(&json!(row), evidence, args.json)?;
         }
         races.push(race);
     }
-    eprint!("\r");
+    progress("");
     let sgemm = torch.as_mut().and_then(|t| t.sgemm_gflops(1024).ok());
     if !args.json {
-        print(&races, sgemm)?;
+        unless_closed(print(&races, sgemm))?;
     }
-    Ok(Status::Proven)
+    Ok(if wrong == 0 { Status::Proven } else { Status::Refuted })
 }
 
-/// What one run of a problem may take: some minutes on a laptop, and its memory.
-const MOST_FLOPS: f64 = 1e13;
-const MOST_BYTES: f64 = 8e9;
+/// Some minutes on a laptop.
+const LIMITS: Limits = Limits { flops: 6e11, bytes: 8e9 };
 
 fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     if !args.problem.is_empty() {
-        return args
-            .problem
-            .iter()
-            .map(|text| choice::parse(text).and_then(|p| affordable(p, "--problem", text)))
-            .collect();
+        return args.problem.iter().map(|text| parse(text, &LIMITS)).collect();
     }
     let Some(shape) = &args.shape else { return Ok(suite_cpu()) };
     let refuse = || CliError::Argument {
@@ -88,21 +107,7 @@ fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let [batch, heads, seq, dim] = numbers[..] else { return Err(refuse()) };
     let problem = Problem::new(batch, heads, seq, dim, args.dtype.parse()?).with_mask(args.mask.parse()?);
     problem.check()?;
-    Ok(vec![affordable(problem, "--shape", shape)?])
-}
-
-/// The problem, unless a run of it would take too much.
-fn affordable(problem: Problem, argument: &'static str, value: &str) -> Result<Problem, CliError> {
-    let bytes: f64 =
-        Tensor::ALL.iter().map(|&t| problem.extents(t).iter().map(|&n| n as f64).product::<f64>()).sum();
-    if problem.flops() > MOST_FLOPS || bytes * problem.dtype.bytes() as f64 > MOST_BYTES {
-        return Err(CliError::Argument {
-            argument,
-            value: value.to_owned(),
-            accepted: format!("at most {MOST_FLOPS:.0e} operations and {MOST_BYTES:.0e} bytes of tensors"),
-        });
-    }
-    Ok(problem)
+    Ok(vec![affordable(problem, &LIMITS, "--shape", shape)?])
 }
 
 fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
@@ -113,13 +118,17 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
             let gflops = |us: f64| format!("{:.1}", p.flops() / us * 1e-3);
             let us = race.first().us();
             let peer = race.measurements.get(1);
-            let peer_us = peer.map(lab::bench::Measurement::us);
+            let of_peer = |cell: &dyn Fn(f64) -> String| match peer {
+                None => "–".to_owned(),
+                Some(peer) if peer.fault.is_some() => "out".to_owned(),
+                Some(peer) => cell(peer.us()),
+            };
             vec![
-                format!("{} B{} H{} S{} D{} {}", p.dtype, p.batch, p.heads_q, p.seq_q, p.head_dim, p.mask),
+                title(p),
                 format!("{us:.0}"),
                 gflops(us),
-                peer_us.map_or("–".into(), |us| format!("{us:.0}")),
-                peer_us.map_or("–".into(), gflops),
+                of_peer(&|us| format!("{us:.0}")),
+                of_peer(&gflops),
                 peer.map_or("–".into(), ratio),
                 peer.map_or("–", verdict).to_owned(),
                 sgemm.map_or("–".into(), |rate| format!("{:.0} %", 100.0 * p.flops() / us * 1e-3 / rate)),

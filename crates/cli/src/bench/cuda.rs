@@ -1,7 +1,6 @@
 //! FlashCore's plans on a GPU, against each other and against themselves.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use driver::{Buffer, Context, Stream};
@@ -13,14 +12,14 @@ use lab::bench::{
 };
 use lab::launchfile::Bound;
 use lab::provenance::Provenance;
-use lab::store;
 use problem::{Problem, Tensor};
 use serde_json::json;
 
-use super::{ratio, verdict};
+use super::{Limits, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::{Status, choice, table};
+use crate::tell::{progress, tell};
+use crate::{Status, table, unless_closed};
 
 /// Seconds for each problem and mode, unless said otherwise.
 const SECONDS: f64 = 1.0;
@@ -30,13 +29,17 @@ const CONTROL_SECONDS: f64 = 0.1;
 const CONTROL_SHARE: f64 = 0.95;
 
 pub fn bench(args: &Bench, ordinal: i32) -> Result<Status, CliError> {
-    let (problems, modes, plans) = (problems(args)?, modes(&args.mode)?, plans(&args.plan)?);
+    let (problems, modes, plans) =
+        (problems(args)?, modes(args.mode.as_deref().unwrap_or("both"))?, plans(&args.plan)?);
     let bench = Track::open(args, ordinal)?;
     match args.control {
         Some(races) => bench.control(&problems[0], &modes, plans.first(), races),
         None => bench.all(&problems, &modes, &plans),
     }
 }
+
+/// Some minutes on the fastest GPU, and the memory of the hosts that have one.
+const LIMITS: Limits = Limits { flops: 1e15, bytes: 64e9 };
 
 /// The suite's name and the problem.
 fn problems(args: &Bench) -> Result<Vec<(&'static str, Problem)>, CliError> {
@@ -50,10 +53,8 @@ fn problems(args: &Bench) -> Result<Vec<(&'static str, Problem)>, CliError> {
         problems.extend(suite.problems().into_iter().map(|problem| (suite.name(), problem)));
     }
     for text in &args.problem {
-        let problem = choice::parse(text)?;
-        let is_in = |suite: &Suite| suite.problems().contains(&problem);
-        let suite = Suite::ALL.into_iter().find(is_in).map_or("forward", Suite::name);
-        problems.push((suite, problem));
+        let problem = parse(text, &LIMITS)?;
+        problems.push((suites::suite_of(&problem), problem));
     }
     if problems.is_empty() {
         problems
@@ -121,10 +122,10 @@ impl Track<'_> {
         })?;
         let peaks = Peaks::of(&info.name);
         if peaks.is_none() {
-            eprintln!("flashcore: the peaks of {} are not in the table: no floor is checked", info.name);
+            tell(format_args!("the peaks of {} are not in the table: no floor is checked", info.name));
         }
         if let Some(why) = Sensors::of(&info.uuid).missing() {
-            eprintln!("flashcore: no clocks, power or temperatures in this run: {why}");
+            tell(format_args!("no clocks, power or temperatures in this run: {why}"));
         }
         let file = info.name.split(' ').next_back().unwrap_or("gpu").to_lowercase();
         let default = || PathBuf::from(format!("evidence/{file}.jsonl"));
@@ -139,7 +140,8 @@ impl Track<'_> {
         })
     }
 
-    /// Every problem in every mode; a problem that fails is told and does not keep the others from their turn.
+    /// Every problem in every mode; a problem that fails is told and does not keep the others from their turn, unless it took the
+    /// GPU with it.
     fn all(
         &self,
         problems: &[(&'static str, Problem)],
@@ -148,7 +150,7 @@ impl Track<'_> {
     ) -> Result<Status, CliError> {
         let (mut cells, mut faults) = (Vec::new(), 0);
         for (index, (suite, problem)) in problems.iter().enumerate() {
-            eprint!("\r{}/{} …   ", index + 1, problems.len());
+            progress(&format!("{}/{} …", index + 1, problems.len()));
             match self.one(suite, problem, modes, plans) {
                 Ok(races) => {
                     faults += races
@@ -158,16 +160,23 @@ impl Track<'_> {
                         .count();
                     cells.extend(races.iter().flat_map(rows_of));
                 }
+                // Where rows cannot be kept there is no use in going on.
+                Err(error @ (CliError::Store(_) | CliError::Output(_))) => return Err(error),
                 Err(error) => {
                     faults += 1;
-                    eprintln!("\rflashcore: {}: {error}", title(problem));
+                    tell(format_args!("{}: {error}", title(problem)));
                     let row =
                         Row::failed(suite, OURS, problem, modes[0], &error.to_string(), &self.provenance);
                     self.keep(&json!(row))?;
+                    if self.context.poisoned().is_some() {
+                        let left = problems.len() - index - 1;
+                        tell(format_args!("the GPU takes no more work: {left} problems were not raced"));
+                        break;
+                    }
                 }
             }
         }
-        eprint!("\r");
+        progress("");
         if !self.args.json {
             let header = [
                 "problem",
@@ -183,7 +192,7 @@ impl Track<'_> {
                 "throttled",
             ];
             let mut out = std::io::stdout().lock();
-            table::print(&mut out, &header, &cells)?;
+            unless_closed(table::print(&mut out, &header, &cells).map_err(CliError::from))?;
         }
         Ok(if faults == 0 { Status::Proven } else { Status::Refuted })
     }
@@ -208,7 +217,7 @@ impl Track<'_> {
             let rules = Rules::new(mode, self.args.seconds.unwrap_or(SECONDS), self.peaks);
             let race = race(&self.context, &deck, &contestants, &rules)?;
             for fault in race.measurements.iter().filter_map(|m| m.fault.as_ref()) {
-                eprintln!("\rflashcore: {} {}: {fault}", title(problem), mode.name());
+                tell(format_args!("{} {}: {fault}", title(problem), mode.name()));
             }
             for row in race.rows(suite, &identities, &self.provenance) {
                 self.keep(&json!(row))?;
@@ -253,7 +262,7 @@ impl Track<'_> {
         (suite, problem): &(&'static str, Problem),
         modes: &[Mode],
         plan: Option<&Named>,
-        races: usize,
+        races: u32,
     ) -> Result<Status, CliError> {
         let deck = Deck::draw(problem, 1)?;
         let inputs = inputs(&self.context, problem)?;
@@ -266,7 +275,7 @@ impl Track<'_> {
         for &mode in modes {
             let mut counts = [0usize; 3];
             let mut ratios = Vec::new();
-            for seed in 0..races as u64 {
+            for seed in 0..u64::from(races) {
                 let seconds = self.args.seconds.unwrap_or(CONTROL_SECONDS);
                 let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
                 // Anew each time: where a kernel and its tensors lie is part of the noise.
@@ -277,15 +286,14 @@ impl Track<'_> {
                 }
             }
             let undecided = counts[SpeedVerdict::Undecided as usize];
-            passed &= undecided as f64 >= CONTROL_SHARE * races as f64;
+            passed &= undecided as f64 >= CONTROL_SHARE * f64::from(races);
             let (faster, slower) =
                 (counts[SpeedVerdict::Faster as usize], counts[SpeedVerdict::Slower as usize]);
-            writeln!(
-                std::io::stderr(),
+            tell(format_args!(
                 "{} {}: of {races} races against itself {undecided} UNDECIDED, {faster} FASTER, {slower} SLOWER",
                 title(problem),
                 mode.name()
-            )?;
+            ));
             let mut row = json!({
                 "suite": "control", "impl": OURS, "problem": problem_json(problem), "mode": mode,
                 "races": races, "undecided": undecided, "faster": faster, "slower": slower,
@@ -298,13 +306,7 @@ impl Track<'_> {
     }
 
     fn keep(&self, row: &serde_json::Value) -> Result<(), CliError> {
-        if self.args.json {
-            writeln!(std::io::stdout(), "{row}")?;
-        }
-        match &self.evidence {
-            Some(file) => Ok(store::append_line(Path::new(file), &row.to_string())?),
-            None => Ok(()),
-        }
+        keep(row, self.evidence.as_deref(), self.args.json)
     }
 }
 
@@ -320,10 +322,6 @@ fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], CliE
         Buffer::new(context, elements * problem.dtype.bytes())
     };
     Ok([buffer(Tensor::Q)?, buffer(Tensor::K)?, buffer(Tensor::V)?])
-}
-
-fn title(p: &Problem) -> String {
-    format!("{} B{} H{} S{} D{} {}", p.dtype, p.batch, p.heads_q, p.seq_q, p.head_dim, p.mask)
 }
 
 fn rows_of(race: &Race) -> Vec<Vec<String>> {

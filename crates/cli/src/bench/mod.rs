@@ -3,12 +3,18 @@
 mod cpu;
 mod cuda;
 
-use lab::bench::{Measurement, SpeedVerdict};
+use std::io::Write;
+use std::path::Path;
 
-use crate::Status;
+use kernels::select::Shape;
+use lab::bench::{Measurement, SpeedVerdict};
+use lab::store;
+use problem::Problem;
+
 use crate::args::Bench;
 use crate::device::Device;
 use crate::error::CliError;
+use crate::{Status, choice, unless_closed};
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
     if let Some(seconds) = args.seconds.filter(|s| !(*s > 0.0 && *s <= 3600.0)) {
@@ -18,12 +24,84 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
             accepted: "more than 0, at most 3600".into(),
         });
     }
-    match args.device.parse()? {
-        Device::Cpu => cpu::bench(args),
-        Device::Cuda(ordinal) => cuda::bench(args, ordinal),
-        Device::Auto if driver::devices().is_ok_and(|found| !found.is_empty()) => cuda::bench(args, 0),
-        Device::Auto => cpu::bench(args),
+    let gpu = match args.device.parse()? {
+        Device::Cpu => None,
+        Device::Cuda(ordinal) => Some(ordinal),
+        Device::Auto => driver::devices().is_ok_and(|found| !found.is_empty()).then_some(0),
+    };
+    match gpu {
+        None => {
+            let of_gpus = [
+                ("--suite", !args.suite.is_empty()),
+                ("--plan", !args.plan.is_empty()),
+                ("--mode", args.mode.is_some()),
+                ("--control", args.control.is_some()),
+            ];
+            refuse("cuda", &of_gpus)?;
+            cpu::bench(args)
+        }
+        Some(ordinal) => {
+            // An element type and a mask come with a shape.
+            refuse("cpu", &[("--shape", args.shape.is_some()), ("--threads", args.threads.is_some())])?;
+            cuda::bench(args, ordinal)
+        }
     }
+}
+
+/// Refuses what only the other device would look at.
+fn refuse(device: &str, options: &[(&'static str, bool)]) -> Result<(), CliError> {
+    match options.iter().find(|(_, given)| *given) {
+        Some(&(argument, _)) => Err(CliError::Argument {
+            argument,
+            value: "(given)".to_owned(),
+            accepted: format!("it with --device {device} alone"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What a race may take.
+struct Limits {
+    /// Operations of a call, of which a race has about a hundred.
+    flops: f64,
+    /// Bytes of the host's memory, into which the tensors are drawn four times.
+    bytes: f64,
+}
+
+/// A problem in words, unless its race would take too much.
+fn parse(text: &str, limits: &Limits) -> Result<Problem, CliError> {
+    affordable(choice::parse(text)?, limits, "--problem", text)
+}
+
+fn affordable(
+    problem: Problem,
+    limits: &Limits,
+    argument: &'static str,
+    value: &str,
+) -> Result<Problem, CliError> {
+    let tensors = limits.bytes / 4.0;
+    if problem.flops() > limits.flops || problem.bytes() > tensors {
+        let accepted = format!("at most {:.0e} operations and {tensors:.0e} bytes of tensors", limits.flops);
+        return Err(CliError::Argument { argument, value: value.to_owned(), accepted });
+    }
+    Ok(problem)
+}
+
+/// A problem in a few words.
+fn title(problem: &Problem) -> String {
+    lab::report::evolution::shape(&Shape::of(problem))
+}
+
+/// Appends a row to the file where rows are kept, then prints it where they are asked for: whoever stops to read does not keep it from
+/// the file.
+fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<(), CliError> {
+    if let Some(file) = evidence {
+        store::append_line(file, &row.to_string())?;
+    }
+    if json {
+        unless_closed(writeln!(std::io::stdout(), "{row}").map_err(CliError::from))?;
+    }
+    Ok(())
 }
 
 /// The first contestant against this one, in a cell: ratio, interval and noise.

@@ -2,12 +2,13 @@
 
 mod kernels;
 mod pages;
+mod recent;
 mod trouble;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -21,6 +22,7 @@ use lab::ledger::Ledger;
 use crate::Status;
 use crate::args::Serve;
 use crate::error::CliError;
+use crate::tell::tell;
 use trouble::Trouble;
 
 /// How long requests may take to end once the server is to stop.
@@ -33,7 +35,7 @@ pub struct Site {
     bind: IpAddr,
     kernels: kernels::Kernels,
     /// Sections of the runs that were looked at last.
-    drawn: Mutex<pages::Drawn>,
+    drawn: pages::Drawn,
 }
 
 impl Site {
@@ -56,13 +58,13 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     let listener = listen(args.bind, args.port)?;
     let address = listener.local_addr().map_err(CliError::Serve)?;
     if let Err(error) = Ledger::read(&args.ledger.path) {
-        eprintln!("flashcore: {error}; the pages say so until there is one");
+        tell(format_args!("{error}; the pages say so until there is one"));
     }
     let site = Arc::new(Site {
         ledger: args.ledger.path.clone(),
         bind: args.bind,
         kernels: kernels::Kernels::default(),
-        drawn: Mutex::default(),
+        drawn: pages::Drawn::default(),
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(CliError::Serve)?;
@@ -71,7 +73,7 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
         writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
     )?;
     drop(out);
-    eprintln!("flashcore: serving {}; Ctrl-C ends it", args.ledger.path.display());
+    tell(format_args!("serving {}; Ctrl-C ends it", args.ledger.path.display()));
     let served = runtime.block_on(run(listener, router(site)));
     // A kernel that is still being taken apart is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));

@@ -1,18 +1,20 @@
 //! What each address answers.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::{Uri, header};
 use axum::response::{Html, IntoResponse};
+use lab::bench::suites;
 use lab::ledger::{CandidateId, Ledger, RunId};
 use lab::report::evolution::{self as evolution, Links, RunRow, RunView, Section};
 use serde_json::{Value, json};
 
 use super::Site;
 use super::kernels::exhibit;
+use super::recent::Recent;
 use super::trouble::Trouble;
 
 type Page = Result<Html<String>, Trouble>;
@@ -75,13 +77,15 @@ pub struct Sections {
 }
 
 /// The runs that were looked at last.
-pub type Drawn = BTreeMap<i64, Arc<Sections>>;
+pub type Drawn = Recent<RunId, Mutex<Option<Arc<Sections>>>, RUNS>;
 
 /// A run's sections as the ledger stands: drawn anew when anything was added to it.
 fn drawn(site: &Site, ledger: &Ledger, run: RunId) -> Result<Arc<Sections>, Trouble> {
+    // Whoever asks for the same run meanwhile waits for it, and finds it drawn.
+    let cell = site.drawn.cell(run);
+    let mut drawn = cell.lock().unwrap_or_else(PoisonError::into_inner);
     let state = ledger.state()?;
-    let lock = || site.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = lock().get(&run.0).filter(|known| known.state == state) {
+    if let Some(known) = drawn.as_ref().filter(|known| known.state == state) {
         return Ok(Arc::clone(known));
     }
     let view = RunView::of(ledger, run)?;
@@ -92,11 +96,7 @@ fn drawn(site: &Site, ledger: &Ledger, run: RunId) -> Result<Arc<Sections>, Trou
         news: news_of(&view, &sections),
         parts: sections.iter().map(|s| (s.id.clone(), s.inner().into_string())).collect(),
     });
-    let mut all = lock();
-    all.insert(run.0, Arc::clone(&made));
-    while all.len() > RUNS {
-        all.pop_first();
-    }
+    *drawn = Some(Arc::clone(&made));
     Ok(made)
 }
 
@@ -204,7 +204,8 @@ pub async fn difference(State(site): Shared, query: Asked) -> Page {
 }
 
 pub async fn top(State(site): Shared, query: Asked) -> Page {
-    let of = asked(&query, "of")?.unwrap_or(0);
+    let asked = |name: &str| query.get(name).cloned();
+    let (problem, device) = (asked("problem"), asked("device"));
     site.ask(move |_, ledger| {
         let mut all = Vec::new();
         for device in ledger.devices()? {
@@ -215,13 +216,15 @@ pub async fn top(State(site): Shared, query: Asked) -> Page {
                 }
             }
         }
-        let chosen = usize::try_from(of).ok().and_then(|of| all.get(of));
-        if chosen.is_none() && of != 0 {
-            let value = of.to_string();
+        let wanted = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|w| w == found);
+        let chosen = all.iter().find(|(shape, name)| {
+            wanted(&problem, &suites::words(&shape.problem())) && wanted(&device, name)
+        });
+        if chosen.is_none() && (problem.is_some() || device.is_some()) {
             return Err(Trouble::Argument {
-                argument: "of",
-                value,
-                accepted: "Accepted: a number that /topk links to.",
+                argument: "problem and device",
+                value: [problem, device].into_iter().flatten().collect::<Vec<_>>().join(" on "),
+                accepted: "Accepted: what /topk links to.",
             });
         }
         let best = match chosen {

@@ -47,6 +47,20 @@ def test_a_run_grows_before_ones_eyes(tab, serve, tmp_path):
     tab.complaints = [c for c in tab.complaints if "ERR_CONNECTION_REFUSED" not in c]
 
 
+def test_what_the_server_says_is_shown(tab, serve, tmp_path):
+    ledger = tmp_path / "gone.ledger"
+    demo(ledger, 5)
+    server = serve(ledger)
+    page = tab.open(f"{server.url}run/1", allowed=server.url)
+    page.wait_for_selector("#live.on")
+    for file in tmp_path.glob("gone.ledger*"):
+        file.unlink()
+    page.wait_for_selector("#live.off", timeout=20_000)
+    assert "there is no ledger here" in page.locator("#live .text").inner_text()
+    # The browser itself complains about the status.
+    tab.complaints = [c for c in tab.complaints if "503" not in c]
+
+
 def test_from_the_list_to_a_kernel_and_its_neighbour(tab, serve, ledger):
     server = serve(ledger)
     page = tab.open(server.url)
@@ -77,6 +91,11 @@ def test_the_fastest_and_the_forecasts(tab, serve, ledger):
     times = [float(t) for t in page.locator("table.best td:nth-child(4)").all_inner_texts()]
     assert times == sorted(times) and len(times) > 5
     tab.picture("topk")
+    # A link names what it shows, so it shows the same when the ledger has grown.
+    title = page.locator("h2").inner_text()
+    page.get_by_role("link", name=title, exact=True).click()
+    page.wait_for_url("**/topk?problem=*&device=*")
+    assert page.locator("h2").inner_text() == title
     page.goto(f"{server.url}forecasts")
     assert "Three stages hide the loads of <64 keys>" in page.locator("table.told").inner_text()
     assert page.locator("svg.scatter").count() == 2
@@ -93,7 +112,7 @@ def test_the_fastest_and_the_forecasts(tab, serve, ledger):
     ("diff?a=1", 400, "/diff?a=N&amp;b=M"),
     ("diff?a=1&b=99999", 404, "has no candidate 99999"),
     ("diff/part?a=1&b=99999", 404, "has no candidate 99999"),
-    ("topk?of=77", 400, "of ="),
+    ("topk?problem=1,1,1,1,f16", 400, "what /topk links to"),
     ("?before=soon", 400, "before ="),
     ("api/run/99", 404, "has no run 99"),
 ])

@@ -26,6 +26,8 @@ pub use floor::{Floor, Peaks};
 pub use row::{All, Identity, Row, problem_json};
 pub use sensors::{Reading, Sensors, reasons};
 pub use stage::{Entrant, Mode, NotOurs, OURS, Origin, Slot, Stage, Timing, Work};
-pub use statistics::{Comparison, Interval, SpeedVerdict, compare, interval, median, quantile, trimmed_mean};
+pub use statistics::{
+    Comparison, Interval, SpeedVerdict, compare, control, interval, median, quantile, trimmed_mean,
+};
 pub use suites::Suite;
 pub use torch::{Torch, TorchError, python};

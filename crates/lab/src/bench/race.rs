@@ -21,7 +21,7 @@ use super::floor::{Floor, Peaks};
 use super::schedule::{is_looked_at, middle, palindrome};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
-use super::statistics::{Comparison, compare, interval, median, quantile};
+use super::statistics::{Comparison, compare, control, interval, median, quantile};
 use crate::gate::judge::ErrorFigures;
 
 /// Inputs of a race with their answers: one to begin with, one for each time that new values come.
@@ -412,12 +412,13 @@ impl<'a, S: Stage> Run<'a, S> {
             }
         }
         let logs: Vec<Vec<f64>> = self.lanes.iter().map(|lane| logs(lane)).collect();
-        let twin = &logs[self.entrants.len()];
+        let (twin, margin) = (&logs[self.entrants.len()], self.rules.mode.margin());
         for who in 0..self.entrants.len() {
-            let other = if who == 0 { twin } else { &logs[who] };
-            let comparable = self.is_in(0) && self.is_in(who) && !other.is_empty();
-            self.measurements[who].comparison =
-                comparable.then(|| compare(&logs[0], other, twin, self.rules.mode.margin()));
+            let comparable = self.is_in(0) && self.is_in(who) && !logs[who].is_empty();
+            self.measurements[who].comparison = comparable.then(|| match who {
+                0 => control(&logs[0], twin, margin),
+                _ => compare(&logs[0], &logs[who], twin, margin),
+            });
         }
         Race {
             problem: self.deck.problem.clone(),

@@ -42,15 +42,20 @@ for line in sys.stdin:
                     held.copy_(values)  # new values at the same address
                 else:
                     state[name] = values
-            state["causal"] = command["causal"]
-            state["scale"] = command["scale"]
-            state["gqa"] = command["shape_q"][1] != command["shape_k"][1]
+            how = state["how"] = {"scale": command["scale"]}
+            rows, keys = command["shape_q"][2], command["shape_k"][2]
+            if command["causal"] and rows == keys:
+                how["is_causal"] = True
+            elif command["causal"]:
+                # Ours is aligned to the bottom right, is_causal to the top left.
+                how["attn_mask"] = torch.ones(rows, keys, dtype=torch.bool).tril(diagonal=keys - rows)
+            if command["shape_q"][1] != command["shape_k"][1]:
+                how["enable_gqa"] = True  # torch 2.5 or later
             answer(ok=True)
         elif command["op"] == "run":
             with torch.inference_mode():
                 us, state["out"] = timed(lambda: torch.nn.functional.scaled_dot_product_attention(
-                    state["q"], state["k"], state["v"], is_causal=state["causal"], scale=state["scale"],
-                    enable_gqa=state["gqa"]))
+                    state["q"], state["k"], state["v"], **state["how"]))
             answer(us=us)
         elif command["op"] == "forget":
             state["out"] = None

@@ -1,7 +1,7 @@
 //! The problems that races are held on, as data: the command line and the Python package use the same.
 
 use kernels::Family;
-use problem::{DType, Layout, Mask, Problem};
+use problem::{DType, Layout, Mask, Problem, ProblemError};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,14 @@ impl Suite {
     }
 }
 
+/// The suite of problems that are in none.
+pub const OTHER: &str = "other";
+
+/// The name of the first suite that a problem is in, or [`OTHER`].
+pub fn suite_of(problem: &Problem) -> &'static str {
+    Suite::ALL.into_iter().find(|suite| suite.problems().contains(problem)).map_or(OTHER, Suite::name)
+}
+
 const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
 
@@ -97,30 +105,36 @@ pub fn calls(problem: &Problem) -> u32 {
     }
 }
 
-/// What a problem in words may be; says so as an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "BATCH,HEADS,SEQ,DIM,DTYPE[,causal][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
-     QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32"
-)]
-pub struct Accepted;
+/// Why a text names no problem; says what would be accepted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum WordsError {
+    /// It is not of the form.
+    #[error(
+        "BATCH,HEADS,SEQ,DIM,DTYPE[,causal][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
+         QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32"
+    )]
+    Form,
+    /// It is, and nobody could compute it.
+    #[error("what can be computed; here {0}")]
+    Problem(#[from] ProblemError),
+}
 
 /// A problem in words: `4,32/8,1x8192,128,bf16,causal`. Tensors are dense as `[batch, head, sequence, dim]`, or with `bshd` as
 /// `[batch, sequence, head, dim]`.
 ///
 /// # Errors
-/// [`Accepted`] where that is no problem.
-pub fn parse(text: &str) -> Result<Problem, Accepted> {
+/// [`WordsError`] where that is no problem.
+pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-    let (shape, words) = fields.split_at_checked(5).ok_or(Accepted)?;
+    let (shape, words) = fields.split_at_checked(5).ok_or(WordsError::Form)?;
     let (mask, layout) = match words {
         [] => (Mask::None, Layout::Bhsd),
         ["causal"] => (Mask::Causal, Layout::Bhsd),
         ["bshd"] => (Mask::None, Layout::Bshd),
         ["causal", "bshd"] => (Mask::Causal, Layout::Bshd),
-        _ => return Err(Accepted),
+        _ => return Err(WordsError::Form),
     };
-    let number = |text: &str| text.parse::<usize>().map_err(|_| Accepted);
+    let number = |text: &str| text.parse::<usize>().map_err(|_| WordsError::Form);
     // One number for both, or two.
     let pair = |text: &str, between: char| match text.split_once(between) {
         Some((a, b)) => Ok((number(a)?, number(b)?)),
@@ -128,10 +142,10 @@ pub fn parse(text: &str) -> Result<Problem, Accepted> {
     };
     let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
     let (dim, dim_v) = pair(shape[3], '/')?;
-    let dtype: DType = shape[4].parse().map_err(|_| Accepted)?;
+    let dtype: DType = shape[4].parse()?;
     let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype).with_mask(mask);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, ..problem }.with_layout(layout);
-    problem.check().map_err(|_| Accepted)?;
+    problem.check()?;
     Ok(problem)
 }
 
@@ -168,10 +182,14 @@ mod tests {
         assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
         assert_eq!((decode.head_dim, decode.head_dim_v, decode.mask), (192, 128, Mask::Causal));
         assert_eq!(decode.v, Layout::Bshd.strides(8, 8192, 128));
-        for bad in
-            ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16", "1,8,512,64,f8", "1,8/3,512,64,f16"]
+        for bad in ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16"] {
+            assert_eq!(parse(bad), Err(WordsError::Form), "{bad}");
+        }
+        for (bad, why) in
+            [("1,8,512,64,f8", "f8"), ("1,8/3,512,64,f16", "heads_kv = 3"), ("0,8,512,64,f16", "batch is 0")]
         {
-            assert_eq!(parse(bad), Err(Accepted), "{bad}");
+            let error = parse(bad).unwrap_err();
+            assert!(matches!(error, WordsError::Problem(_)) && error.to_string().contains(why), "{error}");
         }
     }
 
@@ -190,6 +208,8 @@ mod tests {
         );
         assert!(Suite::Mission.problems().contains(&Problem::mission()));
         assert_eq!(Suite::named("small"), Some(Suite::Small));
+        let long = Problem::new(1, 1, 131_072, 128, DType::Bf16);
+        assert_eq!((suite_of(&Problem::mission()), suite_of(&long)), ("mission", OTHER));
         assert_eq!(
             (calls(&Problem::mission()), calls(&Problem::new(1, 32, 16384, 64, DType::Bf16))),
             (20, 1)

@@ -23,8 +23,11 @@ pub enum TorchError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// It said that it cannot.
+    /// It has no torch.
     #[error("{0}; install it (`pip install torch`) to race against it")]
+    Missing(String),
+    /// PyTorch cannot do what was asked.
+    #[error("PyTorch: {0}")]
     Refused(String),
     /// The pipe broke or spoke another language.
     #[error("the python3 child process ended or gave no answer: {0}")]
@@ -81,7 +84,11 @@ impl Torch {
         let (input, output) = pipes.ok_or_else(|| TorchError::Broken("it has no pipes".into()))?;
         let (output, version) = (BufReader::new(output), String::new());
         let mut torch = Torch { child, input, output, scratch: Scratch::new()?, version };
-        torch.version = torch.answer()?.version.unwrap_or_default();
+        let answer = torch.answer().map_err(|error| match error {
+            TorchError::Refused(why) => TorchError::Missing(why),
+            other => other,
+        });
+        torch.version = answer?.version.unwrap_or_default();
         Ok(torch)
     }
 

@@ -143,7 +143,9 @@ impl Feed {
     ) {
         let Some(problem) = &bound.problem else { return };
         let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
-        let Some(out) = contents(Role::Tensor(Tensor::Out)) else { return };
+        let Some(out) = contents(Role::Tensor(Tensor::Out)) else {
+            return proof.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
+        };
         let lse = contents(Role::Lse)
             .map(|bytes| wide(&Values::from_bytes(problem::DType::F32, bytes), 0..usize::MAX));
         let rows = row_ranges(problem);

@@ -119,6 +119,13 @@ impl Proof {
         }
     }
 
+    /// No run, no proof.
+    pub(super) fn close(&mut self) {
+        if self.runs == 0 && self.verdict == Verdict::Proven {
+            self.leave_incomplete("nothing was run".to_owned());
+        }
+    }
+
     /// Adds hazards not seen before.
     pub(super) fn add_hazards(&mut self, hazards: Vec<Hazard>) {
         for hazard in hazards {

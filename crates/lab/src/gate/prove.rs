@@ -108,6 +108,7 @@ pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
             break; // further runs would only repeat it
         }
     }
+    proof.close();
     Ok(proof)
 }
 
@@ -127,6 +128,7 @@ pub fn prove_family(
             family.absorb(prove(&bound, settings)?, torture.name);
         }
     }
+    family.close();
     Ok(family)
 }
 

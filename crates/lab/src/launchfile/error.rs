@@ -56,6 +56,12 @@ pub enum LaunchError {
     /// `[problem]` names something that cannot be computed.
     #[error("launch file: [problem]: {0}")]
     Problem(#[from] ProblemError),
+    /// `[problem]` without its answer: nothing could be judged.
+    #[error(
+        "launch file: [problem] is stated and no [[arg]] is its answer; give one role = \"out\", or a tensor_map of = \"out\", or \
+         leave [problem] out"
+    )]
+    Unjudged,
     /// The module has no kernel.
     #[error("the module has no .entry with a body; nothing to launch")]
     NoEntry,

@@ -181,6 +181,7 @@ impl FromStr for LaunchSpec {
             dynamic_shared: shared_bytes(dynamic_shared.unwrap_or(0))?,
             args,
         };
+        spec.check_judged()?;
         spec.check_extents()?;
         spec.check_memory()?;
         spec.check_maps()?;
@@ -189,6 +190,19 @@ impl FromStr for LaunchSpec {
 }
 
 impl LaunchSpec {
+    /// What states a problem answers it.
+    fn check_judged(&self) -> Result<(), LaunchError> {
+        let shows_out = |arg: &ArgSpec| match arg {
+            ArgSpec::Tensor(tensor) => *tensor == Tensor::Out,
+            ArgSpec::TensorMap(map) => map.target == MapTarget::Tensor(Tensor::Out),
+            ArgSpec::Lse | ArgSpec::Buffer(_) | ArgSpec::Scalar(_) => false,
+        };
+        match self.problem {
+            Some(_) if !self.args.iter().any(shows_out) => Err(LaunchError::Unjudged),
+            _ => Ok(()),
+        }
+    }
+
     fn check_extents(&self) -> Result<(), LaunchError> {
         if let Some(block) = self.block.filter(|b| b.count() > 1024) {
             let accepted = "1 to 1024 threads in all";

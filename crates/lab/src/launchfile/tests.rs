@@ -123,6 +123,17 @@ fn refusals_name_key_value_and_what_is_accepted() {
 }
 
 #[test]
+fn a_problem_without_an_answer_is_refused() {
+    let without = |other: &str| {
+        FILE.replacen("role = \"out\"", other, 1).parse::<LaunchSpec>().map(|spec| spec.args.len())
+    };
+    assert_eq!(without("role = \"k\""), Err(LaunchError::Unjudged));
+    assert_eq!(without("role = \"lse\""), Err(LaunchError::Unjudged));
+    assert_eq!(without("role = \"tensor_map\"\nof = \"k\"\nbox = [8, 1, 1, 1]"), Err(LaunchError::Unjudged));
+    assert_eq!(without("role = \"tensor_map\"\nof = \"out\"\nbox = [8, 1, 1, 1]"), Ok(4));
+}
+
+#[test]
 fn arguments_must_fit_the_entry() {
     let spec: LaunchSpec = FILE.parse().unwrap();
     let bind = |params: &[Type]| spec.bind(module(params, LaunchBounds::default()));
@@ -206,23 +217,25 @@ elements = 512
 init = "iota"
 dims = [32, 16]
 box = [16, 16]
+[[arg]]
+role = "out"
 "#;
 
 #[test]
 fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
     let spec: LaunchSpec = MAPS.parse().unwrap();
-    let params = [Type::U64, Type::B8, Type::B8, Type::U64, Type::B8];
+    let params = [Type::U64, Type::B8, Type::B8, Type::U64, Type::B8, Type::U64];
     let bound = spec.bind(module(&params, LaunchBounds::default())).unwrap();
     let own = Role::Fill { dtype: BufferType::U8, init: Init::Iota };
     let fill = Role::Fill { dtype: BufferType::F16, init: Init::Uninitialised };
-    assert_eq!(bound.roles, [fill, Role::Tensor(Tensor::K), own]);
+    assert_eq!(bound.roles, [fill, Role::Tensor(Tensor::K), own, Role::Tensor(Tensor::Out)]);
     let buffers: Vec<_> = bound.kernel.tensor_maps.iter().map(|map| map.buffer).collect();
     assert_eq!(buffers, [1, 0, 2]);
     // Heads lie between rows, in the map as in the pointer's tensor.
     assert_eq!(bound.kernel.tensor_maps[0].strides, [256, 128, 16_384]);
     assert_eq!(bound.problem.unwrap().k.row, 128);
     assert_eq!(bound.kernel.tensor_maps[2].strides, [32]);
-    let wrong = spec.bind(module(&[Type::U64; 5], LaunchBounds::default())).unwrap_err().to_string();
+    let wrong = spec.bind(module(&[Type::U64; 6], LaunchBounds::default())).unwrap_err().to_string();
     assert!(
         wrong.contains("[[arg]] 1 (tensor_map) is a tensor map of 128 bytes at a multiple of 64"),
         "{wrong}"

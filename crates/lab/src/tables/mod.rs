@@ -11,6 +11,8 @@
 //! Of a suite `ideas_FAMILY` the variants of a plan stand beside it (`examples/ideas.rs`), of others the peers.
 //! Rows of mode `predicted` in `evidence/predicted.jsonl` stand beside, in columns that say so.
 //!
+//! A suite's table holds its own problems alone; `other` is the table of those that are in no suite.
+//!
 //! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
 
 mod ideas;
@@ -21,7 +23,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::bench::{Comparison, OURS};
+use crate::bench::suites::OTHER;
+use crate::bench::{Comparison, OURS, Suite};
 use crate::store::{StoreError, write};
 
 /// Why tables cannot be made, or are stale.
@@ -91,6 +94,13 @@ struct Row {
 }
 
 impl Row {
+    /// The suite that it belongs to: a problem may once have been run under the name of one that it is not in.
+    fn suite(&self) -> &str {
+        let outside =
+            |suite: Suite| !suite.problems().iter().any(|problem| self.problem == Problem::of(problem));
+        if Suite::named(&self.suite).is_some_and(outside) { OTHER } else { &self.suite }
+    }
+
     fn is_ours(&self) -> bool {
         self.implementation == OURS
     }
@@ -114,6 +124,21 @@ struct Problem {
     mask: String,
 }
 
+impl Problem {
+    fn of(problem: &problem::Problem) -> Problem {
+        Problem {
+            head_dim: problem.head_dim,
+            dtype: problem.dtype.name().to_owned(),
+            batch: problem.batch,
+            heads_q: problem.heads_q,
+            heads_kv: problem.heads_kv,
+            seq_q: problem.seq_q,
+            seq_kv: problem.seq_kv,
+            mask: problem.mask.name().to_owned(),
+        }
+    }
+}
+
 /// One problem in one mode: ours and the peers' of one run.
 struct Entry {
     ours: Row,
@@ -133,11 +158,16 @@ fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let fail = |error| TableError::Row { path: path.to_path_buf(), line: index + 1, error };
         let value: Value = serde_json::from_str(line).map_err(fail)?;
-        if value["suite"] == suite && value.get("mode").is_some() && value.get("us_median").is_some() {
+        let named = value["suite"].as_str().unwrap_or_default();
+        if (named == suite || (suite == OTHER && Suite::named(named).is_some()))
+            && value.get("mode").is_some()
+            && value.get("us_median").is_some()
+        {
             rows.push(serde_json::from_value::<Row>(value).map_err(fail)?);
         }
     }
-    Ok(rows.into_iter().filter(|row| row.suite == suite).collect())
+    rows.retain(|row| row.suite() == suite);
+    Ok(rows)
 }
 
 /// The run that counts for each problem and mode, in a steady order.
@@ -342,6 +372,21 @@ mod tests {
         ];
         std::fs::write(folder.path("evidence/h200.jsonl"), more.join("\n")).unwrap();
         assert!(check(&root, &documents).unwrap_err().to_string().contains("README.md"));
+    }
+
+    #[test]
+    fn a_problem_stands_in_its_own_suite_alone() {
+        let other = row("flashcore", "1", "2026-01-01", "warm", 7.5, None).replace("512", "131072");
+        let folder = folder(&[row("flashcore", "1", "2026-01-01", "warm", 4.5, None), other]);
+        let table = |suite: &str| {
+            let document = folder.path("README.md");
+            std::fs::write(&document, format!("<!-- table:h200/{suite} -->\n<!-- /table -->\n")).unwrap();
+            update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap();
+            std::fs::read_to_string(document).unwrap()
+        };
+        let (mission, other) = (table("mission"), table("other"));
+        assert!(mission.contains("4.50") && !mission.contains("S131072"), "{mission}");
+        assert!(other.contains("S131072") && other.contains("7.50") && !other.contains("S512"), "{other}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a kernel can try, without host code, on the gate. One warp, a row of 16 values a thread.
 
-use flashcore_lab::gate::{Proof, Settings, Verdict, prove};
-use flashcore_lab::launchfile::LaunchSpec;
+use flashcore_lab::gate::{Proof, Settings, Verdict, prove, prove_family};
+use flashcore_lab::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Role};
 
 const LAUNCH: &str = r#"
 [problem]
@@ -77,6 +77,22 @@ fn there_is_nothing_to_read_beside_the_inputs() {
 #[test]
 fn an_answer_left_out_is_missed() {
     assert_refuted(&module("", ""), "unwritten_output at");
+}
+
+#[test]
+fn without_an_answer_nothing_is_proven() {
+    let module = ptx::parse(&module("", "")).unwrap();
+    let launch = LAUNCH.replace("role = \"out\"", "role = \"buffer\"\ndtype = \"f16\"\nelements = 512");
+    assert_eq!(launch.parse::<LaunchSpec>().unwrap_err(), LaunchError::Unjudged);
+    // Nor where the gate itself is given such a kernel, or nothing to run.
+    let mut bound = LAUNCH.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+    let nothing = prove(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
+    assert_eq!((nothing.verdict, nothing.reasons), (Verdict::Incomplete, vec!["nothing was run".to_owned()]));
+    bound.roles[3] = Role::Fill { dtype: BufferType::F16, init: Init::Zeros };
+    let proof = prove(&bound, &Settings::quick()).unwrap();
+    assert_eq!(proof.verdict, Verdict::Incomplete);
+    assert!(proof.reasons.iter().any(|r| r.contains("nothing was judged")), "{:?}", proof.reasons);
+    assert_eq!(prove_family(&[], &Settings::quick(), |_| None).unwrap().verdict, Verdict::Incomplete);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use flashcore_lab::bench::schedule::palindrome;
 use flashcore_lab::bench::{
     Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SpeedVerdict, median, race,
 };
@@ -193,6 +194,24 @@ fn what_changes_after_the_warm_up_is_looked_at() {
         });
         assert!(is_wrong(&fault_of(&against(lazy, Mode::Warm))), "after {after}");
     }
+}
+
+/// The control can say no: a kernel whose twin came to lie in a slower place.
+#[test]
+fn a_device_that_tells_equals_apart_is_told() {
+    let mut turn = 0;
+    let placed: Host = Box::new(move |world, calls| {
+        // Cold, a turn is one launch, and one went before all rounds. Lane 2 is the twin's.
+        let lane = usize::checked_sub(turn, 1).and_then(|turn| {
+            let lanes = palindrome(3, 1, turn as u64 / 4).into_iter();
+            lanes.filter(|&lane| lane != 1).nth(turn % 4)
+        });
+        turn += 1;
+        honest(if lane == Some(2) { 1.1 } else { 1.0 })(world, calls)
+    });
+    let race = race_on(Device::new(vec![placed, honest(1.0)], CALLS), Mode::Cold, Origin::Peer);
+    let found = race.first().comparison.unwrap();
+    assert_eq!(found.verdict, SpeedVerdict::Faster, "{found:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use kernels::select::Shape;
 use kernels::{Arch, KernelError, Plan, emit};
-use problem::Problem;
+use problem::{Problem, Tensor};
 
 use crate::evolve::{Candidate, Language, Source, Stage};
 use crate::launchfile::{Bound, LaunchSpec, Role};
@@ -117,6 +117,11 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     module.version = module.version.max(module.target.minimum_version());
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
     // What a race feeds and reads.
+    if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Tensor(t))) {
+        let detail =
+            format!("no argument is {}; accepted: all of q, k, v and out, and lse or not", missing.name());
+        return Err(Fault::new("launch", detail));
+    }
     let other = bound.roles.iter().position(|role| !matches!(role, Role::Tensor(_) | Role::Lse));
     other.map_or(Ok(()), |index| {
         let name = &bound.kernel.buffers[index].name;
@@ -189,6 +194,17 @@ pub(crate) mod tests {
         ] {
             let fault = of_source(&source, problem, &arch).unwrap_err();
             assert!(fault.reason == reason && fault.detail.contains(said), "{reason} {said}: {fault}");
+        }
+        // A kernel that answers nothing, and one that does not look: nothing of them could be judged or raced.
+        let nothing = ".version 7.4\n.target sm_80\n.address_size 64\n.visible .entry nothing(.param .u64 a, .param .u64 b, \
+                       .param .u64 c)\n{\nret;\n}\n";
+        let table = "[problem]\nheads_q = 1\nseq_q = 64\nhead_dim = 64\ndtype = \"f16\"\n[launch]\ngrid = [1]\nblock = [32]\n";
+        for (roles, said) in
+            [(["q", "k", "v"], "no [[arg]] is its answer"), (["q", "k", "out"], "no argument is v")]
+        {
+            let args: String = roles.iter().map(|role| format!("[[arg]]\nrole = \"{role}\"\n")).collect();
+            let fault = of_source(&with(nothing, &format!("{table}{args}")), &problem, &arch).unwrap_err();
+            assert!(fault.reason == "launch" && fault.detail.contains(said), "{said}: {fault}");
         }
         let plan = kernels::Family::Mma.default_for(&other, &arch).unwrap();
         let mut genes = serde_json::json!(plan);

@@ -2,9 +2,12 @@
 "use strict";
 (() => {
   const text = async (path) => {
-    const answer = await fetch(path, { cache: "no-store" });
-    if (!answer.ok && answer.status !== 404) throw new Error(`${path}: ${answer.status}`);
-    return answer.text();
+    const answer = await fetch(path, { cache: "no-store" }).catch(() => { throw new Error("the server does not answer"); });
+    const words = await answer.text();
+    if (answer.ok) return words;
+    // Pages that say what is wrong say it in their first paragraph.
+    const said = new DOMParser().parseFromString(words, "text/html").querySelector("p");
+    throw new Error(said ? said.textContent : `${path}: ${answer.status}`);
   };
   for (const part of document.querySelectorAll("[data-part]")) {
     text(part.dataset.part).then(
@@ -37,7 +40,7 @@
       wait = news.state === "open" ? OPEN : AT_REST;
       say("on", `live, ${news.state}`);
     } catch (error) {
-      say("off", "the server does not answer; the page is as it was");
+      say("off", `${error.message.replace(/\.$/, "")}; the page is as it was`);
     }
     setTimeout(turn, wait);
   };

@@ -6,10 +6,11 @@ use serde_json::Value;
 
 use super::axis::{grouped, percent, ratio, time};
 use super::lineage::changes;
-use super::view::{RunRow, RunView, in_words, moment};
+use super::view::{RunRow, RunView, in_words, moment, speedup};
 use super::{
     Links, Section, arm_name, figures, frame, scatter, shape, stage_name, title, trial_name, with_contents,
 };
+use crate::bench::suites::words;
 use crate::evolve::Candidate;
 use crate::ledger::{
     ByHand, CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId,
@@ -64,7 +65,7 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
 
 fn run_row(row: &RunRow) -> Markup {
     let (line, baseline, best) = (&row.line, row.baseline.as_ref(), row.best.as_ref());
-    let gain = baseline.zip(best).map(|(baseline, best)| baseline.us / best.us);
+    let gain = speedup(baseline, best);
     let us = |ranked: Option<&Ranked>| ranked.map_or("–".to_owned(), |r| time(r.us));
     html! {
         tr {
@@ -80,7 +81,11 @@ fn run_row(row: &RunRow) -> Markup {
             td.n { (grouped(line.candidates)) }
             td.n { (us(baseline)) }
             td.n { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
-            td.n { (gain.map_or("–".to_owned(), ratio)) }
+            td.n { @match gain {
+                None => "–",
+                Some((gain, Some(_))) => (ratio(gain)),
+                Some((gain, None)) => { (ratio(gain)) span.soft { " of times" } }
+            } }
         }
     }
 }
@@ -284,9 +289,9 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         (navigation("/topk"))
         h1 { "Fastest plans" }
         @if problems.is_empty() { p.soft { "No plan has a time yet." } }
-        nav.contents { @for (i, (problem, device)) in problems.iter().enumerate() {
+        nav.contents { @for (problem, device) in problems {
             @let current = chosen.is_some_and(|(p, d)| p == problem && d == device);
-            a href=(format!("/topk?of={i}")) aria-current=[current.then_some("page")] { (shape(problem)) " on " (device) }
+            a href=(address(problem, device)) aria-current=[current.then_some("page")] { (shape(problem)) " on " (device) }
         } }
         @if let Some((problem, device)) = chosen {
             h2 { (shape(problem)) " on " (device) }
@@ -307,6 +312,18 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         }
     };
     frame("Fastest plans", "", body)
+}
+
+/// Where the fastest plans of a problem on a device are shown. It stays what it is while the ledger grows.
+fn address(problem: &Shape, device: &str) -> String {
+    format!("/topk?problem={}&device={}", encoded(&words(&problem.problem())), encoded(device))
+}
+
+/// As a part of a query (RFC 3986, section 2.1).
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~,/".contains(&byte);
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
 }
 
 /// How good each forecaster is, and people's forecasts of ideas.

@@ -331,13 +331,18 @@ impl ProblemView {
 
     /// time(baseline) / time(best): a race of the two where there was one, with its interval, else the quotient of their times.
     pub fn speedup(&self) -> Option<(f64, Option<(f64, f64)>)> {
-        let (baseline, best) = (self.baseline.as_ref()?, self.best.as_ref()?);
-        let race = best.against.filter(|race| race.incumbent == baseline.candidate);
-        Some(match race {
-            Some(race) => (race.ratio, Some((race.low, race.high))),
-            None => (baseline.us / best.us, None),
-        })
+        speedup(self.baseline.as_ref(), self.best.as_ref())
     }
+}
+
+/// time(baseline) / time(best), and its interval where the two were raced.
+pub(super) fn speedup(baseline: Option<&Ranked>, best: Option<&Ranked>) -> Option<(f64, Option<(f64, f64)>)> {
+    let (baseline, best) = (baseline?, best?);
+    let race = best.against.filter(|race| race.incumbent == baseline.candidate);
+    Some(match race {
+        Some(race) => (race.ratio, Some((race.low, race.high))),
+        None => (baseline.us / best.us, None),
+    })
 }
 
 /// The problems that a run searches. Those it holds out have baselines alone.
