@@ -7,7 +7,7 @@ use crate::evolve::{Candidate, Language, Source};
 use crate::store::Scratch;
 
 const SHORT: Limits =
-    Limits { wall: Duration::from_secs(10), cpu_seconds: 3, memory: 1 << 30, output: 1 << 20 };
+    Limits { wall: Duration::from_secs(30), cpu_seconds: 3, memory: 1 << 30, output: 1 << 20 };
 
 fn ask(line: &str, limits: Limits) -> Result<Proposal, Rejection> {
     Proposer::new(line, limits).propose(&json!({ "problem": { "seq_q": 64 } }))
