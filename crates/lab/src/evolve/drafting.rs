@@ -4,7 +4,8 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use super::bandit::Operator;
-use super::engine::{Ask, Evolution, EvolveError, Question, Said};
+use super::engine::{Ask, Evolution, EvolveError, Question};
+use super::joining::Said;
 use super::operators::{Draft, Workshop};
 use super::population::Population;
 use super::seeding::SEED;

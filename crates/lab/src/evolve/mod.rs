@@ -19,6 +19,7 @@ pub mod evaluate;
 mod faults;
 mod finals;
 pub mod insight;
+mod joining;
 pub mod niches;
 mod operators;
 mod population;
