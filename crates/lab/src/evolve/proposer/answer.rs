@@ -56,7 +56,7 @@ pub enum AnswerError {
         found: String,
     },
     /// A time that is none.
-    #[error("predicted_us = {0}; accepted: {TIMES:?}")]
+    #[error("predicted_us = {0:e}; accepted: {low:e} to {high:e}", low = TIMES.start(), high = TIMES.end())]
     Time(f64),
     /// A kernel of which nobody wants to read the end.
     #[error(transparent)]

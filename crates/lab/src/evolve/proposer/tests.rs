@@ -86,7 +86,7 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         (
             "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": 1e-310}'",
             "proposer",
-            "accepted: 1e-6..=1e15",
+            "predicted_us = 1e-310; accepted: 1e-6 to 1e15",
         ),
         (
             "python3 -c \"import json; print(json.dumps({'ptx': 'x' * (9 << 20), 'launch': ''}))\"",
