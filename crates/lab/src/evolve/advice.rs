@@ -20,7 +20,7 @@ use crate::bench::{Mode, Peaks};
 const LEAST: usize = 10;
 /// Times before a search is called flat.
 const PATIENCE: usize = 48;
-/// Less than this is not worth looking for: a thousandth.
+/// Less than this is not worth looking for: a fifth of a percent.
 const NOTHING: f64 = 0.002;
 /// Less than this is not worth going on for, whatever the noise.
 const WORTH: f64 = 0.01;

@@ -28,6 +28,35 @@ pub struct Source {
     pub launch: String,
 }
 
+/// Longest text of a kernel, bytes: ten times that of our longest.
+const LONGEST_TEXT: usize = 8 << 20;
+/// Longest launch file.
+const LONGEST_LAUNCH: usize = 64 << 10;
+
+/// A kernel of which nobody wants to read the end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its {what} has {length} bytes; accepted: at most {most}")]
+pub struct TooLong {
+    what: &'static str,
+    length: usize,
+    most: usize,
+}
+
+impl Source {
+    /// Whether it is worth keeping.
+    ///
+    /// # Errors
+    /// What is too long.
+    pub fn check_lengths(&self) -> Result<(), TooLong> {
+        let text = ("text", self.text.len(), LONGEST_TEXT);
+        let launch = ("launch file", self.launch.len(), LONGEST_LAUNCH);
+        match [text, launch].into_iter().find(|(_, length, most)| length > most) {
+            Some((what, length, most)) => Err(TooLong { what, length, most }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What kernels are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -6,9 +6,9 @@
 //! 2. `Prove`: the gate in the emulator;
 //! 3. `Microbench`: on a GPU the gate there, then a short timing to rank by;
 //! 4. `Race`: the fastest few against the baseline, by the law of time;
-//! 5. `HeldOut`: the winner on problems that the search never saw.
+//! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never saw.
 
-use super::population::Member;
+use super::population::{Member, Place};
 use super::task::Stage;
 use crate::gate::Verdict;
 use crate::ledger::{Against, CandidateId, ProofFact, Rejection};
@@ -54,9 +54,15 @@ pub fn not_picked(rank: usize) -> Rejection {
     reject(Stage::Screen, "predicted_slow", detail)
 }
 
-/// The budget ended before its draw was whole.
-pub fn not_reached() -> Rejection {
-    reject(Stage::Screen, "budget", "the budget ended before all of its draw were screened".to_owned())
+/// The budget ended before it was evaluated, or before its draw was whole.
+pub fn not_reached(place: Place) -> Rejection {
+    let (stage, detail) = match place {
+        Place::Ready(stage) => (stage, "the budget ended before it was its turn"),
+        Place::Held | Place::Timed | Place::Dead => {
+            (Stage::Screen, "the budget ended before all of its draw were screened")
+        }
+    };
+    reject(stage, "budget", detail.to_owned())
 }
 
 /// Why a judged candidate goes no further.

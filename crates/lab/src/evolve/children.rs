@@ -7,8 +7,9 @@
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The environment's variable that marks a process and its descendants.
@@ -175,10 +176,13 @@ pub enum Confinement {
 const COMPLAINT: usize = 4096;
 /// Time between two looks at a program.
 const LOOK: Duration = Duration::from_millis(5);
-/// Looks between two at its memory, which cost more.
-const MEMORY_EVERY: u32 = 10;
+/// Looks between two at its memory, which cost more: every half second.
+const MEMORY_EVERY: u32 = 100;
+/// How long a program's last words are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Runs a line of the shell to its end, with `input` on its standard input. It and all that it started are gone when this returns.
+/// Runs a line of the shell to its end, with `input` on its standard input. It and all that it started are gone when this returns,
+/// but for who cleared the mark and left the group; such a one is not waited for, even if it holds the pipes open.
 ///
 /// # Errors
 /// When it cannot be started or breaks a limit.
@@ -197,26 +201,62 @@ pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinem
     let child = group.child();
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     // It may read nothing, and then it ends without this.
-    let writer = stdin.map(|mut stdin| {
+    if let Some(mut stdin) = stdin {
         std::thread::spawn(move || {
             let _ = std::io::Write::write_all(&mut stdin, &input);
-        })
-    });
+        });
+    }
     let (cap, overflows) = (limits.output, Arc::new(AtomicBool::new(false)));
     let tells = overflows.clone();
-    let output = stdout.map(|stdout| std::thread::spawn(move || capped(stdout, cap, &tells)));
-    let complaint = stderr.map(|stderr| std::thread::spawn(move || tail(stderr)));
+    let output =
+        stdout.map(|stdout| Reader::start(stdout, move |kept, part| capped(kept, part, cap, &tells)));
+    let complaint = stderr.map(|stderr| Reader::start(stderr, tail));
     let ended = attend(&mut group, limits, began, &overflows);
     // With the last of them the pipes close, and the threads end.
     group.end();
-    let output = output.and_then(|reader| reader.join().ok()).unwrap_or_default();
-    let complaint = complaint.and_then(|reader| reader.join().ok()).unwrap_or_default();
-    if let Some(writer) = writer {
-        let _ = writer.join();
-    }
+    let wait_until = Instant::now() + LAST_WORDS;
+    let output = output.map(|reader| reader.read(wait_until)).unwrap_or_default();
+    let complaint = complaint.map(|reader| reader.read(wait_until)).unwrap_or_default();
+    let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
     let status = ended?;
     // It may have ended before anyone looked.
     if output.len() > cap { Err(Confinement::Output(cap)) } else { Ok(Said { status, output, complaint }) }
+}
+
+/// A stream that is read on a thread of its own. Should someone hold it open for ever, the thread is left behind.
+struct Reader {
+    kept: Arc<Mutex<Vec<u8>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Reader {
+    /// Reads to the end; `keep` takes in each part and says whether to read on.
+    fn start(
+        mut stream: impl Read + Send + 'static,
+        mut keep: impl FnMut(&mut Vec<u8>, &[u8]) -> bool + Send + 'static,
+    ) -> Reader {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let shared = kept.clone();
+        let thread = std::thread::spawn(move || {
+            let mut part = vec![0; 64 << 10];
+            // An error of the pipe is its end.
+            while let Ok(read @ 1..) = stream.read(&mut part) {
+                let mut kept = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                if !keep(&mut kept, &part[..read]) {
+                    break;
+                }
+            }
+        });
+        Reader { kept, thread }
+    }
+
+    /// What was read until the stream's end, or until then.
+    fn read(self, until: Instant) -> Vec<u8> {
+        while !self.thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// Waits for the program's end or its first breach.
@@ -247,24 +287,21 @@ fn attend(
     Err(Confinement::Time(limits.wall.as_secs_f64()))
 }
 
-/// All of a stream, or one byte more than the cap.
-fn capped(stream: impl Read, cap: usize, overflows: &AtomicBool) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    // An error of the pipe is its end.
-    let _ = stream.take(cap as u64 + 1).read_to_end(&mut bytes);
-    overflows.store(bytes.len() > cap, Ordering::Relaxed);
-    bytes
+/// Keeps all of a stream, or one byte more than the cap.
+fn capped(kept: &mut Vec<u8>, part: &[u8], cap: usize, overflows: &AtomicBool) -> bool {
+    let room = cap + 1 - kept.len();
+    kept.extend_from_slice(&part[..part.len().min(room)]);
+    let is_over = kept.len() > cap;
+    overflows.store(is_over, Ordering::Relaxed);
+    !is_over
 }
 
-/// The end of a stream, read whole.
-fn tail(mut stream: impl Read) -> String {
-    let (mut kept, mut part) = (Vec::new(), [0; COMPLAINT]);
-    while let Ok(read @ 1..) = stream.read(&mut part) {
-        kept.extend_from_slice(&part[..read]);
-        let excess = kept.len().saturating_sub(COMPLAINT);
-        kept.drain(..excess);
-    }
-    String::from_utf8_lossy(&kept).trim().to_owned()
+/// Keeps the end of a stream.
+fn tail(kept: &mut Vec<u8>, part: &[u8]) -> bool {
+    kept.extend_from_slice(part);
+    let excess = kept.len().saturating_sub(COMPLAINT);
+    kept.drain(..excess);
+    true
 }
 
 #[cfg(test)]
@@ -352,6 +389,16 @@ mod tests {
         let said = run(&line, Vec::new(), &LIMITS).unwrap();
         assert_eq!(said.output, b"answer\n");
         assert!(!lives(left));
+    }
+
+    /// Who cleared the mark and left the group keeps the pipes open; the run goes on without waiting for it, and what was said counts.
+    #[test]
+    fn who_gets_away_is_not_waited_for() {
+        let began = Instant::now();
+        let line = "setsid env -i sleep 9 & sleep 0.2; echo answer; echo why >&2";
+        let said = run(line, vec![b'x'; 1 << 20], &LIMITS).unwrap();
+        assert_eq!((said.output, said.complaint), (b"answer\n".to_vec(), "why".to_owned()));
+        assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
     }
 
     /// A run that is killed leaves nobody behind who works for it.

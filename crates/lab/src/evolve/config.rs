@@ -20,7 +20,7 @@ pub enum Configuration {
     Free,
     /// From the best, with what helped elsewhere and what the diagnosis says.
     Insight,
-    /// From elites of all niches, with crossing, steps, insights and proposals.
+    /// From elites of all niches, with crossing, steps and insights.
     #[default]
     Full,
 }
@@ -43,7 +43,7 @@ impl Configuration {
         Configuration::ALL.into_iter().find(|configuration| configuration.name() == name)
     }
 
-    /// Its operators.
+    /// Its operators, beside a proposer where one is given.
     pub const fn operators(self) -> &'static [Operator] {
         match self {
             Configuration::Free => &[Operator::Mutate, Operator::Restart],
@@ -54,7 +54,6 @@ impl Configuration {
                 Operator::Mutate,
                 Operator::Cross,
                 Operator::Restart,
-                Operator::Propose,
             ],
         }
     }

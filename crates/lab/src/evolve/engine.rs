@@ -1,29 +1,22 @@
 //! The engine: asked what to evaluate, told what came of it. It knows no thread, no device and no clock, so a run is decided by its
-//! configuration and the order of the answers alone; all that it knows it writes to the ledger first, so a run that was cut off goes
-//! on from there.
+//! configuration and the order of the answers alone. Of an answer that it took in the ledger has all or nothing, and it does nothing
+//! more before the ledger has it: a run that was cut off goes on from there.
 
 use std::collections::HashSet;
 
 use kernels::select::Shape;
-use rand::SeedableRng;
-use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
-use super::bandit::Operator;
-use super::candidate::{Candidate, Language, Source};
-use super::cascade;
-use super::config::{Case, Config, Limits};
+use super::config::{Config, Limits};
+use super::faults::Faults;
 use super::insight::Insights;
-use super::operators::{Draft, Workshop};
-use super::population::{Member, Place, Population};
-use super::proposer::Proposal;
+use super::population::{Place, Population};
 use super::space::Space;
 use super::task::{Outcome, Stage, Task};
 use super::workers::is_of_device;
 use super::{advice, finals};
 use crate::ledger::{
-    Arm, CandidateId, Decision, Environment, Forecast, Ledger, LedgerError, NewCandidate, Rejection, Run,
-    RunEvent, RunId,
+    CandidateId, Decision, Environment, Ledger, LedgerError, Rejection, Run, RunEvent, RunId,
 };
 
 /// Why an evolution cannot go on.
@@ -54,7 +47,22 @@ pub enum EvolveError {
         /// What is wrong with it.
         error: serde_json::Error,
     },
-    /// There is nothing to do.
+    /// Evaluations fail one after the other, whatever the candidate: it is not the candidates' fault.
+    #[error(
+        "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
+         nothing is lost"
+    )]
+    Faults {
+        /// How many.
+        count: usize,
+        /// Of what.
+        place: &'static str,
+        /// Of the last, in a word.
+        reason: String,
+        /// In words.
+        detail: String,
+    },
+    /// There is nothing to do, or what is asked for cannot be.
     #[error("{what}; accepted: {accepted}")]
     Nothing {
         /// What is missing.
@@ -86,21 +94,27 @@ pub struct Question {
     pub number: usize,
     /// Problem, device, incumbent with its source, findings, insights, history: what the proposer gets on its standard input.
     pub brief: Value,
+    /// When, in seconds after the run began or went on.
+    pub asked: f64,
 }
-
-/// Questions that wait for a proposer at a time: it may take minutes.
-const QUESTIONS: usize = 1;
 
 /// One problem's search.
 pub(super) struct Search {
     pub(super) population: Population,
     pub(super) space: Space,
     /// Questions that were asked, and how many of them were answered.
-    questions: [usize; 2],
+    pub(super) questions: [usize; 2],
     /// Nothing new is to be found.
-    exhausted: bool,
+    pub(super) exhausted: bool,
     /// The search ended before its budget.
-    flat: bool,
+    pub(super) flat: bool,
+}
+
+impl Search {
+    /// Questions without an answer.
+    pub(super) const fn asked(&self) -> usize {
+        self.questions[0] - self.questions[1]
+    }
 }
 
 /// A run.
@@ -116,9 +130,9 @@ pub struct Evolution {
     /// Seconds of evaluators, and of these with the device.
     pub(super) spent: [f64; 2],
     /// Seconds since the run began or went on.
-    elapsed: f64,
+    pub(super) elapsed: f64,
     finished: bool,
-    turn: usize,
+    faults: Faults,
 }
 
 impl Evolution {
@@ -128,7 +142,7 @@ impl Evolution {
     /// When there is nothing to search, or the ledger cannot be written.
     pub fn begin(
         ledger: Ledger,
-        config: Config,
+        mut config: Config,
         environment: Environment,
         price_per_hour: Option<f64>,
         limits: Limits,
@@ -139,6 +153,15 @@ impl Evolution {
         if config.candidates.is_none() && config.seconds.is_none() {
             let (what, accepted) = ("no budget", "candidates, minutes, or both");
             return Err(EvolveError::Nothing { what, accepted });
+        }
+        if config.random_share.is_nan() || config.random_share <= 0.0 {
+            let (what, accepted) = ("no blind draws", "a share above 0: they show what the search gains");
+            return Err(EvolveError::Nothing { what, accepted });
+        }
+        // What another case of the run searches is not held out.
+        let searched: Vec<Shape> = config.cases.iter().map(|case| case.problem).collect();
+        for case in &mut config.cases {
+            case.held_out.retain(|(shape, _)| !searched.contains(shape));
         }
         let run = Run { device: config.device.clone(), config: json!(config), environment, price_per_hour };
         let run = ledger.begin_run(&run)?;
@@ -158,8 +181,10 @@ impl Evolution {
         let config = serde_json::from_value(known.run.config)
             .map_err(|error| EvolveError::Config { run: run.0, error })?;
         let mut evolution = Evolution::new(ledger, run, config, limits);
+        let failed = known.outcomes.iter().filter(|o| o.stage == Stage::Propose).map(|o| o.candidate);
+        let failed: HashSet<CandidateId> = failed.collect();
         for known in &known.candidates {
-            evolution.admit(known.id, &known.new);
+            evolution.admit(known.id, &known.new, failed.contains(&known.id));
         }
         // What the engine itself made of an answer follows from it again.
         for outcome in &known.outcomes {
@@ -194,7 +219,7 @@ impl Evolution {
             spent: [0.0; 2],
             elapsed: 0.0,
             finished: false,
-            turn: 0,
+            faults: Faults::default(),
         }
     }
 
@@ -228,20 +253,22 @@ impl Evolution {
         if self.finished {
             return Ok(Ask::Done);
         }
+        if let Some(error) = self.faults.too_many() {
+            self.stop()?;
+            return Err(error);
+        }
         if let Some(task) = self.ready() {
             return Ok(self.fly(task));
         }
         if self.has_room() {
-            for _ in 0..self.searches.len() {
-                let case = self.turn % self.searches.len();
-                self.turn += 1;
+            for case in self.turns() {
                 if let Some(ask) = self.create(case)? {
                     return Ok(ask);
                 }
             }
         }
-        let questions = self.searches.iter().any(|s| s.questions[0] > s.questions[1]);
-        if !self.flying.is_empty() || questions {
+        // Who answers too late is not waited for.
+        if !self.flying.is_empty() || self.questions() > 0 && self.in_time() {
             return Ok(Ask::Wait);
         }
         if let Some(task) = finals::next(self)? {
@@ -261,61 +288,16 @@ impl Evolution {
         if self.told.contains(&task) {
             return Ok(());
         }
-        let died = self.learn(outcome);
-        self.ledger.together(|ledger| {
-            if ledger.tell(outcome)? {
-                died.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
-            }
-            Ok::<_, EvolveError>(())
-        })
-    }
-
-    /// Takes in what a proposer answered: a candidate, or what was wrong with the answer.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn answer(
-        &mut self,
-        question: &Question,
-        answer: Result<Proposal, Rejection>,
-    ) -> Result<(), EvolveError> {
-        let Some(search) = self.searches.get_mut(question.case) else { return Ok(()) };
-        search.questions[1] += 1;
-        let expected_us = answer.as_ref().ok().and_then(|proposal| proposal.predicted_us);
-        let (candidate, rejection) = match answer.map(|proposal| proposal.candidate) {
-            Ok(candidate) => match search.space.domain.check(&candidate) {
-                Ok(()) => (candidate, None),
-                Err(detail) => {
-                    (candidate, Some(Rejection { stage: Stage::Propose, reason: "plan".into(), detail }))
-                }
-            },
-            // There must be a candidate for the answer's failure to be told of: the answer as it came.
-            Err(rejection) => {
-                let (text, launch) = (rejection.detail.clone(), String::new());
-                (Candidate::Kernel(Source { language: Language::Ptx, text, launch }), Some(rejection))
-            }
-        };
-        let parents: Vec<&Member> =
-            search.population.best.iter().filter_map(|id| search.population.members.get(id)).collect();
-        let problem = search.population.problem;
-        let draft = Draft::from_parents(candidate, Operator::Propose.name().to_owned(), &parents);
-        if let Some((candidate, us)) = self.add(question.case, draft, rejection)?.zip(expected_us) {
-            let (hypothesis, author) = (String::new(), Operator::Propose.name().to_owned());
-            let (device, problem) = (self.config.device.clone(), Some(problem));
-            let (low_us, high_us) = (us, us);
-            let candidate = Some(candidate);
-            self.ledger.forecast(&Forecast {
-                candidate,
-                hypothesis,
-                author,
-                device,
-                problem,
-                low_us,
-                us,
-                high_us,
-            })?;
+        if self.faults.is_to_be_tried_again(outcome) {
+            return Ok(());
         }
-        Ok(())
+        self.faults.saw(outcome);
+        let outcome = match self.owner(outcome.candidate) {
+            Some(search) => search.population.normalised(outcome),
+            None => outcome.clone(),
+        };
+        let died = self.learn(&outcome);
+        self.ledger.together(|ledger| write(ledger, &outcome, &died))
     }
 
     /// Someone stops the run: nothing new is begun, and it can be resumed.
@@ -329,28 +311,6 @@ impl Evolution {
 
     pub(super) fn was_told(&self, candidate: CandidateId, stage: Stage, problem: &Shape) -> bool {
         self.told.contains(&(candidate, stage, *problem))
-    }
-
-    /// A candidate that is compared with joins, and is not judged.
-    pub(super) fn add_reference(
-        &mut self,
-        case: usize,
-        problem: Shape,
-        candidate: Candidate,
-        operator: &str,
-    ) -> Result<CandidateId, EvolveError> {
-        let new = NewCandidate {
-            run: self.run,
-            problem,
-            candidate,
-            arm: Arm::Baseline,
-            operator: operator.to_owned(),
-            parents: Vec::new(),
-            changes: json!({}),
-        };
-        let id = self.ledger.add_candidate(&new)?;
-        self.searches[case].population.admit(id, &new);
-        Ok(id)
     }
 
     pub(super) fn task(&self, case: usize, id: CandidateId, stage: Stage) -> Option<Task> {
@@ -370,64 +330,45 @@ impl Evolution {
         })
     }
 
-    fn fly(&mut self, task: Task) -> Ask {
+    pub(super) fn fly(&mut self, task: Task) -> Ask {
         self.flying.insert((task.candidate, task.stage, task.problem));
         Ask::Task(Box::new(task))
     }
 
     /// Takes in an answer, without writing: who died of it.
     fn learn(&mut self, outcome: &Outcome) -> Vec<(CandidateId, Rejection)> {
-        self.told.insert((outcome.candidate, outcome.stage, outcome.problem));
-        self.spent[0] += outcome.seconds;
-        self.spent[1] += outcome.device_seconds;
+        self.account(outcome);
         let owner = self.searches.iter_mut().find(|s| s.population.members.contains_key(&outcome.candidate));
         owner.map(|search| search.population.learn(outcome, &mut self.insights)).unwrap_or_default()
     }
 
-    fn admit(&mut self, id: CandidateId, new: &NewCandidate) {
-        // Held-out problems belong to the case that names them.
-        let owns = |case: &Case| {
-            case.problem == new.problem || case.held_out.iter().any(|(shape, _)| *shape == new.problem)
-        };
-        let exact = self.config.cases.iter().position(|case| case.problem == new.problem);
-        let of_parent =
-            |search: &Search| new.parents.iter().any(|id| search.population.members.contains_key(id));
-        let case = self.searches.iter().position(of_parent).or(exact);
-        let case = case.or_else(|| self.config.cases.iter().position(owns));
-        if let Some(case) = case {
-            let search = &mut self.searches[case];
-            search.population.admit(id, new);
-            if Operator::of(&new.operator) == Some(Operator::Propose) {
-                search.questions = search.questions.map(|n| n + 1);
-            }
-        }
+    /// It was told, and what it took is spent.
+    pub(super) fn account(&mut self, outcome: &Outcome) {
+        self.told.insert((outcome.candidate, outcome.stage, outcome.problem));
+        self.spent[0] += outcome.seconds;
+        self.spent[1] += outcome.device_seconds;
     }
 
-    /// A candidate joins; `None` where it died at once.
-    fn add(
-        &mut self,
-        case: usize,
-        draft: Draft,
-        rejection: Option<Rejection>,
-    ) -> Result<Option<CandidateId>, EvolveError> {
-        let (run, problem) = (self.run, self.searches[case].population.problem);
-        let Draft { candidate, arm, operator, parents, changes } = draft;
-        let new = NewCandidate { run, problem, candidate, arm, operator, parents, changes };
-        let population = &mut self.searches[case].population;
-        self.ledger.together(|ledger| {
-            let id = ledger.add_candidate(&new)?;
-            let rejection = population.admit(id, &new).or(rejection);
-            let Some(rejection) = rejection else { return Ok(Some(id)) };
-            ledger.rejected(id, &rejection)?;
-            population.kill(id, rejection);
-            Ok(None)
-        })
+    fn owner(&self, candidate: CandidateId) -> Option<&Search> {
+        self.searches.iter().find(|search| search.population.members.contains_key(&candidate))
     }
 
     /// What is under way: without and with the device.
-    fn under_way(&self) -> [usize; 2] {
+    pub(super) fn under_way(&self) -> [usize; 2] {
         let device = self.flying.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
-        [self.flying.len() - device, device]
+        // A program that is at work on an answer would disturb timings on this machine's processor.
+        let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
+        [self.flying.len() - device + asked, device]
+    }
+
+    /// Questions that wait for an answer.
+    fn questions(&self) -> usize {
+        self.searches.iter().map(Search::asked).sum()
+    }
+
+    /// Whether there is time for more than the races at the end.
+    pub(super) fn in_time(&self) -> bool {
+        self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(&self.config))
     }
 
     /// The next stage of a candidate that is on its way: the dearest stage first, so that the device has work.
@@ -440,12 +381,15 @@ impl Evolution {
             true => device < self.limits.device,
             false => host < self.limits.host,
         };
+        // What is not proven when the time is up comes to nothing any more.
+        let in_time = self.in_time();
         let mut ready: Vec<(Stage, bool, f64, CandidateId, usize)> = Vec::new();
         for (case, search) in self.searches.iter().enumerate() {
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
                 let flies = self.flying.contains(&(member.id, stage, search.population.problem));
-                if !flies && room(stage) {
+                let is_late = !in_time && member.counts() && !is_of_device(stage);
+                if !flies && !is_late && room(stage) {
                     ready.push((stage, member.counts(), member.expected_us(), member.id, case));
                 }
             }
@@ -453,111 +397,6 @@ impl Evolution {
         // What others are compared with first, then what promises most.
         ready.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
         ready.first().and_then(|&(stage, _, _, id, case)| self.task(case, id, stage))
-    }
-
-    fn has_room(&self) -> bool {
-        let [host, device] = self.under_way();
-        let open: usize = self.searches.iter().map(|s| s.population.open()).sum();
-        host < self.limits.host && host + device < self.limits.together && open < self.limits.open
-    }
-
-    /// Whether a case may have another candidate.
-    fn budget_left(&self, case: usize) -> bool {
-        let search = &self.searches[case];
-        let made = search.population.made(Arm::Evolution) + search.population.made(Arm::Random);
-        let cases = self.searches.len();
-        let share = |all: usize| all / cases + usize::from(case < all % cases);
-        let in_time =
-            self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(&self.config));
-        in_time && self.config.candidates.is_none_or(|all| made < share(all)) && !search.flat
-    }
-
-    /// A new candidate of a case, and the task to screen it; `None` where there is none now.
-    fn create(&mut self, case: usize) -> Result<Option<Ask>, EvolveError> {
-        // Blind draws may repeat what is known, and are counted all the same.
-        for _ in 0..REPEATS {
-            match self.draft(case) {
-                Made::Draft(draft) => {
-                    if let Some(id) = self.add(case, draft, None)? {
-                        return Ok(self.task(case, id, Stage::Screen).map(|task| self.fly(task)));
-                    }
-                }
-                Made::Question => {
-                    let search = &mut self.searches[case];
-                    search.questions[0] += 1;
-                    let number = search.questions[0];
-                    let brief = super::proposal::brief(self, case);
-                    return Ok(Some(Ask::Propose(Box::new(Question { case, number, brief }))));
-                }
-                Made::Nothing => return Ok(None),
-            }
-        }
-        Ok(None)
-    }
-
-    /// What comes next in a case. Chance begins anew with each candidate, so that it does not matter what was drawn before it.
-    fn draft(&mut self, case: usize) -> Made {
-        let (config, plan) = (&self.config, &self.config.cases[case]);
-        let population = &self.searches[case].population;
-        if population.baseline.is_none() {
-            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Baseline, "baseline"));
-        }
-        if population.control.is_none() {
-            return Made::Draft(Draft::of(plan.baseline.clone(), Arm::Control, "control"));
-        }
-        if config.early_stop && advice::is_flat(&population.curve) {
-            self.searches[case].flat = true;
-        }
-        if self.searches[case].exhausted || !self.budget_left(case) {
-            return Made::Nothing;
-        }
-        let search = &self.searches[case];
-        let (population, space) = (&search.population, &search.space);
-        let mut rng = SmallRng::seed_from_u64(mix(config.seed, case as u64, members_made(population) as u64));
-        let seeded = population.members.values().filter(|m| m.operator.starts_with("seed:")).count();
-        if let Some((name, seed)) = plan.seeds.get(seeded) {
-            return Made::Draft(Draft::of(seed.clone(), Arm::Evolution, name));
-        }
-        if seeded < plan.seeds.len() + plan.draws
-            && let Some(drawn) = space.random(&mut rng)
-        {
-            return Made::Draft(Draft::of(drawn, Arm::Evolution, cascade::DRAWN));
-        }
-        let [evolved, random] = [Arm::Evolution, Arm::Random].map(|arm| population.made(arm) as f64);
-        if random < config.random_share * (evolved + random + 1.0)
-            && let Some(drawn) = space.random(&mut rng)
-        {
-            return Made::Draft(Draft::of(drawn, Arm::Random, "random"));
-        }
-        let made = self.evolve(case, &mut rng);
-        if matches!(made, Made::Nothing) && self.searches[case].population.open() == 0 {
-            self.searches[case].exhausted = true;
-        }
-        made
-    }
-
-    /// The evolution's own next candidate.
-    fn evolve(&self, case: usize, rng: &mut SmallRng) -> Made {
-        let search = &self.searches[case];
-        let (population, configuration) = (&search.population, self.config.configuration);
-        let workshop = Workshop { population, space: &search.space, insights: &self.insights, configuration };
-        if workshop.parents().is_empty() && population.open() > 0 {
-            // Nobody to begin with yet.
-            return Made::Nothing;
-        }
-        let may_ask = self.config.proposer.is_some() && search.questions[0] - search.questions[1] < QUESTIONS;
-        let operators = configuration.operators().iter().copied();
-        let mut among: Vec<Operator> = operators.filter(|o| may_ask || *o != Operator::Propose).collect();
-        while let Some(operator) = population.bandit.choose(&among) {
-            if operator == Operator::Propose {
-                return Made::Question;
-            }
-            match workshop.make(operator, rng) {
-                Some(draft) => return Made::Draft(draft),
-                None => among.retain(|other| *other != operator),
-            }
-        }
-        workshop.make(Operator::Restart, rng).map_or(Made::Nothing, Made::Draft)
     }
 
     /// A baseline that died leaves nothing to compare with.
@@ -597,26 +436,16 @@ impl Evolution {
     }
 }
 
-/// What comes next.
-enum Made {
-    Draft(Draft),
-    Question,
-    Nothing,
-}
-
-/// Draws in a row that may repeat what is known.
-const REPEATS: usize = 64;
-
-fn members_made(population: &Population) -> usize {
-    population.members.values().filter(|m| m.counts()).count()
-}
-
-/// A number that looks like chance, of three (SplitMix64; Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
-fn mix(seed: u64, case: u64, ordinal: u64) -> u64 {
-    let mut z = seed ^ case.rotate_left(40) ^ ordinal.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+/// Writes an answer and who died of it.
+pub(super) fn write(
+    ledger: &Ledger,
+    outcome: &Outcome,
+    died: &[(CandidateId, Rejection)],
+) -> Result<(), EvolveError> {
+    if ledger.tell(outcome)? {
+        died.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
+    }
+    Ok(())
 }
 
 /// A problem as the command line takes it.

@@ -20,7 +20,8 @@ const AROUND: f64 = 1.5;
 
 /// Seconds that are kept for the end.
 pub fn reserve(config: &Config) -> f64 {
-    let races = |held_out: usize| config.finalists + 2 + held_out;
+    // The fastest with those beside them, the best of both arms, the control, the winner once more, and what ships.
+    let races = |held_out: usize| most_finalists(config.finalists) + 5 + held_out;
     let count: usize = config.cases.iter().map(|case| races(case.held_out.len())).sum();
     let wanted = count as f64 * config.timing[1] * AROUND;
     wanted.min(MOST * config.seconds.unwrap_or(f64::INFINITY))
@@ -47,8 +48,8 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
 /// Who races against the baseline.
 fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
     let mut racers = fastest(population, finalists);
-    let beside =
-        [population.best_of(Arm::Random).map(|m| m.id), population.best_of(Arm::Evolution).map(|m| m.id)];
+    let equal = population.equal_budget();
+    let beside = [Arm::Random, Arm::Evolution].map(|arm| population.best_of(arm, equal).map(|m| m.id));
     let control = population.control.filter(|id| population.members.get(id).is_some_and(Member::is_timed));
     for id in beside.into_iter().flatten().chain(control) {
         if !racers.contains(&id) && Some(id) != population.baseline {
@@ -58,11 +59,19 @@ fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
     racers
 }
 
-/// The fastest few by their short timings, whoever made them.
+/// Candidates that race at most, where so many are to race and others cannot be told from the last of them.
+const fn most_finalists(finalists: usize) -> usize {
+    2 * finalists
+}
+
+/// The fastest few by their short timings, whoever made them, and those whose intervals overlap the last one's.
 fn fastest(population: &Population, count: usize) -> Vec<CandidateId> {
     let mut all: Vec<&Member> = population.members.values().filter(|m| m.counts() && m.is_timed()).collect();
     all.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()).then(a.id.cmp(&b.id)));
-    all.into_iter().take(count).map(|m| m.id).collect()
+    let last = count.checked_sub(1).and_then(|last| all.get(last)?.time);
+    let overlaps = |m: &Member| m.time.zip(last).is_some_and(|(time, last)| time.low <= last.high);
+    let among = all.iter().enumerate().filter(|(rank, m)| *rank < count || overlaps(m));
+    among.take(most_finalists(count)).map(|(_, m)| m.id).collect()
 }
 
 /// Those that beat the baseline, the best first.
@@ -97,6 +106,7 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     match member.held_out.get(&key(shape)) {
         Some(Some(against)) => HeldOut::Raced(*against),
         Some(None) => HeldOut::Wrong,
+        None if *shape == member.problem => HeldOut::Open,
         None if is_foreign || domain.check(&member.candidate).is_err() => HeldOut::NotComputed,
         None => HeldOut::Open,
     }
@@ -110,25 +120,45 @@ fn fails(fate: HeldOut) -> bool {
     }
 }
 
-/// The first victor that loses on no held-out problem.
+/// The first victor that loses on no held-out problem and wins its second race, too: the fastest of several races is the luckiest of
+/// them, and only a race that luck did not choose says how fast it is. Where the baseline does not come out even with itself nobody wins.
 pub(super) fn winner(evolution: &Evolution, case: usize) -> Option<CandidateId> {
+    let population = &evolution.searches[case].population;
+    if !is_sound(population)? {
+        return None;
+    }
     let held = &evolution.config.cases[case].held_out;
-    let victors = victors(&evolution.searches[case].population);
+    let wins = |m: &&&Member| match fate(evolution, m, &population.problem) {
+        HeldOut::Open => true,
+        HeldOut::Raced(against) => against.verdict == SpeedVerdict::Faster,
+        HeldOut::Wrong | HeldOut::NotComputed => false,
+    };
     let holds = |m: &&&Member| held.iter().all(|(shape, _)| !fails(fate(evolution, m, shape)));
-    victors.iter().find(holds).map(|m| m.id)
+    victors(population).iter().filter(wins).find(holds).map(|m| m.id)
 }
 
-/// The next race of the victor on another problem, against what is chosen there.
+/// Whether the baseline came out even with itself; `None` where it did not race.
+pub(super) fn is_sound(population: &Population) -> Option<bool> {
+    let control = population.members.get(&population.control?)?;
+    Some(control.race?.verdict == SpeedVerdict::Undecided)
+}
+
+/// The victor's next race: once more against the baseline, then on other problems against what is chosen there.
 fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(id) = winner(evolution, case) else { return Ok(None) };
+    let own = evolution.searches[case].population.problem;
+    if !evolution.was_told(id, Stage::HeldOut, &own) {
+        return Ok(evolution.task(case, id, Stage::HeldOut));
+    }
     let held = evolution.config.cases[case].held_out.clone();
     for (shape, theirs) in held {
-        let population = &evolution.searches[case].population;
-        let Some(member) = population.members.get(&id) else { continue };
+        let Some(member) = evolution.searches[case].population.members.get(&id) else { continue };
         if fate(evolution, member, &shape) != HeldOut::Open {
             continue;
         }
-        let known = population.members.values().find(|m| m.arm == Arm::Baseline && m.problem == shape);
+        // Another case's is as good.
+        let mut members = evolution.searches.iter().flat_map(|search| search.population.members.values());
+        let known = members.find(|m| m.arm == Arm::Baseline && m.problem == shape && m.candidate == theirs);
         let incumbent = match known.map(|m| m.id) {
             Some(known) => known,
             None => evolution.add_reference(case, shape, theirs.clone(), "held_out")?,
@@ -176,7 +206,7 @@ pub(super) fn evidence(evolution: &Evolution, case: usize, winner: CandidateId) 
     let Some(member) = population.members.get(&winner) else { return Value::Null };
     let held = evolution.config.cases[case].held_out.iter();
     let held: Vec<Value> = held.map(|(shape, _)| told(shape, fate(evolution, member, shape))).collect();
-    json!({ "race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind, "held_out": held })
+    json!({ "race": member.confirmed(), "first_race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind, "held_out": held })
 }
 
 /// A held-out problem's end in JSON.
@@ -190,11 +220,11 @@ pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
     json!({ "problem": shape, "end": end, "race": against })
 }
 
-/// Those that were timed and are not among the fastest, with that as their end, and those of a draw that the budget cut short.
+/// Those that were timed and are not among the fastest, with that as their end, and those that the budget cut short.
 pub(super) fn unraced(population: &Population) -> Vec<(CandidateId, Rejection)> {
     let best = best(population).map_or(f64::NAN, Member::expected_us);
     let beaten = population.members.values().filter(|m| m.counts() && m.is_fit() && m.race.is_none());
     let beaten = beaten.map(|m| (m.id, cascade::not_among_the_fastest(m.expected_us(), best)));
-    let held = population.members.values().filter(|m| m.place == Place::Held);
-    beaten.chain(held.map(|m| (m.id, cascade::not_reached()))).collect()
+    let late = population.members.values().filter(|m| m.counts() && (m.is_open() || m.place == Place::Held));
+    beaten.chain(late.map(|m| (m.id, cascade::not_reached(m.place)))).collect()
 }

@@ -75,7 +75,7 @@ impl Workshop<'_> {
                     .map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart.name())),
                 Operator::Neighbour | Operator::Propose => None,
             }?;
-            self.population.knows(&draft.candidate).is_none().then_some(draft)
+            (!self.population.knows(&draft.candidate)).then_some(draft)
         })
     }
 
@@ -114,7 +114,7 @@ impl Workshop<'_> {
     fn neighbour(&self, rng: &mut impl Rng) -> Option<Draft> {
         self.parents().into_iter().take(FEW).find_map(|parent| {
             let mut near = self.space.neighbours(&parent.candidate);
-            near.retain(|plan| self.population.knows(plan).is_none());
+            near.retain(|plan| !self.population.knows(plan));
             let mut draft = Draft::from_parents(near.choose(rng)?.clone(), String::new(), &[parent]);
             draft.operator = named(Operator::Neighbour, &draft.changes);
             Some(draft)

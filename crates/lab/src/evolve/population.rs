@@ -1,7 +1,7 @@
 //! Everything known of one problem's candidates: a fold over the ledger's facts, the same whether they come as they happen or are
 //! read again after a crash.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kernels::select::Shape;
 use serde_json::Value;
@@ -111,6 +111,17 @@ impl Member {
         matches!(self.arm, Arm::Evolution | Arm::Random)
     }
 
+    /// Whether it is one of the draws that the time model picks from.
+    pub fn is_drawn(&self) -> bool {
+        self.operator == cascade::DRAWN
+    }
+
+    /// How its second race against the baseline ended, which was run because it won the first: chance that made it win
+    /// that one has no part in it.
+    pub fn confirmed(&self) -> Option<Against> {
+        self.held_out.get(&key(&self.problem)).copied().flatten()
+    }
+
     /// Whether it is on its way.
     pub fn is_open(&self) -> bool {
         matches!(self.place, Place::Ready(_))
@@ -157,7 +168,12 @@ pub struct Population {
     pub best: Option<CandidateId>,
     /// Times of the evolution's candidates in the order in which they became known, µs.
     pub curve: Vec<f64>,
+    /// Candidates of each arm.
+    made: HashMap<Arm, usize>,
+    /// The first of each plan.
     plans: HashMap<String, CandidateId>,
+    /// Plans of the search itself, its baseline among them.
+    own: HashSet<String>,
     kernels: HashMap<String, CandidateId>,
     draws: usize,
 }
@@ -184,20 +200,22 @@ impl Population {
             control: None,
             best: None,
             curve: Vec::new(),
+            made: HashMap::new(),
             plans: HashMap::new(),
+            own: HashSet::new(),
             kernels: HashMap::new(),
             draws,
         }
     }
 
-    /// Whether a candidate of this plan was made already.
-    pub fn knows(&self, candidate: &Candidate) -> Option<CandidateId> {
-        self.plans.get(&candidate.hash()).copied()
+    /// Whether the search itself made a candidate of this plan already: what a blind draw found is no knowledge of its own.
+    pub fn knows(&self, candidate: &Candidate) -> bool {
+        self.own.contains(&candidate.hash())
     }
 
-    /// Candidates that the budget counts, of one arm.
+    /// Candidates of one arm.
     pub fn made(&self, arm: Arm) -> usize {
-        self.members.values().filter(|m| m.arm == arm).count()
+        self.made.get(&arm).copied().unwrap_or(0)
     }
 
     /// Candidates on their way.
@@ -210,30 +228,40 @@ impl Population {
         Some(self.members.get(&self.baseline?)?.time?.us)
     }
 
-    /// A candidate joins. What a blind draw repeats dies at once, and is counted.
+    /// A candidate joins. Why it must die at once where it is of a plan that is known: its end is [learned](Population::learn) like
+    /// every other, so that a run that is read again from the ledger dies the same deaths in the same order.
     pub fn admit(&mut self, id: CandidateId, new: &NewCandidate) -> Option<Rejection> {
         let mut member = Member::new(id, new);
-        let known = self.plans.get(&member.hash).copied();
-        let mut rejection = None;
         match new.arm {
             Arm::Baseline if new.problem == self.problem && self.baseline.is_none() => {
                 self.baseline = Some(id)
             }
             Arm::Control => self.control = Some(id),
-            Arm::Evolution | Arm::Random => {
-                if let Some(first) = known {
-                    rejection = Some(member.repeats(first, Stage::Screen));
-                }
-            }
+            Arm::Evolution | Arm::Random => member.same_as = self.plans.get(&member.hash).copied(),
             // Compared with at the end only.
             Arm::Baseline => member.place = Place::Timed,
         }
-        if let Some(operator) = Operator::of(&new.operator) {
-            self.bandit.pulled(id.0, operator);
-        }
+        let rejection = member.same_as.map(|first| cascade::identical(first, Stage::Screen));
         self.plans.entry(member.hash.clone()).or_insert(id);
-        self.members.insert(id, member);
+        if matches!(new.arm, Arm::Baseline | Arm::Evolution) {
+            self.own.insert(member.hash.clone());
+        }
+        self.enlist(member);
         rejection
+    }
+
+    /// What came of a proposer's answer that is no candidate joins, and has [its end](Population::learn) still to come: every
+    /// failure is one of its own.
+    pub fn admit_failure(&mut self, id: CandidateId, new: &NewCandidate) {
+        self.enlist(Member::new(id, new));
+    }
+
+    fn enlist(&mut self, member: Member) {
+        if let Some(operator) = Operator::of(&member.operator) {
+            self.bandit.pulled(member.id.0, operator);
+        }
+        *self.made.entry(member.arm).or_default() += 1;
+        self.members.insert(member.id, member);
     }
 
     /// Takes in an answer: who dies of it, and why.
@@ -248,7 +276,10 @@ impl Population {
                 self.note_held_out(id, &outcome.problem, None);
             }
             // It is in the ledger with the outcome.
-            Finding::Rejected(rejection) => self.kill(id, rejection.clone()),
+            Finding::Rejected(rejection) => {
+                self.kill(id, rejection.clone());
+                self.take_over(id);
+            }
             Finding::Screened { screening, predicted_us, findings } => {
                 if let Some(member) = self.members.get_mut(&id) {
                     member.screening = Some(screening.clone());
@@ -256,6 +287,7 @@ impl Population {
                     member.findings = findings.clone();
                 }
                 died.extend(self.after_screening(id));
+                self.take_over(id);
             }
             Finding::Judged(proof) => match cascade::judged(proof, Stage::Prove) {
                 Some(rejection) => died.push((id, rejection)),
@@ -271,11 +303,15 @@ impl Population {
                     (_, Some(rejection)) => died.push((id, rejection)),
                     (Stage::Race, None) => died.extend(self.after_race(id, measurement.against)),
                     (_, None) => {
-                        let time = self.time_of(measurement);
+                        let time =
+                            Time { low: measurement.low_us, us: measurement.us, high: measurement.high_us };
                         self.after_timing(id, time, measurement.kind, insights);
                     }
                 }
             }
+        }
+        if self.members.get(&id).is_some_and(Member::is_drawn) {
+            died.extend(self.pick_of_draw());
         }
         for (id, rejection) in &died {
             self.kill(*id, rejection.clone());
@@ -311,7 +347,7 @@ impl Population {
     /// Identity, spills, the model's word; then the gate.
     fn after_screening(&mut self, id: CandidateId) -> Vec<(CandidateId, Rejection)> {
         let Some(member) = self.members.get(&id) else { return Vec::new() };
-        let is_drawn = member.operator == cascade::DRAWN;
+        let is_drawn = member.is_drawn();
         let mut died = Vec::new();
         let hashes =
             member.screening.iter().flat_map(|s| [Some(s.ptx_hash.clone()), s.sass_hash.clone()]).flatten();
@@ -319,9 +355,10 @@ impl Population {
         let first =
             hashes.iter().find_map(|hash| self.kernels.get(hash).copied()).filter(|first| *first != id);
         let rejection = match first {
-            Some(first) if member.counts() => {
-                self.members.get_mut(&id).map(|m| m.repeats(first, Stage::Screen))
-            }
+            Some(first) if member.counts() => self.members.get_mut(&id).map(|m| {
+                m.same_as = Some(first);
+                cascade::identical(first, Stage::Screen)
+            }),
             _ if member.counts() => {
                 // Of blind draws one is let pass, however slow: there must be something to compare with.
                 let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
@@ -341,9 +378,6 @@ impl Population {
             None if is_drawn => self.place(id, Place::Held),
             None => self.place(id, Place::Ready(Stage::Prove)),
         }
-        if is_drawn {
-            died.extend(self.pick_of_draw());
-        }
         died
     }
 
@@ -353,9 +387,9 @@ impl Population {
         self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
-    /// Once all of a draw are screened, the model's best go on.
+    /// Once all of a draw are screened or dead, the model's best go on.
     fn pick_of_draw(&mut self) -> Vec<(CandidateId, Rejection)> {
-        let done = |m: &&Member| m.operator == cascade::DRAWN && m.place != Place::Ready(Stage::Screen);
+        let done = |m: &&Member| m.is_drawn() && m.place != Place::Ready(Stage::Screen);
         if self.members.values().filter(done).count() < self.draws {
             return Vec::new();
         }
@@ -386,49 +420,95 @@ impl Population {
         fastest.or_else(|| self.baseline.and_then(of))
     }
 
-    /// A short timing to rank by: where it was taken beside the baseline, that one's time over the ratio, so that what slowed both is
-    /// no candidate's fault.
-    fn time_of(&self, measurement: &crate::ledger::MeasurementFact) -> Time {
-        match (measurement.against, self.baseline_us()) {
-            (Some(against), Some(us)) if against.ratio > 0.0 => {
-                let over = |ratio: f64| if ratio > 0.0 { us / ratio } else { f64::INFINITY };
-                Time { low: over(against.high), us: over(against.ratio), high: over(against.low) }
-            }
-            _ => Time { low: measurement.low_us, us: measurement.us, high: measurement.high_us },
+    /// A short timing that was taken in turns with the baseline's, as time to rank by: the baseline's own time over the ratio, so that
+    /// what slowed both is no candidate's fault. Whoever reads the ledger ranks by the same.
+    pub fn normalised(&self, outcome: &Outcome) -> Outcome {
+        let mut outcome = outcome.clone();
+        if let (Stage::Microbench, Finding::Timed { measurement: m, .. }, Some(us)) =
+            (outcome.stage, &mut outcome.finding, self.baseline_us())
+            && let Some(against) = m.against.filter(|a| Some(a.incumbent) == self.baseline && a.low > 0.0)
+        {
+            (m.low_us, m.us, m.high_us) = (us / against.high, us / against.ratio, us / against.low);
         }
+        outcome
     }
 
     fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, insights: &mut Insights) {
         let Some(member) = self.members.get_mut(&id) else { return };
         (member.time, member.kind, member.place) = (Some(time), Some(kind), Place::Timed);
-        let member = member.clone();
-        if member.arm == Arm::Random || member.arm == Arm::Control {
+        match member.arm {
+            Arm::Control => {}
+            Arm::Random => {
+                if let Some(&own) = self.repeats_of(id).first() {
+                    self.credit(id, own);
+                }
+            }
+            Arm::Baseline | Arm::Evolution => {
+                let member = &self.members[&id];
+                if let Some(parent_us) = self.parent_us(member) {
+                    insights.learn(family(&member.candidate), &member.changes, parent_us, time.us);
+                }
+                self.credit(id, id);
+            }
+        }
+    }
+
+    fn parent_us(&self, member: &Member) -> Option<f64> {
+        Some(self.members.get(member.parents.first()?)?.time?.us)
+    }
+
+    /// The search made what a blind draw had made before: the time and the niche of that one are its own, too. The first such repeat
+    /// alone is credited: a kernel stands in the archive once.
+    fn take_over(&mut self, id: CandidateId) {
+        let first = self.members.get(&id).filter(|m| m.same_as.is_some()).map(|m| self.origin(m));
+        let Some(first) = first.filter(|first| first.arm == Arm::Random && first.time.is_some()) else {
+            return;
+        };
+        let first = first.id;
+        if self.repeats_of(first) == [id] {
+            self.credit(first, id);
+        }
+    }
+
+    /// Those of the search's own that turned out to be this kernel again.
+    fn repeats_of(&self, first: CandidateId) -> Vec<CandidateId> {
+        let own = self.members.values().filter(|m| m.arm == Arm::Evolution && m.same_as.is_some());
+        own.filter(|m| m.rejection.is_some() && self.origin(m).id == first).map(|m| m.id).collect()
+    }
+
+    /// The kernel that a candidate repeats, or itself. One may repeat a plan whose kernel was found to be another's.
+    fn origin<'a>(&'a self, member: &'a Member) -> &'a Member {
+        let mut first = member;
+        while let Some(earlier) = first.same_as.and_then(|id| self.members.get(&id)) {
+            first = earlier;
+        }
+        first
+    }
+
+    /// A kernel with a time joins the archive, and whoever made it earns for it.
+    fn credit(&mut self, id: CandidateId, maker: CandidateId) {
+        let Some(member) = self.members.get(&id).filter(|m| m.is_fit()) else { return };
+        let (niche, us, is_baseline) = (member.niche(), member.expected_us(), member.arm == Arm::Baseline);
+        let parent_us = self.members.get(&maker).and_then(|maker| self.parent_us(maker));
+        let entry = self.niches.enter(niche, id, us);
+        if is_baseline {
             return;
         }
-        let parent = member.parents.first().and_then(|parent| self.members.get(parent));
-        let parent_us = parent.and_then(|parent| Some(parent.time?.us));
-        if let Some(parent_us) = parent_us {
-            insights.learn(family(&member.candidate), &member.changes, parent_us, time.us);
-        }
-        let entry = self.niches.enter(member.niche(), id, time.us);
         let best_us = self.best.and_then(|best| self.members.get(&best)).map(Member::expected_us);
-        let is_best = best_us.is_none_or(|best| time.us < best);
-        if member.arm == Arm::Baseline {
-            return;
-        }
-        self.curve.push(time.us);
+        let is_best = best_us.is_none_or(|best| us < best);
+        self.curve.push(us);
         if is_best {
             self.best = Some(id);
         }
         // Below the baseline everything is better than nothing; a new best must beat that, too.
-        let beats = self.baseline_us().is_none_or(|us| time.us < us);
+        let beats = self.baseline_us().is_none_or(|baseline| us < baseline);
         let earned = match () {
             () if is_best && beats => reward::BEST,
             () if entry != Entry::None => reward::ELITE,
-            () if parent_us.is_some_and(|parent| time.us < parent) => reward::BETTER,
+            () if parent_us.is_some_and(|parent| us < parent) => reward::BETTER,
             () => 0.0,
         };
-        self.bandit.earned(id.0, earned);
+        self.bandit.earned(maker.0, earned);
     }
 
     fn after_race(&mut self, id: CandidateId, against: Option<Against>) -> Vec<(CandidateId, Rejection)> {
@@ -438,31 +518,20 @@ impl Population {
         lost.map(|against| (id, cascade::lost(&against))).into_iter().collect()
     }
 
-    /// The times of one arm's draws, in order: a repeated kernel has the time of the first. `None` of those that died.
-    pub fn times(&self, arm: Arm) -> Vec<Option<f64>> {
-        let of = |m: &Member| {
-            let first = m.same_as.and_then(|first| self.members.get(&first));
-            first.unwrap_or(m).time.map(|time| time.us)
-        };
-        self.members.values().filter(|m| m.arm == arm).map(of).collect()
+    /// The first `count` candidates of an arm, in order, each as the kernel that it repeats.
+    fn first_of(&self, arm: Arm, count: usize) -> impl Iterator<Item = &Member> {
+        self.members.values().filter(move |m| m.arm == arm).take(count).map(|m| self.origin(m))
     }
 
-    /// The fastest of an arm, repeated kernels counted as those that they repeat.
-    pub fn best_of(&self, arm: Arm) -> Option<&Member> {
-        let own = self.members.values().filter(|m| m.arm == arm);
-        let first = own.filter_map(|m| self.members.get(&m.same_as.unwrap_or(m.id)));
-        first.filter(|m| m.is_timed()).min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
+    /// The fastest of the first `count` candidates of an arm, repeated kernels counted as those that they repeat.
+    pub fn best_of(&self, arm: Arm, count: usize) -> Option<&Member> {
+        let timed = self.first_of(arm, count).filter(|m| m.is_timed());
+        timed.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
     }
-}
 
-impl Member {
-    /// It is what another one is.
-    fn repeats(&mut self, first: CandidateId, stage: Stage) -> Rejection {
-        let rejection = cascade::identical(first, stage);
-        self.same_as = Some(first);
-        self.place = Place::Dead;
-        self.rejection = Some(rejection.clone());
-        rejection
+    /// As many candidates as each arm has: what a fair comparison of the two looks at.
+    pub fn equal_budget(&self) -> usize {
+        self.made(Arm::Evolution).min(self.made(Arm::Random))
     }
 }
 
@@ -470,3 +539,6 @@ impl Member {
 pub fn key(problem: &Shape) -> String {
     serde_json::json!(problem).to_string()
 }
+
+#[cfg(test)]
+mod tests;

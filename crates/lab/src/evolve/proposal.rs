@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::candidate::Candidate;
+use super::candidate::{Candidate, Source};
 use super::engine::Evolution;
 use super::finals;
 use super::population::Member;
@@ -12,6 +12,9 @@ use crate::ledger::Arm;
 
 /// The latest candidates that are told of.
 const HISTORY: usize = 20;
+/// Lines of a kernel in the history, and characters of each.
+const LINES: usize = 4;
+const WIDTH: usize = 120;
 /// Insights that are told of.
 const INSIGHTS: usize = 12;
 
@@ -57,8 +60,16 @@ fn shown(evolution: &Evolution, member: &Member) -> Value {
 }
 
 fn line(member: &Member) -> Value {
+    let candidate = match &member.candidate {
+        Candidate::Kernel(Source { language, text, .. }) => {
+            let begins: Vec<String> =
+                text.lines().take(LINES).map(|line| line.chars().take(WIDTH).collect()).collect();
+            json!({ "kernel": { "language": language, "hash": member.hash, "begins": begins.join("\n") } })
+        }
+        plan => json!(plan),
+    };
     json!({
-        "candidate": member.candidate,
+        "candidate": candidate,
         "operator": member.operator,
         "us": member.time.map(|time| time.us),
         "rejection": member.rejection,

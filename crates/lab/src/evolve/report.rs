@@ -11,6 +11,7 @@ use super::candidate::Candidate;
 use super::engine::{Evolution, words};
 use super::finals;
 use super::population::{Member, Population};
+use super::seeding::SEED;
 use crate::bench::SpeedVerdict;
 use crate::forecast::Fit;
 use crate::ledger::{Against, Arm, Environment, TimeKind};
@@ -69,7 +70,7 @@ impl Evolution {
             || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
         let beside = |arm: Arm| {
             self.searches.iter().find_map(|s| {
-                let us = s.population.best_of(arm)?.time?.us;
+                let us = s.population.best_of(arm, usize::MAX)?.time?.us;
                 Some((us, s.population.baseline_us()? / us))
             })
         };
@@ -105,7 +106,8 @@ impl Evolution {
         let population = &self.searches[case].population;
         let best = finals::best(population);
         let winner = finals::winner(self, case);
-        let race = best.and_then(|m| m.race);
+        // Of whoever won, the race that was run because it had won: the first is the luckiest of several.
+        let race = best.and_then(|m| m.confirmed().or(m.race));
         let baseline = population.baseline.and_then(|id| population.members.get(&id));
         let held = self.config.cases[case].held_out.iter().filter_map(|(shape, _)| {
             best.map(|member| finals::told(shape, finals::fate(self, member, shape)))
@@ -173,33 +175,54 @@ fn shown(member: &Member) -> Value {
     })
 }
 
-/// The blind arm: what it drew and found, and what the evolution gained over it. Where the two did not get as many candidates, their best
-/// of as many are beside.
-fn random_arm(population: &Population) -> Value {
-    let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm));
-    let times = [Arm::Evolution, Arm::Random].map(|arm| population.times(arm));
-    let equal = times.iter().map(Vec::len).min().unwrap_or(0);
-    let least = |times: &[Option<f64>]| times.iter().take(equal).flatten().copied().min_by(f64::total_cmp);
-    let gained = ours.and_then(|m| m.race).zip(random.and_then(|m| m.race)).map(|(o, r)| gain(&o, &r));
+/// The blind arm: what it drew and found, and what the evolution gained over it. The best of as many candidates of each are compared;
+/// they were chosen by their short timings, so that their races are not the luckiest of several.
+pub(super) fn random_arm(population: &Population) -> Value {
+    let equal = population.equal_budget();
+    let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm, equal));
+    let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r));
+    let is_given = ours.is_some_and(is_seed);
     let says = match (ours, random, gained) {
         (None, None, _) => "neither found a kernel that works",
         (Some(_), None, _) => "no blind draw came to a time",
         (None, Some(_), _) => "only blind draws came to a time",
         (_, _, None) => "not raced yet",
         (_, _, Some(gain)) => match gain.verdict {
+            SpeedVerdict::Faster if is_given => {
+                "what the evolution began with beats blind draws; it found nothing better itself"
+            }
             SpeedVerdict::Faster => "the evolution beats blind draws",
             SpeedVerdict::Slower => "blind draws beat the evolution",
             SpeedVerdict::Undecided => "the evolution did not beat blind draws",
         },
     };
+    let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);
+    let seeds = population.members.values().filter(|m| m.arm == Arm::Evolution && is_seed(m) && m.is_timed());
+    let best_seed = seeds.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
     json!({
-        "candidates": times[1].len(),
-        "best": random.map(shown),
-        "race": random.and_then(|m| m.race),
+        "candidates": population.made(Arm::Random),
+        "best": population.best_of(Arm::Random, usize::MAX).map(shown),
+        "race": race_of(population, random),
         "gain": gained,
-        "at_equal_budget": { "candidates": equal, "evolution_us": least(&times[0]), "random_us": least(&times[1]) },
+        "at_equal_budget": { "candidates": equal, "evolution_us": us(ours), "random_us": us(random) },
+        "best_seed": best_seed.map(shown),
         "says": says,
     })
+}
+
+/// Whether the evolution was given it: from the tuned table, the ledger, or a family's default. What the time model picked of blind
+/// draws it found itself.
+fn is_seed(member: &Member) -> bool {
+    member.operator.starts_with(SEED) && !member.is_drawn() || member.arm == Arm::Baseline
+}
+
+/// A race against the baseline; the baseline's own is the control's.
+fn race_of(population: &Population, member: Option<&Member>) -> Option<Against> {
+    let member = member?;
+    match population.baseline == Some(member.id) {
+        true => population.members.get(&population.control?)?.race,
+        false => member.race,
+    }
 }
 
 /// The baseline as a candidate: it must come out undecided.
@@ -210,7 +233,7 @@ fn control(population: &Population) -> Value {
         "verdict": race.map(|race| race.verdict),
         "race": race,
         "rejection": control.and_then(|m| m.rejection.as_ref()),
-        "sound": race.map(|race| race.verdict == SpeedVerdict::Undecided),
+        "sound": finals::is_sound(population),
     })
 }
 

@@ -8,6 +8,8 @@ use super::candidate::Candidate;
 use super::config::{Case, neighbours};
 use super::space::Domain;
 
+/// How the operators of seeds begin.
+pub(super) const SEED: &str = "seed:";
 /// Rows of the tuned table that a search begins with.
 const ROWS: usize = 3;
 /// Problems farther apart say nothing of each other: twice the rows and twice the keys.
@@ -79,6 +81,8 @@ fn nearest(
     name: &str,
     seeds: &mut Vec<(String, Candidate)>,
 ) {
+    // Someone else's kernel computes its own problem alone.
+    let known = known.filter(|(shape, plan)| shape == problem || !matches!(plan, Candidate::Kernel(_)));
     let near = known.filter_map(|(shape, plan)| Some((apart(problem, &shape)?, plan)));
     let mut near: Vec<(f64, Candidate)> = near.filter(|(distance, _)| *distance <= FARTHEST).collect();
     near.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -128,6 +132,7 @@ mod tests {
     use problem::Problem;
 
     use super::*;
+    use crate::evolve::{Language, Source};
 
     fn mission() -> Shape {
         Shape::of(&Problem::mission())
@@ -143,12 +148,22 @@ mod tests {
                 (64, 1, 1, tile::Order::InTurn, block_n);
             Candidate::Gpu(Plan::Mma(plan))
         };
-        let known = vec![(far, plan(32)), (longer, plan(48))];
+        let foreign = |text: &str| {
+            Candidate::Kernel(Source { language: Language::Ptx, text: text.into(), launch: String::new() })
+        };
+        let known = vec![
+            (far, plan(32)),
+            (longer, plan(48)),
+            (longer, foreign("of another problem")),
+            (mission(), foreign("of this one")),
+        ];
         let case =
             gpu(&mission(), "NVIDIA H200", &Arch::SM_90, &Wishes { known, ..Wishes::default() }).unwrap();
         let of = |name: &str| case.seeds.iter().filter(|seed| seed.0 == name).count();
         assert!(case.seeds.contains(&("seed:ledger".to_owned(), plan(48))), "{:?}", case.seeds);
         assert!(!case.seeds.iter().any(|seed| seed.1 == plan(32)));
+        assert!(!case.seeds.iter().any(|seed| seed.1 == foreign("of another problem")));
+        assert!(case.seeds.iter().any(|seed| seed.1 == foreign("of this one")));
         assert!(of("seed:default") >= 1 && of("seed:tuned") >= 1, "{:?}", case.seeds);
         assert!(case.seeds.iter().all(|seed| seed.1 != case.baseline));
         assert_eq!((case.held_out.len(), case.shipped), (2, None));

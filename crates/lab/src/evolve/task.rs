@@ -21,7 +21,7 @@ pub enum Stage {
     Microbench,
     /// Against the incumbent, by the law of time.
     Race,
-    /// The same on problems that the search never saw.
+    /// The same on problems that the search never saw; before that, of who won, once more on its own.
     HeldOut,
 }
 
@@ -52,7 +52,7 @@ pub struct Task {
     pub stage: Stage,
     /// Where.
     pub target: Target,
-    /// On which problem: of [`Stage::HeldOut`], another than the candidate's own.
+    /// On which problem: of most of [`Stage::HeldOut`], another than the candidate's own.
     pub problem: Shape,
     /// With what.
     pub subject: Candidate,

@@ -20,6 +20,8 @@ use crate::gate::Verdict;
 use crate::ledger::*;
 use crate::provenance::hash;
 
+mod rules;
+
 /// A number in [0, 1) that looks like chance, of a text.
 fn chance(text: &str) -> f64 {
     u32::from_str_radix(&hash(text.as_bytes())[..8], 16).unwrap_or(0) as f64 / 4_294_967_296.0

@@ -172,7 +172,7 @@ pub enum Trial {
     Microbench,
     /// Against the incumbent, by the law of time.
     Race,
-    /// The same on a problem that the search never saw.
+    /// The same on a problem that the search never saw; of a winner, once more on its own.
     HeldOut,
 }
 
@@ -193,11 +193,11 @@ pub struct MeasurementFact {
     pub trial: Trial,
     /// Measured or predicted.
     pub kind: TimeKind,
-    /// On which problem: another than the candidate's own for [`Trial::HeldOut`].
+    /// On which problem: another than the candidate's own for most of [`Trial::HeldOut`].
     pub problem: Shape,
     /// Every sample, µs a call.
     pub samples: Vec<f64>,
-    /// Median, µs.
+    /// Median, µs; of a short timing that was taken in turns with the baseline's, that one's own time over the ratio.
     pub us: f64,
     /// Lower end of its interval, µs.
     pub low_us: f64,

@@ -395,8 +395,8 @@ CREATE TRIGGER measurement_counts AFTER INSERT ON measurement WHEN new.trial <> 
   UPDATE operator_tally SET
     timed = timed + (SELECT us IS NULL FROM standing WHERE candidate = new.candidate),
     faster = faster + (new.verdict IS 'FASTER'),
-    gain = gain * max(1.0, coalesce((SELECT p.us / new.us FROM progress p, standing s WHERE s.candidate = new.candidate
-        AND (p.run, p.problem, p.trial, p.arm) = (s.run, s.problem, new.trial, s.arm) ORDER BY p.timed DESC LIMIT 1), 1.0))
+    gain = gain * iif(new.trial = 'race', 1.0, max(1.0, coalesce((SELECT p.us / new.us FROM progress p, standing s WHERE s.candidate = new.candidate
+        AND (p.run, p.problem, p.trial, p.arm) = (s.run, s.problem, new.trial, s.arm) ORDER BY p.timed DESC LIMIT 1), 1.0)))
     WHERE (run, operator) = (SELECT run, operator FROM standing WHERE candidate = new.candidate);
   INSERT INTO progress
     SELECT s.run, s.problem, new.trial, s.arm, iif(new.trial = 'race', t.raced, t.timed), t.candidates, new.at, new.candidate, new.us, new.low_us,
@@ -408,7 +408,7 @@ CREATE TRIGGER measurement_counts AFTER INSERT ON measurement WHEN new.trial <> 
       candidate = excluded.candidate, at = excluded.at, us = excluded.us, low_us = excluded.low_us, high_us = excluded.high_us;
   INSERT INTO niche
     SELECT run, problem, bound, tile, 1, candidate, new.us FROM standing
-      WHERE candidate = new.candidate AND bound IS NOT NULL AND tile IS NOT NULL
+      WHERE candidate = new.candidate AND arm IN ('baseline', 'evolution') AND bound IS NOT NULL AND tile IS NOT NULL
     ON CONFLICT DO UPDATE SET
       timed = timed + 1, candidate = iif(new.us < us, new.candidate, candidate), us = min(us, new.us);
   INSERT INTO pair

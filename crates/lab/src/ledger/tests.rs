@@ -353,6 +353,29 @@ fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
     (run, [seed, child, wrong, crossing, control], outcomes)
 }
 
+/// What an operator gained is counted once, not again when it is raced; and the control's luck is no niche's.
+#[test]
+fn a_step_of_an_operator_counts_once() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let seed = add(&ledger, run, "a", Arm::Evolution, &[]);
+    let child = add(&ledger, run, "b", Arm::Evolution, &[seed]);
+    let control = add(&ledger, run, "a", Arm::Control, &[]);
+    for (stage, trial) in [(Stage::Microbench, Trial::Microbench), (Stage::Race, Trial::Race)] {
+        for (candidate, us) in [(seed, 10.0), (child, 8.0), (control, 2.0)] {
+            if stage == Stage::Microbench {
+                ledger.tell(&outcome(candidate, Stage::Screen, screened("p", us))).unwrap();
+            }
+            ledger.tell(&outcome(candidate, stage, timed(trial, us, None))).unwrap();
+        }
+    }
+    let operators = ledger.operators(run).unwrap();
+    assert!(operators.iter().any(|o| o.operator == "mutate:block_n" && o.gain == 1.25), "{operators:?}");
+    let niches = ledger.niches(run, &shape(128)).unwrap();
+    assert_eq!(niches.iter().map(|niche| niche.candidate).collect::<Vec<_>>(), [child]);
+}
+
 #[test]
 fn a_run_is_resumed_from_what_was_told_in_order() {
     let (_folder, path) = scratch();
@@ -429,7 +452,7 @@ fn what_is_counted_and_where_it_came_from() {
     assert_eq!(best, [8.0, 5.0]);
     assert_eq!(ledger.tallies(run).unwrap().iter().map(|t| t.candidates).sum::<i64>(), 5);
     assert_eq!(ledger.operators(run).unwrap()[0].operator, "mutate:block_n");
-    assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 6);
+    assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 5);
     // A race's time takes the place of the microbench's.
     let pairs = ledger.pairs_of_run(run, "model", 10).unwrap();
     let of_child = pairs.iter().find(|p| p.candidate == Some(child)).unwrap();

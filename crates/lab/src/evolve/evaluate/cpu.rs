@@ -12,8 +12,9 @@ use problem::{DType, Problem};
 use serde_json::json;
 
 use super::cpu_proof::Cases;
-use super::{Evaluator, Look};
-use crate::bench::{CpuTimer, Deck, Fault, interval, median, race_plans};
+use super::{Evaluator, Look, word_of};
+use crate::bench::{CpuTimer, Deck, interval, median, race_plans};
+use crate::evolve::faults::INCUMBENT;
 use crate::evolve::space::Domain;
 use crate::evolve::{Candidate, Finding, Stage, Task};
 use crate::gate::Verdict;
@@ -99,6 +100,7 @@ impl CpuEvaluator {
         let known = self.known(&task.problem);
         let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
         let failed = |error| reject(Stage::Microbench, "crashed", error);
+        let theirs_failed = |error| reject(Stage::Microbench, INCUMBENT, error);
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let (mut ours, mut logs) = (Vec::new(), Vec::new());
@@ -107,11 +109,11 @@ impl CpuEvaluator {
             // In the order of the law of time: A B, B A.
             let first = ours.len() % 2 == 0;
             if let Some((_, incumbent)) = incumbent.filter(|_| !first) {
-                theirs = Some(timer.time(&incumbent).map_err(failed)?);
+                theirs = Some(timer.time(&incumbent).map_err(theirs_failed)?);
             }
             let us = timer.time(plan).map_err(failed)?;
             if let Some((_, incumbent)) = incumbent.filter(|_| first) {
-                theirs = Some(timer.time(&incumbent).map_err(failed)?);
+                theirs = Some(timer.time(&incumbent).map_err(theirs_failed)?);
             }
             ours.push(us);
             logs.extend(theirs.map(|theirs| (theirs / us).ln()));
@@ -147,16 +149,11 @@ impl CpuEvaluator {
         let race = race_plans(deck, &[*plan, incumbent], task.seconds).map_err(|error| failed(&error))?;
         let [ours, theirs] = &race.measurements[..] else { return Err(failed(&"not a race of two")) };
         if let Some(fault) = &ours.fault {
-            return Err(reject(
-                task.stage,
-                if matches!(fault, Fault::Wrong { .. }) { "wrong" } else { "fault" },
-                fault,
-            ));
+            return Err(reject(task.stage, word_of(fault), fault));
         }
         let Some(comparison) = theirs.comparison else {
-            return Err(failed(
-                &theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string),
-            ));
+            let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
+            return Err(reject(task.stage, INCUMBENT, format!("the incumbent is out: {why}")));
         };
         let against = Against {
             incumbent: id,

@@ -12,7 +12,7 @@ use super::super::task::{Finding, Stage};
 use super::subject;
 use crate::diagnose::{Evidence, diagnose};
 use crate::forecast;
-use crate::gate::{Proof, Settings, Verdict, bind, prove};
+use crate::gate::{Proof, Settings, bind, prove};
 use crate::launchfile::Bound;
 use crate::ledger::{Judge, ProofFact, Rejection, Screening};
 use crate::provenance::hash;
@@ -209,15 +209,6 @@ pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
         hazards: Value::Array(hazards),
         error_rel: proof.error.map(|error| error.rel),
         seconds,
-    }
-}
-
-/// The word that a verdict other than proven is counted under.
-pub const fn fault(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Proven => "proven",
-        Verdict::Incomplete => "incomplete",
-        Verdict::Refuted => "refuted",
     }
 }
 

@@ -16,6 +16,17 @@ use crate::panics::contain;
 pub use cuda::{Cuda, EmulatedCard, GpuCard};
 pub use subject::{Fault, bound};
 
+/// What a contestant that is out of a race is counted under: its answers are no good, or its times.
+const fn word_of(fault: &crate::bench::Fault) -> &'static str {
+    use crate::bench::Fault::{
+        Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong,
+    };
+    match fault {
+        Wrong { .. } | Unwritten { .. } | Stale => "wrong",
+        FasterOnSeenInputs { .. } | Batched { .. } | TimerDisagrees { .. } | UnderFloor { .. } => "fault",
+    }
+}
+
 /// What came of a look at a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Look {

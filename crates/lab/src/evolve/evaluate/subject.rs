@@ -31,12 +31,8 @@ impl Fault {
     }
 }
 
-/// Longest text of a kernel, bytes: ten times that of our longest.
-const LONGEST_TEXT: usize = 8 << 20;
 /// CTAs that any problem may be launched with.
 const FEW_CTAS: u64 = 4096;
-/// Longest launch file.
-const LONGEST_LAUNCH: usize = 64 << 10;
 
 /// The kernel that a candidate is on a device of this architecture.
 ///
@@ -63,16 +59,7 @@ fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> 
 }
 
 fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
-    for (what, length, most) in
-        [("text", source.text.len(), LONGEST_TEXT), ("launch file", source.launch.len(), LONGEST_LAUNCH)]
-    {
-        if length > most {
-            return Err(Fault::new(
-                "source",
-                format!("its {what} has {length} bytes; accepted: at most {most}"),
-            ));
-        }
-    }
+    source.check_lengths().map_err(|error| Fault::new("source", error))?;
     // The cheaper of the two first.
     let launch: LaunchSpec = source.launch.parse().map_err(|error| Fault::new("launch", error))?;
     let found = launch.problem.as_ref().ok_or_else(|| {
@@ -184,7 +171,7 @@ pub(crate) mod tests {
             (with(&good.text, &half), &problem, "launch", "parameters"),
             (good.clone(), &other, "problem", "\"heads_q\":2"),
             (with(&good.text.replace("sm_80", "sm_90a"), &good.launch), &problem, "source", "sm_90a"),
-            (with(&"x".repeat(LONGEST_TEXT + 1), &good.launch), &problem, "source", "accepted: at most"),
+            (with(&"x".repeat((8 << 20) + 1), &good.launch), &problem, "source", "accepted: at most"),
             (
                 with(&good.text, &good.launch.replace("grid = [", "grid = [99999999999, ")),
                 &problem,

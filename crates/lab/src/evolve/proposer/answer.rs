@@ -1,9 +1,11 @@
 //! What a proposer may answer.
 
+use std::ops::RangeInclusive;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::evolve::candidate::{Candidate, Language, Source};
+use crate::evolve::candidate::{Candidate, Language, Source, TooLong};
 
 /// A proposer's answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +31,9 @@ struct Raw {
     predicted_us: Option<f64>,
 }
 
+/// What a kernel can be said to take, µs: from a picosecond to some thirty years.
+const TIMES: RangeInclusive<f64> = 1e-6..=1e15;
+
 /// Why an answer is none.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
@@ -51,8 +56,11 @@ pub enum AnswerError {
         found: String,
     },
     /// A time that is none.
-    #[error("predicted_us = {0}; accepted: a finite number above 0")]
+    #[error("predicted_us = {0:e}; accepted: {low:e} to {high:e}", low = TIMES.start(), high = TIMES.end())]
     Time(f64),
+    /// A kernel of which nobody wants to read the end.
+    #[error(transparent)]
+    Long(#[from] TooLong),
 }
 
 impl Proposal {
@@ -85,24 +93,13 @@ impl Proposal {
                 return Err(AnswerError::Candidates { found });
             }
         };
-        if let Some(us) = raw.predicted_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
+        if let Candidate::Kernel(source) = &candidate {
+            source.check_lengths()?;
+        }
+        if let Some(us) = raw.predicted_us.filter(|us| !TIMES.contains(us)) {
             return Err(AnswerError::Time(us));
         }
         Ok(Proposal { candidate, hypothesis: raw.hypothesis, predicted_us: raw.predicted_us })
-    }
-}
-
-/// A candidate as an answer.
-pub(super) fn of(candidate: &Candidate) -> Value {
-    match candidate {
-        Candidate::Gpu(plan) => json!({ "plan": plan }),
-        Candidate::Cpu(plan) => json!({ "cpu_plan": plan }),
-        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
-            json!({ "ptx": text, "launch": launch })
-        }
-        Candidate::Kernel(Source { language: Language::Cuda, text, launch }) => {
-            json!({ "cuda": text, "launch": launch })
-        }
     }
 }
 
@@ -116,6 +113,6 @@ pub(super) fn help() -> Value {
         "cuda": "a whole kernel as CUDA C++ (extern \"C\" __global__); needs launch",
         "launch": crate::launchfile::FORMAT,
         "hypothesis": "optional: why it should be faster, in words",
-        "predicted_us": "optional: what it should take, µs",
+        "predicted_us": "optional: what it should take, µs; kept with the hypothesis and scored",
     })
 }

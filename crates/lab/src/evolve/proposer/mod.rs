@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::candidate::Candidate;
 use super::children::{Confinement, Limits, run};
 use super::task::Stage;
 use crate::ledger::Rejection;
@@ -89,11 +88,6 @@ fn end(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(QUOTED);
     let kept: String = text.chars().skip(skipped).collect();
     if skipped > 0 { format!("…{kept}") } else { kept }
-}
-
-/// A candidate as a proposer would answer with it.
-pub fn as_answer(candidate: &Candidate) -> Value {
-    answer::of(candidate)
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@ use problem::{DType, Problem};
 use serde_json::json;
 
 use super::*;
-use crate::evolve::{Language, Source};
+use crate::evolve::{Candidate, Language, Source};
 use crate::store::Scratch;
 
 const SHORT: Limits =
-    Limits { wall: Duration::from_secs(10), cpu_seconds: 5, memory: 1 << 30, output: 1 << 20 };
+    Limits { wall: Duration::from_secs(30), cpu_seconds: 3, memory: 1 << 30, output: 1 << 20 };
 
 fn ask(line: &str, limits: Limits) -> Result<Proposal, Rejection> {
     Proposer::new(line, limits).propose(&json!({ "problem": { "seq_q": 64 } }))
@@ -23,6 +23,20 @@ fn refused(line: &str) -> (String, String) {
 fn plan() -> Candidate {
     let problem = Problem::new(1, 1, 64, 64, DType::F16);
     Candidate::Gpu(Family::Mma.default_for(&problem, &Arch::SM_90).unwrap())
+}
+
+/// A candidate as a proposer would answer with it.
+fn as_answer(candidate: &Candidate) -> serde_json::Value {
+    match candidate {
+        Candidate::Gpu(plan) => json!({ "plan": plan }),
+        Candidate::Cpu(plan) => json!({ "cpu_plan": plan }),
+        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+            json!({ "ptx": text, "launch": launch })
+        }
+        Candidate::Kernel(Source { language: Language::Cuda, text, launch }) => {
+            json!({ "cuda": text, "launch": launch })
+        }
+    }
 }
 
 #[test]
@@ -69,6 +83,16 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         ("echo '{\"ptx\": \"x\"}'", "proposer", "has ptx; accepted"),
         ("echo '{\"ptx\": \"x\", \"cuda\": \"y\", \"launch\": \"\"}'", "proposer", "ptx, cuda, launch"),
         ("echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": -1}'", "proposer", "predicted_us = -1"),
+        (
+            "echo '{\"ptx\": \"x\", \"launch\": \"\", \"predicted_us\": 1e-310}'",
+            "proposer",
+            "predicted_us = 1e-310; accepted: 1e-6 to 1e15",
+        ),
+        (
+            "python3 -c \"import json; print(json.dumps({'ptx': 'x' * (9 << 20), 'launch': ''}))\"",
+            "proposer",
+            "text has 9437184 bytes; accepted: at most 8388608",
+        ),
         ("echo '{\"kernel\": \"x\"}'", "proposer", "unknown field `kernel`"),
         ("echo no network >&2; exit 7", "proposer", "exit status: 7: no network"),
         ("kill -SEGV $$", "proposer", "signal"),

@@ -241,7 +241,7 @@ fn times(forecasts: &[Forecast], measurements: &[MeasurementFact]) -> Markup {
             thead { tr { th { "what" } th { "problem" } th.n { "µs" } th.n { "interval" } th.n { "samples" } th { "against" } } }
             tbody {
                 @for f in forecasts { tr {
-                    td { "forecast by " (f.author) } td { (f.problem.as_ref().map_or("–".to_owned(), shape)) } td.n { (time(f.us)) }
+                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), shape)) } td.n { (time(f.us)) }
                     td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
                 } }
                 @for m in measurements { tr {
@@ -353,7 +353,8 @@ fn told_row(told: &ByHand) -> Markup {
     html! {
         tr {
             td {
-                @match f.candidate { Some(id) => (number(id)), None => (f.hypothesis) }
+                @if let Some(id) = f.candidate { (number(id)) " " }
+                (f.hypothesis)
                 @if let Some(note) = told.note.as_ref().filter(|note| !note.is_empty()) { br; span.soft { (note) } }
             }
             td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }

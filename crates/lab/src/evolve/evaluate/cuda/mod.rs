@@ -21,8 +21,9 @@ use serde_json::json;
 
 use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
-use super::{Evaluator, Look};
+use super::{Evaluator, Look, word_of};
 use crate::bench::{Deck, Race, interval};
+use crate::evolve::faults::INCUMBENT;
 use crate::evolve::{Finding, Stage, Task};
 use crate::gate::Verdict;
 use crate::ledger::{
@@ -146,7 +147,7 @@ impl<C: Card> Cuda<C> {
         let arch = self.card.arch();
         let ours = bound(&task.subject, &problem, &arch)?;
         let rival = bound(rival, &problem, &arch)
-            .map_err(|fault| Fault::new("incumbent", format!("the incumbent cannot race: {fault}")))?;
+            .map_err(|fault| Fault::new(INCUMBENT, format!("the incumbent cannot race: {fault}")))?;
         (self.allow)(HOST_WORK);
         self.card.build(&ours.kernel)?;
         let deck = self.deck(&problem)?;
@@ -189,10 +190,10 @@ fn outcome(
         return Err(Fault::new("crashed", "the race had other contestants than two"));
     };
     if let Some(fault) = &ours.fault {
-        return Err(Fault::new("wrong", fault));
+        return Err(Fault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new("incumbent", format!("the incumbent is out: {fault}")));
+        return Err(Fault::new(INCUMBENT, format!("the incumbent is out: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,

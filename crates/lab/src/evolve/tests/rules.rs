@@ -1,0 +1,400 @@
+//! What keeps a run honest, and what keeps it going: races, budgets, proposers, faults.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::evolve::candidate::Source;
+use crate::evolve::engine::EvolveError;
+
+/// A landscape whose answers someone has a word in.
+struct Meddled<F>(Landscape, F);
+
+impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
+    fn look(&mut self, task: &Task) -> Result<Look, Rejection> {
+        let mut look = self.0.look(task)?;
+        self.1(task, &mut look.finding);
+        Ok(look)
+    }
+
+    fn environment(&self) -> Environment {
+        Environment::default()
+    }
+}
+
+/// One task after the other to the end, each told to `see` first; proposers get `answer`. Ends early with an error.
+fn run_out(
+    evolution: &mut Evolution,
+    evaluator: &mut dyn Evaluator,
+    mut answer: impl FnMut(&Question) -> Result<Proposal, Rejection>,
+    mut see: impl FnMut(&Task),
+) -> Result<(), EvolveError> {
+    loop {
+        match evolution.ask(0.0)? {
+            Ask::Task(task) => {
+                see(&task);
+                let outcome = evaluator.evaluate(&task);
+                evolution.tell(&outcome)?;
+            }
+            Ask::Propose(question) => evolution.answer(&question, answer(&question))?,
+            Ask::Wait => panic!("nothing is under way"),
+            Ask::Done => return Ok(()),
+        }
+    }
+}
+
+fn nobody(_: &Question) -> Result<Proposal, Rejection> {
+    panic!("nobody proposes")
+}
+
+fn no(stage: Stage, reason: &str) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: format!("{reason}, it says") }
+}
+
+fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
+    if let Finding::Timed { measurement, .. } = race
+        && let Some(against) = &mut measurement.against
+    {
+        (against.ratio, against.low, against.high) = (ratio, ratio * 0.999, ratio * 1.001);
+        against.verdict = verdict;
+    }
+}
+
+/// The fastest of several races may be luck: what the second one says is what is said.
+#[test]
+fn who_wins_by_luck_is_not_promoted() {
+    let page = Page::new("luck");
+    let config = config(&Problem::mission(), 40, 11);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let spared = Landscape::identity(&config.cases[0].baseline);
+    let mut evaluator = Meddled(Landscape::new(11, &config), move |task: &Task, finding: &mut Finding| {
+        let is_control = Landscape::identity(&task.subject) == spared;
+        match task.stage {
+            Stage::Race if !is_control => verdict_of(finding, 1.2, SpeedVerdict::Faster),
+            Stage::HeldOut if task.problem == own => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
+            _ => {}
+        }
+    });
+    let mut again = 0;
+    run_out(&mut evolution, &mut evaluator, nobody, |task| {
+        again += usize::from(task.stage == Stage::HeldOut && task.problem == own);
+        assert!(task.stage != Stage::HeldOut || task.problem == own, "nobody comes so far");
+    })
+    .unwrap();
+    let report = evolution.report();
+    assert!(again >= 3, "{again} races once more");
+    assert_eq!((&report["promoted"], &report["verdict"]), (&Value::Null, &json!("UNDECIDED")));
+    assert_eq!(report["speedup"], 1.0);
+}
+
+/// A winner's second race is the one that is reported.
+#[test]
+fn who_wins_twice_is_promoted_by_the_second_race() {
+    let page = Page::new("twice");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem == own {
+            verdict_of(finding, 1.0625, SpeedVerdict::Faster);
+        }
+    });
+    let mut order = Vec::new();
+    run_out(&mut evolution, &mut evaluator, nobody, |task| {
+        if task.stage == Stage::HeldOut {
+            order.push(task.problem == own);
+        }
+    })
+    .unwrap();
+    let report = evolution.report();
+    assert_eq!((order.first(), order.iter().filter(|own| **own).count()), (Some(&true), 1), "{order:?}");
+    assert_eq!((&report["promoted"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    let promoted = decisions.iter().find(|d| d.decision.what == "promoted").unwrap();
+    assert_eq!(promoted.decision.why["race"]["ratio"], 1.0625);
+    assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
+}
+
+/// Where the baseline beats itself, no race is worth anything.
+#[test]
+fn a_control_that_is_off_promotes_nobody() {
+    let page = Page::new("control");
+    let config = config(&Problem::mission(), 60, 12);
+    let spared = Landscape::identity(&config.cases[0].baseline);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
+            verdict_of(finding, 1.1, SpeedVerdict::Faster);
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    assert_eq!((&report["control"]["sound"], &report["promoted"]), (&json!(false), &Value::Null));
+    assert_eq!(report["verdict"], "FASTER");
+}
+
+fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Config) {
+    let mut config = config(&Problem::mission(), candidates, 6);
+    (config.proposer, config.random_share) = (Some("anything".into()), 0.2);
+    (begin(page, &config, limits), config)
+}
+
+/// A proposer's failure is its own, however often it comes, and is dead in a run that goes on, too.
+#[test]
+fn failures_of_a_proposer_stay_dead() {
+    let page = Page::new("failures");
+    let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let fails = |_: &Question| Err(no(Stage::Propose, "hangs"));
+    // Three times the same answer, and the question takes a while.
+    let (mut now, mut asked) = (0.0, 0);
+    while asked < 3 {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => evolution.tell(&landscape.evaluate(&task)).unwrap(),
+            Ask::Propose(question) => {
+                asked += 1;
+                assert_eq!(question.asked, now);
+                now += 2.5;
+                // Nothing is timed while a program is at work on this machine.
+                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
+                evolution.answer(&question, fails(&question)).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let run = evolution.run();
+    let before = essence(&evolution);
+    drop(evolution);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    assert_eq!(essence(&evolution), before);
+    run_out(&mut evolution, &mut landscape, fails, |task| {
+        assert!(!matches!(task.subject, Candidate::Kernel(_)), "an answer's failure is no kernel");
+    })
+    .unwrap();
+    let ledger = page.open();
+    let mut ends = 0;
+    for known in ledger.resume(run).unwrap().candidates.iter().filter(|c| c.new.operator == "proposer") {
+        let found = ledger.candidate(known.id).unwrap().rejections;
+        let found: Vec<(Stage, &str)> = found.iter().map(|r| (r.stage, r.reason.as_str())).collect();
+        assert_eq!(found, [(Stage::Propose, "hangs")], "{:?}", known.id);
+        ends += 1;
+    }
+    assert!(ends >= 3);
+    let cost = ledger.cost(run).unwrap();
+    let propose = cost.items.iter().find(|item| item.what == "propose").unwrap();
+    assert_eq!((propose.tasks, propose.seconds), (ends, 7.5));
+}
+
+/// What a proposer says of its candidate is kept, with an interval.
+#[test]
+fn a_hypothesis_is_kept_with_its_forecast() {
+    let page = Page::new("hypothesis");
+    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let mut plan = kernels::forward::mma::MmaPlan::default_for(&Problem::mission(), &Arch::SM_90);
+    plan.block_n = 48 * plan.kv_warps;
+    let candidate = Candidate::Gpu(Plan::Mma(plan));
+    let proposal =
+        Proposal { candidate, hypothesis: Some("fewer barriers".into()), predicted_us: Some(20.0) };
+    run_out(&mut evolution, &mut landscape, |_| Ok(proposal.clone()), |_| {}).unwrap();
+    let ledger = page.open();
+    let told = ledger.by_hand(10).unwrap();
+    assert_eq!(told.len(), 1, "repeats of a plan are no forecasts");
+    let forecast = &told[0].forecast;
+    assert_eq!((forecast.hypothesis.as_str(), forecast.author.as_str()), ("fewer barriers", "proposer"));
+    assert!((forecast.low_us - 18.0).abs() < 1e-9 && (forecast.high_us - 22.0).abs() < 1e-9, "{forecast:?}");
+    assert!(forecast.candidate.is_some());
+}
+
+/// Whoever names a proposer has it asked, whatever the other operators are.
+#[test]
+fn every_configuration_asks_a_proposer() {
+    for configuration in Configuration::ALL {
+        let page = Page::new(configuration.name());
+        let mut config = config(&Problem::mission(), 30, 6);
+        (config.proposer, config.configuration) = (Some("anything".into()), configuration);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut asked = 0;
+        let answer = |_: &Question| {
+            asked += 1;
+            Err(no(Stage::Propose, "proposer"))
+        };
+        run_out(&mut evolution, &mut Landscape::new(6, &config), answer, |_| {}).unwrap();
+        assert!(asked > 0, "{configuration:?}");
+    }
+}
+
+/// A kernel's text does not travel in every brief.
+#[test]
+fn a_brief_tells_of_kernels_in_few_words() {
+    let page = Page::new("brief");
+    let (mut evolution, config) = proposing(&page, 60, Limits::ALONE);
+    let text = format!("first line\nsecond\n{}", "x".repeat(1 << 20));
+    let mut longest = 0;
+    let mut begins = BTreeMap::new();
+    let answer = |question: &Question| {
+        longest = longest.max(question.brief["history"].to_string().len());
+        for line in question.brief["history"].as_array().unwrap() {
+            if let Some(kernel) = line["candidate"].get("kernel") {
+                begins.insert(kernel["hash"].to_string(), kernel["begins"].to_string());
+            }
+        }
+        let candidate =
+            Candidate::Kernel(Source { language: Language::Ptx, text: text.clone(), launch: String::new() });
+        Ok(Proposal { candidate, hypothesis: None, predicted_us: None })
+    };
+    let mut evaluator = Landscape::new(6, &config);
+    run_out(&mut evolution, &mut evaluator, answer, |_| {}).unwrap();
+    assert!(longest < 20_000, "{longest}");
+    assert!(begins.values().any(|begins| begins.contains("first line\\nsecond\\nxxx")), "{begins:?}");
+}
+
+#[test]
+fn a_run_without_blind_draws_is_refused() {
+    let page = Page::new("share");
+    let mut config = config(&Problem::mission(), 30, 6);
+    config.random_share = 0.0;
+    let begun = Evolution::begin(page.open(), config, Environment::default(), None, Limits::ALONE);
+    assert!(begun.err().unwrap().to_string().contains("accepted: a share above 0"));
+}
+
+/// A device that is gone ends the run, not its candidates; and a run that goes on counts anew.
+#[test]
+fn a_lost_device_stops_the_run() {
+    let page = Page::new("lost");
+    let config = config(&Problem::mission(), 200, 7);
+    let mut evolution = begin(&page, &config, Limits::beside_device(2));
+    let run = evolution.run();
+    let mut landscape = Landscape::new(7, &config);
+    drive(&mut evolution, &mut landscape, 0, 40);
+    drop(evolution);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    let mut lost = |task: &Task| {
+        let mut outcome = Evaluator::evaluate(&mut landscape, task);
+        if is_of_device(task.stage) {
+            outcome.finding = Finding::Rejected(no(task.stage, "crashed"));
+        }
+        outcome
+    };
+    let mut crashed = 0;
+    let error = loop {
+        match evolution.ask(0.0) {
+            Ok(Ask::Task(task)) => {
+                let outcome = lost(&task);
+                crashed += usize::from(is_of_device(task.stage));
+                evolution.tell(&outcome).unwrap();
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(crashed, 5);
+    let said = error.to_string();
+    assert!(said.contains("last 5 evaluations on the device") && said.contains("crashed, it says"), "{said}");
+    drop(evolution);
+    assert_eq!(page.open().events(run).unwrap().last().unwrap().1, RunEvent::Stopped);
+    let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+    run_out(&mut evolution, &mut landscape, nobody, |_| {}).unwrap();
+    assert_eq!(evolution.report()["candidates"]["total"], 200);
+}
+
+/// Where the incumbent was at fault, the race is run once more.
+#[test]
+fn an_incumbents_fault_is_not_the_candidates() {
+    let page = Page::new("incumbent");
+    let config = config(&Problem::mission(), 40, 12);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut tries: BTreeMap<CandidateId, usize> = BTreeMap::new();
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race {
+            let count = tries.entry(task.candidate).or_default();
+            *count += 1;
+            if *count == 1 {
+                *finding = Finding::Rejected(no(task.stage, "incumbent"));
+            }
+        }
+    });
+    let mut races = 0;
+    run_out(&mut evolution, &mut evaluator, nobody, |task| races += usize::from(task.stage == Stage::Race))
+        .unwrap();
+    let report = evolution.report();
+    assert_eq!(report["rejected"]["incumbent"], Value::Null, "{}", report["rejected"]);
+    assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
+}
+
+/// When the time is up only races are left: nothing is proven any more, nobody is waited for, and who was on the way says so.
+#[test]
+fn the_time_is_kept() {
+    let page = Page::new("time");
+    let mut config = config(&Problem::mission(), 0, 2);
+    (config.candidates, config.seconds) = (None, Some(60.0));
+    config.proposer = Some("one that never answers".into());
+    let reserve = finals::reserve(&config);
+    let mut evolution = begin(&page, &config, Limits::beside_device(3));
+    let mut landscape = Landscape::new(2, &config);
+    let (mut now, mut under_way, mut late) = (0.0, std::collections::VecDeque::new(), 0);
+    loop {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => {
+                late += usize::from(now >= 60.0 - reserve && !is_of_device(task.stage));
+                under_way.push_back(*task);
+            }
+            Ask::Propose(_) => {}
+            Ask::Wait => {
+                // Where nothing is under way the proposer is waited for.
+                now += 1.0;
+                if let Some(task) = under_way.pop_front() {
+                    evolution.tell(&Evaluator::evaluate(&mut landscape, &task)).unwrap();
+                }
+            }
+            Ask::Done => break,
+        }
+        assert!(now < 120.0, "the proposer is waited for");
+    }
+    assert_eq!(late, 0);
+    let ledger = page.open();
+    let cut = evolution.searches[0].population.members.values().filter(|m| m.counts() && m.is_open());
+    let cut: Vec<CandidateId> = cut.map(|m| m.id).collect();
+    assert!(!cut.is_empty());
+    for id in cut {
+        let rejections = ledger.candidate(id).unwrap().rejections;
+        assert_eq!(rejections.iter().map(|r| r.reason.as_str()).collect::<Vec<_>>(), ["budget"]);
+    }
+    assert!(evolution.report()["best"]["id"].as_i64().is_some());
+}
+
+/// Problems that the run itself searches are not held out, and what ships on one that several cases hold out is added once,
+/// in a run that was cut, too.
+#[test]
+fn cases_share_what_is_held_out() {
+    let page = Page::new("shared");
+    let mut config = config(&Problem::mission(), 40, 8);
+    let mut other = config.cases[0].clone();
+    other.problem = Shape { batch: 2, ..other.problem };
+    let shared = config.cases[0].held_out[0].clone();
+    other.held_out = vec![shared.clone(), (config.cases[0].problem, other.baseline.clone())];
+    config.cases[0].held_out = vec![shared];
+    config.cases.push(other);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let run = evolution.run();
+    assert!(evolution.config().cases.iter().all(|case| case.held_out.len() == 1));
+    let mut landscape = Landscape { noise: 0.0, ..Landscape::new(8, &config) };
+    loop {
+        // Cut after every answer of the end.
+        let told = drive(&mut evolution, &mut landscape, 0, 1);
+        let at_the_end =
+            evolution.searches.iter().any(|s| s.population.members.values().any(|m| m.race.is_some()));
+        if told == 0 {
+            break;
+        }
+        if at_the_end {
+            let _ = evolution.ask(0.0).unwrap();
+            evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        }
+    }
+    let known = page.open().resume(run).unwrap();
+    let references = known.candidates.iter().filter(|c| c.new.operator == "held_out").count();
+    let raced = known.outcomes.iter().filter(|o| o.stage == Stage::HeldOut).count();
+    assert_eq!(references, 1);
+    assert!(raced >= 4, "each winner on its own problem and on the other: {raced}");
+}
