@@ -6,6 +6,7 @@ use driver::DriverError;
 use flashcore::AttentionError;
 use kernels::KernelError;
 use lab::evolve::EvolveError;
+use lab::evolve::setup::SetupError;
 use lab::ledger::LedgerError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
@@ -95,6 +96,15 @@ impl From<EvolveError> for Error {
         match error {
             EvolveError::Ledger(error) => error.into(),
             error => Error::Argument(error.to_string()),
+        }
+    }
+}
+
+impl From<SetupError> for Error {
+    fn from(error: SetupError) -> Error {
+        match error {
+            SetupError::Kernel(error) => error.into(),
+            SetupError::Ledger(error) => error.into(),
         }
     }
 }

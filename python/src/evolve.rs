@@ -5,29 +5,23 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use emu::model::{Gpu, machine};
+use emu::model::Gpu;
 use kernels::Arch;
 use kernels::select::Shape;
 use lab::bench::suites;
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::evolve::evaluate::model::Model;
 use lab::evolve::evaluate::{Cuda, GpuCard};
-use lab::evolve::seeding::{self, Wishes};
+use lab::evolve::setup;
 use lab::evolve::workers::is_of_device;
-use lab::evolve::{Ask, Case, Config, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
-use lab::ledger::{Environment, Ledger, Rejection, RunEvent, RunId};
+use lab::evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
+use lab::ledger::{Environment, Ledger, LedgerError, Rejection};
 use lab::provenance::Provenance;
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::Error;
-
-/// Wins of other runs that a search is told of.
-const WINS: usize = 50;
-/// Blind draws that the time model picks from, at most, and candidates of the budget for each of them.
-const DRAWS: usize = 8;
-const CANDIDATES_A_DRAW: usize = 16;
 
 /// What a run is, as Python says it.
 #[derive(Deserialize)]
@@ -157,71 +151,61 @@ impl Evolution {
 }
 
 fn begin(wanted: &Wanted) -> Result<Evolution, Error> {
-    let ledger = Ledger::open(&wanted.ledger)?;
     let began = Instant::now();
-    if let Some(number) = wanted.resume {
-        let run = which(&ledger, number)?;
-        let kept: Config = serde_json::from_value(ledger.run(run)?.config)
-            .map_err(|error| lab::evolve::EvolveError::Config { run: run.0, error })?;
-        let place = place(wanted)?;
-        if place.environment.device != kept.device {
-            let (asked, begun) = (&place.environment.device, &kept.device);
-            return Err(Error::Argument(format!("run {} was begun on {begun}, not on {asked}", run.0)));
-        }
-        let evolution = lab::evolve::Evolution::resume(ledger, run, place.limits)?;
-        return Ok(Evolution { evolution: Mutex::new(evolution), host: place.host, began });
-    }
-    let place = place(wanted)?;
-    let config = config(&ledger, &place, wanted)?;
-    let price = wanted.price_per_hour;
-    let evolution = lab::evolve::Evolution::begin(ledger, config, place.environment, price, place.limits)?;
-    Ok(Evolution { evolution: Mutex::new(evolution), host: place.host, began })
-}
-
-fn which(ledger: &Ledger, number: i64) -> Result<RunId, Error> {
-    let runs = ledger.runs()?;
-    let found = runs.iter().find(|line| match number {
-        0 => !matches!(line.last, Some((_, RunEvent::Finished))),
-        number => line.id.0 == number,
-    });
-    let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
-    found.map(|line| line.id).ok_or_else(none)
-}
-
-fn config(ledger: &Ledger, place: &Place, wanted: &Wanted) -> Result<Config, Error> {
-    let device = &place.environment.device;
-    // A device that the ledger does not know has no winners in it.
-    let known = ledger.best_of_problems(device).unwrap_or_default();
-    let share = wanted.candidates.map_or(DRAWS, |all| all / wanted.problems.len().max(1) / CANDIDATES_A_DRAW);
-    let wishes = Wishes {
-        only: None,
-        known: known.into_iter().map(|ranked| (ranked.problem, ranked.subject)).collect(),
-        held_out: wanted.held_out.as_deref().map(shapes).transpose()?,
-        draws: share.min(DRAWS),
+    let (evolution, host) = match wanted.resume {
+        Some(number) => resumed(wanted, Some(number).filter(|number| *number != 0))?,
+        None => begun(wanted)?,
     };
-    let cases = shapes(&wanted.problems)?.into_iter().map(|problem| match &place.arch {
-        Some(arch) => Ok(seeding::gpu(&problem, device, arch, &wishes)?),
-        None => Ok(seeding::cpu(&problem, &wishes)),
-    });
-    let cases: Vec<Case> = cases.collect::<Result<_, Error>>()?;
-    let mut config = Config::new(place.target.clone(), device, place.arch, cases);
-    config.configuration = Configuration::named(&wanted.configuration).ok_or_else(|| {
+    Ok(Evolution { evolution: Mutex::new(evolution), host, began })
+}
+
+/// A new run; the ledger is begun where there is none, once all else is known to be right.
+fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
+    let past = match Ledger::read(&wanted.ledger) {
+        Err(LedgerError::Missing { .. }) => None,
+        other => Some(other?),
+    };
+    let configuration = Configuration::named(&wanted.configuration).ok_or_else(|| {
         let names = Configuration::ALL.map(Configuration::name).join(", ");
         Error::Argument(format!(
             "configuration = {:?} is not possible; accepted: {names}",
             wanted.configuration
         ))
     })?;
-    (config.seed, config.candidates) = (wanted.seed, wanted.candidates);
-    config.seconds = wanted.minutes.map(|minutes| minutes * 60.0);
-    (config.random_share, config.families) = (wanted.random_share, wanted.families.clone());
-    config.early_stop = wanted.early_stop;
-    for win in ledger.wins(WINS)? {
-        let candidate = ledger.candidate(win.candidate)?.known.new.candidate;
-        let family = lab::evolve::space::family(&candidate).to_owned();
-        config.wins.push((family, win.changes, win.ratio));
+    let asked = setup::Wanted {
+        problems: shapes(&wanted.problems)?,
+        held_out: wanted.held_out.as_deref().map(shapes).transpose()?,
+        only: None,
+        candidates: wanted.candidates,
+        minutes: wanted.minutes,
+        seed: wanted.seed,
+        configuration,
+        random_share: wanted.random_share,
+        families: wanted.families.clone(),
+        proposer: None,
+        early_stop: wanted.early_stop,
+        peer_us: None,
+    };
+    let place = place(wanted)?;
+    let device = &place.environment.device;
+    let config = setup::config(past.as_ref(), place.target, device, place.arch, asked)?;
+    let (ledger, price) = (Ledger::open(&wanted.ledger)?, wanted.price_per_hour);
+    let run = lab::evolve::Evolution::begin(ledger, config, place.environment, price, place.limits)?;
+    Ok((run, place.host))
+}
+
+/// A run of the ledger: that of this number, or the latest that did not end.
+fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
+    let ledger = Ledger::open_existing(&wanted.ledger)?;
+    let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
+    let run = setup::which(&ledger, number)?.ok_or_else(none)?;
+    let begun_on = setup::kept(&ledger, run)?.device;
+    let place = place(wanted)?;
+    let device = &place.environment.device;
+    if *device != begun_on {
+        return Err(Error::Argument(format!("run {} was begun on {begun_on}, not on {device}", run.0)));
     }
-    Ok(config)
+    Ok((lab::evolve::Evolution::resume(ledger, run, place.limits)?, place.host))
 }
 
 fn shapes(words: &[String]) -> Result<Vec<Shape>, Error> {
@@ -246,7 +230,7 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
             let arch = Arch::of(card.sm).ok_or_else(|| {
                 Error::Unsupported(format!("{}: sm_{} is not supported", card.environment.device, card.sm))
             })?;
-            let model = Gpu::of_device(&card.environment.device).map(|gpu| compact(gpu.name));
+            let model = Gpu::of_device(&card.environment.device).and_then(|gpu| setup::model_named(gpu.name));
             let devices = wanted.devices.max(1) + 1;
             Ok(Place {
                 target: Target::Cuda { ordinal: 0 },
@@ -257,21 +241,21 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
                     together: workers + devices,
                     ..Limits::beside_device(workers)
                 },
-                host: model.map(|machine| Target::Model { machine }),
+                host: model.map(|(target, _)| target),
             })
         }
         (name, _) => {
-            let gpu = machine_named(name);
-            let model = gpu.and_then(Model::of).zip(gpu);
-            let (model, gpu) = model.ok_or_else(|| {
-                let names = machine::MACHINES.map(|gpu| compact(gpu.name)).join(", ");
+            let named = setup::model_named(name);
+            let model = named.and_then(|(target, gpu)| Some((target, Model::of(gpu)?)));
+            let (target, model) = model.ok_or_else(|| {
+                let names = setup::models();
                 Error::Argument(format!("device = {name:?} is not possible; accepted: cpu, cuda, {names}"))
             })?;
             // A prediction is work for any processor.
             let limits =
                 Limits { host: workers, device: workers, together: workers + 1, open: 2 * workers + 4 };
             Ok(Place {
-                target: Target::Model { machine: compact(gpu.name) },
+                target,
                 environment: model.environment(),
                 arch: Some(model.bench().arch),
                 limits,
@@ -279,15 +263,6 @@ fn place(wanted: &Wanted) -> Result<Place, Error> {
             })
         }
     }
-}
-
-fn machine_named(name: &str) -> Option<&'static Gpu> {
-    machine::MACHINES.into_iter().find(|gpu| compact(gpu.name) == compact(name))
-}
-
-/// As targets name machines.
-fn compact(name: &str) -> String {
-    name.to_lowercase().replace(' ', "")
 }
 
 /// A GPU of this machine, for a run that is begun elsewhere: device, driver, compiler, architecture, as JSON.
@@ -327,7 +302,7 @@ pub fn evaluate(py: Python<'_>, task: &str) -> Result<String, Error> {
 fn evaluator(target: &Target) -> Result<Box<dyn Evaluator>, Error> {
     Ok(match target {
         Target::Cpu => Box::new(CpuEvaluator::new()),
-        Target::Model { machine } => match machine_named(machine).and_then(Model::of) {
+        Target::Model { machine } => match Gpu::named(machine).and_then(Model::of) {
             Some(model) => Box::new(model),
             None => return Err(Error::Argument(format!("no machine is called {machine}"))),
         },

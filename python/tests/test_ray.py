@@ -88,10 +88,12 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         ({"configuration": "none", "candidates": 1}, "insight"),
         ({}, "budget"),
         ({"candidates": 0}, "1 and more"),
-        ({"resume": 7}, "no such run"),
     ]:
         with pytest.raises(flashcore.ArgumentError, match=says):
             flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
+    with pytest.raises(flashcore.LedgerError, match="no ledger here"):
+        flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", resume=7)
+    assert not (tmp_path / "flashcore.ledger").exists()
     with pytest.raises(flashcore.UnsupportedError, match="no GPU"):
         flashcore.ray.evolve(device="cuda", candidates=1, ledger=tmp_path / "flashcore.ledger")
     text = tmp_path / "text"

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{XtaskError, run};
+use crate::{XtaskError, run, target};
 
 /// What drives it.
 const DRIVER: [&str; 2] = ["playwright==1.65.2", "pytest==9.2.0"];
@@ -33,15 +33,16 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     let chromium = chromium(root, &python)?;
     // The whole workspace's features, as the tests were built: with others, everything would be compiled anew.
     run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore", "--example", "demo_ledger"]))?;
-    let built = root.join("target/debug");
+    let target = target(root)?;
+    let built = target.join("debug");
     run(Command::new(&python)
         .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"])
         .arg(root.join("crates/cli/tests/browser"))
-        .current_dir(root.join("target"))
+        .current_dir(&target)
         .env("FLASHCORE_BIN", built.join("flashcore"))
         .env("FLASHCORE_DEMO", built.join("examples/demo_ledger"))
         .env("FLASHCORE_CHROMIUM", chromium)
-        .env("FLASHCORE_PICTURES", root.join("target/pages"))
+        .env("FLASHCORE_PICTURES", target.join("pages"))
         .env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 

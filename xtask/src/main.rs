@@ -2,6 +2,7 @@
 
 mod browser;
 mod evidence;
+mod evolution;
 mod fuzz;
 mod tables;
 mod test;
@@ -40,6 +41,8 @@ enum Task {
     },
     /// Show the report and the live pages in a headless browser and hold them against the ledger (done by `test` as well)
     Browser,
+    /// Evolve kernels on this processor for two minutes, and look over what is in the ledger then (done by `test` as well)
+    Evolution,
     /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::Wheel => wheel::release(&root()),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
+        Task::Evolution => test::evolution(&root()),
         Task::Tools => tools::fetch(&root()).map(|found| println!("{found}")),
     };
     match outcome {
@@ -81,6 +85,18 @@ fn main() -> ExitCode {
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Where cargo builds, whatever its settings and `CARGO_TARGET_DIR` say.
+fn target(root: &Path) -> Result<PathBuf, XtaskError> {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).args(["metadata", "--format-version", "1", "--no-deps", "--offline"]);
+    let text = quoted(&command);
+    let found = command.output().map_err(|source| XtaskError::Start { command: text.clone(), source })?;
+    let folder = serde_json::from_slice(&found.stdout)
+        .ok()
+        .and_then(|metadata: serde_json::Value| Some(PathBuf::from(metadata["target_directory"].as_str()?)));
+    folder.ok_or(XtaskError::Failed { command: text, status: found.status })
 }
 
 /// Runs a command to its end with its output shown, and turns a failure into an error that quotes it.

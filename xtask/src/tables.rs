@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{XtaskError, run};
+use crate::{XtaskError, run, target};
 
 /// Documents with tables, from the root.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/benchmarks.md", "docs/hopper.md"];
@@ -16,7 +16,7 @@ pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
     let mut build = Command::new(env!("CARGO"));
     build.current_dir(root).args(["build", "--workspace", "--quiet", "--bin", "flashcore"]);
     run(&mut build)?;
-    let mut command = Command::new(root.join("target/debug/flashcore"));
+    let mut command = Command::new(target(root)?.join("debug/flashcore"));
     command.current_dir(root).arg("tables").args(DOCUMENTS).args(check.then_some("--check"));
     run(&mut command)
 }

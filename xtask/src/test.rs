@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::tools::Tools;
-use crate::{XtaskError, browser, run, tables, tools, wheel};
+use crate::{XtaskError, browser, evolution, run, tables, tools, wheel};
 
 /// Runs every check, stopping at the first that fails.
 ///
@@ -26,6 +26,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     }
     run(cargo().args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     run(cargo().args(["test", "--workspace", "--quiet"]))?;
+    evolution::test(root, cargo)?;
     browser::test(root, cargo)?;
     wheel::test(root)?;
     tables::make(root, true)?;
@@ -40,6 +41,15 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
 pub fn browser(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     browser::test(root, || cargo(root, &tools))
+}
+
+/// A whole evolution, alone.
+///
+/// # Errors
+/// The failing command, or what it left undone.
+pub fn evolution(root: &Path) -> Result<(), XtaskError> {
+    let tools = tools::fetch(root)?;
+    evolution::test(root, || cargo(root, &tools))
 }
 
 /// Cargo, with the tools named to what it runs.

@@ -353,13 +353,13 @@ pub struct ForecastAdd {
     #[arg(long, value_name = "NAME")]
     pub author: String,
     /// The device: its name
-    #[arg(long)]
-    pub device: String,
+    #[arg(long, required_unless_present = "candidate")]
+    pub device: Option<String>,
     /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`
     #[arg(long)]
     pub problem: Option<String>,
-    /// A candidate of the ledger: its measurement is the outcome
-    #[arg(long, value_name = "N")]
+    /// A candidate of the ledger, on its device and problem: its measurement is the outcome
+    #[arg(long, value_name = "N", conflicts_with_all = ["device", "problem"])]
     pub candidate: Option<i64>,
     /// The time that is expected, µs
     #[arg(long)]
@@ -545,8 +545,11 @@ pub struct Evolve {
     /// Do not end before the budget when nothing more is to be expected
     #[arg(long)]
     pub no_early_stop: bool,
-    /// Go on with a run of the ledger: the last one that did not end, or the one of this number
-    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    /// Go on with a run of the ledger, as it was begun: the last one that did not end, or the one of this number
+    #[arg(long, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
+        "device", "problem", "held_out", "minutes", "candidates", "configuration", "seed", "seed_plan", "family", "random_share",
+        "proposer", "peer_us", "no_early_stop", "price",
+    ])]
     pub resume: Option<Option<i64>>,
     /// What an hour of the device costs
     #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
@@ -554,7 +557,7 @@ pub struct Evolve {
     /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
     #[arg(long, value_name = "N")]
     pub jobs: Option<usize>,
-    /// Append winners to FILE, as rows of the table of tuned plans
+    /// Append winners to FILE, as rows of the table of tuned plans, which is of GPU kernels
     #[arg(long, value_name = "FILE.jsonl")]
     pub promote: Option<PathBuf>,
     /// Print one JSON object instead of the tables

@@ -153,6 +153,9 @@ pub enum CliError {
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Evolution(#[from] lab::evolve::EvolveError),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Setup(#[from] lab::evolve::setup::SetupError),
     /// There is no run to go on with.
     #[error(
         "--resume: {ledger} has no run that can go on; its runs: `flashcore ledger runs --ledger {ledger}`"

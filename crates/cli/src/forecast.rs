@@ -34,23 +34,28 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         });
     }
     let problem = args.problem.as_deref().map(choice::parse).transpose()?;
-    let number = Ledger::open(&args.ledger.path)?.forecast(&Forecast {
+    let forecast = Forecast {
         candidate: args.candidate.map(CandidateId),
         hypothesis: args.hypothesis.clone(),
         author: args.author.clone(),
-        device: args.device.clone(),
+        // Of a candidate the ledger knows it.
+        device: args.device.clone().unwrap_or_default(),
         problem: problem.as_ref().map(Shape::of),
         low_us: args.low.unwrap_or(args.us * (1.0 - DEFAULT_MARGIN)),
         us: args.us,
         high_us: args.high.unwrap_or(args.us * (1.0 + DEFAULT_MARGIN)),
-    })?;
+    };
+    forecast.check()?;
+    let path = &args.ledger.path;
+    let ledger = if args.candidate.is_some() { Ledger::open_existing(path) } else { Ledger::open(path) }?;
+    let number = ledger.forecast(&forecast)?;
     unless_closed(writeln!(std::io::stdout(), "{number}").map_err(CliError::from))?;
     Ok(Status::Proven)
 }
 
 fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
     let outcome = ForecastOutcome { forecast: args.forecast, us: args.us, note: args.note.clone() };
-    Ledger::open(&args.ledger.path)?.forecast_outcome(&outcome)?;
+    Ledger::open_existing(&args.ledger.path)?.forecast_outcome(&outcome)?;
     Ok(Status::Proven)
 }
 
@@ -118,7 +123,7 @@ fn figures(s: &Score) -> Vec<String> {
 }
 
 fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
-    let map = Ledger::open(&args.ledger.path)?.recalibrate(&args.author, &args.device)?;
+    let map = Ledger::open_existing(&args.ledger.path)?.recalibrate(&args.author, &args.device)?;
     let mut out = std::io::stdout().lock();
     unless_closed(match (&map, args.json) {
         (map, true) => writeln!(out, "{}", json!(map)).map_err(CliError::from),
@@ -141,9 +146,9 @@ fn print(out: &mut impl Write, map: &Recalibration) -> Result<(), CliError> {
     let rows = [row("as forecast", &map.before), row("mapped", &map.after)];
     table::print(out, &[&["the newer ones"], &FIGURES[..]].concat(), &rows)?;
     let verdict = if map.adopted {
-        "adopted: later forecasts of the model's are told as model:recalibrated, too"
+        "adopted: later forecasts of the model's are told as model:recalibrated, too; the search itself goes by the model's own"
     } else {
-        "not adopted: it does not help on what it was not fitted to"
+        "not adopted: on what it was not fitted to, errors are no smaller or fewer times fall within the interval"
     };
     writeln!(out, "{verdict}")?;
     Ok(())

@@ -175,8 +175,9 @@ fn a_run_that_is_killed_loses_nothing() {
             if output.status.success() {
                 break output;
             }
-            // Killed before the run had begun.
-            assert!(String::from_utf8_lossy(&output.stderr).contains("no run that can go on"), "{output:?}");
+            // Killed before the run, or the ledger, had begun.
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("no run that can go on") || said.contains("there is no ledger"), "{said}");
             child = start(&begin);
             continue;
         }
@@ -242,14 +243,96 @@ fn bad_usage_is_told() {
         (vec!["--family", "wmma"], "mma, wgmma, small"),
         (vec!["--random-share", "2"], "0 to 0.9"),
         (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
-        (vec!["--resume"], "no run that can go on"),
+        (vec!["--price", "-1"], "--price"),
+        (vec!["--device", "cpu", "--promote", &text], "with a GPU's --device"),
+        (vec!["--resume"], "there is no ledger here"),
+        (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
     ] {
         let found = run(&[&args[..], &["--ledger", &ledger]].concat());
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
         assert_eq!(found.status.code(), Some(3), "{args:?}: {said}");
         assert!(said.contains(part), "{args:?}: {said}");
+        assert!(!PathBuf::from(&ledger).exists(), "{args:?} began a ledger");
     }
     let found = run(&["--ledger", &text]);
     assert!(String::from_utf8_lossy(&found.stderr).contains("no FlashCore ledger"), "{found:?}");
+    drop(Ledger::open(ledger.as_ref()).unwrap());
+    let found = run(&["--resume", "--ledger", &ledger]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can go on"), "{found:?}");
+}
+
+/// The forecasts of a ledger that is not there, or that cannot be kept, begin none.
+#[test]
+fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
+    let folder = Folder::new("forecast");
+    let ledger = folder.file("l.ledger");
+    let forecast = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.arg("forecast").args(args).args(["--ledger", &ledger]).output().unwrap()
+    };
+    let add = ["add", "an idea", "--author", "ada"];
+    for (args, part) in [
+        (vec!["outcome", "5", "--us", "3"], "there is no ledger here"),
+        (vec!["recalibrate", "--device", "x"], "there is no ledger here"),
+        (vec![&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger here"),
+        (vec![&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
+        (
+            vec![&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(),
+            "cannot be used with",
+        ),
+        (vec![&add[..], &["--us", "3"]].concat(), "--device"),
+    ] {
+        let found = forecast(&args);
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert_eq!(found.status.code(), Some(3), "{args:?}: {said}");
+        assert!(said.contains(part), "{args:?}: {said}");
+        assert!(!PathBuf::from(&ledger).exists(), "{args:?} began a ledger");
+    }
+    let found = forecast(&[&add[..], &["--us", "3", "--device", "L4"]].concat());
+    assert_eq!(String::from_utf8_lossy(&found.stdout).trim(), "1", "{found:?}");
+}
+
+/// While a run goes on here, nobody else goes on with it; and whoever does so later evaluates a proposer's kernels in processes of
+/// their own, as the run was begun, though nobody names the proposer again.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
+    let folder = Folder::new("driven");
+    let ledger = folder.file("l.ledger");
+    let args = ["--device", "h200", "--problem", SMALL, "--minutes", "5", "--jobs", "1", "--ledger", &ledger];
+    let spawn = |args: &[&str]| -> Child {
+        command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let end = |mut child: Child| {
+        assert!(Command::new("kill").args(["-KILL", &child.id().to_string()]).status().unwrap().success());
+        child.wait().unwrap();
+    };
+    let first = spawn(&[&args[..], &["--proposer", "cat"]].concat());
+    assert!(has_workers(&first), "begun");
+    let second = run(&["--resume", "--ledger", &ledger]);
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(3), "{said}");
+    assert!(said.contains("goes on in another process") && said.contains(".run-1.lock"), "{said}");
+    end(first);
+    let resumed = spawn(&["--resume", "--jobs", "1", "--ledger", &ledger]);
+    assert!(has_workers(&resumed), "resumed");
+    end(resumed);
+}
+
+/// Whether a command comes to have workers in processes of their own.
+#[cfg(target_os = "linux")]
+fn has_workers(child: &Child) -> bool {
+    let parent = format!(" {} ", child.id());
+    let is_worker = |process: std::fs::DirEntry| {
+        let read = |name: &str| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
+        // After the name in brackets come the state and the parent.
+        let stat = read("stat");
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        rest.get(1..).is_some_and(|rest| rest.starts_with(&parent)) && read("cmdline").contains("worker")
+    };
+    (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        std::fs::read_dir("/proc").unwrap().flatten().any(is_worker)
+    })
 }

@@ -223,7 +223,7 @@ impl Search<'_> {
 fn ask(ledger: &Ledger) -> Fallible<f64> {
     let (run, problem) = (RunId(1), shapes()[0]);
     let best = ledger.topk(&problem, "h200", 1)?.first().map_or(CandidateId(1), |best| best.candidate);
-    let youngest = ledger.wins(1)?.first().map_or(best, |win| win.candidate);
+    let youngest = ledger.wins(DEVICE, 1)?.first().map_or(best, |win| win.candidate);
     let mut worst: f64 = 0.0;
     let mut time = |name: &str, query: &dyn Fn() -> Result<usize, LedgerError>| -> Fallible<()> {
         let begun = Instant::now();
@@ -244,12 +244,10 @@ fn ask(ledger: &Ledger) -> Fallible<f64> {
     time("niches", &|| ledger.niches(run, &problem).map(|r| r.len()))?;
     time("cost", &|| ledger.cost(run).map(|r| r.items.len()))?;
     time("decisions", &|| ledger.decisions(run).map(|r| r.len()))?;
-    time("wins", &|| ledger.wins(100).map(|r| r.len()))?;
+    time("wins", &|| ledger.wins(DEVICE, 100).map(|r| r.len()))?;
+    time("winners", &|| ledger.winners(DEVICE).map(|r| r.len()))?;
     time("lineage", &|| ledger.lineage(youngest).map(|r| r.len()))?;
     time("a candidate", &|| ledger.candidate(best).map(|r| r.measurements.len()))?;
-    time("same code", &|| {
-        ledger.same_code(run, &problem, "0123456789ab", Some("0123456789ab")).map(|r| r.map_or(0, |_| 1))
-    })?;
     time("newest 2000 pairs of a run", &|| ledger.pairs_of_run(run, "model", 2000).map(|r| r.len()))?;
     time("newest 2000 pairs of a device", &|| ledger.pairs("model", DEVICE, 2000).map(|r| r.len()))?;
     time("1000 candidates of a run", &|| {

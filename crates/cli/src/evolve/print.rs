@@ -81,7 +81,9 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
         )?;
     }
     if !case["promoted"].is_null() {
-        writeln!(out, "promoted: candidate {}", case["promoted"])?;
+        let no_row =
+            case["no_row"].as_str().map(|why| format!(" (no row of the table of tuned plans: {why})"));
+        writeln!(out, "promoted: candidate {}{}", case["promoted"], no_row.unwrap_or_default())?;
     }
     operators(out, case)?;
     let rejected = case["rejected"].as_object().into_iter().flatten();

@@ -2,27 +2,20 @@
 
 use std::path::Path;
 
-use emu::model::{Gpu, machine};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::evolve::evaluate::model::Model;
-use lab::evolve::seeding::{self, Wishes};
+use lab::evolve::setup::{self, Wanted};
 use lab::evolve::workers::{Crew, Program, Worker};
-use lab::evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
-use lab::ledger::{Environment, Ledger, RunId};
+use lab::evolve::{Candidate, Case, Configuration, Evaluator, Evolution, Limits, Target};
+use lab::ledger::{Environment, Ledger, LedgerError};
 use lab::provenance::Provenance;
 use problem::Problem;
 
 use crate::args::Evolve;
 use crate::choice;
 use crate::error::CliError;
-
-/// Wins of other runs that a search is told of.
-const WINS: usize = 50;
-/// Blind draws that the time model picks from, at most, and in proportion to the candidates.
-const DRAWS: usize = 8;
-const CANDIDATES_A_DRAW: usize = 16;
 
 /// A device with all that is asked of it.
 struct Device {
@@ -33,50 +26,37 @@ struct Device {
     limits: Limits,
 }
 
-/// Begins a run.
-pub fn begin(ledger: Ledger, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
-    let problems = problems(&args.problem, &[Problem::mission()])?;
-    let held_out = if args.held_out.is_empty() { None } else { Some(problems_of(&args.held_out)?) };
+/// Begins a run. The ledger is opened, and begun where there is none, once all else is known to be right.
+pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     check(args)?;
-    let device = open(target(&args.device, args.emulator)?, args)?;
-    let name = device.environment.device.clone();
-    let only = args.seed_plan.as_deref().map(|file| plan(file, &device.target)).transpose()?;
-    let known = ledger.best_of_problems(&name).unwrap_or_default();
-    let share = args.candidates.map_or(DRAWS, |all| all / problems.len() / CANDIDATES_A_DRAW);
-    let wishes = Wishes {
-        only,
-        known: known.into_iter().map(|ranked| (ranked.problem, ranked.subject)).collect(),
-        held_out,
-        draws: share.min(DRAWS),
+    let target = target(&args.device, args.emulator)?;
+    promotable(args, &target)?;
+    let mut wanted = wanted(args)?;
+    wanted.only = args.seed_plan.as_deref().map(|file| plan(file, &target)).transpose()?;
+    let past = match Ledger::read(&args.ledger.path) {
+        Err(LedgerError::Missing { .. }) => None,
+        other => Some(other?),
     };
-    let cases = problems.iter().map(|problem| case(problem, &name, device.arch.as_ref(), &wishes));
-    let cases: Vec<Case> = cases.collect::<Result<_, _>>()?;
-    for case in cases.iter().filter(|_| wishes.only.is_some()) {
+    let device = open(target, args, wanted.proposer.is_some())?;
+    let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
+    let config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
+    for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;
     }
-    let mut config = Config::new(device.target, &name, device.arch, cases);
-    config.configuration = configuration(&args.configuration)?;
-    (config.seed, config.candidates) = (args.seed, args.candidates);
-    config.seconds = args.minutes.map(|minutes| minutes * 60.0);
-    if config.seconds.is_none() && config.candidates.is_none() {
-        config.seconds = Some(120.0);
-    }
-    config.random_share = args.random_share;
-    (config.families, config.proposer) = (args.family.clone(), args.proposer.clone());
-    (config.early_stop, config.peer_us) = (!args.no_early_stop, args.peer_us);
-    if config.cases.iter().all(|case| case.shipped.is_none()) {
-        config.wins = wins(&ledger)?;
-    }
+    let ledger = Ledger::open(&args.ledger.path)?;
     let evolution = Evolution::begin(ledger, config, device.environment, args.price, device.limits)?;
     Ok((evolution, device.crew))
 }
 
 /// Goes on with a run on the device that it was begun for.
-pub fn resume(ledger: Ledger, run: RunId, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
-    let config = ledger.run(run)?.config;
-    let config: Config = serde_json::from_value(config)
-        .map_err(|error| lab::evolve::EvolveError::Config { run: run.0, error })?;
-    let device = open(config.target, args)?;
+pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
+    let ledger = Ledger::open_existing(&args.ledger.path)?;
+    let none = || CliError::NoRun { ledger: args.ledger.path.clone() };
+    let run = setup::which(&ledger, number)?.ok_or_else(none)?;
+    let config = setup::kept(&ledger, run)?;
+    promotable(args, &config.target)?;
+    // Whose kernels these are is the run's own affair: nobody says it again.
+    let device = open(config.target, args, config.proposer.is_some())?;
     let begun_on = config.device;
     if device.environment.device != begun_on {
         return Err(CliError::Argument {
@@ -87,6 +67,41 @@ pub fn resume(ledger: Ledger, run: RunId, args: &Evolve) -> Result<(Evolution, C
     }
     let evolution = Evolution::resume(ledger, run, device.limits)?;
     Ok((evolution, device.crew))
+}
+
+fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
+    let shapes = |words: &[String]| -> Result<Vec<Shape>, CliError> {
+        words.iter().map(|word| Ok(Shape::of(&choice::parse(word)?))).collect()
+    };
+    let problems = shapes(&args.problem)?;
+    Ok(Wanted {
+        problems: if problems.is_empty() { vec![Shape::of(&Problem::mission())] } else { problems },
+        held_out: if args.held_out.is_empty() { None } else { Some(shapes(&args.held_out)?) },
+        only: None,
+        candidates: args.candidates,
+        minutes: args.minutes,
+        seed: args.seed,
+        configuration: configuration(&args.configuration)?,
+        random_share: args.random_share,
+        families: args.family.clone(),
+        proposer: args.proposer.clone(),
+        early_stop: !args.no_early_stop,
+        peer_us: args.peer_us,
+    })
+}
+
+/// The table of tuned plans has no place for a processor's.
+fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
+    match (&args.promote, target) {
+        (Some(file), Target::Cpu) => Err(CliError::Argument {
+            argument: "--promote",
+            value: file.display().to_string(),
+            accepted: "with a GPU's --device alone: the table of tuned plans is of GPU kernels, and a processor's winners stay in the \
+                       ledger"
+                .to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Numbers that no run can have.
@@ -106,6 +121,9 @@ fn check(args: &Evolve) -> Result<(), CliError> {
     if let Some(us) = args.peer_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
         return refuse("--library-us", us.to_string(), "a number above 0");
     }
+    if let Some(price) = args.price.filter(|price| !(price.is_finite() && *price >= 0.0)) {
+        return refuse("--price", price.to_string(), "a number of at least 0");
+    }
     if args.jobs == Some(0) {
         return refuse("--jobs", "0".into(), "1 and more");
     }
@@ -121,22 +139,6 @@ fn configuration(name: &str) -> Result<Configuration, CliError> {
         value: name.to_owned(),
         accepted: Configuration::ALL.map(Configuration::name).join(", "),
     })
-}
-
-fn problems(words: &[String], default: &[Problem]) -> Result<Vec<Shape>, CliError> {
-    if words.is_empty() { Ok(default.iter().map(Shape::of).collect()) } else { problems_of(words) }
-}
-
-/// Each once.
-fn problems_of(words: &[String]) -> Result<Vec<Shape>, CliError> {
-    let mut found: Vec<Shape> = Vec::new();
-    for word in words {
-        let shape = Shape::of(&choice::parse(word)?);
-        if !found.contains(&shape) {
-            found.push(shape);
-        }
-    }
-    Ok(found)
 }
 
 /// `--seed-plan`.
@@ -167,26 +169,8 @@ fn fits(case: &Case, arch: Option<&Arch>) -> Result<(), CliError> {
     Ok(())
 }
 
-fn case(problem: &Shape, device: &str, arch: Option<&Arch>, wishes: &Wishes) -> Result<Case, CliError> {
-    Ok(match arch {
-        Some(arch) => seeding::gpu(problem, device, arch, wishes)?,
-        None => seeding::cpu(problem, wishes),
-    })
-}
-
-/// What helped elsewhere in the ledger.
-fn wins(ledger: &Ledger) -> Result<Vec<(String, serde_json::Value, f64)>, CliError> {
-    let mut found = Vec::new();
-    for win in ledger.wins(WINS)? {
-        let candidate = ledger.candidate(win.candidate)?.known.new.candidate;
-        found.push((lab::evolve::space::family(&candidate).to_owned(), win.changes, win.ratio));
-    }
-    Ok(found)
-}
-
 /// `--device`.
 fn target(name: &str, emulator: bool) -> Result<Target, CliError> {
-    let compact = |name: &str| name.to_lowercase().replace(' ', "");
     let ordinal = match name {
         "cpu" => return Ok(Target::Cpu),
         "cuda" => Some(0),
@@ -196,16 +180,15 @@ fn target(name: &str, emulator: bool) -> Result<Target, CliError> {
     if let Some(ordinal) = ordinal {
         return Ok(Target::Cuda { ordinal: ordinal.into() });
     }
-    let gpu = machine::MACHINES.into_iter().find(|gpu| compact(gpu.name) == compact(name));
-    gpu.map(|gpu| Target::Model { machine: compact(gpu.name) }).ok_or_else(|| CliError::Argument {
+    setup::model_named(name).map(|(target, _)| target).ok_or_else(|| CliError::Argument {
         argument: "--device",
         value: name.to_owned(),
-        accepted: format!("cpu, cuda, cuda:N, {}", machine::MACHINES.map(|gpu| compact(gpu.name)).join(", ")),
+        accepted: format!("cpu, cuda, cuda:N, {}", setup::models()),
     })
 }
 
-/// Opens a device and puts evaluators to work.
-fn open(target: Target, args: &Evolve) -> Result<Device, CliError> {
+/// Opens a device and puts evaluators to work; in processes of their own where kernels may be someone else's.
+fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, CliError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.unwrap_or(cores.saturating_sub(1)).max(1);
     match &target {
@@ -217,21 +200,19 @@ fn open(target: Target, args: &Evolve) -> Result<Device, CliError> {
             Ok(Device { target, environment, arch: None, crew, limits: Limits::ALONE })
         }
         Target::Model { machine: name } => {
-            let compact = |gpu: &&&Gpu| gpu.name.to_lowercase().replace(' ', "") == *name;
-            let gpu = machine::MACHINES.iter().find(compact).copied();
             let unknown = || CliError::Argument {
                 argument: "--device",
                 value: name.clone(),
-                accepted: machine::MACHINES.map(|gpu| gpu.name).join(", "),
+                accepted: setup::models(),
             };
-            let gpu = gpu.ok_or_else(unknown)?;
+            let (_, gpu) = setup::model_named(name).ok_or_else(unknown)?;
             let models = || (0..jobs).map(|_| Model::of(gpu)).collect::<Option<Vec<_>>>().ok_or_else(unknown);
             let (host, beside) = (models()?, Model::of(gpu).ok_or_else(unknown)?);
             let (environment, arch) = (beside.environment(), Some(beside.bench().arch));
             // Someone else's kernels may bring down whoever looks at them.
-            let boxed = |model| match args.proposer {
-                Some(_) => worker(&[], &environment),
-                None => Ok(Box::new(model) as Box<dyn Evaluator>),
+            let boxed = |model| match has_proposer {
+                true => worker(&[], &environment),
+                false => Ok(Box::new(model) as Box<dyn Evaluator>),
             };
             let host = host.into_iter().map(boxed).collect::<Result<_, _>>()?;
             let crew = Crew::start(host, vec![boxed(beside)?]);

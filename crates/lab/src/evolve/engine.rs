@@ -165,17 +165,22 @@ impl Evolution {
         }
         let run = Run { device: config.device.clone(), config: json!(config), environment, price_per_hour };
         let run = ledger.begin_run(&run)?;
+        ledger.claim(run)?;
         Ok(Evolution::new(ledger, run, config, limits))
     }
 
     /// Goes on with a run from what the ledger has of it: its candidates and the answers to its tasks, in their order.
     ///
     /// # Errors
-    /// When the ledger has no such run, or its configuration cannot be read.
+    /// When the ledger has no such run, another process drives it, or its configuration cannot be read.
     pub fn resume(ledger: Ledger, run: RunId, limits: Limits) -> Result<Evolution, EvolveError> {
+        // First of all: what is read then is all that there is.
+        ledger.claim(run)?;
         let known = ledger.resume(run)?;
         let finished = ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
-        if !finished {
+        if finished {
+            ledger.release(run)?;
+        } else {
             ledger.event(run, RunEvent::Resumed)?;
         }
         let config = serde_json::from_value(known.run.config)
@@ -306,6 +311,7 @@ impl Evolution {
     /// When the ledger cannot be written.
     pub fn stop(&mut self) -> Result<(), EvolveError> {
         self.ledger.event(self.run, RunEvent::Stopped)?;
+        self.ledger.release(self.run)?;
         Ok(())
     }
 
@@ -431,6 +437,7 @@ impl Evolution {
             decisions.iter().try_for_each(|decision| ledger.decided(self.run, decision))?;
             ledger.event(self.run, RunEvent::Finished)
         })?;
+        self.ledger.release(self.run)?;
         self.finished = true;
         Ok(())
     }

@@ -27,6 +27,7 @@ mod proposal;
 pub mod proposer;
 mod report;
 pub mod seeding;
+pub mod setup;
 pub mod space;
 mod task;
 #[cfg(test)]
@@ -37,5 +38,5 @@ pub use candidate::{Candidate, Language, Source};
 pub use config::{Case, Config, Configuration, Limits};
 pub use engine::{Ask, Evolution, EvolveError, Question, words};
 pub use evaluate::{Evaluator, Look};
-pub use report::{Gain, Progress, gain};
+pub use report::{Gain, Progress, Promoted, gain};
 pub use task::{Finding, Outcome, Stage, Target, Task};

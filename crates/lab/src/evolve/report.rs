@@ -13,8 +13,7 @@ use super::finals;
 use super::population::{Member, Population};
 use super::seeding::SEED;
 use crate::bench::SpeedVerdict;
-use crate::forecast::Fit;
-use crate::ledger::{Against, Arm, Environment, TimeKind};
+use crate::ledger::{Against, Arm, CandidateId, Environment, LedgerError, Pair, Score, TimeKind};
 
 /// How a run stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +123,7 @@ impl Evolution {
             "interval": race.map(|race| [race.low, race.high]),
             "verdict": race.map(|race| race.verdict),
             "promoted": winner,
+            "no_row": winner.and_then(|id| tabled(&population.members.get(&id)?.candidate).err()),
             "held_out": held.collect::<Vec<_>>(),
             "shipped": shipped.map(|m| json!({ "candidate": m.candidate, "race": m.race })),
             "random_arm": random_arm(population),
@@ -137,24 +137,37 @@ impl Evolution {
         })
     }
 
-    /// The winners as rows of the table of tuned plans.
-    pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<TunedRow> {
-        let row = |case: usize| {
-            let population = &self.searches[case].population;
-            let winner = population.members.get(&finals::winner(self, case)?)?;
-            let arch = self.config.arch?;
-            let Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) = &winner.candidate
-            else {
-                return None;
+    /// The winners, as rows of the table of tuned plans where they can be.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn promoted(
+        &self,
+        environment: &Environment,
+        run: &str,
+        when: &str,
+    ) -> Result<Vec<Promoted>, LedgerError> {
+        let winners = (0..self.searches.len()).filter_map(|case| Some((case, finals::winner(self, case)?)));
+        let mut all = Vec::new();
+        for (case, candidate) in winners {
+            // Its time in the ledger is its race's.
+            let Some(winner) = self.ledger.standing(candidate)? else { continue };
+            let (plan, arch) = match (tabled(&winner.subject), self.config.arch) {
+                (Ok(plan), Some(arch)) => (plan.clone(), arch),
+                (Ok(_), None) => continue,
+                (Err(why), _) => {
+                    all.push(Promoted::NoRow { candidate, why });
+                    continue;
+                }
             };
-            Some(TunedRow {
+            all.push(Promoted::Row(Box::new(TunedRow {
                 device: self.config.device.clone(),
                 sm: arch.sm,
                 multiprocessors: arch.multiprocessors,
-                problem: population.problem,
-                plan: plan.clone(),
-                us: winner.time?.us,
-                kind: match winner.kind? {
+                problem: self.searches[case].population.problem,
+                plan,
+                us: winner.us,
+                kind: match winner.kind {
                     TimeKind::Measured => Kind::Measured,
                     TimeKind::Predicted => Kind::Predicted,
                 },
@@ -162,9 +175,33 @@ impl Evolution {
                 commit: environment.commit.clone().unwrap_or_default(),
                 run: run.to_owned(),
                 when: when.to_owned(),
-            })
-        };
-        (0..self.searches.len()).filter_map(row).collect()
+            })));
+        }
+        Ok(all)
+    }
+}
+
+/// A winner, for the table of tuned plans.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Promoted {
+    /// As a row.
+    Row(Box<TunedRow>),
+    /// It cannot be one.
+    NoRow {
+        /// Which.
+        candidate: CandidateId,
+        /// Why not.
+        why: &'static str,
+    },
+}
+
+/// The plan that a winner's row has, or why there can be no row of it.
+fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
+    match winner {
+        Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
+        Candidate::Gpu(plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::Small(_))) => Ok(plan),
+        Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
+        Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),
     }
 }
 
@@ -261,20 +298,20 @@ fn rejected(population: &Population) -> BTreeMap<String, usize> {
 /// The forecaster, scored on what was measured after it had spoken; against its own predictions there is nothing to score.
 fn forecasts(population: &Population) -> Value {
     let told = population.members.values().filter(|m| m.predicted.is_some()).count();
-    let pairs: Vec<([f64; 3], f64)> = population
-        .members
-        .values()
-        .filter(|m| m.kind == Some(TimeKind::Measured) && m.counts())
-        .filter_map(|m| Some((m.predicted?, m.time?.us)))
+    let measured = population.members.values().filter(|m| m.kind == Some(TimeKind::Measured) && m.counts());
+    let pairs: Vec<Pair> = measured
+        .filter_map(|m| {
+            let ([low_us, us, high_us], measured_us) = (m.predicted?, m.time?.us);
+            Some(Pair { forecast: 0, candidate: Some(m.id), low_us, us, high_us, measured_us })
+        })
         .collect();
     if pairs.is_empty() {
         return json!({ "count": told, "measured": 0 });
     }
-    let inside = pairs.iter().filter(|([low, _, high], us)| low <= us && us <= high).count();
-    let fit = Fit::of(&pairs.iter().map(|([_, expected, _], us)| (*expected, *us)).collect::<Vec<_>>());
+    let score = Score::of("model", "", &pairs);
     json!({
-        "count": told, "measured": pairs.len(), "rank_correlation": fit.spearman, "median_error": fit.median_error,
-        "coverage": inside as f64 / pairs.len() as f64,
+        "count": told, "measured": score.count, "bias": score.bias, "coverage": score.coverage,
+        "rank_correlation": score.spearman, "median_error": score.median_error,
     })
 }
 

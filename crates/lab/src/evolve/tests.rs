@@ -176,7 +176,7 @@ impl Page {
     }
 
     fn clear(&self) {
-        for end in ["", "-wal", "-shm"] {
+        for end in ["", "-wal", "-shm", ".run-1.lock"] {
             let _ = std::fs::remove_file(format!("{}{end}", self.0.display()));
         }
     }
@@ -305,6 +305,35 @@ fn every_candidate_has_an_end_with_its_reason() {
     assert!(!report["held_out"].as_array().unwrap().is_empty());
 }
 
+/// Rows equally near are told apart by their times: a lucky short timing must not be one.
+#[test]
+fn a_promoted_row_has_the_time_of_its_race() {
+    let page = Page::new("row");
+    let config = config(&Problem::mission(), 60, 9);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(9, &config) }, 0, usize::MAX);
+    let rows = evolution.promoted(&Environment::default(), "run", "now").unwrap();
+    let [Promoted::Row(row)] = &rows[..] else { panic!("{rows:?}") };
+    let report = evolution.report();
+    assert_eq!(report["no_row"], Value::Null);
+    let winner = page.open().candidate(CandidateId(report["promoted"].as_i64().unwrap())).unwrap();
+    let of = |trial: Trial| winner.measurements.iter().find(|m| m.trial == trial).unwrap().us;
+    assert!(row.us == of(Trial::Race) && row.us != of(Trial::Microbench), "{row:?}");
+    assert!(report["forecasts"]["bias"].as_f64() > Some(0.5), "{}", report["forecasts"]);
+}
+
+/// Two would make the same candidates, and neither would know of the other's.
+#[test]
+fn a_run_is_driven_by_one_at_a_time() {
+    let page = Page::new("driven");
+    let mut evolution = begin(&page, &config(&Problem::mission(), 4, 1), Limits::ALONE);
+    let run = evolution.run();
+    let second = Evolution::resume(page.open(), run, Limits::ALONE).err().unwrap();
+    assert!(second.to_string().contains(".run-1.lock"), "{second}");
+    evolution.stop().unwrap();
+    Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+}
+
 /// Everything of a report but the ledger's own path and numbers of runs.
 fn essence(evolution: &Evolution) -> Value {
     let mut report = evolution.report();
@@ -336,6 +365,7 @@ fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
             told += drive(&mut evolution, &mut landscape, 0, cut - told);
             // A task was given out and its answer is lost.
             let _ = evolution.ask(0.0).unwrap();
+            drop(evolution);
             evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
         }
         told += drive(&mut evolution, &mut landscape, 0, usize::MAX);
@@ -369,6 +399,7 @@ fn crashes_with_many_under_way_lose_nothing() {
         if told < 11 {
             break;
         }
+        drop(evolution);
         evolution = Evolution::resume(page.open(), run, limits).unwrap();
     }
     assert_eq!(evolution.ask(0.0).unwrap(), Ask::Done);

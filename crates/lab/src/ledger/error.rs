@@ -37,7 +37,7 @@ pub enum LedgerError {
     /// Its pages contradict each other.
     #[error(
         "{path} is damaged: {what}; nothing more is written to it. Restore it from a copy, or save what is readable with `flashcore ledger export \
-         FOLDER --ledger {path}`"
+         FILE.jsonl --ledger {path}`"
     )]
     Damaged {
         /// The file.
@@ -54,6 +54,19 @@ pub enum LedgerError {
         path: PathBuf,
         /// How long it was waited for.
         seconds: f64,
+    },
+    /// Another process drives the run.
+    #[error(
+        "run {run} of {path} goes on in another process, which holds {lock}; end that one first (`fuser {lock}` names it), or go on with \
+         another run"
+    )]
+    Driven {
+        /// The file.
+        path: PathBuf,
+        /// The run.
+        run: i64,
+        /// What the other process holds.
+        lock: PathBuf,
     },
     /// No room.
     #[error(

@@ -114,9 +114,9 @@ pub struct Forecast {
     pub hypothesis: String,
     /// Who: `model`, `model:recalibrated`, or a person's name.
     pub author: String,
-    /// On which device.
+    /// On which device: of a candidate its own.
     pub device: String,
-    /// Of which problem.
+    /// Of which problem: of a candidate its own.
     pub problem: Option<Shape>,
     /// Lower end of what is expected, µs.
     pub low_us: f64,
@@ -229,8 +229,8 @@ pub struct Against {
 pub struct Rejection {
     /// At which stage of the cascade.
     pub stage: Stage,
-    /// In one word, to count: `plan`, `emit`, `identical`, `spills`, `predicted_slow`, `refuted`, `incomplete`, `wrong`, `hangs`, `crashed`,
-    /// `slower`, `undecided`, `held_out`, `proposer`, ….
+    /// In one word, to count: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`, `predicted_slow`, `budget`, `refuted`, `incomplete`,
+    /// `wrong`, `fault`, `hangs`, `crashed`, `slower`, …. A candidate of any other reason than `slower` is not ranked.
     pub reason: String,
     /// In words.
     pub detail: String,

@@ -11,6 +11,7 @@
 //! [`Outcome`]: crate::evolve::Outcome
 
 mod check;
+mod claim;
 mod error;
 mod export;
 mod facts;
@@ -22,7 +23,7 @@ mod score;
 mod totals;
 mod write;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,7 @@ pub struct Ledger {
     path: PathBuf,
     patience: Duration,
     together: Cell<bool>,
+    claims: RefCell<Vec<claim::Claim>>,
 }
 
 impl Ledger {
@@ -60,6 +62,15 @@ impl Ledger {
     /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or may not be written.
     pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
         Ledger::open_patient(path, PATIENCE)
+    }
+
+    /// As [`Ledger::open`], of a ledger that is there: nothing is begun.
+    ///
+    /// # Errors
+    /// When there is none, or as of [`Ledger::open`].
+    pub fn open_existing(path: &Path) -> Result<Ledger, LedgerError> {
+        must_exist(path)?;
+        Ledger::open(path)
     }
 
     /// As [`Ledger::open`], for writers that wait longer or shorter for each other.
@@ -82,9 +93,7 @@ impl Ledger {
     /// # Errors
     /// When there is none, or as of [`Ledger::open`].
     pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
-        if !path.exists() {
-            return Err(LedgerError::Missing { path: path.to_path_buf() });
-        }
+        must_exist(path)?;
         recognise(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let ledger = match Ledger::connect(path, flags, PATIENCE) {
@@ -153,7 +162,8 @@ impl Ledger {
     }
 
     fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
-        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together: Cell::new(false) };
+        let (together, claims) = (Cell::new(false), RefCell::default());
+        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together, claims };
         let set = |c: &Connection| {
             c.busy_timeout(patience)?;
             c.set_prepared_statement_cache_capacity(96);
@@ -249,6 +259,10 @@ impl Ledger {
     fn error(&self, error: rusqlite::Error) -> LedgerError {
         LedgerError::of(&self.path, self.patience.as_secs_f64(), error)
     }
+}
+
+fn must_exist(path: &Path) -> Result<(), LedgerError> {
+    if path.exists() { Ok(()) } else { Err(LedgerError::Missing { path: path.to_path_buf() }) }
 }
 
 /// Whether a file can be a ledger at all: SQLite would make a new one of a folder's name or of a short text with less clear words.

@@ -63,32 +63,33 @@ pub struct Ancestor {
     pub us: Option<f64>,
 }
 
-/// A race that was won.
+/// What was changed in a candidate that won its race.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Win {
     /// Who won.
     pub candidate: CandidateId,
-    /// On which problem.
-    pub problem: Shape,
-    /// How it was made.
-    pub operator: String,
+    /// What it is.
+    pub subject: Candidate,
     /// What differs from its first parent.
     pub changes: Value,
-    /// time(incumbent) / time(candidate).
-    pub ratio: f64,
+    /// time(first parent) / time(candidate), by the short timings of both: what the changes are worth.
+    pub gain: f64,
 }
 
 const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm, s.operator, s.kind, s.trial, s.us, s.low_us, s.high_us,
      s.predicted_us, s.rejected, s.promoted
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
-/// Whose time says nothing: the answer was wrong, or did not come.
-const UNSOUND: &str =
-    "s.rejected IN ('wrong', 'refuted', 'incomplete', 'hangs', 'crashed', 'poisoned', 'below_roofline')";
+/// Whose time says something: nothing is wrong with the candidate, even if others are faster.
+const SOUND: &str = "(s.rejected IS NULL OR s.rejected = 'slower')";
+
+/// Race medians count for more than short timings, whose best is the luckiest: the order in which they are ranked. Each has an index.
+const BY_TRIAL: [&str; 2] = ["s.trial = 'race'", "s.trial <> 'race'"];
 
 impl Ledger {
-    /// The best candidates for a problem on the devices of that name: measured ones first, then predicted ones, each by its time, a plan
-    /// once however often it was tried. Those found wrong, and the controls, are left out.
+    /// The best candidates for a problem on the devices of that name: measured ones first, then predicted ones; of these those that
+    /// raced, then those with a short timing; each by its time. A plan is there once, however often and wherever it was tried. Those
+    /// found wrong, and the controls, are left out.
     ///
     /// # Errors
     /// When no device of the ledger has that name, or the ledger cannot be read.
@@ -97,54 +98,61 @@ impl Ledger {
         let Some(problem) = self.find("SELECT id FROM problem WHERE shape = ?", [text(problem)])? else {
             return Ok(Vec::new());
         };
-        let mut best: Vec<Ranked> = Vec::new();
+        let (mut best, mut seen) = (Vec::new(), HashSet::new());
         for kind in ["measured", "predicted"] {
-            let mut of_kind: Vec<(f64, i64, i64)> = Vec::new();
-            for device in &devices {
-                of_kind.extend(self.fastest(problem, *device, kind, k)?);
-            }
-            of_kind.sort_by(|a, b| a.0.total_cmp(&b.0));
-            for (_, candidate, _) in of_kind.into_iter().take(k.saturating_sub(best.len())) {
-                best.extend(self.standing(CandidateId(candidate))?);
+            for trial in BY_TRIAL {
+                let mut found = Vec::new();
+                for device in &devices {
+                    found.extend(self.fastest(problem, *device, kind, trial, k - best.len(), &seen)?);
+                }
+                found.sort_by(|a: &Fastest, b| a.us.total_cmp(&b.us));
+                for fastest in found {
+                    if best.len() < k && seen.insert(fastest.subject) {
+                        best.extend(self.standing(fastest.candidate)?);
+                    }
+                }
             }
         }
         Ok(best)
     }
 
-    /// Time, number and subject of the fastest, each subject once: walks an index by time, as far as need be.
+    /// The fastest, each subject once and none that is `known`: walks an index by time, as far as need be.
     fn fastest(
         &self,
         problem: i64,
         device: i64,
         kind: &str,
+        trial: &str,
         k: usize,
-    ) -> Result<Vec<(f64, i64, i64)>, LedgerError> {
+        known: &HashSet<i64>,
+    ) -> Result<Vec<Fastest>, LedgerError> {
         let sql = format!(
             "SELECT s.us, s.candidate, s.subject FROM standing s WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL
-               AND s.arm <> 'control' AND coalesce(NOT {UNSOUND}, 1) ORDER BY s.us"
+               AND {trial} AND s.arm <> 'control' AND {SOUND} ORDER BY s.us"
         );
         let mut statement = self.connection.prepare_cached(&sql).map_err(|e| self.error(e))?;
         let mut walk = statement.query((problem, device, kind)).map_err(|e| self.error(e))?;
-        let (mut seen, mut fastest) = (HashSet::new(), Vec::new());
+        let (mut seen, mut fastest) = (known.clone(), Vec::new());
         while fastest.len() < k
             && let Some(row) = walk.next().map_err(|e| self.error(e))?
         {
-            let read = || Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-            let (us, candidate, subject) = read().map_err(|e| self.error(e))?;
-            if seen.insert(subject) {
-                fastest.push((us, candidate, subject));
+            let read =
+                || Ok(Fastest { us: row.get(0)?, candidate: CandidateId(row.get(1)?), subject: row.get(2)? });
+            let found = read().map_err(|e| self.error(e))?;
+            if seen.insert(found.subject) {
+                fastest.push(found);
             }
         }
         Ok(fastest)
     }
 
-    /// The best candidates of a run, of all its problems, by time.
+    /// The candidates of a run with the least times on a problem, whatever trial these come from.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     pub fn best_of_run(&self, run: RunId, problem: &Shape, k: usize) -> Result<Vec<Ranked>, LedgerError> {
         let sql = format!(
-            "{RANKED} WHERE s.run = ? AND p.shape = ? AND s.us IS NOT NULL AND coalesce(NOT {UNSOUND}, 1) ORDER BY s.us LIMIT ?"
+            "{RANKED} WHERE s.run = ? AND p.shape = ? AND s.us IS NOT NULL AND {SOUND} ORDER BY s.us LIMIT ?"
         );
         let best = self.rows(&sql, (run.0, text(problem), rows(k)), ranked)?;
         best.into_iter().map(|r| self.with_race(r)).collect()
@@ -179,6 +187,24 @@ impl Ledger {
         Ok(best)
     }
 
+    /// What won its race on a device, one for each problem: a promoted one where there is one, and the fastest of these.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read. A device that it does not know has no winners.
+    pub fn winners(&self, device: &str) -> Result<Vec<(Shape, Candidate)>, LedgerError> {
+        let sql = format!(
+            "SELECT s.problem, p.shape, j.body FROM measurement m JOIN standing s ON s.candidate = m.candidate
+               JOIN problem p ON p.id = s.problem JOIN subject j ON j.id = s.subject
+             WHERE m.verdict = 'FASTER' AND m.trial = 'race' AND s.device = (SELECT id FROM device WHERE name = ?)
+               AND s.arm IN ('evolution', 'random') AND {SOUND} ORDER BY s.promoted DESC, s.us"
+        );
+        let won =
+            self.rows(&sql, [device], |row| Ok((row.get::<_, i64>(0)?, parse(row, 1)?, parse(row, 2)?)))?;
+        let mut seen = HashSet::new();
+        let first = won.into_iter().filter(|(problem, _, _)| seen.insert(*problem));
+        Ok(first.map(|(_, shape, subject)| (shape, subject)).collect())
+    }
+
     /// Names of all devices.
     ///
     /// # Errors
@@ -211,24 +237,6 @@ impl Ledger {
         Err(self.unknown(format!("device {name:?}; its devices: {known}")))
     }
 
-    /// A candidate of a run on this problem that became the same code: its PTX or SASS need not be measured again.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    pub fn same_code(
-        &self,
-        run: RunId,
-        problem: &Shape,
-        ptx_hash: &str,
-        sass_hash: Option<&str>,
-    ) -> Result<Option<CandidateId>, LedgerError> {
-        let sql = "SELECT min(c.id) FROM candidate c JOIN problem p ON p.id = c.problem WHERE c.run = ?1 AND p.shape = ?2 AND c.id IN (
-             SELECT candidate FROM screening WHERE ptx_hash = ?3 UNION ALL SELECT candidate FROM screening WHERE sass_hash = ?4)";
-        let found =
-            self.row(sql, (run.0, text(problem), ptx_hash, sass_hash), |row| row.get::<_, Option<i64>>(0))?;
-        Ok(found.flatten().map(CandidateId))
-    }
-
     /// A candidate and its line of first parents, itself first.
     ///
     /// # Errors
@@ -254,23 +262,35 @@ impl Ledger {
         Ok(line)
     }
 
-    /// The newest races that a candidate won, on any problem: what changed there is worth trying here.
+    /// The newest races that a candidate won on a device, on any problem, and what its changes were worth: they are worth trying here.
     ///
     /// # Errors
-    /// When the ledger cannot be read.
-    pub fn wins(&self, limit: usize) -> Result<Vec<Win>, LedgerError> {
-        let sql = "SELECT c.id, p.shape, c.operator, c.changes, m.ratio FROM measurement m JOIN candidate c ON c.id = m.candidate
-           JOIN problem p ON p.id = m.problem WHERE m.verdict = 'FASTER' ORDER BY m.id DESC LIMIT ?";
-        self.rows(sql, [rows(limit)], |row| {
+    /// When the ledger cannot be read. A device that it does not know has none.
+    pub fn wins(&self, device: &str, limit: usize) -> Result<Vec<Win>, LedgerError> {
+        let sql = "SELECT c.id, j.body, c.changes, theirs.us / ours.us FROM measurement m
+             JOIN standing s ON s.candidate = m.candidate JOIN candidate c ON c.id = m.candidate JOIN subject j ON j.id = c.subject
+             JOIN parent q ON q.candidate = c.id AND q.position = 0
+             JOIN measurement ours ON ours.candidate = c.id AND ours.trial = 'microbench'
+             JOIN measurement theirs ON theirs.candidate = q.parent AND theirs.trial = 'microbench'
+               AND (theirs.kind, theirs.problem) = (ours.kind, ours.problem)
+           WHERE m.verdict = 'FASTER' AND m.trial = 'race' AND s.device = (SELECT id FROM device WHERE name = ?)
+           ORDER BY m.id DESC LIMIT ?";
+        self.rows(sql, (device, rows(limit)), |row| {
             Ok(Win {
                 candidate: CandidateId(row.get(0)?),
-                problem: parse(row, 1)?,
-                operator: row.get(2)?,
-                changes: parse(row, 3)?,
-                ratio: row.get(4)?,
+                subject: parse(row, 1)?,
+                changes: parse(row, 2)?,
+                gain: row.get(3)?,
             })
         })
     }
+}
+
+/// A row of the index by time.
+struct Fastest {
+    us: f64,
+    candidate: CandidateId,
+    subject: i64,
 }
 
 /// Without its race.

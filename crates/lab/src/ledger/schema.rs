@@ -39,7 +39,7 @@ pub const APPLICATION_ID: i64 = 0x4643_4c47;
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
-const MIGRATIONS: [&str; 1] = [FIRST];
+const MIGRATIONS: [&str; 2] = [FIRST, RACES];
 
 /// Tables whose rows are never changed, in an order in which references come after what they name.
 pub const FACTS: [&str; 17] = [
@@ -437,6 +437,13 @@ CREATE TRIGGER decision_counts AFTER INSERT ON decision WHEN new.what = 'promote
   UPDATE operator_tally SET promoted = promoted + 1
     WHERE (run, operator) = (SELECT run, operator FROM standing WHERE candidate = new.candidate);
 END;
+";
+
+/// Those that raced are ranked before the others; nobody asks for a hash.
+const RACES: &str = "
+CREATE INDEX standing_of_races ON standing (problem, device, kind, us) WHERE us IS NOT NULL AND trial = 'race';
+DROP INDEX screening_by_ptx;
+DROP INDEX screening_by_sass;
 ";
 
 /// Brings a ledger, or an empty file, to this version. To be called in a write transaction.

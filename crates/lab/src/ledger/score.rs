@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::read::{parse, rows};
 use super::write::{now, text};
 use super::{CandidateId, Forecast, Ledger, LedgerError, Pair};
+use crate::bench::{median, quantile};
 use crate::forecast::Fit;
 
 /// How an author's forecasts for a device came out.
@@ -49,7 +50,8 @@ pub struct Recalibration {
     pub before: Score,
     /// The newer half, mapped.
     pub after: Score,
-    /// Whether the newer half came out better. Only then do later forecasts use the map.
+    /// Whether the newer half came out better: less error, and no fewer times within the interval. Only then are later forecasts told with
+    /// the map, too, under another name ([`Ledger::tell`]); the search itself goes by the author's own.
     pub adopted: bool,
 }
 
@@ -77,14 +79,14 @@ impl Score {
     /// Of pairs of forecast and measured time.
     pub fn of(author: &str, device: &str, pairs: &[Pair]) -> Score {
         let times: Vec<(f64, f64)> = pairs.iter().map(|p| (p.us, p.measured_us)).collect();
-        let mut ratios: Vec<f64> = times.iter().map(|(us, measured)| us / measured).collect();
+        let ratios: Vec<f64> = times.iter().map(|(us, measured)| us / measured).collect();
         let within = pairs.iter().filter(|p| (p.low_us..=p.high_us).contains(&p.measured_us)).count();
         let fit = Fit::of(&times);
         Score {
             author: author.to_owned(),
             device: device.to_owned(),
             count: fit.count,
-            bias: if ratios.is_empty() { 1.0 } else { quantile(&mut ratios, 0.5) },
+            bias: if ratios.is_empty() { 1.0 } else { median(&ratios) },
             coverage: within as f64 / fit.count.max(1) as f64,
             spearman: fit.spearman,
             median_error: fit.median_error,
@@ -112,9 +114,9 @@ impl Recalibration {
             after: Score::of(author, device, &[]),
             adopted: false,
         };
-        let mut rest: Vec<f64> = older.iter().map(|p| p.measured_us / map.expected(p.us)).collect();
-        map.low = quantile(&mut rest, TAIL).min(1.0);
-        map.high = quantile(&mut rest, 1.0 - TAIL).max(1.0);
+        let rest: Vec<f64> = older.iter().map(|p| p.measured_us / map.expected(p.us)).collect();
+        map.low = quantile(&rest, TAIL).min(1.0);
+        map.high = quantile(&rest, 1.0 - TAIL).max(1.0);
         let mapped: Vec<Pair> = newer
             .iter()
             .map(|p| {
@@ -124,7 +126,9 @@ impl Recalibration {
             .collect();
         map.after = Score::of(author, device, &mapped);
         // A falling map would turn the order round, whatever its errors.
-        map.adopted = slope > 0.0 && map.after.median_error < map.before.median_error;
+        map.adopted = slope > 0.0
+            && map.after.median_error < map.before.median_error
+            && map.after.coverage >= map.before.coverage;
         Some(map)
     }
 
@@ -265,14 +269,6 @@ fn least_squares(pairs: &[Pair]) -> (f64, f64) {
     (slope, y - slope * x)
 }
 
-/// The quantile of values that are not none, between its two neighbours in proportion.
-fn quantile(values: &mut [f64], q: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let at = q * (values.len() - 1) as f64;
-    let (below, above) = (values[at.floor() as usize], values[at.ceil() as usize]);
-    below + (above - below) * at.fract()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,6 +302,19 @@ mod tests {
         assert!(map.after.median_error < 0.02 && map.before.median_error > 0.05, "{map:?}");
         assert!((map.after.bias - 1.0).abs() < 0.01 && map.after.coverage > 0.8, "{map:?}");
         assert_eq!(map.after.spearman, map.before.spearman, "order is kept");
+    }
+
+    /// A steady error in the older half makes a narrow interval, in which the newer half's wavering times do not fall.
+    #[test]
+    fn a_map_whose_interval_does_not_hold_is_not_adopted() {
+        let wavering = |i: usize, us: f64| match (i < 100, i % 2) {
+            (true, _) => us * 1.08,
+            (false, 0) => us * 1.02,
+            (false, _) => us * 1.09,
+        };
+        let map = Recalibration::fit("model", "L4", &pairs(200, wavering)).unwrap();
+        assert!(map.after.median_error < map.before.median_error, "{map:?}");
+        assert!(map.after.coverage < map.before.coverage && !map.adopted, "{map:?}");
     }
 
     #[test]

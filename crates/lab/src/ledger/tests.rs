@@ -199,15 +199,25 @@ fn forecasts_are_in_order_and_come_out_once() {
         Err(LedgerError::Value { .. })
     ));
     assert!(matches!(
-        ledger.forecast(&Forecast { us: 0.0, low_us: 0.0, ..idea }),
+        ledger.forecast(&Forecast { us: 0.0, low_us: 0.0, ..idea.clone() }),
         Err(LedgerError::Value { .. })
     ));
     let came = ForecastOutcome { forecast: number, us: 13.0, note: String::new() };
     ledger.forecast_outcome(&came).unwrap();
     let again = ledger.forecast_outcome(&came).unwrap_err().to_string();
     assert!(again.contains("13 µs is kept"), "{again}");
-    let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came });
+    let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came.clone() });
     assert!(matches!(none, Err(LedgerError::Unknown { .. })));
+    // A candidate's is on its own device and problem, and its measurement is what comes of it.
+    let run = begin(&ledger);
+    let candidate = Some(add(&ledger, run, "a", Arm::Evolution, &[]));
+    let device = "H200".to_owned();
+    let number = ledger.forecast(&Forecast { candidate, device, problem: None, ..idea }).unwrap();
+    let kept = &ledger.candidate(CandidateId(1)).unwrap().forecasts[0];
+    assert_eq!((kept.device.as_str(), kept.problem), ("L4", Some(shape(128))));
+    assert_eq!(ledger.devices().unwrap(), ["L4"]);
+    let refused = ledger.forecast_outcome(&ForecastOutcome { forecast: number, ..came }).unwrap_err();
+    assert!(refused.to_string().contains("of candidate 1"), "{refused}");
 }
 
 #[test]
@@ -414,14 +424,82 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let other = ledger.topk(&shape(128), "L40", 1).unwrap_err().to_string();
     assert!(other.contains("its devices: L4"), "{other}");
     assert_eq!(ledger.best_of_problems("L4").unwrap().len(), 1);
-    assert_eq!(ledger.wins(5).unwrap()[0].changes, json!({ "block_n": [64, 128] }));
-    assert_eq!(ledger.same_code(run, &shape(128), "none", Some("sass p9")).unwrap(), Some(crossing));
-    assert_eq!(ledger.same_code(run, &shape(128), "none", None).unwrap(), None);
     // The same plan in another run is one line.
     let again = begin(&ledger);
     let copy = add(&ledger, again, "b", Arm::Evolution, &[]);
     ledger.tell(&outcome(copy, Stage::Microbench, timed(Trial::Microbench, 8.6, None))).unwrap();
     assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 3);
+    // So is the same plan on another device of that name, and where it was predicted.
+    let environment = Environment::default();
+    let other = Run { device: "NVIDIA L4".into(), config: json!({}), environment, price_per_hour: None };
+    let other = ledger.begin_run(&other).unwrap();
+    for kind in [TimeKind::Measured, TimeKind::Predicted] {
+        let copy = add(&ledger, other, "b", Arm::Evolution, &[]);
+        let Finding::Timed { proof, measurement } = timed(Trial::Microbench, 3.0, None) else {
+            unreachable!()
+        };
+        let finding = Finding::Timed { proof, measurement: MeasurementFact { kind, ..measurement } };
+        ledger.tell(&outcome(copy, Stage::Microbench, finding)).unwrap();
+    }
+    let top = ledger.topk(&shape(128), "L4", 10).unwrap();
+    assert_eq!(top.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, crossing, seed]);
+}
+
+/// A short timing is lucky now and then, a race seldom: who raced comes first. What lost says something, what was faulty nothing.
+#[test]
+fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, _, crossing, _], _) = story(&ledger);
+    let [lucky, lost, faulty] = ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
+    for (candidate, us) in [(lucky, 1.0), (lost, 2.0), (faulty, 3.0)] {
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+    }
+    ledger.tell(&outcome(lost, Stage::Race, timed(Trial::Race, 9.5, race(seed, 0.9)))).unwrap();
+    let rejected = Rejection { stage: Stage::Race, reason: "slower".into(), detail: String::new() };
+    ledger.rejected(lost, &rejected).unwrap();
+    ledger.tell(&outcome(faulty, Stage::Race, rejection(Stage::Race, "fault"))).unwrap();
+    let top = ledger.topk(&shape(128), "L4", 10).unwrap();
+    let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
+    assert_eq!(order, [child, lost, lucky, crossing, seed]);
+    assert_eq!((top[1].us, top[1].rejected.as_deref()), (9.5, Some("slower")));
+    // A search begins with what won, not with what was lucky.
+    assert_eq!(ledger.winners("L4").unwrap(), [(shape(128), subject("b"))]);
+    assert_eq!(ledger.winners("L40").unwrap(), []);
+    let plan: String = ledger
+        .connection
+        .query_row(
+            "EXPLAIN QUERY PLAN SELECT us FROM standing WHERE problem = 1 AND device = 1 AND kind = 'measured'
+               AND us IS NOT NULL AND trial = 'race' ORDER BY us",
+            [],
+            |row| row.get(3),
+        )
+        .unwrap();
+    assert!(plan.contains("standing_of_races"), "{plan}");
+}
+
+/// A child of a child is worth what it gained over its parent, not over what both are to beat; and another device says nothing of this.
+#[test]
+fn a_win_is_worth_what_its_changes_gained() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, ..], _) = story(&ledger);
+    let grandchild = add(&ledger, run, "e", Arm::Evolution, &[child]);
+    ledger.tell(&outcome(grandchild, Stage::Microbench, timed(Trial::Microbench, 7.9, None))).unwrap();
+    ledger.tell(&outcome(grandchild, Stage::Race, timed(Trial::Race, 8.4, race(seed, 1.25)))).unwrap();
+    // The same again on a problem that was held out, which is no win of its changes.
+    let held_out = Outcome {
+        problem: shape(256),
+        ..outcome(grandchild, Stage::HeldOut, timed(Trial::HeldOut, 20.0, race(seed, 3.0)))
+    };
+    ledger.tell(&held_out).unwrap();
+    let wins = ledger.wins("L4", 9).unwrap();
+    assert_eq!(
+        wins.iter().map(|w| (w.candidate, w.gain)).collect::<Vec<_>>(),
+        [(grandchild, 8.0 / 7.9), (child, 10.0 / 8.0)]
+    );
+    assert_eq!((&wins[0].changes, &wins[0].subject), (&json!({ "block_n": [64, 128] }), &subject("e")));
+    assert_eq!(ledger.wins("NVIDIA L4", 9).unwrap(), []);
 }
 
 #[test]

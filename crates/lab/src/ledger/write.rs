@@ -124,15 +124,8 @@ impl Ledger {
         }
     }
 
-    /// What a candidate is once it is emitted.
-    ///
-    /// # Errors
-    /// When the ledger has no such candidate, or it cannot be written.
-    pub fn screened(&self, candidate: CandidateId, screening: &Screening) -> Result<(), LedgerError> {
-        self.together(|l| l.screening(None, candidate, screening, &Value::Null))
-    }
-
-    /// Someone's forecast; its number is what [`ForecastOutcome::forecast`] names.
+    /// Someone's forecast; its number is what [`ForecastOutcome::forecast`] names. Of a candidate, its own device and problem are kept,
+    /// whatever the forecast says of these.
     ///
     /// # Errors
     /// When the times are not positive and in order, the ledger has no such candidate, or it cannot be written.
@@ -143,25 +136,25 @@ impl Ledger {
     /// How an idea's forecast came out.
     ///
     /// # Errors
-    /// When the ledger has no such forecast, its outcome is known already, or it cannot be written.
+    /// When the ledger has no such forecast, it is a candidate's, its outcome is known already, or it cannot be written.
     pub fn forecast_outcome(&self, outcome: &ForecastOutcome) -> Result<(), LedgerError> {
         number("measured time (µs)", outcome.us, f64::MIN_POSITIVE)?;
         self.together(|l| {
-            let known = l.connection.query_row(
-                "SELECT (SELECT us FROM forecast_outcome WHERE forecast = f.id) FROM forecast f WHERE id = ?",
-                [outcome.forecast],
-                |row| row.get::<_, Option<f64>>(0),
-            );
-            match known.optional().map_err(|e| l.error(e))? {
+            let sql = "SELECT candidate, (SELECT us FROM forecast_outcome WHERE forecast = f.id) FROM forecast f WHERE id = ?";
+            let known: Option<(Option<i64>, Option<f64>)> =
+                l.row(sql, [outcome.forecast], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let refused = |what, value| Err(LedgerError::Value { what, value, accepted: ONE_OUTCOME });
+            match known {
                 None => return Err(l.unknown(format!("forecast {}", outcome.forecast))),
-                Some(Some(us)) => {
-                    return Err(LedgerError::Value {
-                        what: "a second outcome of the forecast",
-                        value: format!("{} µs, and {us} µs is kept", outcome.us),
-                        accepted: "one outcome a forecast; add a new forecast for a new measurement",
-                    });
+                Some((Some(candidate), _)) => {
+                    let value = format!("{} µs, and it is of candidate {candidate}", outcome.us);
+                    return refused("an outcome of the forecast", value);
                 }
-                Some(None) => {}
+                Some((None, Some(us))) => {
+                    let value = format!("{} µs, and {us} µs is kept", outcome.us);
+                    return refused("a second outcome of the forecast", value);
+                }
+                Some((None, None)) => {}
             }
             l.insert(
                 "INSERT INTO forecast_outcome (at, forecast, us, note) VALUES (?, ?, ?, ?)",
@@ -169,22 +162,6 @@ impl Ledger {
             )
         })?;
         Ok(())
-    }
-
-    /// The gate judged a candidate.
-    ///
-    /// # Errors
-    /// When the ledger has no such candidate, or it cannot be written.
-    pub fn proved(&self, candidate: CandidateId, proof: &ProofFact) -> Result<(), LedgerError> {
-        self.together(|l| l.proof(None, candidate, proof))
-    }
-
-    /// A candidate was timed.
-    ///
-    /// # Errors
-    /// When the times are not positive, the ledger has no such candidate, or it cannot be written.
-    pub fn measured(&self, candidate: CandidateId, measurement: &MeasurementFact) -> Result<(), LedgerError> {
-        self.together(|l| l.measurement(None, candidate, measurement))
     }
 
     /// A candidate went no further.
@@ -232,6 +209,28 @@ impl Ledger {
                 params![now(), run.0, what, device_seconds],
             )
         })?;
+        Ok(())
+    }
+}
+
+const ONE_OUTCOME: &str = "one outcome of an idea's forecast, and of a candidate's its measurement; add a new forecast for a new one";
+
+impl Forecast {
+    /// Whether its times can be kept.
+    ///
+    /// # Errors
+    /// When they are not positive and in order.
+    pub fn check(&self) -> Result<(), LedgerError> {
+        for (what, value) in [("low_us", self.low_us), ("us", self.us), ("high_us", self.high_us)] {
+            number(what, value, f64::MIN_POSITIVE)?;
+        }
+        if self.low_us > self.us || self.us > self.high_us {
+            return Err(LedgerError::Value {
+                what: "a forecast's interval",
+                value: format!("{} … {} … {} µs", self.low_us, self.us, self.high_us),
+                accepted: "low ≤ expected ≤ high",
+            });
+        }
         Ok(())
     }
 }
@@ -299,16 +298,7 @@ impl Ledger {
     }
 
     fn expected(&self, told: Option<i64>, f: &Forecast) -> Result<i64, LedgerError> {
-        for (what, value) in [("low_us", f.low_us), ("us", f.us), ("high_us", f.high_us)] {
-            number(what, value, f64::MIN_POSITIVE)?;
-        }
-        if f.low_us > f.us || f.us > f.high_us {
-            return Err(LedgerError::Value {
-                what: "a forecast's interval",
-                value: format!("{} … {} … {} µs", f.low_us, f.us, f.high_us),
-                accepted: "low ≤ expected ≤ high",
-            });
-        }
+        f.check()?;
         if let Some(candidate) = f.candidate {
             self.candidate_run(candidate)?;
             let measured = "SELECT candidate FROM standing WHERE candidate = ? AND kind = 'measured'";
@@ -320,8 +310,17 @@ impl Ledger {
                 });
             }
         }
-        let (device, problem) =
-            (self.device(&f.device)?, f.problem.as_ref().map(|p| self.problem(p)).transpose()?);
+        let own = match f.candidate {
+            Some(CandidateId(candidate)) => {
+                let sql = "SELECT device, problem FROM standing WHERE candidate = ?";
+                self.row(sql, [candidate], |row| Ok((row.get(0)?, Some(row.get(1)?))))?
+            }
+            None => None,
+        };
+        let (device, problem) = match own {
+            Some(own) => own,
+            None => (self.device(&f.device)?, f.problem.as_ref().map(|p| self.problem(p)).transpose()?),
+        };
         self.insert(
             "INSERT INTO forecast (at, outcome, candidate, hypothesis, author, device, problem, low_us, us, high_us)
                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -438,7 +437,7 @@ impl Ledger {
         }
     }
 
-    fn run_exists(&self, run: RunId) -> Result<(), LedgerError> {
+    pub(super) fn run_exists(&self, run: RunId) -> Result<(), LedgerError> {
         match self.find("SELECT id FROM run WHERE id = ?", [run.0])? {
             Some(_) => Ok(()),
             None => Err(self.unknown(format!("run {}", run.0))),

@@ -1,0 +1,216 @@
+//! How a run begins, and which one goes on: what someone wants, and what the ledger knows already, become a configuration. The command
+//! and the wheel both ask here.
+
+use emu::model::{Gpu, machine};
+use kernels::select::Shape;
+use kernels::{Arch, KernelError};
+
+use super::candidate::Candidate;
+use super::config::{Case, Config, Configuration};
+use super::engine::EvolveError;
+use super::seeding::{self, Wishes};
+use super::space;
+use super::task::Target;
+use crate::ledger::{Ledger, LedgerError, RunEvent, RunId};
+
+/// Wins of other runs that a search is told of.
+const WINS: usize = 50;
+/// Blind draws that the time model picks from, at most, and candidates of the budget for each of them.
+const DRAWS: usize = 8;
+const CANDIDATES_A_DRAW: usize = 16;
+/// The budget where none is named.
+const SECONDS: f64 = 120.0;
+
+/// What someone wants of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// What is to be computed; each counts once.
+    pub problems: Vec<Shape>,
+    /// Problems to hold out; the neighbours of each problem where none is named.
+    pub held_out: Option<Vec<Shape>>,
+    /// The only seed, which is also what is to be beaten.
+    pub only: Option<Candidate>,
+    /// Candidates that it may make.
+    pub candidates: Option<usize>,
+    /// Minutes that it may take; without either limit, two.
+    pub minutes: Option<f64>,
+    /// What chance begins with.
+    pub seed: u64,
+    /// How it searches.
+    pub configuration: Configuration,
+    /// The part of the candidates that is drawn blindly.
+    pub random_share: f64,
+    /// Families to draw from; all where none is named.
+    pub families: Vec<String>,
+    /// A program that proposes candidates.
+    pub proposer: Option<String>,
+    /// Whether it may end before its budget.
+    pub early_stop: bool,
+    /// What the best library takes on the first problem, µs.
+    pub peer_us: Option<f64>,
+}
+
+/// Why a run cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// No kernel for a problem.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The ledger's trouble.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// The configuration of a new run on a device, with what the ledger knows of it from others. `past` is none where there is no ledger yet.
+///
+/// # Errors
+/// When no kernel computes a problem, or the ledger cannot be read.
+pub fn config(
+    past: Option<&Ledger>,
+    target: Target,
+    device: &str,
+    arch: Option<Arch>,
+    wanted: Wanted,
+) -> Result<Config, SetupError> {
+    let problems = distinct(wanted.problems);
+    let share = wanted.candidates.map_or(DRAWS, |all| all / problems.len().max(1) / CANDIDATES_A_DRAW);
+    let from_others = past.filter(|_| wanted.only.is_none());
+    let wishes = Wishes {
+        only: wanted.only,
+        known: from_others.map_or(Ok(Vec::new()), |ledger| ledger.winners(device))?,
+        held_out: wanted.held_out.map(distinct),
+        draws: share.min(DRAWS),
+    };
+    let case = |problem: &Shape| match &arch {
+        Some(arch) => seeding::gpu(problem, device, arch, &wishes),
+        None => Ok(seeding::cpu(problem, &wishes)),
+    };
+    let cases: Vec<Case> = problems.iter().map(case).collect::<Result<_, KernelError>>()?;
+    let budget = (wanted.candidates, wanted.minutes.map(|minutes| minutes * 60.0));
+    let mut config = Config::new(target, device, arch, cases);
+    (config.candidates, config.seconds) = if budget == (None, None) { (None, Some(SECONDS)) } else { budget };
+    (config.seed, config.configuration) = (wanted.seed, wanted.configuration);
+    (config.random_share, config.families) = (wanted.random_share, wanted.families);
+    (config.proposer, config.early_stop, config.peer_us) =
+        (wanted.proposer, wanted.early_stop, wanted.peer_us);
+    let wins = from_others.map_or(Ok(Vec::new()), |ledger| ledger.wins(device, WINS))?;
+    config.wins =
+        wins.into_iter().map(|win| (space::family(&win.subject).to_owned(), win.changes, win.gain)).collect();
+    Ok(config)
+}
+
+/// Each once, in order.
+fn distinct(shapes: Vec<Shape>) -> Vec<Shape> {
+    let mut found = Vec::new();
+    for shape in shapes {
+        if !found.contains(&shape) {
+            found.push(shape);
+        }
+    }
+    found
+}
+
+/// The run to go on with: that of this number, or the latest that has not come to its end. `None` where there is none.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub fn which(ledger: &Ledger, number: Option<i64>) -> Result<Option<RunId>, LedgerError> {
+    let mut runs = ledger.runs()?.into_iter();
+    let found = runs.find(|line| match number {
+        Some(number) => line.id.0 == number,
+        None => !matches!(line.last, Some((_, RunEvent::Finished))),
+    });
+    Ok(found.map(|line| line.id))
+}
+
+/// What a run was begun with.
+///
+/// # Errors
+/// When there is no such run, or its configuration cannot be read.
+pub fn kept(ledger: &Ledger, run: RunId) -> Result<Config, EvolveError> {
+    serde_json::from_value(ledger.run(run)?.config).map_err(|error| EvolveError::Config { run: run.0, error })
+}
+
+/// The target of a device whose times are the time model's; `None` where its table has no such machine.
+pub fn model_named(name: &str) -> Option<(Target, &'static Gpu)> {
+    let gpu = Gpu::named(name)?;
+    Some((Target::Model { machine: plain(gpu) }, gpu))
+}
+
+/// The names that [`model_named`] knows.
+pub fn models() -> String {
+    machine::MACHINES.map(plain).join(", ")
+}
+
+/// As targets name machines: `rtx4090`.
+fn plain(gpu: &Gpu) -> String {
+    gpu.name.to_lowercase().replace(' ', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Problem;
+    use serde_json::json;
+
+    use super::*;
+    use crate::ledger::{Environment, Run};
+    use crate::store::Scratch;
+
+    fn wanted() -> Wanted {
+        let mission = Shape::of(&Problem::mission());
+        Wanted {
+            problems: vec![mission, mission],
+            held_out: None,
+            only: None,
+            candidates: None,
+            minutes: None,
+            seed: 7,
+            configuration: Configuration::Full,
+            random_share: 0.25,
+            families: Vec::new(),
+            proposer: None,
+            early_stop: true,
+            peer_us: None,
+        }
+    }
+
+    #[test]
+    fn a_problem_counts_once_and_there_is_a_budget() {
+        let config = config(None, Target::Cpu, "any", None, wanted()).unwrap();
+        assert_eq!((config.cases.len(), config.cases[0].draws), (1, 0));
+        assert_eq!((config.seconds, config.candidates, config.seed), (Some(120.0), None, 7));
+        let by_number = Wanted { candidates: Some(40), ..wanted() };
+        let config = super::config(None, Target::Cpu, "any", None, by_number).unwrap();
+        assert_eq!((config.seconds, config.candidates), (None, Some(40)));
+    }
+
+    #[test]
+    fn the_latest_run_that_did_not_end_goes_on() {
+        let folder = Scratch::new().unwrap();
+        let ledger = Ledger::open(&folder.path("flashcore.ledger")).unwrap();
+        assert_eq!(which(&ledger, None).unwrap(), None);
+        let begin = || {
+            let run = Run {
+                device: "any".into(),
+                config: json!({}),
+                environment: Environment::default(),
+                price_per_hour: None,
+            };
+            ledger.begin_run(&run).unwrap()
+        };
+        let (first, second) = (begin(), begin());
+        assert_eq!(which(&ledger, None).unwrap(), Some(second));
+        ledger.event(second, RunEvent::Finished).unwrap();
+        assert_eq!(which(&ledger, None).unwrap(), Some(first));
+        assert_eq!(which(&ledger, Some(second.0)).unwrap(), Some(second));
+        assert_eq!(which(&ledger, Some(9)).unwrap(), None);
+        assert!(matches!(kept(&ledger, first), Err(EvolveError::Config { run: 1, .. })));
+    }
+
+    #[test]
+    fn machines_have_names_without_spaces() {
+        let (target, gpu) = model_named("RTX 4090").unwrap();
+        assert_eq!((target, gpu.name), (Target::Model { machine: "rtx4090".into() }, "RTX 4090"));
+        assert!(model_named("h300").is_none() && models().starts_with("h200, "));
+    }
+}

@@ -1,0 +1,103 @@
+//! Who drives a run: one process at a time, however many share the ledger.
+//!
+//! A run is claimed by a lock on a file of its own beside the ledger (`LEDGER.run-N.lock`). The system drops the lock with the process
+//! that holds it, however that ends; the file stays until the run has come to its end. A lock on the ledger's own file would not do:
+//! to close it would undo SQLite's locks.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::{Ledger, LedgerError, RunEvent, RunId};
+
+/// A run that this process drives.
+#[derive(Debug)]
+pub(super) struct Claim {
+    run: RunId,
+    path: PathBuf,
+    /// Locked until it is closed.
+    _file: File,
+}
+
+impl Ledger {
+    /// From now on this process drives the run, for as long as the ledger is open or until it [lets go](Ledger::release) of it.
+    ///
+    /// # Errors
+    /// When the ledger has no such run, or another process drives it.
+    pub fn claim(&self, run: RunId) -> Result<(), LedgerError> {
+        self.run_exists(run)?;
+        if self.claims.borrow().iter().any(|claim| claim.run == run) {
+            return Ok(());
+        }
+        let path = lock_of(&self.path, run);
+        let fault = |source| LedgerError::File { path: path.clone(), source };
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fault)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(LedgerError::Driven { path: self.path.clone(), run: run.0, lock: path });
+            }
+            // A file system without such locks: then nobody can be kept out.
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(source)) => return Err(fault(source)),
+        }
+        self.claims.borrow_mut().push(Claim { run, path, _file: file });
+        Ok(())
+    }
+
+    /// Lets go of a run, so that another process may drive it. Of one that came to its end the lock's file goes, too: whoever opened that
+    /// before and locks it now finds the run finished.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn release(&self, run: RunId) -> Result<(), LedgerError> {
+        let finished = self.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
+        self.claims.borrow_mut().retain(|claim| {
+            if claim.run == run && finished {
+                let _ = std::fs::remove_file(&claim.path);
+            }
+            claim.run != run
+        });
+        Ok(())
+    }
+}
+
+/// `flashcore.ledger.run-3.lock`
+fn lock_of(ledger: &Path, run: RunId) -> PathBuf {
+    let mut name = ledger.as_os_str().to_owned();
+    name.push(format!(".run-{}.lock", run.0));
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::tests::begin;
+    use crate::store::Scratch;
+
+    #[test]
+    fn a_run_is_driven_by_one_at_a_time() {
+        let folder = Scratch::new().unwrap();
+        let path = folder.path("flashcore.ledger");
+        let (one, two) = (Ledger::open(&path).unwrap(), Ledger::open(&path).unwrap());
+        let (first, second) = (begin(&one), begin(&two));
+        one.claim(first).unwrap();
+        one.claim(first).unwrap();
+        let refused = two.claim(first).unwrap_err();
+        assert!(matches!(refused, LedgerError::Driven { run: 1, .. }), "{refused}");
+        assert!(refused.to_string().contains("flashcore.ledger.run-1.lock"), "{refused}");
+        two.claim(second).unwrap();
+        assert!(matches!(one.claim(RunId(9)), Err(LedgerError::Unknown { .. })));
+        assert!(!lock_of(&path, RunId(9)).exists());
+        // Dropped as by a crash: the file stays, the lock does not.
+        drop(one);
+        assert!(lock_of(&path, first).exists());
+        two.claim(first).unwrap();
+        two.event(first, RunEvent::Finished).unwrap();
+        two.release(first).unwrap();
+        assert!(!lock_of(&path, first).exists() && lock_of(&path, second).exists());
+        two.event(second, RunEvent::Stopped).unwrap();
+        two.release(second).unwrap();
+        Ledger::open(&path).unwrap().claim(second).unwrap();
+    }
+}
