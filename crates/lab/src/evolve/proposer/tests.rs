@@ -89,9 +89,9 @@ fn what_is_no_answer_is_refused_with_its_reason() {
             "predicted_us = 1e-310; accepted: 1e-6 to 1e15",
         ),
         (
-            "python3 -c \"import json; print(json.dumps({'ptx': 'x' * (9 << 20), 'launch': ''}))\"",
+            "python3 -c \"import json; print(json.dumps({'ptx': 'x', 'launch': 'x' * 65537}))\"",
             "proposer",
-            "text has 9437184 bytes; accepted: at most 8388608",
+            "launch file has 65537 bytes; accepted: at most 65536",
         ),
         ("echo '{\"kernel\": \"x\"}'", "proposer", "unknown field `kernel`"),
         ("echo no network >&2; exit 7", "proposer", "exit status: 7: no network"),
