@@ -481,7 +481,7 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     let before = folder.names();
     let cases: [(&[&str], &str); 11] = [
         (&["run", "--q", "bad.safetensors", "--out", "bad.npy"], "batch and head dim must agree"),
-        (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy and .safetensors"),
+        (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy or a .safetensors file"),
         (&["run", "--q", "in.safetensors", "--out", "no/bad.npy"], "cannot write no/bad.npy"),
         (&["run", "--q", "in.safetensors", "--out", "folder.npy"], "it is a folder"),
         (&["run", "--q", "none.safetensors", "--out", "bad.npy"], "cannot read none.safetensors"),
