@@ -275,13 +275,10 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     for (args, part) in [
         (vec!["outcome", "5", "--us", "3"], "there is no ledger here"),
         (vec!["recalibrate", "--device", "x"], "there is no ledger here"),
-        (vec![&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger here"),
-        (vec![&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
-        (
-            vec![&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(),
-            "cannot be used with",
-        ),
-        (vec![&add[..], &["--us", "3"]].concat(), "--device"),
+        ([&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger here"),
+        ([&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
+        ([&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(), "cannot be used with"),
+        ([&add[..], &["--us", "3"]].concat(), "--device"),
     ] {
         let found = forecast(&args);
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
