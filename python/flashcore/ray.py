@@ -89,7 +89,7 @@ def evolve(
         held_out: problems that the search does not see; default: the neighbours of each problem.
         configuration: ``"free"``, ``"insight"`` or ``"full"``.
         seed: what chance begins with.
-        random_share: part of the candidates that is drawn blindly, 0 to 0.9.
+        random_share: part of the candidates that is drawn blindly, above 0 and at most 0.9.
         families: kernel families to draw from; all where none is named.
         early_stop: whether the run may end before its budget when nothing more is to be expected.
         price_per_hour: of the device, for the ledger's account.
@@ -111,7 +111,7 @@ def evolve(
         raise ArgumentError("no budget; accepted: candidates, minutes, or both")
     _check("minutes", minutes, minutes is None or minutes > 0, "a number above 0")
     _check("candidates", candidates, candidates is None or candidates > 0, "1 and more")
-    _check("random_share", random_share, 0 <= random_share <= 0.9, "0 to 0.9")
+    _check("random_share", random_share, 0 < random_share <= 0.9, "above 0, at most 0.9")
     _check("retries", retries, retries >= 0, "0 and more")
     _check("patience", patience, patience > 0, "a number above 0")
     cluster = _Cluster(device, accelerator_type, retries)

@@ -115,8 +115,8 @@ fn check(args: &Evolve) -> Result<(), CliError> {
     if args.candidates == Some(0) {
         return refuse("--candidates", "0".into(), "1 and more");
     }
-    if !(0.0..=0.9).contains(&args.random_share) {
-        return refuse("--random-share", args.random_share.to_string(), "0 to 0.9");
+    if !(args.random_share > 0.0 && args.random_share <= 0.9) {
+        return refuse("--random-share", args.random_share.to_string(), "above 0, at most 0.9");
     }
     if let Some(us) = args.peer_us.filter(|us| !(us.is_finite() && *us > 0.0)) {
         return refuse("--library-us", us.to_string(), "a number above 0");
