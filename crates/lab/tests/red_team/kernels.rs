@@ -89,6 +89,7 @@ fn without_an_answer_nothing_is_proven() {
     let nothing = prove(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
     assert_eq!((nothing.verdict, nothing.reasons), (Verdict::Incomplete, vec!["nothing was run".to_owned()]));
     bound.roles[3] = Role::Fill { dtype: BufferType::F16, init: Init::Zeros };
+    bound.kernel.buffers[3].access = ptx::Access::ReadWrite;
     let proof = prove(&bound, &Settings::quick()).unwrap();
     assert_eq!(proof.verdict, Verdict::Incomplete);
     assert!(proof.reasons.iter().any(|r| r.contains("nothing was judged")), "{:?}", proof.reasons);
