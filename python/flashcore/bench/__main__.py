@@ -91,7 +91,7 @@ def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> lis
     problems = [(name, problem) for name in args.suite for problem in suites[name]]
     for text in args.problem:
         problem = Problem.parse(text)
-        problems.append((next((name for name, all_of in suites.items() if problem in all_of), "forward"), problem))
+        problems.append((next((name for name, all_of in suites.items() if problem in all_of), "other"), problem))
     if not problems:
         problems = [("mission", problem) for problem in suites["mission"]]
     if not 1 <= args.start <= len(problems):
