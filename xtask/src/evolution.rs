@@ -45,8 +45,8 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     expect(check["sound"] == true, &check)?;
     run(flashcore(&["ledger", "export", "facts.jsonl"]).stdout(Stdio::null()))?;
     look_at_facts(&fs::read_to_string(folder.join("facts.jsonl")).map_err(io)?)?;
-    run(flashcore(&["report", "--out", "report.html"]).stdout(Stdio::null()))?;
-    let page = fs::read_to_string(folder.join("report.html")).map_err(io)?;
+    run(flashcore(&["report", "--out", "evolution.html"]).stdout(Stdio::null()))?;
+    let page = fs::read_to_string(folder.join("evolution.html")).map_err(io)?;
     expect(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"), "the page of the report")?;
     eprintln!("xtask: evolved {} candidates, each with its end", report["candidates"]["total"]);
     Ok(())

@@ -75,7 +75,7 @@ pub struct Climb {
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Where the page goes
-    #[arg(long, value_name = "FILE", default_value = "climb.html")]
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
     /// Print one JSON object instead of the table
     #[arg(long)]
@@ -485,7 +485,7 @@ pub struct Report {
     #[arg(long, value_name = "N")]
     pub run: Option<i64>,
     /// Where the page goes
-    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    #[arg(long, value_name = "FILE", default_value = "evolution.html")]
     pub out: PathBuf,
 }
 
