@@ -88,6 +88,24 @@ fn every_gene_changes_the_kernel() {
     }
 }
 
+/// The order of tiles needs no other kernel: another number of heads of a section.
+#[test]
+fn a_section_is_an_argument() {
+    let (problem, base) = base();
+    let kernels = [1, 16, 32, 4096].map(|section_mib| {
+        let order = TileOrder::LongestFirst;
+        kernel(&problem, &WgmmaPlan { order, section_mib, ..base.clone() })
+    });
+    let heads = problem.batch * problem.heads_q;
+    let bytes = 4 * problem.seq_kv * problem.head_dim;
+    let section = |mib: usize| ((mib << 20) / bytes).clamp(1, heads) as u32;
+    for (kernel, section) in kernels.iter().zip([1, 16, 32, 4096].map(section)) {
+        assert_eq!(kernel.module, kernels[0].module);
+        assert_eq!(kernel.args[kernel.args.len() - 2], Arg::U32(section));
+    }
+    assert!(kernels[1].args != kernels[2].args);
+}
+
 #[test]
 fn contracts_hold_together() {
     for dim in [64, 72, 96, 128, 192, 256] {
@@ -134,6 +152,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&halved).starts_with("block_n = 112; accepted: multiples of 32 with diagonal = halved"));
     assert!(of(&|p| p.queries_ahead = 3).starts_with("queries_ahead = 3; accepted: 0 to 2"));
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
+    assert!(of(&|p| p.section_mib = 0).starts_with("section_mib = 0; accepted: 1 to 4096"));
     assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));
     assert!(of(&|p| p.stages = 4).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.stages, p.block_n) = (1, 208)).contains("registers per thread are needed"));

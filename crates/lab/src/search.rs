@@ -72,6 +72,7 @@ fn wgmma() -> Vec<Vec<Value>> {
             values("queries_ahead", [0, 1]),
         ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
+        values("section_mib", [8, 16, 32, 64, 512]),
     ]
 }
 

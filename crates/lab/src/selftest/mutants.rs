@@ -228,6 +228,7 @@ fn wgmma() -> Vec<Suspect> {
                 ends: Ends::Common,
                 handout: Handout::Dynamic,
                 order: TileOrder::InOrder,
+                section_mib: 32,
                 lse: true,
             })
         });

@@ -136,12 +136,19 @@ pub struct WgmmaPlan {
     pub handout: Handout,
     /// In which order.
     pub order: TileOrder,
+    /// MiB of keys and values whose heads are taken together, where long tiles come first: what L2 should hold. Fewer heads hit
+    /// it more often, more leave less for the last CTA.
+    #[serde(default = "section_mib")]
+    pub section_mib: u32,
     /// Whether the LSE is returned.
     pub lse: bool,
 }
 
-/// Bytes of keys and values whose heads are taken together: about half of L2, so that they stay there (H100: 50 MB).
-const SECTION_BYTES: usize = 32 << 20;
+/// About half of L2 (H100: 50 MB), FlashAttention-3's choice.
+const fn section_mib() -> u32 {
+    32
+}
+
 /// Registers of a thread that feeds, the fewest that there can be.
 const FEEDING_REGISTERS: u32 = 24;
 /// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
@@ -172,6 +179,7 @@ impl WgmmaPlan {
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
+            section_mib: section_mib(),
             lse: false,
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
@@ -293,7 +301,7 @@ impl WgmmaPlan {
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
         // Heads of a group share theirs.
-        let fit = (SECTION_BYTES / bytes.max(1)).max(1).saturating_mul(group).min(heads);
+        let fit = (((self.section_mib as usize) << 20) / bytes.max(1)).max(1).saturating_mul(group).min(heads);
         (1..=fit).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1) as u64
     }
 
@@ -353,6 +361,7 @@ impl WgmmaPlan {
         let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
         accept("query heads a key head", heads.into(), packs, accepted)?;
         within("stages", self.stages, 1, 8)?;
+        within("section_mib", self.section_mib, 1, 4096)?;
         if self.diagonal == Diagonal::Halved {
             let fits = problem.mask == Mask::Causal && self.ends == Ends::Own;
             let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask and ends = own";
