@@ -64,6 +64,7 @@ fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
         WgmmaPlan { chains: Chains { max: 4, ..base.chains }, ..base.clone() },
         WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
         WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
+        WgmmaPlan { handout: Handout::Folded, ..base.clone() },
         WgmmaPlan { ends: Ends::Common, ..base.clone() },
         WgmmaPlan { diagonal: Diagonal::Halved, ..base.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },

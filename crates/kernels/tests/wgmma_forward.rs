@@ -31,6 +31,7 @@ fn base() -> WgmmaPlan {
         ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
+        section_mib: 32,
         lse: true,
     }
 }
@@ -112,6 +113,8 @@ fn every_gene_computes_the_same() {
             ..base()
         },
         WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Folded, ..base() },
+        WgmmaPlan { handout: Handout::Folded, cluster: 2, tiles: Tiles::Overlapped, ..two.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
@@ -132,7 +135,7 @@ fn torture_set_is_right_and_without_hazards() {
             block_n: [32, 48, 64, 16][i % 4],
             tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
-            handout: [Handout::Static, Handout::Dynamic][i / 3 % 2],
+            handout: [Handout::Static, Handout::Dynamic, Handout::Folded][i / 3 % 3],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
             store: if problem.head_dim_v % 64 == 0 {
@@ -260,8 +263,9 @@ fn genes_get_along() {
             chains: Chains { max: 2, sum: 1 },
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
-            handout: [Handout::Static, Handout::Dynamic][draw(2)],
+            handout: [Handout::Static, Handout::Dynamic, Handout::Folded][draw(3)],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][draw(2)],
+            section_mib: 1 + draw(2) as u32,
             lse: draw(2) == 0,
         };
         if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {

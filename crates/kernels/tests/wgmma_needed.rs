@@ -33,6 +33,7 @@ fn plain() -> WgmmaPlan {
         ends: Ends::Common,
         handout: Handout::Static,
         order: TileOrder::InOrder,
+        section_mib: 32,
         lse: false,
     }
 }

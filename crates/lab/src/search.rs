@@ -61,7 +61,7 @@ fn wgmma() -> Vec<Vec<Value>> {
         [alone, together].concat(),
         product(&[softmax, values("ends", ["common", "own"])]),
         product(&[
-            values("handout", ["static", "dynamic"]),
+            values("handout", ["static", "folded", "dynamic"]),
             values("order", ["in_order", "longest_first"]),
             values("tiles", ["in_turn", "overlapped"]),
         ]),
@@ -72,7 +72,7 @@ fn wgmma() -> Vec<Vec<Value>> {
             values("queries_ahead", [0, 1]),
         ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
-        values("section_mib", [8, 16, 32, 64, 512]),
+        values("section_mib", [16, 32, 48, 64, 96, 128]),
     ]
 }
 

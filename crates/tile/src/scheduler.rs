@@ -14,6 +14,9 @@ use crate::{Consumer, Handover, Peers, Ring};
 pub enum Handout {
     /// CTA `i` of `n` takes tiles `i`, `i + n`, `i + 2n`, …
     Static,
+    /// CTA `i` of `n` takes tiles `i`, `2n − 1 − i`, `2n + i`, `4n − 1 − i`, …: where tiles become ever shorter, who had a long one gets
+    /// a short one, and nobody asks for it.
+    Folded,
     /// CTAs take the next tile of an atomic counter when they are done with one.
     Dynamic,
 }
@@ -206,9 +209,34 @@ impl Mailbox {
     }
 }
 
+/// The numbers of a CTA's tiles, where they are known before.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    index: R32,
+    /// What this number and the next one add up to, where the walk is folded.
+    sum: Option<R32>,
+}
+
+impl Walk {
+    /// To the next number. Numbers of later rounds are larger, so the first that is no tile's is the end.
+    fn step(&self, k: &mut Builder, takers: R32) {
+        match self.sum {
+            None => k.add_to(self.index, self.index, takers),
+            Some(sum) => {
+                let next = k.sub(sum, self.index);
+                k.mov_to(self.index, next);
+                let both = k.mad(takers, 2, sum);
+                k.mov_to(sum, both);
+            }
+        }
+    }
+}
+
 /// Hands tiles out to both roles. A launch has no more CTAs than tiles, so each CTA has a first one.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler {
+    /// How.
+    pub handout: Handout,
     /// What there is to do.
     pub grid: TileGrid,
     /// Present where tiles are handed out at run time.
@@ -222,12 +250,15 @@ impl Scheduler {
     pub fn feed_each(&self, k: &mut Builder, feed: impl FnOnce(&mut Builder, &WorkTile)) {
         let (index, takers) = (self.first(k), self.takers(k));
         match (&self.mailbox, self.peers) {
-            (None, _) => k.do_while(|k| {
-                let tile = self.grid.tile(k, index);
-                feed(k, &tile);
-                k.add_to(index, index, takers);
-                k.setp_u(CmpOp::Lt, index, self.grid.tiles)
-            }),
+            (None, _) => {
+                let walk = self.walk(k, index);
+                k.do_while(|k| {
+                    let tile = self.grid.tile(k, walk.index);
+                    feed(k, &tile);
+                    walk.step(k, takers);
+                    k.setp_u(CmpOp::Lt, walk.index, self.grid.tiles)
+                });
+            }
             (Some(mailbox), None) => {
                 let (sent, letter) = (mailbox.handover.filler(k), Letter::new(k, &self.grid, index));
                 k.do_while(|k| {
@@ -272,12 +303,22 @@ impl Scheduler {
         k.special(if self.peers.is_some() { SpecialReg::NclusteridX } else { SpecialReg::NctaidX })
     }
 
+    /// From the first tile on.
+    fn walk(&self, k: &mut Builder, first: R32) -> Walk {
+        let sum = (self.handout == Handout::Folded).then(|| {
+            let takers = self.takers(k);
+            let round = k.mul(takers, 2);
+            k.sub(round, 1)
+        });
+        Walk { index: k.mov(first), sum }
+    }
+
     /// Where a consumer stands: at the CTA's first tile.
     pub fn consumer<'a>(&'a self, k: &mut Builder, consumer: &Consumer) -> Turn<'a> {
         let index = self.first(k);
         Turn {
             scheduler: self,
-            index: k.mov(index),
+            walk: self.walk(k, index),
             post: self.mailbox.map(|mailbox| {
                 let [now, next] = [(); 2].map(|()| Letter::new(k, &self.grid, index));
                 Post { mailbox, received: mailbox.handover.reader(k), now, next }
@@ -300,8 +341,8 @@ struct Post {
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
     scheduler: &'a Scheduler,
-    /// The tile, or the next one once it is known, where tiles are not handed out at run time.
-    index: R32,
+    /// At the tile, or the next one once it is known, where tiles are not handed out at run time.
+    walk: Walk,
     post: Option<Post>,
     speaks: Pred,
 }
@@ -312,7 +353,7 @@ impl Turn<'_> {
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
             let tile = match &self.post {
-                None => self.scheduler.grid.tile(k, self.index),
+                None => self.scheduler.grid.tile(k, self.walk.index),
                 Some(post) => post.now.tile,
             };
             let more = compute(k, &tile);
@@ -328,8 +369,8 @@ impl Turn<'_> {
         let index = match &self.post {
             None => {
                 let takers = self.scheduler.takers(k);
-                k.add_to(self.index, self.index, takers);
-                self.index
+                self.walk.step(k, takers);
+                self.walk.index
             }
             Some(post) => {
                 post.mailbox.receive(k, &post.received, self.speaks, &post.next);
@@ -342,7 +383,7 @@ impl Turn<'_> {
     /// The tile that [`Turn::advance`] went on to, if there is one; at the start, the first.
     pub fn next(&self, k: &mut Builder) -> WorkTile {
         match &self.post {
-            None => self.scheduler.grid.tile(k, self.index),
+            None => self.scheduler.grid.tile(k, self.walk.index),
             Some(post) => post.next.tile,
         }
     }

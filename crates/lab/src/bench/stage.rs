@@ -31,7 +31,7 @@ impl Mode {
     pub const fn margin(self) -> f64 {
         match self {
             Mode::Warm => 0.01,
-            Mode::Cold => 0.03,
+            Mode::Cold => 0.05,
         }
     }
 }

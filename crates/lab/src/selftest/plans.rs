@@ -74,6 +74,7 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("three consumers", json!({ "consumers": 3, "turns": "free", "block_n": 64 })),
         ("tiles by a counter", json!({ "handout": "dynamic" })),
         ("tiles by number", json!({ "handout": "static" })),
+        ("tiles by number, folded", json!({ "handout": "folded", "order": "longest_first" })),
         ("long tiles first", json!({ "order": "longest_first" })),
         ("tiles in order", json!({ "order": "in_order" })),
         ("classic softmax", json!({ "softmax": "classic" })),

@@ -10,6 +10,9 @@ use super::plan::{Requests, SmallPlan};
 const WARPS: usize = 4;
 /// The warp that requests what is late.
 const LATE_WARP: u32 = 2;
+/// The lane that prepares, requests and arrives for its warp. ptxas predicates the init of an mbarrier for the warp as a whole, which
+/// compute-sanitizer takes for the last lane's doing: were it another's, it would see a race of two lanes where there is one.
+const SPEAKER: u32 = 31;
 
 /// A copy of one tile, by one thread.
 #[derive(Clone)]
@@ -186,8 +189,8 @@ impl<'a> Loads<'a> {
 
     fn one_lane_of(&self, k: &mut Builder, warp: u32, body: impl FnOnce(&mut Builder)) {
         let in_warpgroup = k.and(self.place.warp, WARPS as u32 - 1);
-        let first = k.setp_u(CmpOp::Eq, self.lane, 0);
-        let chosen = k.setp_u_and(CmpOp::Eq, in_warpgroup, warp, first);
+        let speaks = k.setp_u(CmpOp::Eq, self.lane, SPEAKER);
+        let chosen = k.setp_u_and(CmpOp::Eq, in_warpgroup, warp, speaks);
         k.if_(chosen, body);
     }
 
@@ -208,8 +211,8 @@ impl<'a> Loads<'a> {
 /// Prepares what other parts send, and joins the CTA's threads: from here on all of its mbarriers stand.
 pub(super) fn meet(k: &mut Builder, plan: &SmallPlan, lane: R32, exchange: Option<&Exchange>) {
     if let Some(exchange) = exchange {
-        let first = k.setp_u(CmpOp::Eq, lane, 0);
-        k.if_(first, |k| exchange.expect(k));
+        let speaks = k.setp_u(CmpOp::Eq, lane, SPEAKER);
+        k.if_(speaks, |k| exchange.expect(k));
     }
     if plan.cluster > 1 {
         k.cluster_arrive_relaxed();

@@ -46,7 +46,7 @@ impl WgmmaPlan {
         let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
         let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
         let mailbox = match self.handout {
-            Handout::Static => 0,
+            Handout::Static | Handout::Folded => 0,
             Handout::Dynamic => Mailbox::SHARED_BYTES,
         };
         let rows_out = match self.store {
@@ -170,7 +170,7 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
-            schedule: Scheduler { grid: params.grid, mailbox, peers },
+            schedule: Scheduler { handout: plan.handout, grid: params.grid, mailbox, peers },
             rows_out,
             params,
         }

@@ -179,7 +179,7 @@ impl WgmmaPlan {
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
             order: TileOrder::LongestFirst,
-            section_mib: section_mib(),
+            section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
             lse: false,
         };
         let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
@@ -301,7 +301,8 @@ impl WgmmaPlan {
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
         // Heads of a group share theirs.
-        let fit = (((self.section_mib as usize) << 20) / bytes.max(1)).max(1).saturating_mul(group).min(heads);
+        let fit =
+            (((self.section_mib as usize) << 20) / bytes.max(1)).max(1).saturating_mul(group).min(heads);
         (1..=fit).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1) as u64
     }
 
