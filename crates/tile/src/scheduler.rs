@@ -147,10 +147,9 @@ impl Mailbox {
         k.shared_index(self.slots, at.stage, Letter::BYTES)
     }
 
-    /// Takes the next tile's number: early, so that the loads of the tile before it hide the atomic's latency.
-    fn take(&self, k: &mut Builder, takers: R32) -> R32 {
-        let taken = k.atom(AtomicOp::Add, self.counter, 1);
-        k.add(taken, takers)
+    /// Takes a number, into a register: the next tile's, less the first tiles, which nobody takes. Nothing waits for it here.
+    fn take(&self, k: &mut Builder) -> R32 {
+        k.atom(AtomicOp::Add, self.counter, 1)
     }
 
     fn send(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
@@ -246,15 +245,21 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Runs `feed` for each tile of the CTA, in the thread that feeds.
-    pub fn feed_each(&self, k: &mut Builder, feed: impl FnOnce(&mut Builder, &WorkTile)) {
+    /// Runs `feed` for each tile of the CTA, in the thread that feeds. It must run what it is given, once, before its last request:
+    /// there a number is taken. One that were taken sooner would bind the CTA to a tile while others are done and find none, which
+    /// costs a twentieth where tiles differ in length; the wait for the last request's place hides the atomic's latency.
+    pub fn feed_each(
+        &self,
+        k: &mut Builder,
+        feed: impl FnOnce(&mut Builder, &WorkTile, &mut dyn FnMut(&mut Builder)),
+    ) {
         let (index, takers) = (self.first(k), self.takers(k));
         match (&self.mailbox, self.peers) {
             (None, _) => {
                 let walk = self.walk(k, index);
                 k.do_while(|k| {
                     let tile = self.grid.tile(k, walk.index);
-                    feed(k, &tile);
+                    feed(k, &tile, &mut |_| ());
                     walk.step(k, takers);
                     k.setp_u(CmpOp::Lt, walk.index, self.grid.tiles)
                 });
@@ -262,8 +267,9 @@ impl Scheduler {
             (Some(mailbox), None) => {
                 let (sent, letter) = (mailbox.handover.filler(k), Letter::new(k, &self.grid, index));
                 k.do_while(|k| {
-                    let next = mailbox.take(k, takers);
-                    feed(k, &letter.tile);
+                    let mut taken = k.reg();
+                    feed(k, &letter.tile, &mut |k| taken = mailbox.take(k));
+                    let next = k.add(taken, takers);
                     let next = Letter::new(k, &self.grid, next);
                     mailbox.send(k, &sent, &next);
                     letter.copy_from(k, &next);
@@ -274,14 +280,12 @@ impl Scheduler {
             (Some(mailbox), Some(peers)) => {
                 let (sent, received) = (mailbox.handover.filler(k), mailbox.handover.reader(k));
                 let sends = k.setp_u(CmpOp::Eq, peers.rank, 0);
-                let (letter, next) = (Letter::new(k, &self.grid, index), k.mov(0));
+                let letter = Letter::new(k, &self.grid, index);
                 k.do_while(|k| {
+                    let mut taken = k.reg();
+                    feed(k, &letter.tile, &mut |k| taken = k.guarded(sends, |k| mailbox.take(k)));
                     k.if_(sends, |k| {
-                        let taken = mailbox.take(k, takers);
-                        k.mov_to(next, taken);
-                    });
-                    feed(k, &letter.tile);
-                    k.if_(sends, |k| {
+                        let next = k.add(taken, takers);
                         let next = Letter::new(k, &self.grid, next);
                         mailbox.send(k, &sent, &next);
                     });

@@ -1,11 +1,11 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--near] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
+//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
 //! ```
 //!
 //! With `--near`, the search begins with the shipped plan, and the plans of a file (one JSON object a line: what was good elsewhere),
-//! and goes on with those that differ from the fastest in a single gene, until none of them is faster.
+//! and goes on with those that differ from the fastest in a single gene (one of those named), until none of them is faster.
 //! Families are tried in turn (all that compute a problem, unless some are named); of each, groups of genes one after the other
 //! on the fastest plans so far, in a graph. The fastest of all families race in turns, beside their defaults and the plan that the
 //! shipped table has. `FOLDER/tuned.jsonl` gets the winners as rows of that table (`kernels::select`),
@@ -50,6 +50,7 @@ struct Args {
     folder: PathBuf,
     families: Vec<Family>,
     near: bool,
+    genes: Vec<String>,
     plans: Vec<Plan>,
     limit: Duration,
     from: usize,
@@ -74,10 +75,10 @@ fn main() -> ExitCode {
 }
 
 fn parse(words: &[String]) -> Result<Args, Error> {
-    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--near] [--plans FILE] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
+    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
     let mut words = words.iter();
     let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
-    let (mut families, mut problems) = (Vec::new(), Vec::new());
+    let (mut families, mut genes, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     let (mut near, mut plans, mut limit, mut from, mut worker) = (false, Vec::new(), Duration::MAX, 0, false);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(USAGE);
@@ -93,6 +94,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
                 plans = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
             }
             "--near" => near = true,
+            "--gene" => genes.push(value()?.clone()),
             "--limit" => limit = Duration::try_from_secs_f64(value()?.parse()?)?,
             "--from" => from = value()?.parse()?,
             "--worker" => worker = true,
@@ -109,7 +111,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     if problems.is_empty() {
         return Err(USAGE.into());
     }
-    Ok(Args { folder, families, near, plans, limit, from, worker, problems })
+    Ok(Args { folder, families, near, genes, plans, limit, from, worker, problems })
 }
 
 /// Starts workers, each where the one before it ended.
@@ -245,7 +247,12 @@ impl Search<'_> {
             if before.as_ref() == Some(&best) {
                 break;
             }
-            next = ideas(&best, problem, arch).into_iter().map(|(_, plan)| plan).collect();
+            let genes = &self.args.genes;
+            let wanted = |name: &str| {
+                genes.is_empty() || name.split(' ').next().is_some_and(|n| genes.iter().any(|g| g == n))
+            };
+            let near = ideas(&best, problem, arch).into_iter();
+            next = near.filter(|(name, _)| wanted(name)).map(|(_, plan)| plan).collect();
         }
         Ok(())
     }

@@ -196,7 +196,7 @@ impl<'a> Forward<'a> {
         }
         let [q_at, key_at, value_at] =
             [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
-        self.schedule.feed_each(k, |k, tile| {
+        self.schedule.feed_each(k, |k, tile, take_next| {
             let rows = self.rows(k, tile);
             let end = self.end(k, tile);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
@@ -224,6 +224,7 @@ impl<'a> Forward<'a> {
                     k.mov_to(block, next);
                 },
             );
+            take_next(k);
             request(k, &self.values, &value_at, value_map, block, value_part.clone());
         });
     }
