@@ -560,6 +560,9 @@ pub struct Evolve {
     /// Append winners to FILE, as rows of the table of tuned plans, which is of GPU kernels
     #[arg(long, value_name = "FILE.jsonl")]
     pub promote: Option<PathBuf>,
+    /// Append the report to FILE, as a row with the commit; refused unless that is known and clean
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub evidence: Option<PathBuf>,
     /// Print one JSON object instead of the tables
     #[arg(long)]
     pub json: bool,

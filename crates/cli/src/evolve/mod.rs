@@ -9,6 +9,7 @@ use std::io::Write;
 use lab::evolve::{Evolution, Promoted};
 use lab::provenance::iso8601_now;
 use lab::store::append_line;
+use serde_json::{Value, json};
 
 use crate::args::Evolve;
 use crate::error::CliError;
@@ -29,7 +30,10 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
         print::print(&mut out, &report)
     })?;
     match ended {
-        Ended::Done => promote(&evolution, args)?,
+        Ended::Done => {
+            keep(&evolution, report, args)?;
+            promote(&evolution, args)?;
+        }
         Ended::Stopped => eprintln!(
             "flashcore: stopped; `flashcore evolve --resume {} --ledger {}` goes on",
             evolution.run().0,
@@ -39,13 +43,26 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     Ok(Status::Proven)
 }
 
+/// The report as a row of evidence: what it says, and where it was made.
+fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliError> {
+    let Some(file) = &args.evidence else { return Ok(()) };
+    let environment = evolution.ledger().run(evolution.run())?.environment;
+    let mut row = json!({ "suite": "evolution", "when": iso8601_now() });
+    for part in [report, json!(environment)] {
+        if let (Some(row), Value::Object(part)) = (row.as_object_mut(), part) {
+            row.extend(part);
+        }
+    }
+    Ok(append_line(file, &row.to_string())?)
+}
+
 fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
     let Some(file) = &args.promote else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let run = format!("ledger-{}", evolution.run().0);
     for winner in evolution.promoted(&environment, &run, &iso8601_now())? {
         match winner {
-            Promoted::Row(row) => append_line(file, &serde_json::json!(row).to_string())?,
+            Promoted::Row(row) => append_line(file, &json!(row).to_string())?,
             Promoted::NoRow { candidate, why } => eprintln!(
                 "flashcore: candidate {} won and is no row of {}: {why}; it stays in the ledger",
                 candidate.0,

@@ -38,6 +38,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
         other => Some(other?),
     };
     let device = open(target, args, wanted.proposer.is_some())?;
+    keepable(args, &device)?;
     let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
     let config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
     for case in config.cases.iter().filter(|_| has_seed) {
@@ -57,6 +58,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     promotable(args, &config.target)?;
     // Whose kernels these are is the run's own affair: nobody says it again.
     let device = open(config.target, args, config.proposer.is_some())?;
+    keepable(args, &device)?;
     let begun_on = config.device;
     if device.environment.device != begun_on {
         return Err(CliError::Argument {
@@ -101,6 +103,15 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
                 .to_owned(),
         }),
         _ => Ok(()),
+    }
+}
+
+/// A row of evidence names its commit.
+fn keepable(args: &Evolve, device: &Device) -> Result<(), CliError> {
+    match (&args.evidence, &device.environment.commit, &device.target) {
+        (None, ..) | (_, Some(_), _) => Ok(()),
+        (Some(_), None, Target::Cuda { .. }) => Err(CliError::Unbuilt),
+        (Some(_), None, _) => Err(CliError::Unclean),
     }
 }
 

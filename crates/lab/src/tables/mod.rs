@@ -15,6 +15,7 @@
 //!
 //! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
 
+mod evolution;
 mod ideas;
 mod render;
 
@@ -149,6 +150,21 @@ struct Entry {
 
 /// The rows of a file that are times of a suite; those of other kinds are passed over.
 fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
+    let mut rows: Vec<Row> = parsed(path, |value| {
+        let named = value["suite"].as_str().unwrap_or_default();
+        (named == suite || (suite == OTHER && Suite::named(named).is_some()))
+            && value.get("mode").is_some()
+            && value.get("us_median").is_some()
+    })?;
+    rows.retain(|row| row.suite() == suite);
+    Ok(rows)
+}
+
+/// The lines of a file that are wanted; none where there is no file.
+fn parsed<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    wanted: impl Fn(&Value) -> bool,
+) -> Result<Vec<T>, TableError> {
     let text = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(source) => return Err(StoreError::Read { path: path.to_path_buf(), source }.into()),
@@ -158,15 +174,10 @@ fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let fail = |error| TableError::Row { path: path.to_path_buf(), line: index + 1, error };
         let value: Value = serde_json::from_str(line).map_err(fail)?;
-        let named = value["suite"].as_str().unwrap_or_default();
-        if (named == suite || (suite == OTHER && Suite::named(named).is_some()))
-            && value.get("mode").is_some()
-            && value.get("us_median").is_some()
-        {
-            rows.push(serde_json::from_value::<Row>(value).map_err(fail)?);
+        if wanted(&value) {
+            rows.push(serde_json::from_value(value).map_err(fail)?);
         }
     }
-    rows.retain(|row| row.suite() == suite);
     Ok(rows)
 }
 
@@ -210,6 +221,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             .map_err(|source| StoreError::Read { path: path.clone(), source })?;
         let mut pictures = Vec::new();
         let contents = fill(&path, &text, |device, suite| {
+            if suite == evolution::SUITE {
+                return evolution::table(&root.join(format!("evidence/{device}.jsonl")));
+            }
             let measured = rows(&root.join(format!("evidence/{device}.jsonl")), suite)?;
             if suite.starts_with("ideas_") {
                 return Ok(ideas::table(&measured));

@@ -180,9 +180,13 @@ fn told(why: &str) -> String {
 
 /// Where and when a row was measured.
 pub(super) fn place(row: &Row) -> String {
-    let day = row.when.split('T').next().unwrap_or_default();
-    let commit = row.commit.as_deref().unwrap_or("none");
-    format!("{}, {}, commit {commit}, {day}.  ", row.device, row.driver)
+    place_of(&row.device, &row.driver, row.commit.as_deref(), &row.when)
+}
+
+/// Where, from what and on which day.
+pub(super) fn place_of(device: &str, driver: &str, commit: Option<&str>, when: &str) -> String {
+    let day = when.split('T').next().unwrap_or_default();
+    format!("{device}, {driver}, commit {}, {day}.  ", commit.unwrap_or("none"))
 }
 
 /// A picture, and what it shows: rates as lines over the length, times as bars.
