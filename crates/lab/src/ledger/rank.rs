@@ -193,16 +193,18 @@ impl Ledger {
     /// When the ledger cannot be read. A device that it does not know has no winners.
     pub fn winners(&self, device: &str) -> Result<Vec<(Shape, Candidate)>, LedgerError> {
         let sql = format!(
-            "SELECT s.problem, p.shape, j.body FROM measurement m JOIN standing s ON s.candidate = m.candidate
-               JOIN problem p ON p.id = s.problem JOIN subject j ON j.id = s.subject
+            "SELECT s.problem, s.subject FROM measurement m JOIN standing s ON s.candidate = m.candidate
              WHERE m.verdict = 'FASTER' AND m.trial = 'race' AND s.device = (SELECT id FROM device WHERE name = ?)
                AND s.arm IN ('evolution', 'random') AND {SOUND} ORDER BY s.promoted DESC, s.us"
         );
-        let won =
-            self.rows(&sql, [device], |row| Ok((row.get::<_, i64>(0)?, parse(row, 1)?, parse(row, 2)?)))?;
+        let won: Vec<(i64, i64)> = self.rows(&sql, [device], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let mut seen = HashSet::new();
-        let first = won.into_iter().filter(|(problem, _, _)| seen.insert(*problem));
-        Ok(first.map(|(_, shape, subject)| (shape, subject)).collect())
+        let first = won.into_iter().filter(|(problem, _)| seen.insert(*problem));
+        // What they are is read of these alone.
+        let of = "SELECT p.shape, j.body FROM problem p, subject j WHERE p.id = ? AND j.id = ?";
+        let read = |ids| self.rows(of, ids, |row| Ok((parse(row, 0)?, parse(row, 1)?)));
+        let found = first.map(read).collect::<Result<Vec<_>, _>>()?;
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// Names of all devices.

@@ -149,7 +149,9 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read, as of each of these functions.
     pub fn scores(&self) -> Result<Vec<Score>, LedgerError> {
-        let sql = "SELECT DISTINCT author, d.name FROM pair JOIN device d ON d.id = pair.device ORDER BY author, d.name";
+        // Authors first: joined first, every pair would meet its device.
+        let sql = "SELECT author, d.name FROM (SELECT DISTINCT author, device FROM pair) JOIN device d ON d.id = device
+           ORDER BY author, d.name";
         let authors: Vec<(String, String)> = self.rows(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
         authors
             .iter()
