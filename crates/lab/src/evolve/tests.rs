@@ -40,6 +40,8 @@ struct Landscape {
     spared: String,
     /// Whether there is a time model.
     predicts: bool,
+    /// The part of the candidates at which the evaluator itself breaks down.
+    panics: f64,
 }
 
 /// The gene that changes nothing, where a family has it.
@@ -48,7 +50,7 @@ const NEUTRAL: &str = "queries_ahead";
 impl Landscape {
     fn new(seed: u64, config: &Config) -> Landscape {
         let spared = Landscape::identity(&config.cases[0].baseline);
-        Landscape { seed, noise: 0.004, seen: HashMap::new(), looks: 0, spared, predicts: true }
+        Landscape { seed, noise: 0.004, seen: HashMap::new(), looks: 0, spared, predicts: true, panics: 0.0 }
     }
 
     fn us(&self, candidate: &Candidate) -> f64 {
@@ -113,7 +115,7 @@ impl Evaluator for Landscape {
                     let (reason, detail) = ("ptxas".to_owned(), "no".to_owned());
                     return Err(Rejection { stage: Stage::Screen, reason, detail });
                 }
-                assert!(!fails(0.01, "panics"), "a fault of the evaluator's");
+                assert!(!fails(self.panics, "panics"), "a fault of the evaluator's");
                 // The model is off by up to a fifth.
                 let us = self.us(subject) * (0.9 + 0.2 * chance(&format!("model {own}")));
                 let screening = Screening {
@@ -271,7 +273,8 @@ fn every_candidate_has_an_end_with_its_reason() {
     let page = Page::new("ends");
     let config = config(&Problem::mission(), 120, 9);
     let mut evolution = begin(&page, &config, Limits::beside_device(3));
-    drive(&mut evolution, &mut Landscape::new(9, &config), 5, usize::MAX);
+    let mut landscape = Landscape { panics: 0.1, ..Landscape::new(9, &config) };
+    drive(&mut evolution, &mut landscape, 5, usize::MAX);
     let report = evolution.report();
     let rejected: u64 = report["rejected"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
     assert_eq!(report["candidates"]["total"], 120, "{report}");
