@@ -246,8 +246,8 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Runs `feed` for each tile of the CTA, in the thread that feeds. It must run what it is given, once, before its last request:
-    /// there a number is taken. One that were taken sooner would bind the CTA to a tile while others are done and find none, which
-    /// costs a twentieth where tiles differ in length; the wait for the last request's place hides the atomic's latency.
+    /// there a number is taken. Taken sooner, it would bind the CTA to a tile while others are done and find none, which costs a
+    /// twentieth where tiles differ in length; the wait for the last request's place hides the atomic's latency.
     pub fn feed_each(
         &self,
         k: &mut Builder,
