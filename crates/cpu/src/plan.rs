@@ -169,7 +169,8 @@ impl CpuPlan {
     fn dims_block_kv(problem: &Problem) -> usize {
         let bytes = if problem.dtype == DType::F32 { 1 << 16 } else { 1 << 14 };
         let row = size_of::<f32>() * (problem.head_dim + problem.head_dim_v);
-        (bytes / row / 16 * 16).clamp(16, BLOCK_KV)
+        // Heads may have no dimensions at all.
+        (bytes / row.max(1) / 16 * 16).clamp(16, BLOCK_KV)
     }
 
     /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head each.
