@@ -43,7 +43,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     Ok(Status::Proven)
 }
 
-/// The report as a row of evidence: what it says, and where it was made.
+/// The report as a row of evidence: what it says, and where it was made. Where the ledger lies is nobody else's concern.
 fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliError> {
     let Some(file) = &args.evidence else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
@@ -52,6 +52,9 @@ fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliEr
         if let (Some(row), Value::Object(part)) = (row.as_object_mut(), part) {
             row.extend(part);
         }
+    }
+    if let Some(row) = row.as_object_mut() {
+        row.remove("ledger");
     }
     Ok(append_line(file, &row.to_string())?)
 }
