@@ -99,7 +99,6 @@ fn on_machine<M: Machine>(
     if settings.mantissas > 0 {
         report.checks.extend(arithmetic::approximations(machine, target, arch.sm, settings, &mut tell));
     }
-    report.checks.extend(mutants::mutants(arch, settings, &mut tell));
     if settings.fragments > 0 {
         report.checks.extend(arithmetic::tensor_cores(machine, target, arch.sm, settings, &mut tell));
     }
@@ -111,6 +110,7 @@ fn on_emulator(settings: &Settings, told: &mut Told) -> Report {
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
     let mut emulator = Emulator::new(Options { checks, ..Options::default() });
     on_machine(&mut emulator, &Arch::SM_90, settings, &mut report, told);
+    report.checks.extend(mutants::mutants(&Arch::SM_90, settings, &mut |check| told.check(check)));
     report
 }
 
@@ -128,7 +128,16 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
         report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| told.check(check)));
         return Ok(report);
     }
-    on_machine(gpu, &arch, settings, &mut report, told);
+    // Faults are the emulator's to find: no GPU waits for that.
+    let faulty = std::thread::scope(|scope| {
+        let faulty = scope.spawn(|| mutants::mutants(&arch, settings, &mut |_| ()));
+        on_machine(gpu, &arch, settings, &mut report, told);
+        faulty.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    for check in faulty {
+        told.check(&check);
+        report.checks.push(check);
+    }
     report.checks.extend(streams::streams(gpu, &arch, settings, &mut |check| told.check(check)));
     if !args.no_sanitizer {
         let child = child(args)?;

@@ -276,6 +276,16 @@ mod tests {
         assert_eq!((integers.isa, integers.lanes), (Isa::Avx512, Lanes::Dims));
     }
 
+    /// A division by the bytes of a row would have none.
+    #[test]
+    fn heads_without_dimensions_have_plans() {
+        for (rows, dtype) in [(1, DType::F32), (64, DType::F16)] {
+            let problem = Problem::new(1, 2, rows, 0, dtype);
+            let plan = CpuPlan::for_problem(&problem);
+            assert!(plan.block_q >= 1 && plan.block_kv >= 1, "{plan:?}");
+        }
+    }
+
     #[test]
     fn threads_have_equal_shares_and_enough_to_do() {
         for threads in [1, 2, 3, 8] {

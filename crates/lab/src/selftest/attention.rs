@@ -11,7 +11,7 @@ use super::plans::Variant;
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::torture::{Torture, problems};
-use crate::gate::{Feed, References, bind, trial};
+use crate::gate::{Feed, References, Verdict, bind, trial};
 use crate::launchfile::Bound;
 
 /// A problem and what it is fed, with the answers.
@@ -38,11 +38,15 @@ pub fn torture<M: Machine>(
                 format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
             );
             let mut bits = Making::new("emulator's bits", right.check.name.clone());
+            let mut emulate = Vec::new();
             for case in &cases {
                 let Some(plan) = variant.plan(&case.problem.problem, arch) else { continue };
-                let compare = settings.bit_styles.contains(&case.style);
-                run(machine, arch, &plan, case, &mut right, compare.then_some(&mut bits));
+                let ran = run(machine, arch, &plan, case, &mut right);
+                emulate.extend(ran.filter(|_| settings.bit_styles.contains(&case.style)));
             }
+            bits.check.cases = emulate.len() as u64;
+            let found: Vec<_> = emulate.par_iter().filter_map(|ran| ran.compare(arch)).collect();
+            found.into_iter().for_each(|(verdict, why)| bits.find(verdict, why));
             // A variant that fits no problem of the kind is no check.
             for making in [right, bits] {
                 if making.check.cases > 0 || !making.check.notes.is_empty() {
@@ -71,48 +75,60 @@ fn cases(dtype: DType, dim: usize, arch: &Arch, settings: &Settings) -> Vec<Case
         .collect()
 }
 
+/// What a machine made of a case.
+struct Ran<'a> {
+    name: String,
+    bound: Bound,
+    feed: &'a Feed,
+    outputs: Vec<u8>,
+}
+
 /// One plan on one case.
-fn run<M: Machine>(
+fn run<'a, M: Machine>(
     machine: &mut M,
     arch: &Arch,
     plan: &Plan,
-    case: &Case,
+    case: &'a Case,
     right: &mut Making,
-    bits: Option<&mut Making>,
-) {
+) -> Option<Ran<'a>> {
     let name = format!("{}, {}", case.problem.name, case.style.name());
+    right.check.cases += 1;
     let bound = match bind(plan, &case.problem.problem, arch) {
         Ok(bound) => bound,
-        Err(error) => return right.refute(format!("{name}: {error}")),
+        Err(error) => {
+            right.refute(format!("{name}: {error}"));
+            return None;
+        }
     };
-    right.check.cases += 1;
     let outcome = match trial(machine, &bound, &case.feed, case.references.as_ref()) {
         Ok(outcome) => outcome,
-        Err(error) => return right.refute(format!("{name}: {error}")),
+        Err(error) => {
+            right.refute(format!("{name}: {error}"));
+            return None;
+        }
     };
     for reason in &outcome.reasons {
         right.refute(format!("{name}: {reason}"));
     }
-    if let Some(bits) = bits {
-        compare(arch, &bound, &case.feed, &outcome.outputs(&bound), &name, bits);
-    }
+    let outputs = outcome.outputs(&bound);
+    Some(Ran { name, bound, feed: &case.feed, outputs })
 }
 
-/// The machine's outputs beside the emulator's.
-fn compare(arch: &Arch, bound: &Bound, feed: &Feed, outputs: &[u8], name: &str, bits: &mut Making) {
-    let checks = Checks { races: false, uninitialised: false, unwritten: false };
-    let mut emulator = Emulator::new(Options { checks, sm: Some(arch.sm), ..Options::default() });
-    bits.check.cases += 1;
-    match trial(&mut emulator, bound, feed, None) {
-        Ok(outcome) => {
-            let emulated = outcome.outputs(bound);
-            let pairs = || outputs.chunks_exact(2).zip(emulated.chunks_exact(2));
-            let differing = pairs().filter(|(ours, theirs)| ours != theirs).count();
-            if differing > 0 || outputs.len() != emulated.len() {
-                bits.refute(format!("{name}: {differing} of {} half words differ", pairs().count()));
-            }
-        }
-        Err(error) => bits.find(crate::gate::Verdict::Incomplete, format!("{name}: {error}")),
+impl Ran<'_> {
+    /// What is wrong beside the emulator's outputs.
+    fn compare(&self, arch: &Arch) -> Option<(Verdict, String)> {
+        let checks = Checks { races: false, uninitialised: false, unwritten: false };
+        let mut emulator = Emulator::new(Options { checks, sm: Some(arch.sm), ..Options::default() });
+        let emulated = match trial(&mut emulator, &self.bound, self.feed, None) {
+            Ok(outcome) => outcome.outputs(&self.bound),
+            Err(error) => return Some((Verdict::Incomplete, format!("{}: {error}", self.name))),
+        };
+        let pairs = || self.outputs.chunks_exact(2).zip(emulated.chunks_exact(2));
+        let differing = pairs().filter(|(ours, theirs)| ours != theirs).count();
+        (differing > 0 || self.outputs.len() != emulated.len()).then(|| {
+            let why = format!("{}: {differing} of {} half words differ", self.name, pairs().count());
+            (Verdict::Refuted, why)
+        })
     }
 }
 
@@ -183,7 +199,7 @@ pub fn repeats<M: Machine>(
                 .collect();
             let feeds: Vec<Option<Feed>> = bounds.iter().map(|b| Feed::draw(b, Style::Normal, 7)).collect();
             let mut first: Vec<Option<Vec<u8>>> = vec![None; bounds.len()];
-            for launch in 0..settings.repeats {
+            for launch in 0..settings.launches(&variant) {
                 for (index, (bound, feed)) in bounds.iter().zip(&feeds).enumerate() {
                     let Some(feed) = feed else { continue };
                     making.check.cases += 1;
@@ -212,7 +228,6 @@ pub fn repeats<M: Machine>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::Verdict;
 
     fn emulator() -> Emulator {
         let checks = Checks { races: false, uninitialised: false, unwritten: false };

@@ -39,7 +39,7 @@ pub struct Settings {
     pub every: usize,
     /// Kinds of inputs on which the emulator is compared bit for bit.
     pub bit_styles: Vec<Style>,
-    /// Launches that must not differ.
+    /// Launches of a family's default plan that must not differ; of its variations, at most 24.
     pub repeats: u32,
     /// Random fragments for each tensor-core instruction.
     pub fragments: u64,
@@ -64,7 +64,7 @@ impl Settings {
             styles: Style::ALL.to_vec(),
             every: 1,
             bit_styles: vec![Style::Normal, Style::Rising, Style::NearTies],
-            repeats: 24,
+            repeats: 1000,
             fragments: 32_768,
             mantissas: 16_384,
             mutants: 1,
@@ -83,6 +83,11 @@ impl Settings {
             mantissas: 512,
             mutants: 5,
         }
+    }
+
+    /// How often a variation is launched, to see whether it repeats itself.
+    fn launches(&self, variant: &plans::Variant) -> u32 {
+        if variant.is_default() { self.repeats } else { self.repeats.min(24) }
     }
 
     /// What the sanitizer's slow machine can do in its time: a problem or two of each kind.

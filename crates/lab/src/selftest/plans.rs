@@ -37,12 +37,17 @@ impl Variant {
         [Family::Mma, Family::Small, Family::Wgmma].into_iter().flat_map(of).collect()
     }
 
+    /// Whether it is the family's default plan.
+    pub fn is_default(&self) -> bool {
+        self.genes == json!({})
+    }
+
     /// The plan, with LSE; `None` where it does not fit the problem or is the default under another name.
     pub fn plan(&self, problem: &Problem, arch: &Arch) -> Option<Plan> {
         // Where the default itself does not fit, other genes may.
         let default = self.family.proposal(problem, arch).with_lse(true);
         let plan = with_genes(&default, &self.genes).ok()?;
-        let same = plan == default && self.genes != json!({});
+        let same = plan == default && !self.is_default();
         (!same && plan.check(problem, arch).is_ok()).then_some(plan)
     }
 }
@@ -86,6 +91,14 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("three stages", json!({ "stages": 3, "block_n": 32 })),
         ("16 keys a block", json!({ "block_n": 16 })),
         ("80 keys a block", json!({ "block_n": 80 })),
+        ("a cluster of two CTAs", json!({ "cluster": 2 })),
+        ("two CTAs resident", json!({ "resident": 2, "consumers": 1, "turns": "free", "block_n": 32 })),
+        ("rows of heads packed", json!({ "packing": "packed" })),
+        ("two tiles' queries at once", json!({ "queries_ahead": 1, "block_n": 32 })),
+        ("output by TMA", json!({ "store": "bulk", "block_n": 32 })),
+        ("warpgroups end together", json!({ "ends": "common" })),
+        ("warpgroups end where their rows do", json!({ "ends": "own" })),
+        ("half of the diagonal", json!({ "diagonal": "halved", "ends": "own" })),
         ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
     ]
 }

@@ -26,7 +26,7 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
             );
             match bind(&plan, &problem, arch) {
                 Ok(bound) => {
-                    if let Err(error) = at_once(gpu, &bound, settings.repeats, &mut making) {
+                    if let Err(error) = at_once(gpu, &bound, settings.launches(&variant), &mut making) {
                         making.refute(error.to_string());
                     }
                 }
