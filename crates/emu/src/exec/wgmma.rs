@@ -231,7 +231,9 @@ impl Env<'_> {
     fn operand_chunk(&mut self, warp: &Warp, inst: &Inst, address: u64) -> Option<Chunk> {
         let layout = &self.context.program.layout;
         let offset = address.wrapping_sub(SHARED_BASE);
-        if offset < u64::from(layout.shared_start) || offset + 16 > u64::from(layout.shared_extent) {
+        // An address before the first is an offset close to 2^64.
+        let end = offset.saturating_add(16);
+        if offset < u64::from(layout.shared_start) || end > u64::from(layout.shared_extent) {
             let place = Some((Space::Shared, address));
             self.report(HazardKind::OutOfBounds, inst, warp.index, 0, place, || {
                 format!("a descriptor leads to address {address:#x}, outside of shared memory")
