@@ -31,8 +31,9 @@ pub(super) struct Piece {
 }
 
 /// The pieces of the box at these coordinates, in the order of the rows of the box. `start` is the address of the box in shared
-/// memory, whose bits the swizzle uses.
+/// memory, whose bits the swizzle uses; one that is no multiple of 128 counts as the multiple before it, and the copy is refused elsewhere.
 pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> Vec<Piece> {
+    let start = start & !127;
     let element = i64::from(spec.element.bytes());
     let row_bytes = i64::from(spec.box_extents[0]) * element;
     let rows: u64 = spec.box_extents[1..].iter().map(|n| u64::from(*n)).product();
