@@ -137,7 +137,9 @@ impl CpuPlan {
     fn cuts(problem: &Problem, isa: Isa, threads: usize) -> Vec<CpuPlan> {
         let rows = CpuPlan::rows_for(problem, isa);
         let together = if rows == Rows::Group { problem.group_size() } else { 1 };
-        let (all, panel, lanes) = (problem.seq_q * together, isa.panel_rows(), isa.lanes());
+        // No rows at all are cut as one would be.
+        let all = (problem.seq_q * together).max(1);
+        let (panel, lanes) = (isa.panel_rows(), isa.lanes());
         // Making integers of K and V is dearer than widening them.
         let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
         // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
@@ -276,11 +278,10 @@ mod tests {
         assert_eq!((integers.isa, integers.lanes), (Isa::Avx512, Lanes::Dims));
     }
 
-    /// A division by the bytes of a row would have none.
     #[test]
-    fn heads_without_dimensions_have_plans() {
-        for (rows, dtype) in [(1, DType::F32), (64, DType::F16)] {
-            let problem = Problem::new(1, 2, rows, 0, dtype);
+    fn heads_without_dimensions_or_rows_have_plans() {
+        let problems = [(1, 0, DType::F32), (64, 0, DType::F16), (0, 8, DType::F32), (0, 0, DType::Bf16)];
+        for problem in problems.map(|(rows, dim, dtype)| Problem::new(1, 2, rows, dim, dtype)) {
             let plan = CpuPlan::for_problem(&problem);
             assert!(plan.block_q >= 1 && plan.block_kv >= 1, "{plan:?}");
         }
