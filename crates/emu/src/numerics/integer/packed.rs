@@ -11,8 +11,9 @@ fn piece(ty: IntType, word: u32, i: u32) -> i64 {
 pub fn saturated(bits: u32, signed: bool, a: i32, b: i32, c: u32) -> u32 {
     let (least, most) =
         if signed { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) };
-    let element = |x: i32| x.clamp(least, most) as u32 & (u32::MAX >> (32 - bits));
-    let pair = element(a) << bits | element(b);
+    let element = |x: i32| i64::from(x).clamp(least, most) as u64 & (u64::MAX >> (64 - bits));
+    // Nothing has checked yet that two elements fit a word.
+    let pair = (element(a) << bits | element(b)) as u32;
     if bits < 16 { c << (2 * bits) | pair } else { pair }
 }
 
@@ -53,6 +54,13 @@ pub fn halves(ty: IntType, a: u32, b: u32, f: impl Fn(i64, i64) -> i64) -> u32 {
 mod tests {
     use super::*;
     use IntType::{S8, S16, U8, U16};
+
+    #[test]
+    fn what_does_not_fit_a_word_is_cut() {
+        assert_eq!(saturated(32, false, 7, -1, 0), 0);
+        assert_eq!(saturated(32, true, 7, -1, 0), u32::MAX);
+        assert_eq!(saturated(8, false, 300, -1, 0x1234), 0x1234_ff00);
+    }
 
     #[test]
     fn dot_products_extend_by_type() {
