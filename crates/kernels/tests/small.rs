@@ -65,6 +65,7 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { key_copies: 2, scores: Scores::StepByStep, ..pieces.clone() },
         SmallPlan { key_copies: 4, requests: Requests::FirstKeysOnly, ..pieces.clone() },
         SmallPlan { requests: Requests::ValuesLate, store: RowStore::Chunks, ..pieces.clone() },
+        SmallPlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
         SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
         SmallPlan { lse: false, store: RowStore::Chunks, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 64, ..plain.clone() },

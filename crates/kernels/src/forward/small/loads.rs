@@ -124,8 +124,8 @@ impl<'a> Loads<'a> {
                 if prepares_late {
                     late.iter().for_each(|copy| copy.prepare(k));
                 }
-                // For what is requested later, the exchange's fence speaks, too.
-                if !mine.is_empty() || exchange.is_none() {
+                // For what is requested later, a cluster's exchange has a fence that speaks, too.
+                if !mine.is_empty() || self.plan.cluster == 1 {
                     k.fence_mbarrier_init();
                 }
                 if self.plan.overlapping {
