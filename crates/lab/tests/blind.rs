@@ -1,0 +1,56 @@
+//! Plans that nobody wrote: blind draws from the whole space that the evolution searches. What the plan check lets pass, the gate
+//! proves; a plan that it refuses is a fault of a generator.
+
+use flashcore_lab as lab;
+use kernels::Arch;
+use lab::evolve::space::Space;
+use lab::evolve::Candidate;
+use lab::gate::{Settings, Verdict, bind, prove};
+use problem::{DType, Layout, Mask, Problem};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rayon::prelude::*;
+
+/// Draws for each problem.
+const DRAWS: u64 = 24;
+
+/// More tiles than the multiprocessors of the architecture, ragged ends, groups of heads.
+fn problems() -> [Problem; 4] {
+    let rectangle = |heads, seq_q: usize, seq_kv: usize, dim, dtype| {
+        Problem::new(1, heads, seq_q, dim, dtype).with_seq_kv(seq_kv, Layout::Bhsd)
+    };
+    let grouped = Problem { heads_q: 4, heads_kv: 2, ..Problem::new(2, 4, 70, 64, DType::Bf16) };
+    [
+        rectangle(3, 200, 200, 64, DType::F16),
+        rectangle(3, 130, 190, 64, DType::Bf16).with_mask(Mask::Causal),
+        rectangle(2, 150, 100, 128, DType::Bf16),
+        grouped.with_layout(Layout::Bshd).with_mask(Mask::Causal),
+    ]
+}
+
+#[test]
+fn blind_draws_are_proven() {
+    let arch = Arch { multiprocessors: 4, ..Arch::SM_90 };
+    let draws: Vec<(Problem, u64)> = problems()
+        .into_iter()
+        .flat_map(|problem| (0..DRAWS).map(move |seed| (problem.clone(), seed)))
+        .collect();
+    let refused: Vec<String> = draws
+        .par_iter()
+        .filter_map(|(problem, seed)| {
+            let space = Space::gpu(problem, &arch, &[]);
+            let drawn = space.random(&mut SmallRng::seed_from_u64(*seed))?;
+            let Candidate::Gpu(plan) = drawn else { return Some(format!("{drawn:?} is no plan")) };
+            let bound = match bind(&plan, problem, &arch) {
+                Ok(bound) => bound,
+                Err(error) => return Some(format!("{plan:?}: {error}")),
+            };
+            match prove(&bound, &Settings::quick()) {
+                Ok(proof) if proof.verdict == Verdict::Proven => None,
+                Ok(proof) => Some(format!("{problem:?}, draw {seed}, {plan:?}: {}", proof.reasons.join("; "))),
+                Err(error) => Some(format!("{plan:?}: {error}")),
+            }
+        })
+        .collect();
+    assert!(refused.is_empty(), "{} of {}: {refused:#?}", refused.len(), draws.len());
+}
