@@ -3,8 +3,8 @@
 
 use flashcore_lab as lab;
 use kernels::Arch;
-use lab::evolve::space::Space;
 use lab::evolve::Candidate;
+use lab::evolve::space::Space;
 use lab::gate::{Settings, Verdict, bind, prove};
 use problem::{DType, Layout, Mask, Problem};
 use rand::SeedableRng;
@@ -47,7 +47,9 @@ fn blind_draws_are_proven() {
             };
             match prove(&bound, &Settings::quick()) {
                 Ok(proof) if proof.verdict == Verdict::Proven => None,
-                Ok(proof) => Some(format!("{problem:?}, draw {seed}, {plan:?}: {}", proof.reasons.join("; "))),
+                Ok(proof) => {
+                    Some(format!("{problem:?}, draw {seed}, {plan:?}: {}", proof.reasons.join("; ")))
+                }
                 Err(error) => Some(format!("{plan:?}: {error}")),
             }
         })

@@ -14,8 +14,9 @@ pub trait Number: Value {
     const MUL: BinaryOp;
     #[doc(hidden)]
     const MULTIPLY_ADD: TernaryOp;
+    /// Floats say how they round: a product and a sum that do not may be fused by ptxas, and differ by a bit from what the emulator computes.
     #[doc(hidden)]
-    const MULTIPLY_ADD_MODS: FloatMods;
+    const MODS: FloatMods;
 }
 
 macro_rules! numbers {
@@ -24,7 +25,7 @@ macro_rules! numbers {
             const ARITH: Type = Type::$ty;
             const MUL: BinaryOp = BinaryOp::$mul;
             const MULTIPLY_ADD: TernaryOp = TernaryOp::$fma;
-            const MULTIPLY_ADD_MODS: FloatMods = FloatMods::$mods;
+            const MODS: FloatMods = FloatMods::$mods;
         }
     )*};
 }
@@ -61,13 +62,13 @@ macro_rules! instructions {
 impl Builder {
     instructions! {
         /// `a + b`.
-        add / add_to <V: Number>(a, b) = Op::Binary(BinaryOp::Add, V::ARITH, FloatMods::NONE);
+        add / add_to <V: Number>(a, b) = Op::Binary(BinaryOp::Add, V::ARITH, V::MODS);
         /// `a − b`.
-        sub / sub_to <V: Number>(a, b) = Op::Binary(BinaryOp::Sub, V::ARITH, FloatMods::NONE);
+        sub / sub_to <V: Number>(a, b) = Op::Binary(BinaryOp::Sub, V::ARITH, V::MODS);
         /// `a · b` (the low half, for integers).
-        mul / mul_to <V: Number>(a, b) = Op::Binary(V::MUL, V::ARITH, FloatMods::NONE);
+        mul / mul_to <V: Number>(a, b) = Op::Binary(V::MUL, V::ARITH, V::MODS);
         /// `a · b + c`, fused for floats (the low half, for integers).
-        mad / mad_to <V: Number>(a, b, c) = Op::Ternary(V::MULTIPLY_ADD, V::ARITH, V::MULTIPLY_ADD_MODS);
+        mad / mad_to <V: Number>(a, b, c) = Op::Ternary(V::MULTIPLY_ADD, V::ARITH, V::MODS);
         /// The high half of `a · b`, unsigned.
         mul_hi_u / mul_hi_u_to <V: Int>(a, b) = Op::Binary(BinaryOp::MulHi, V::UNSIGNED, FloatMods::NONE);
         /// `a / b`, unsigned.
