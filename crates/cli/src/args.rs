@@ -240,6 +240,9 @@ pub struct Selftest {
     /// Less of everything: seconds instead of minutes
     #[arg(long)]
     pub quick: bool,
+    /// Only kernels of this family: mma, wgmma or small; may be given several times
+    #[arg(long, value_name = "NAME", value_parser = family)]
+    pub family: Vec<kernels::Family>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
@@ -571,4 +574,10 @@ pub struct Evolve {
     pub emulator: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
+}
+
+/// A family of kernels by its name.
+fn family(name: &str) -> Result<kernels::Family, String> {
+    let accepted = || format!("accepted: {}", kernels::Family::ALL.map(kernels::Family::name).join(", "));
+    kernels::Family::named(name).ok_or_else(accepted)
 }

@@ -22,11 +22,14 @@ use crate::{Status, unless_closed};
 const SANITIZER_LIMIT: Duration = Duration::from_secs(90);
 
 pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
-    let settings = match (args.under_sanitizer, args.quick) {
+    let mut settings = match (args.under_sanitizer, args.quick) {
         (true, _) => Settings::short(),
         (false, true) => Settings::quick(),
         (false, false) => Settings::thorough(),
     };
+    if !args.family.is_empty() {
+        settings.families.clone_from(&args.family);
+    }
     let mut told = Told { json: args.json, done: 0 };
     let (report, provenance) = if args.emulator {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -44,11 +47,11 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
         (on_gpu(&mut gpu, args, &settings, &mut told)?, provenance)
     };
     if let Some(path) = &args.evidence {
-        append_line(path, &report.row(&provenance).to_string())?;
+        append_line(path, &report.row(&settings, &provenance).to_string())?;
     }
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
-        let mut object = report.row(&provenance);
+        let mut object = report.row(&settings, &provenance);
         object["checks"] = json!(report.checks);
         writeln!(out, "{object}").map_err(CliError::from)
     } else {
@@ -152,8 +155,11 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, told: &mut Told) 
 fn child(args: &Selftest) -> Result<Vec<OsString>, CliError> {
     let program = std::env::current_exe()?;
     let device = args.device.to_string();
-    let rest = ["selftest", "--under-sanitizer", "--device", &device].map(OsString::from);
-    Ok(std::iter::once(program.into_os_string()).chain(rest).collect())
+    let rest = ["selftest", "--under-sanitizer", "--device", &device];
+    let families = args.family.iter().flat_map(|family| ["--family", family.name()]);
+    Ok(std::iter::once(program.into_os_string())
+        .chain(rest.into_iter().chain(families).map(OsString::from))
+        .collect())
 }
 
 fn summary(out: &mut impl Write, report: &Report, provenance: &Provenance) -> Result<(), CliError> {

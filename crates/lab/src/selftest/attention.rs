@@ -8,7 +8,7 @@ use ptx::Machine;
 use rayon::prelude::*;
 
 use super::plans::Variant;
-use super::{Check, Making, Settings};
+use super::{Check, FEW, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::torture::{Torture, problems};
 use crate::gate::{Feed, References, Verdict, bind, trial};
@@ -32,7 +32,7 @@ pub fn torture<M: Machine>(
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
         let cases = cases(dtype, dim, arch, settings);
-        for variant in Variant::first(variants) {
+        for variant in settings.variants(variants) {
             let mut right = Making::new(
                 "attention",
                 format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
@@ -188,7 +188,7 @@ pub fn repeats<M: Machine>(
     for &(dtype, dim, variants) in &settings.kinds {
         let shapes =
             [(1, 2, 300), (2, 3, 129)].map(|(batch, heads, seq)| Problem::new(batch, heads, seq, dim, dtype));
-        for variant in Variant::first(variants) {
+        for variant in settings.variants(variants) {
             let mut making = Making::new(
                 "repeats",
                 format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
@@ -199,7 +199,7 @@ pub fn repeats<M: Machine>(
                 .collect();
             let feeds: Vec<Option<Feed>> = bounds.iter().map(|b| Feed::draw(b, Style::Normal, 7)).collect();
             let mut first: Vec<Option<Vec<u8>>> = vec![None; bounds.len()];
-            for launch in 0..settings.launches(&variant) {
+            for launch in 0..settings.repeats.min(FEW) {
                 for (index, (bound, feed)) in bounds.iter().zip(&feeds).enumerate() {
                     let Some(feed) = feed else { continue };
                     making.check.cases += 1;

@@ -19,6 +19,8 @@ pub mod streams;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use kernels::Family;
+use plans::Variant;
 use problem::DType;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -30,6 +32,8 @@ use crate::provenance::Provenance;
 /// How much is tested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// Families of kernels.
+    pub families: Vec<Family>,
     /// Element types and head dimensions of the torture set, each with how many variations of the default plan are tried,
     /// the default among them.
     pub kinds: Vec<(DType, usize, usize)>,
@@ -39,7 +43,8 @@ pub struct Settings {
     pub every: usize,
     /// Kinds of inputs on which the emulator is compared bit for bit.
     pub bit_styles: Vec<Style>,
-    /// Launches of a family's default plan that must not differ; of its variations, at most 24.
+    /// Rounds of launches on several streams that must not differ, of a family's default plan; at most [`FEW`] of its variations, and
+    /// of launches that are each fed and judged anew.
     pub repeats: u32,
     /// Random fragments for each tensor-core instruction.
     pub fragments: u64,
@@ -53,6 +58,7 @@ impl Settings {
     /// Minutes on a GPU.
     pub fn thorough() -> Settings {
         Settings {
+            families: Family::ALL.to_vec(),
             kinds: vec![
                 (DType::F16, 64, usize::MAX),
                 (DType::Bf16, 64, 4),
@@ -74,6 +80,7 @@ impl Settings {
     /// Seconds on a GPU.
     pub fn quick() -> Settings {
         Settings {
+            families: Family::ALL.to_vec(),
             kinds: vec![(DType::F16, 64, 3), (DType::Bf16, 128, 3)],
             styles: vec![Style::Normal, Style::Rising, Style::PoisonedPadding],
             every: 3,
@@ -85,14 +92,15 @@ impl Settings {
         }
     }
 
-    /// How often a variation is launched, to see whether it repeats itself.
-    fn launches(&self, variant: &plans::Variant) -> u32 {
-        if variant.is_default() { self.repeats } else { self.repeats.min(24) }
+    /// The first so many variations of each family's plan.
+    fn variants(&self, count: usize) -> Vec<Variant> {
+        Variant::first(count).into_iter().filter(|variant| self.families.contains(&variant.family)).collect()
     }
 
     /// What the sanitizer's slow machine can do in its time: a problem or two of each kind.
     pub fn short() -> Settings {
         Settings {
+            families: Family::ALL.to_vec(),
             kinds: vec![(DType::F16, 64, 4), (DType::Bf16, 128, 2)],
             styles: vec![Style::Normal],
             every: 7,
@@ -104,6 +112,9 @@ impl Settings {
         }
     }
 }
+
+/// Repeats where a thousand would take minutes.
+pub const FEW: u32 = 24;
 
 /// One thing tested.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -197,8 +208,8 @@ impl Report {
         counts
     }
 
-    /// The evidence row.
-    pub fn row(&self, provenance: &Provenance) -> Value {
+    /// The evidence row of what was tested with these settings.
+    pub fn row(&self, settings: &Settings, provenance: &Provenance) -> Value {
         let groups: BTreeMap<_, _> = self
             .counts()
             .into_iter()
@@ -214,6 +225,7 @@ impl Report {
             .collect();
         let mut row = json!({
             "suite": "selftest", "impl": "flashcore", "verdict": self.verdict(), "groups": groups,
+            "families": settings.families.iter().map(|family| family.name()).collect::<Vec<_>>(),
             "failures": self.failures(), "notes": notes,
             "seconds": self.checks.iter().map(|check| check.seconds).sum::<f64>().round(),
         });
@@ -245,7 +257,8 @@ mod tests {
         assert_eq!(report.counts()["attention"], [2, 1, 14]);
         assert_eq!(report.checks[1].notes.last().unwrap(), "and 3 more");
         assert_eq!(report.checks[2].verdict, Verdict::Incomplete);
-        let row = report.row(&Provenance::of_cpu(std::path::Path::new("."), 1));
+        let row = report.row(&Settings::quick(), &Provenance::of_cpu(std::path::Path::new("."), 1));
+        assert_eq!(row["families"], json!(["mma", "wgmma", "small"]));
         assert_eq!((&row["suite"], &row["groups"]["attention"]["cases"]), (&json!("selftest"), &json!(14)));
     }
 }

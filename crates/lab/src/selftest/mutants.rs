@@ -8,7 +8,7 @@ use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use kernels::{Arch, Plan};
+use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use rayon::prelude::*;
 use tile::{Chains, Handout, Order, Rescale, RowStore, TileOrder, Tiles, Turns};
@@ -73,7 +73,7 @@ pub fn mutants(arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check
     if settings.mutants == 0 {
         return Vec::new();
     }
-    let checks = suspects(arch).into_iter().map(|suspect| {
+    let checks = suspects(arch, &settings.families).into_iter().map(|suspect| {
         let check = suspect.check(settings.mutants);
         progress(&check);
         check
@@ -162,14 +162,16 @@ fn settings() -> gate::Settings {
     settings
 }
 
-/// The families that an architecture has.
-fn suspects(arch: &Arch) -> Vec<Suspect> {
-    let mut suspects = vec![mma()];
-    if arch.sm == Arch::SM_90.sm {
-        suspects.extend(small());
-        suspects.extend(wgmma());
-    }
-    suspects
+/// Kernels of the families that are wanted and that an architecture has.
+fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
+    let hopper = arch.sm == Arch::SM_90.sm;
+    let of = |family: &Family| match family {
+        Family::Mma => vec![mma()],
+        Family::Small if hopper => small(),
+        Family::Wgmma if hopper => wgmma(),
+        _ => Vec::new(),
+    };
+    families.iter().flat_map(of).collect()
 }
 
 fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch) -> Suspect {
@@ -310,7 +312,7 @@ mod tests {
     /// What is compared by its number must be there in every kernel.
     #[test]
     fn kernels_of_a_suspect_have_the_same_places() {
-        for suspect in suspects(&Arch::SM_90) {
+        for suspect in suspects(&Arch::SM_90, &Family::ALL) {
             let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
             let counts: Vec<_> = kernels
                 .iter()

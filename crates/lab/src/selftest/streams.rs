@@ -4,8 +4,7 @@ use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
 use kernels::Arch;
 use problem::Problem;
 
-use super::plans::Variant;
-use super::{Check, Making, Settings};
+use super::{Check, FEW, Making, Settings};
 use crate::gate::inputs::Style;
 use crate::gate::{Feed, bind};
 use crate::launchfile::{Bound, Role};
@@ -18,7 +17,7 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
         let problem = Problem::new(1, 5, 333, dim, dtype);
-        for variant in Variant::first(variants) {
+        for variant in settings.variants(variants) {
             let Some(plan) = variant.plan(&problem, arch) else { continue };
             let mut making = Making::new(
                 "streams",
@@ -26,7 +25,9 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
             );
             match bind(&plan, &problem, arch) {
                 Ok(bound) => {
-                    if let Err(error) = at_once(gpu, &bound, settings.launches(&variant), &mut making) {
+                    let rounds =
+                        if variant.is_default() { settings.repeats } else { settings.repeats.min(FEW) };
+                    if let Err(error) = at_once(gpu, &bound, rounds, &mut making) {
                         making.refute(error.to_string());
                     }
                 }
