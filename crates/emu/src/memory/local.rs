@@ -1,8 +1,12 @@
 use super::Chunk;
 
-/// Local memory of a warp, interleaved as the hardware does: word `w` of lane `l` at `[w][l]`.
+/// Local memory of a warp, interleaved as the hardware does: word `w` of lane `l` at `[w][l]`. It takes room as it is written: a
+/// kernel that declares much and uses none costs nothing.
 #[derive(Debug, Default)]
 pub(crate) struct LocalMemory {
+    /// Words that a lane has.
+    size: usize,
+    /// Those up to the last that was written, at least.
     words: Vec<[u32; 32]>,
     /// Per word and byte, the lanes that have written it.
     written: Vec<[u32; 4]>,
@@ -11,29 +15,41 @@ pub(crate) struct LocalMemory {
 impl LocalMemory {
     /// Bytes per lane.
     pub fn bytes(&self) -> usize {
-        4 * self.words.len()
+        4 * self.size
     }
 
     /// Makes room for `bytes` per lane.
     pub fn grow(&mut self, bytes: usize) {
-        let words = bytes.div_ceil(4).max(self.words.len());
-        self.words.resize(words, [0; 32]);
-        self.written.resize(words, [0; 4]);
+        self.size = self.size.max(bytes.div_ceil(4));
+    }
+
+    /// Makes room for the first so many words, and for as many again.
+    fn reach(&mut self, words: usize) {
+        if words > self.words.len() {
+            let room = (2 * words).min(self.size);
+            self.words.resize(room, [0; 32]);
+            self.written.resize(room, [0; 4]);
+        }
+    }
+
+    fn word(&self, at: usize, lane: usize) -> u32 {
+        self.words.get(at).map_or(0, |word| word[lane])
     }
 
     pub fn load(&self, lane: usize, offset: usize, bytes: usize) -> Chunk {
         let mut chunk = [0; 8];
         let at = offset / 4;
         if bytes < 4 {
-            chunk[0] = self.words[at][lane] >> (8 * (offset % 4)) & (u32::MAX >> (32 - 8 * bytes));
+            chunk[0] = self.word(at, lane) >> (8 * (offset % 4)) & (u32::MAX >> (32 - 8 * bytes));
         } else {
-            (0..bytes / 4).for_each(|i| chunk[i] = self.words[at + i][lane]);
+            (0..bytes / 4).for_each(|i| chunk[i] = self.word(at + i, lane));
         }
         chunk
     }
 
     pub fn store(&mut self, lane: usize, offset: usize, bytes: usize, chunk: &Chunk) {
         let at = offset / 4;
+        self.reach((offset + bytes).div_ceil(4));
         if bytes < 4 {
             let shift = 8 * (offset % 4);
             let mask = (u32::MAX >> (32 - 8 * bytes)) << shift;
@@ -49,12 +65,13 @@ impl LocalMemory {
 
     /// Whether the lane has written all these bytes.
     pub fn is_written(&self, lane: usize, offset: usize, bytes: usize) -> bool {
-        (offset..offset + bytes).all(|b| self.written[b / 4][b % 4] >> lane & 1 == 1)
+        let lanes = |b: usize| self.written.get(b / 4).map_or(0, |word| word[b % 4]);
+        (offset..offset + bytes).all(|b| lanes(b) >> lane & 1 == 1)
     }
 
     /// A new frame: what it holds is undefined again.
     pub fn forget(&mut self, lanes: u32, offset: usize, bytes: usize) {
-        for byte in offset..(offset + bytes).min(self.bytes()) {
+        for byte in offset..(offset + bytes).min(4 * self.written.len()) {
             self.written[byte / 4][byte % 4] &= !lanes;
         }
     }
