@@ -9,7 +9,7 @@ use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store,
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
-use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
 
 const DIM: u32 = 64;
 /// Bytes of a row of a tile in shared memory.
@@ -32,6 +32,7 @@ fn plain() -> WgmmaPlan {
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,
+        tail: Tail::Whole,
         order: TileOrder::InOrder,
         section_mib: 32,
         lse: false,
