@@ -6,6 +6,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
+use ptx::{Item, Kernel, MemSem, Op, Statement};
 use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
@@ -138,4 +139,57 @@ fn what_cannot_be_shared_is_refused() {
     }
     let own = refusal(&problem, WgmmaPlan { ends: Ends::Own, ..base() });
     assert!(own.starts_with("ends beside tail = shared = own") && own.ends_with("common"), "{own}");
+}
+
+/// The kernel with its entry's statements changed.
+fn changed(kernel: &Kernel, change: impl FnOnce(&mut Vec<Statement>)) -> Kernel {
+    let mut mutant = kernel.clone();
+    let entry = mutant.module.items.iter_mut().find_map(|item| match item {
+        Item::Function(function) if *function.name == *kernel.entry => function.body.as_mut(),
+        _ => None,
+    });
+    change(&mut entry.expect("an entry").statements);
+    mutant
+}
+
+/// Where the entry has instructions of a kind.
+fn places(kernel: &Kernel, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
+    let entry = kernel.module.function(&kernel.entry).and_then(|f| f.body.as_ref()).expect("an entry");
+    let statements = entry.statements.iter().enumerate();
+    statements
+        .filter(|(_, s)| matches!(s, Statement::Inst(inst) if wanted(&inst.op)))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+/// Each part is written before its warp is counted, and read after all have been.
+#[test]
+fn parts_that_nothing_orders_are_refused() {
+    let (problem, arch) = (tiles(5, 4, 0, 64), arch(4));
+    let kernel = emit(&problem, &Plan::Wgmma(base()), &arch).expect("a good plan");
+    let schedules = [Schedule::Late, Schedule::Early, Schedule::Random, Schedule::Lagging];
+    let refused = |kernel: &Kernel| {
+        schedules.into_iter().any(|schedule| {
+            let mut machine = Emulator::new(Options { schedule, seed: 1, ..Options::default() });
+            common::run_kernel(&mut machine, &problem, kernel, 0).is_err()
+        })
+    };
+    assert!(!refused(&kernel));
+    let [counts] = places(&kernel, |op| matches!(op, Op::Atom(_)))[..] else { panic!("one atomic") };
+    for weaker in [MemSem::Acquire, MemSem::Release, MemSem::Relaxed] {
+        let mutant = changed(&kernel, |statements| {
+            if let Statement::Inst(inst) = &mut statements[counts]
+                && let Op::Atom(atomic) = &mut inst.op
+            {
+                atomic.sem = weaker;
+            }
+        });
+        assert!(refused(&mutant), "{weaker:?} is not enough");
+    }
+    let barriers = places(&kernel, |op| matches!(op, Op::BarWarpSync));
+    assert_eq!(barriers.len(), 2, "around the atomic");
+    for at in barriers {
+        let mutant = changed(&kernel, |statements| drop(statements.remove(at)));
+        assert!(refused(&mutant), "without the barrier at {at}");
+    }
 }

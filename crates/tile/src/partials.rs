@@ -11,7 +11,7 @@ use ptx::{
 
 use crate::softmax::shift_against;
 use crate::tail::{Part, Shares};
-use crate::{AccTile, Consumer, LastRound, OnlineSoftmax, Peers};
+use crate::{AccTile, Consumer, OnlineSoftmax, Peers};
 
 /// Bytes of four registers of all lanes of a warp.
 const QUAD_BYTES: u32 = 4 * 4 * 32;
@@ -32,14 +32,15 @@ pub struct Partials {
 }
 
 impl Partials {
-    /// Bytes of the parts: references, sums and O, `columns` wide, of the 16 rows of so many warps each.
-    pub const fn bytes(round: &LastRound, warps: u32, columns: u32) -> u64 {
-        round.parts() * warps as u64 * warp_bytes(columns / 8) as u64
+    /// Bytes of the parts for so many CTAs or clusters that take tiles, however many tiles are left: references, sums and O, `columns`
+    /// wide, of the 16 rows of each of a tile's warps. From one part to the next the taker is another, or the tile, or both.
+    pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
+        2 * (takers - 1) * warps as u64 * warp_bytes(columns / 8) as u64
     }
 
     /// Bytes of the counters: one for the rows of each warp of a tile.
-    pub const fn counter_bytes(round: &LastRound, warps: u32) -> u64 {
-        round.shared() * warps as u64 * 4
+    pub const fn counter_bytes(takers: u64, warps: u32) -> u64 {
+        (takers - 1) * warps as u64 * 4
     }
 
     /// Makes `o` and the softmax those of the whole tile, if a warp has only a part of it and is the last. Whether they are: if not,

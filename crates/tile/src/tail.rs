@@ -51,11 +51,6 @@ impl LastRound {
     pub const fn longer(&self) -> u64 {
         self.line() % self.takers
     }
-
-    /// The most parts of tiles that there can be: from one to the next either the piece is another, or the tile, or both.
-    pub const fn parts(&self) -> u64 {
-        if self.shared() == 0 { 0 } else { self.takers + self.shared() - 1 }
-    }
 }
 
 /// The numbers of a [`LastRound`] in registers.

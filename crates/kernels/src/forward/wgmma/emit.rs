@@ -119,7 +119,7 @@ impl Params {
         let lse = plan.lse.then(|| k.param_pointer("lse"));
         let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
         let shared = plan.tail == Tail::Shared;
-        let parts = shared.then(|| ["parts", "counter"].map(|name| k.param_pointer(name)));
+        let parts = shared.then(|| ["scratch", "counter"].map(|name| k.param_pointer(name)));
         let [out_batch_bytes, out_head_bytes] = ["out_batch_bytes", "out_head_bytes"].map(|n| k.param_u64(n));
         let [seq_q, seq_kv, tiles, row_blocks, heads, section] =
             ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));

@@ -31,13 +31,12 @@ impl WgmmaPlan {
         if self.handout == Handout::Dynamic {
             own("counter", COUNTER_BYTES);
         }
-        if let Some(round) = self.last_round(problem, arch) {
-            let (warps, columns) = (self.tile_warps(), problem.head_dim_v as u32);
-            let bytes = [Partials::bytes(&round, warps, columns), Partials::counter_bytes(&round, warps)];
-            // An empty buffer has no address.
-            let [parts, counters] = bytes.map(|bytes| bytes.max(16) as usize);
-            own("parts", parts);
-            own("counter", counters);
+        if self.tail == Tail::Shared {
+            // As much for all lengths, and never nothing: an empty buffer has no address.
+            let (room, warps) = (self.room(arch), self.tile_warps());
+            let parts = Partials::bytes(room, warps, problem.head_dim_v as u32).max(16);
+            own("scratch", parts as usize);
+            own("counter", Partials::counter_bytes(room, warps).max(16) as usize);
         }
         buffers
     }

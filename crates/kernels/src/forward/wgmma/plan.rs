@@ -299,14 +299,18 @@ impl WgmmaPlan {
         self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
     }
 
+    /// CTAs or clusters that there is room for at a time.
+    pub(super) fn room(&self, arch: &Arch) -> u64 {
+        u64::from(self.resident * arch.multiprocessors / self.cluster).max(1)
+    }
+
     /// CTAs or clusters that take tiles: as many as there is room for, if each has something to do.
     pub(super) fn takers(&self, problem: &Problem, arch: &Arch) -> u64 {
-        let room = u64::from(self.resident * arch.multiprocessors / self.cluster).max(1);
         let blocks = match self.tail {
             Tail::Whole => 1,
             Tail::Shared => self.blocks(problem),
         };
-        room.min(self.tile_count(problem).saturating_mul(blocks))
+        self.room(arch).min(self.tile_count(problem).saturating_mul(blocks))
     }
 
     /// Blocks of keys of a tile, without a mask.
