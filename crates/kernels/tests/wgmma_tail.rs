@@ -1,5 +1,7 @@
 //! The last round of the persistent family, shared: whoever has which part of a tile, the result is the same.
 
+#[path = "common/cases.rs"]
+mod cases;
 mod common;
 
 use emu::{Emulator, Options, Schedule};
@@ -93,6 +95,39 @@ fn every_gene_computes_the_same_beside_it() {
                 assert_eq!((dim, plan.consumers.max(plan.resident) > 1), (256, true), "{plan:?}");
             }
         }
+    }
+}
+
+/// The torture set, each problem on some CTAs more than it has tiles, or some fewer.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    let mut proven = 0;
+    for (i, problem) in cases::torture().iter().enumerate() {
+        let plan = WgmmaPlan {
+            consumers: [1, 2][i % 2],
+            block_n: [32, 48, 64, 16][i % 4],
+            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
+            softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][i % 3],
+            cluster: [2, 1, 1][i % 3],
+            ..base()
+        };
+        let ctas = plan.cluster * [3, 4, 7][i / 3 % 3];
+        if Plan::Wgmma(plan.clone()).check(problem, &arch(ctas)).is_ok() {
+            prove(problem, &plan, ctas, Options { seed: i as u64, ..Options::default() });
+            proven += 1;
+        }
+    }
+    assert!(proven > 25, "{proven}");
+}
+
+/// Rows of which some parts hold no more than tiny probabilities, or all of one, and scores that grow from part to part.
+#[test]
+fn parts_may_be_far_apart() {
+    for (scale, softmax) in
+        [(20.0, OPTIMISTIC), (-300.0, Softmax::Classic), (90.0, Softmax::Lazy { slack: 8 })]
+    {
+        let problem = Problem { scale: Some(scale), ..tiles(3, 7, 4, 64) };
+        prove(&problem, &WgmmaPlan { softmax, ..base() }, 4, Options::default());
     }
 }
 
