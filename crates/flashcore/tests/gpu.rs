@@ -17,7 +17,9 @@ use flashcore::{
 };
 use half::f16;
 use harness::{SCENARIO, passes};
+use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Family, Plan};
+use tile::{Handout, Tail, Turns};
 
 #[test]
 fn scenario() {
@@ -261,33 +263,46 @@ fn hopper_fallbacks() {
     assert!(error.contains("k head stride = 6500"), "{error}");
 }
 
-/// Hopper's families from end to end: tensor maps of whatever address comes, clusters, counters, graphs.
+/// Hopper's families from end to end: tensor maps of whatever address comes, clusters, counters, scratch, graphs.
 fn hopper() {
     let gpu = Gpu::open(0).unwrap();
     let problem = Problem::new(1, 2, 70, 64, DType::F16).with_mask(Mask::Causal);
+    let unmasked = problem.clone().with_mask(Mask::None);
+    let shared = WgmmaPlan {
+        consumers: 1,
+        block_n: 16,
+        turns: Turns::Free,
+        ends: Ends::Common,
+        handout: Handout::Static,
+        tail: Tail::Shared,
+        ..WgmmaPlan::default_for(&unmasked, gpu.arch())
+    };
+    for family in [Family::Small, Family::Wgmma] {
+        hopper_plan(&gpu, &problem, &family.default_for(&problem, gpu.arch()).unwrap());
+    }
+    hopper_plan(&gpu, &unmasked, &Plan::Wgmma(shared));
+}
+
+fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
     let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
-    let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+    let oracle = cpu::oracle(problem, &q, &k, &v).unwrap();
     let nan = vec![0xff; 2 * q.len()];
     let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
-    for family in [Family::Small, Family::Wgmma] {
-        let plan = family.default_for(&problem, gpu.arch()).unwrap();
-        let prepared = gpu.prepare(&problem, true, Some(&plan)).unwrap();
-        assert_eq!(prepared.plan(), &plan.with_lse(true));
-        // On two streams, and by a graph of both on another: each call has its maps, and finds its counter at 0.
-        let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
-        let sets = [0, 0, 0, 0, 8].map(|shift| Tensors::new(&gpu, contents, shift));
-        sets[0].enqueue(&prepared, &first).unwrap();
-        sets[1].enqueue(&prepared, &second).unwrap();
-        let graph = Graph::capture(&first, |stream| {
-            sets[2..].iter().try_for_each(|set| set.enqueue(&prepared, stream))
-        });
-        graph.unwrap().launch(&second).unwrap();
-        for (index, set) in sets.iter().enumerate() {
-            let out: Vec<f16> = set.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-            close(&out, &oracle.out);
-            // The last lies where no tensor map can begin; the family for every GPU took it.
-            assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
-        }
+    let prepared = gpu.prepare(problem, true, Some(plan)).unwrap();
+    assert_eq!(prepared.plan(), &plan.with_lse(true));
+    // On two streams, and by a graph of both on another: each call has its maps, and finds its counter at 0.
+    let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    let sets = [0, 0, 0, 0, 8].map(|shift| Tensors::new(gpu, contents, shift));
+    sets[0].enqueue(&prepared, &first).unwrap();
+    sets[1].enqueue(&prepared, &second).unwrap();
+    let graph =
+        Graph::capture(&first, |stream| sets[2..].iter().try_for_each(|set| set.enqueue(&prepared, stream)));
+    graph.unwrap().launch(&second).unwrap();
+    for (index, set) in sets.iter().enumerate() {
+        let out: Vec<f16> = set.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, &oracle.out);
+        // The last lies where no tensor map can begin; the family for every GPU took it.
+        assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
     }
 }
 

@@ -6,7 +6,7 @@ use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store,
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
-use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -30,6 +30,21 @@ fn overlapped(problem: &Problem) -> WgmmaPlan {
 
 fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+}
+
+/// The last round is shared by all CTAs.
+fn shared(problem: &Problem) -> WgmmaPlan {
+    let (handout, ends, tail) = (Handout::Static, Ends::Common, Tail::Shared);
+    WgmmaPlan { handout, ends, tail, lse: true, ..default_plan(problem) }
+}
+
+fn shared_overlapped(problem: &Problem) -> WgmmaPlan {
+    let (tiles, turns, block_n) = (Tiles::Overlapped, Turns::PingPong, 128);
+    WgmmaPlan { tiles, turns, block_n, ..shared(problem) }
+}
+
+fn shared_by_pairs(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan { cluster: 2, block_n: 64, ..shared(problem) }
 }
 
 fn paired(problem: &Problem) -> WgmmaPlan {
@@ -105,6 +120,30 @@ fn a_section_is_an_argument() {
         assert_eq!(kernel.args[kernel.args.len() - 2], Arg::U32(section));
     }
     assert!(kernels[1].args != kernels[2].args);
+}
+
+/// Who computes the tiles of the last round is another kernel, one for all lengths; how they are shared is in its arguments, and takes
+/// memory of its own. Plans from before there was the choice mean whole tiles.
+#[test]
+fn a_shared_tail_is_another_kernel_with_its_own_memory() {
+    let problem = problem(128, 16384, Mask::None);
+    let plan = shared(&problem);
+    let whole = WgmmaPlan { tail: Tail::Whole, ..plan.clone() };
+    assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
+    let kernel = kernel(&problem, &plan);
+    let own: Vec<(&str, usize)> = kernel.buffers[5..].iter().map(|b| (b.name.as_str(), b.bytes)).collect();
+    // 2048 tiles are 15 rounds on 132 CTAs and 68 tiles, whose 114 blocks of 144 keys make 58 or 59 for each CTA.
+    let (tiles, blocks, ctas) = (68, 114, 132);
+    // Room for the most tiles that can be left, of which neighbours share no more than a piece: references and sums beside O.
+    let part = 4 * 128 * (128 + 8);
+    assert_eq!(own, [("scratch", (ctas - 1 + ctas - 1) * part), ("counter", 4 * 8 * (ctas - 1))]);
+    let numbers =
+        [blocks, 15 * ctas, tiles * blocks / ctas, tiles * blocks % ctas].map(|n| Arg::U32(n as u32));
+    assert_eq!(kernel.args[kernel.args.len() - 5..kernel.args.len() - 1], numbers);
+    let mut json = serde_json::to_value(Plan::Wgmma(plan.clone())).unwrap();
+    assert_eq!(serde_json::from_value::<Plan>(json.clone()).unwrap(), Plan::Wgmma(plan));
+    json.as_object_mut().unwrap().remove("tail");
+    assert_eq!(serde_json::from_value::<Plan>(json).unwrap(), Plan::Wgmma(whole));
 }
 
 #[test]
@@ -207,6 +246,15 @@ fn products_are_not_serialised_and_nothing_spills() {
     let (causal, plan) = base();
     let pingpong = WgmmaPlan { tiles: Tiles::Overlapped, turns: Turns::PingPong, ..plan.clone() };
     let mut cases = vec![(causal.clone(), pingpong), (causal.clone(), classic(&causal))];
+    for (dim, plan) in
+        [(64, shared as fn(&Problem) -> WgmmaPlan), (128, shared_overlapped), (256, shared_by_pairs)]
+    {
+        cases.extend(
+            [4001, 8192]
+                .map(|seq| (problem(dim, seq, Mask::None), plan))
+                .map(|(p, plan)| (p.clone(), plan(&p))),
+        );
+    }
     for dim in [64, 96, 128, 192, 256] {
         for mask in Mask::ALL {
             let problem = problem(dim, 4001, mask);
@@ -285,9 +333,12 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [Case; 7] = [
+    let cases: [Case; 10] = [
         (problem(128, 8192, Mask::None), paired, &[797]),
         (problem(128, 8192, Mask::None), default_plan, &[797]),
+        (problem(64, 8192, Mask::None), shared, &[416]),
+        (problem(128, 8192, Mask::None), shared_overlapped, &[730]),
+        (problem(256, 8192, Mask::None), shared_by_pairs, &[410]),
         (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
         (problem(128, 2048, Mask::None), classic, &[451]),
         (problem(64, 8192, Mask::None), default_plan, &[416]),

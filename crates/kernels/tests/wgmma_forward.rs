@@ -8,7 +8,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
-use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
@@ -30,6 +30,7 @@ fn base() -> WgmmaPlan {
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,
+        tail: Tail::Whole,
         order: TileOrder::InOrder,
         section_mib: 32,
         lse: true,
@@ -264,6 +265,7 @@ fn genes_get_along() {
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded][draw(3)],
+            tail: [Tail::Whole, Tail::Shared][draw(2)],
             order: [TileOrder::InOrder, TileOrder::LongestFirst][draw(2)],
             section_mib: 1 + draw(2) as u32,
             lse: draw(2) == 0,

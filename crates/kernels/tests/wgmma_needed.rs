@@ -9,7 +9,7 @@ use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store,
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
-use tile::{Chains, Handout, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
 
 const DIM: u32 = 64;
 /// Bytes of a row of a tile in shared memory.
@@ -32,6 +32,7 @@ fn plain() -> WgmmaPlan {
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,
+        tail: Tail::Whole,
         order: TileOrder::InOrder,
         section_mib: 32,
         lse: false,
@@ -41,8 +42,8 @@ fn plain() -> WgmmaPlan {
 /// Guesses of which some are bad and some good.
 const GUESSING: Softmax = Softmax::Optimistic { slack: 0, limit: 2 };
 
-/// Problems whose kernels differ in constants alone, for one CTA or cluster, so that its rings wrap: tiles of one block, of two, of three,
-/// of some, and of many beside few.
+/// Problems whose kernels differ in constants alone, for one CTA or cluster, or for two that share a tile in the end, so that rings wrap:
+/// tiles of one block, of two, of three, of some, and of many beside few.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 64 * plan.consumers as usize);
     [
@@ -53,8 +54,12 @@ fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
         (2, rows + 12, rows + 22),
     ]
     .map(|(heads, seq_q, seq_kv)| {
+        let (heads, mask) = match plan.tail {
+            Tail::Whole => (heads, Mask::Causal),
+            Tail::Shared => (2 * heads + 1, Mask::None),
+        };
         let problem = Problem::new(1, heads, seq_q, DIM as usize, DType::Bf16);
-        problem.with_mask(Mask::Causal).with_seq_kv(seq_kv, Layout::Bshd)
+        problem.with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
     })
 }
 
@@ -147,7 +152,8 @@ const SCHEDULES: [(Schedule, u64); 4] =
 
 /// The sites without which no run was refused.
 fn survivors(plan: &WgmmaPlan) -> Vec<String> {
-    let arch = Arch { multiprocessors: plan.cluster, ..Arch::SM_90 };
+    let takers = if plan.tail == Tail::Shared { 2 } else { 1 };
+    let arch = Arch { multiprocessors: takers * plan.cluster, ..Arch::SM_90 };
     let problems = problems(plan);
     let kernels =
         problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan"));
@@ -256,4 +262,12 @@ fn clusters_by_a_counter() {
     };
     // As of all clusters, the one at the end.
     assert_needed(&plan, &["bar.warp.sync 0"]);
+}
+
+#[test]
+fn tiles_that_are_shared() {
+    let plan = WgmmaPlan { tail: Tail::Shared, ..plain() };
+    assert_needed(&plan, &[]);
+    // As of all clusters, the one at the end.
+    assert_needed(&WgmmaPlan { tiles: Tiles::Overlapped, cluster: 2, ..plan }, &["bar.warp.sync 2"]);
 }

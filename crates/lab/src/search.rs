@@ -14,7 +14,7 @@ pub const KEPT: usize = 2;
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     match family {
         Family::Mma => mma(problem),
-        Family::Wgmma => wgmma(),
+        Family::Wgmma => wgmma(problem),
         Family::Small => small(),
     }
 }
@@ -39,7 +39,7 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
     plans.filter(|plan| plan.check(problem, arch).is_ok()).collect()
 }
 
-fn wgmma() -> Vec<Vec<Value>> {
+fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
     let optimistic = |limit: u32| json!({ "softmax": { "optimistic": { "slack": 8, "limit": limit } } });
     let keys = [64, 80, 96, 112, 128, 144, 160, 176];
     let alone = product(&[
@@ -57,6 +57,13 @@ fn wgmma() -> Vec<Vec<Value>> {
         optimistic(15),
         optimistic(40),
     ];
+    let tails = match problem.mask {
+        Mask::None => vec![
+            json!({ "tail": "whole" }),
+            json!({ "tail": "shared", "handout": "static", "ends": "common" }),
+        ],
+        _ => Vec::new(),
+    };
     vec![
         [alone, together].concat(),
         product(&[softmax, values("ends", ["common", "own"])]),
@@ -73,6 +80,7 @@ fn wgmma() -> Vec<Vec<Value>> {
         ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
         values("section_mib", [16, 32, 48, 64, 96, 128]),
+        tails,
     ]
 }
 
@@ -230,6 +238,7 @@ mod tests {
         let problems = [
             Problem::new(1, 8, 512, 64, DType::Bf16).with_mask(Mask::Causal),
             Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal),
+            Problem::new(4, 16, 4096, 128, DType::Bf16),
         ];
         for family in Family::ALL {
             let mut changes: Vec<bool> = Vec::new();

@@ -6,11 +6,13 @@ mod common;
 use common::small_tiles;
 use flashcore_lab as lab;
 use kernels::forward::mma::QueryHome;
+use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Arch, Plan};
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
 use lab::launchfile::Bound;
 use problem::{DType, Layout, Mask, Problem};
+use tile::{Handout, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
     let arch = Arch::SM_80;
@@ -39,6 +41,25 @@ fn the_fused_kernel_is_proven_on_every_style() {
     let proof = prove(&fused(&problem), &Settings::thorough()).unwrap();
     assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
     assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
+}
+
+/// CTAs that leave each other parts of tiles: scratch that begins with nothing, and the same bits from whoever merges them.
+#[test]
+fn tiles_that_ctas_share_are_proven() {
+    let (problem, arch) =
+        (Problem::new(1, 3, 150, 64, DType::Bf16), Arch { multiprocessors: 4, ..Arch::SM_90 });
+    let plan = WgmmaPlan {
+        consumers: 2,
+        block_n: 32,
+        turns: Turns::Free,
+        ends: Ends::Common,
+        handout: Handout::Static,
+        tail: Tail::Shared,
+        ..WgmmaPlan::default_for(&problem, &arch)
+    };
+    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), &arch).unwrap();
+    let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &Settings::thorough()).unwrap();
+    assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
 }
 
 /// Causal problems with several blocks of keys and tails that end in each of a tile's four quarters of 16 rows (a bound

@@ -6,7 +6,7 @@ use ptx::{
 };
 use ptx::{Shared, Value};
 
-use crate::{Consumer, Handover, Peers, Ring};
+use crate::{Consumer, Handover, Part, Peers, Ring, Shares};
 
 /// How tiles are handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -59,6 +59,8 @@ pub struct WorkTile {
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
+    /// Its blocks of keys that are meant, where tiles of the last round are shared.
+    pub part: Option<Part>,
 }
 
 impl TileGrid {
@@ -79,7 +81,7 @@ impl TileGrid {
             }
         };
         let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch }
+        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, part: None }
     }
 }
 
@@ -212,26 +214,22 @@ impl Mailbox {
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     index: R32,
-    /// What this number and the next one add up to, where the walk is folded.
-    sum: Option<R32>,
+    /// How they follow each other.
+    stride: Stride,
 }
 
-impl Walk {
-    /// To the next number. Numbers of later rounds are larger, so the first that is no tile's is the end.
-    fn step(&self, k: &mut Builder, takers: R32) {
-        match self.sum {
-            None => k.add_to(self.index, self.index, takers),
-            Some(sum) => {
-                let next = k.sub(sum, self.index);
-                k.mov_to(self.index, next);
-                let both = k.mad(takers, 2, sum);
-                k.mov_to(sum, both);
-            }
-        }
-    }
+#[derive(Clone, Copy, Debug)]
+enum Stride {
+    /// By as many as there are takers.
+    Even,
+    /// Folded: what this number and the next one add up to.
+    Folded(R32),
+    /// Evenly, and then by the taker's piece of the tiles that are left: the first and one past the last block of the tile.
+    Shared([R32; 2]),
 }
 
-/// Hands tiles out to both roles. A launch has no more CTAs than tiles, so each CTA has a first one.
+/// Hands tiles out to both roles. A launch has no more CTAs than tiles, or than blocks of keys where tiles of the last round are shared,
+/// so each CTA has something to begin with.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler {
     /// How.
@@ -242,6 +240,8 @@ pub struct Scheduler {
     pub mailbox: Option<Mailbox>,
     /// Present where the CTAs of a cluster take tiles together.
     pub peers: Option<Peers>,
+    /// How the tiles of the last round are shared, if they are. For [`Handout::Static`].
+    pub shares: Option<Shares>,
 }
 
 impl Scheduler {
@@ -258,9 +258,9 @@ impl Scheduler {
             (None, _) => {
                 let walk = self.walk(k, index);
                 k.do_while(|k| {
-                    let tile = self.grid.tile(k, walk.index);
+                    let tile = self.tile(k, &walk);
                     feed(k, &tile, &mut |_| ());
-                    walk.step(k, takers);
+                    self.step(k, &walk, takers);
                     k.setp_u(CmpOp::Lt, walk.index, self.grid.tiles)
                 });
             }
@@ -309,12 +309,82 @@ impl Scheduler {
 
     /// From the first tile on.
     fn walk(&self, k: &mut Builder, first: R32) -> Walk {
-        let sum = (self.handout == Handout::Folded).then(|| {
-            let takers = self.takers(k);
-            let round = k.mul(takers, 2);
-            k.sub(round, 1)
-        });
-        Walk { index: k.mov(first), sum }
+        let stride = match (self.handout, &self.shares) {
+            (Handout::Folded, _) => {
+                let takers = self.takers(k);
+                let round = k.mul(takers, 2);
+                Stride::Folded(k.sub(round, 1))
+            }
+            (_, Some(shares)) => Stride::Shared([k.mov(0), k.mov(shares.blocks)]),
+            (_, None) => Stride::Even,
+        };
+        let walk = Walk { index: k.mov(first), stride };
+        if let (Stride::Shared(span), Some(shares)) = (stride, &self.shares) {
+            // Where there are fewer tiles than CTAs, all of them are shared.
+            let beyond = k.setp_u(CmpOp::Ge, first, shares.whole);
+            k.if_(beyond, |k| {
+                let start = shares.start(k, first);
+                self.go_to(k, shares, (walk.index, span), start);
+            });
+        }
+        walk
+    }
+
+    /// What is to be done where the walk is.
+    fn tile(&self, k: &mut Builder, walk: &Walk) -> WorkTile {
+        let tile = self.grid.tile(k, walk.index);
+        let part = match (walk.stride, &self.shares) {
+            (Stride::Shared(span), Some(shares)) => Some(Part::new(k, shares, walk.index, span)),
+            _ => None,
+        };
+        WorkTile { part, ..tile }
+    }
+
+    /// To the next number. Numbers of later rounds are larger, so the first that is no tile's is the end.
+    fn step(&self, k: &mut Builder, walk: &Walk, takers: R32) {
+        match (walk.stride, &self.shares) {
+            (Stride::Folded(sum), _) => {
+                let next = k.sub(sum, walk.index);
+                k.mov_to(walk.index, next);
+                let both = k.mad(takers, 2, sum);
+                k.mov_to(sum, both);
+            }
+            (Stride::Shared(span), Some(shares)) => {
+                let next = k.add(walk.index, takers);
+                let whole = k.setp_u(CmpOp::Lt, next, shares.whole);
+                k.if_else(
+                    whole,
+                    |k| k.mov_to(walk.index, next),
+                    |k| {
+                        let first = self.first(k);
+                        let start = shares.start(k, first);
+                        let before = k.sub(walk.index, shares.whole);
+                        let done = k.mad(before, shares.blocks, span[1]);
+                        let began = k.setp_u(CmpOp::Ge, walk.index, shares.whole);
+                        let at = k.selp(done, start, began);
+                        self.go_to(k, shares, (walk.index, span), at);
+                    },
+                );
+            }
+            _ => k.add_to(walk.index, walk.index, takers),
+        }
+    }
+
+    /// To the tile and the blocks with which the CTA's piece goes on at a block of the line; beyond the last tile where it has ended.
+    fn go_to(&self, k: &mut Builder, shares: &Shares, (index, [from, end]): (R32, [R32; 2]), at: R32) {
+        let first = self.first(k);
+        let next = k.add(first, 1);
+        let stop = shares.start(k, next);
+        let tile = k.div_u(at, shares.blocks);
+        let block = remainder(k, at, tile, shares.blocks);
+        let left = k.sub(stop, at);
+        let past = k.add(block, left);
+        let past = k.min_u(past, shares.blocks);
+        k.mov_to(from, block);
+        k.mov_to(end, past);
+        let more = k.setp_u(CmpOp::Lt, at, stop);
+        let tile = k.add(shares.whole, tile);
+        k.selp_to(index, tile, self.grid.tiles, more);
     }
 
     /// Where a consumer stands: at the CTA's first tile.
@@ -357,7 +427,7 @@ impl Turn<'_> {
     pub fn for_each(&self, k: &mut Builder, compute: impl FnOnce(&mut Builder, &WorkTile) -> Pred) {
         k.do_while(|k| {
             let tile = match &self.post {
-                None => self.scheduler.grid.tile(k, self.walk.index),
+                None => self.scheduler.tile(k, &self.walk),
                 Some(post) => post.now.tile,
             };
             let more = compute(k, &tile);
@@ -373,7 +443,7 @@ impl Turn<'_> {
         let index = match &self.post {
             None => {
                 let takers = self.scheduler.takers(k);
-                self.walk.step(k, takers);
+                self.scheduler.step(k, &self.walk, takers);
                 self.walk.index
             }
             Some(post) => {
@@ -387,7 +457,7 @@ impl Turn<'_> {
     /// The tile that [`Turn::advance`] went on to, if there is one; at the start, the first.
     pub fn next(&self, k: &mut Builder) -> WorkTile {
         match &self.post {
-            None => self.scheduler.grid.tile(k, self.walk.index),
+            None => self.scheduler.tile(k, &self.walk),
             Some(post) => post.next.tile,
         }
     }

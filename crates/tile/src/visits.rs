@@ -211,6 +211,17 @@ pub enum Masked {
     From(R32),
 }
 
+/// The blocks of a tile that are visited, from the last to the first. There is at least one.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    /// The first.
+    pub from: Src<R32>,
+    /// One past the last.
+    pub end: R32,
+    /// Those that need a mask.
+    pub masked: Masked,
+}
+
 /// What is done with a block.
 pub struct BlockSteps<S, M, A> {
     /// Issues S = Q Kᵀ.
@@ -275,12 +286,12 @@ impl Visits {
         }
     }
 
-    /// Visits the blocks below `end` of a tile, of which there is at least one, after those it skips. `advance` goes on to the next
+    /// Visits the blocks of a tile, after those it skips. `advance` goes on to the next
     /// tile and says whether there is one; gives what it says.
     pub fn for_each_block<S, M, A>(
         &self,
         k: &mut Builder,
-        blocks: (R32, Masked),
+        blocks: Blocks,
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
         advance: impl FnOnce(&mut Builder) -> Pred,
@@ -301,7 +312,7 @@ impl Visits {
     pub fn for_each_block_once<S, M, A>(
         &self,
         k: &mut Builder,
-        blocks: (R32, Masked),
+        blocks: Blocks,
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
     ) where
@@ -317,7 +328,7 @@ impl Visits {
     fn up_to_last_products<S, M, A>(
         &self,
         k: &mut Builder,
-        (end, masked): (R32, Masked),
+        Blocks { from, end, masked }: Blocks,
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
     ) where
@@ -374,12 +385,12 @@ impl Visits {
                 },
             );
         }
-        let more = k.setp_s(CmpOp::Ne, block, 0);
+        let more = k.setp_s(CmpOp::Ne, block, from.clone());
         k.if_(more, |k| {
             k.do_while(|k| {
                 k.sub_to(block, block, 1);
                 self.visit(k, block, Coverage::Full, softmax, steps);
-                k.setp_s(CmpOp::Ne, block, 0)
+                k.setp_s(CmpOp::Ne, block, from)
             });
         });
     }

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use driver::{Context, DriverError, Expect, Function};
 use ptx::{Dim3, Kernel};
 
-use super::scratch::Counters;
+use super::scratch::{OwnMemory, Purpose};
 use crate::AttentionError;
 
-/// A function that was admitted, and what it keeps between its launches.
+/// A function that was admitted, and its own memory.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub function: Function,
-    pub counters: Option<Counters>,
+    /// In the order of the kernel's buffers.
+    pub own: Vec<OwnMemory>,
 }
 
 /// What decides about loading and admission. Problems of many lengths give the same text and differ in what is passed to it.
@@ -23,8 +24,8 @@ struct Key {
     entry: String,
     expect: Expect,
     cluster: Dim3,
-    /// Bytes of its counter.
-    counter: Option<usize>,
+    /// What it has memory for, and bytes of that.
+    own: Vec<(Purpose, usize)>,
 }
 
 /// The kernels of a device, each loaded once, and those that it does not admit.
@@ -32,23 +33,23 @@ struct Key {
 pub(super) struct Kernels(Mutex<HashMap<Key, Result<Arc<Loaded>, DriverError>>>);
 
 impl Kernels {
-    /// The kernel on the device, loaded unless that is done already. `counter` is how many bytes it counts in.
+    /// The kernel on the device, loaded unless that is done already. `own` is what it has memory for, and bytes of that.
     pub(super) fn load(
         &self,
         context: &Arc<Context>,
         kernel: &Kernel,
         expect: &Expect,
-        counter: Option<usize>,
+        own: Vec<(Purpose, usize)>,
     ) -> Result<Arc<Loaded>, AttentionError> {
         let (text, entry) = (kernel.module.to_string(), kernel.entry.clone());
-        let key = Key { text, entry, expect: *expect, cluster: kernel.launch.cluster, counter };
+        let key = Key { text, entry, expect: *expect, cluster: kernel.launch.cluster, own };
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(known) = known {
             return Ok(known?);
         }
         let made = Function::load_text(context, &key.text, kernel, expect).and_then(|function| {
-            let counters = counter.map(|bytes| Counters::new(context, bytes)).transpose()?;
-            Ok(Arc::new(Loaded { function, counters }))
+            let own = key.own.iter().map(|&(purpose, bytes)| OwnMemory::new(context, purpose, bytes));
+            Ok(Arc::new(Loaded { function, own: own.collect::<Result<_, _>>()? }))
         });
         if made.as_ref().is_err_and(may_pass) {
             return Ok(made?);

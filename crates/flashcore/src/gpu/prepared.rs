@@ -9,6 +9,7 @@ use ptx::{Kernel, Launch};
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
 use super::loaded::{Kernels, Loaded};
+use super::scratch::Purpose;
 use crate::AttentionError;
 
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
@@ -20,8 +21,8 @@ const MEASURED_SPILLS: u32 = 256;
 /// `cuTensorMapEncodeTiled`).
 const ALIGNED: u64 = 16;
 const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
-/// The buffer after these that a kernel may have for itself: zero before each launch, and after it.
-const COUNTER: &str = "counter";
+/// Buffers after these that a kernel may have for itself.
+const MOST_OWN: usize = 2;
 
 /// A plan that was tried and not taken.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,8 +148,9 @@ impl Prepared {
     /// whose addresses are no multiples of 16 bytes are taken by a slower kernel, which the first such call compiles.
     ///
     /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has one for each stream
-    /// and each capture, allocated 64 at a time. One executable graph never runs beside itself; two that were instantiated from one
-    /// capture would, and share its counter: do not run both at once.
+    /// and each capture, allocated 64 at a time, and one whose CTAs share tiles has scratch besides: tens of megabytes for each. One
+    /// executable graph never runs beside itself; two that were instantiated from one capture would, and share what the capture
+    /// has: do not run both at once.
     ///
     /// # Errors
     /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
@@ -211,38 +213,41 @@ impl Ready {
     ) -> Result<Ready, AttentionError> {
         let kernel = emit(problem, &plan, arch)?;
         let tensors = 4 + usize::from(lse);
-        let counter = counter(&kernel, &NAMES[..tensors])?;
+        let own = own(&kernel, &NAMES[..tensors])?;
         let expect = Expect { local_bytes: spills, ..expect(&plan, &kernel.launch) };
         let call = Call::of(&kernel);
         call.check()?;
-        let loaded = kernels.load(context, &kernel, &expect, counter)?;
+        let loaded = kernels.load(context, &kernel, &expect, own)?;
         let needed = kernel.buffers.iter().take(tensors).map(|buffer| buffer.bytes).collect();
         Ok(Ready { plan, loaded, call, needed })
     }
 
     fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
         let function = &self.loaded.function;
-        let Some(counters) = &self.loaded.counters else {
+        let own = &self.loaded.own;
+        if own.is_empty() {
             return Ok(function.launch(stream, &self.call, slices)?);
-        };
-        let mut all = [DeviceSlice::EMPTY; NAMES.len() + 1];
+        }
+        let mut all = [DeviceSlice::EMPTY; NAMES.len() + MOST_OWN];
         all[..slices.len()].copy_from_slice(slices);
-        all[slices.len()] = counters.of(stream)?;
-        Ok(function.launch(stream, &self.call, &all[..=slices.len()])?)
+        for (place, own) in all[slices.len()..].iter_mut().zip(own) {
+            *place = own.of(stream)?;
+        }
+        Ok(function.launch(stream, &self.call, &all[..slices.len() + own.len()])?)
     }
 }
 
-/// Bytes of the kernel's counter, if it has one; an error when its other buffers are not those of the caller.
-fn counter(kernel: &Kernel, wanted: &[&str]) -> Result<Option<usize>, AttentionError> {
+/// What the kernel has memory of its own for, and bytes of that; an error when its other buffers are not those of the caller.
+fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, AttentionError> {
     let names: Vec<&str> = kernel.buffers.iter().map(|buffer| buffer.name.as_str()).collect();
-    match names.strip_prefix(wanted) {
-        Some([]) => Ok(None),
-        Some([COUNTER]) => Ok(kernel.buffers.last().map(|buffer| buffer.bytes)),
-        _ => Err(AttentionError::Unsupported {
+    let own = kernel.buffers.iter().skip(wanted.len());
+    let own: Option<Vec<_>> = own.map(|buffer| Some((Purpose::of(&buffer.name)?, buffer.bytes))).collect();
+    own.filter(|own| names.starts_with(wanted) && own.len() <= MOST_OWN).ok_or_else(|| {
+        AttentionError::Unsupported {
             what: format!("a plan whose kernel takes the buffers {names:?}"),
-            accepted: format!("one that takes {wanted:?}, and {COUNTER} after them or not"),
-        }),
-    }
+            accepted: format!("one that takes {wanted:?}, and a counter and scratch after them or not"),
+        }
+    })
 }
 
 /// Holds the slices against the bytes and alignments that their tensors need.

@@ -129,7 +129,7 @@ impl Contestant {
                 Role::Tensor(Tensor::Q) => inputs[0],
                 Role::Tensor(Tensor::K) => inputs[1],
                 Role::Tensor(Tensor::V) => inputs[2],
-                Role::Tensor(Tensor::Out) | Role::Lse => {
+                Role::Tensor(Tensor::Out) | Role::Lse | Role::Scratch => {
                     let buffer = Buffer::new(stream.context(), spec.bytes)?;
                     let slice = buffer.slice();
                     held.push(buffer);

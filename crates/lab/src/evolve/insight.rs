@@ -87,6 +87,7 @@ const CURES: [(&str, &[(&str, Turn)]); 16] = [
             ("row_warpgroups", Down),
             ("consumers", Down),
             ("splits", Up),
+            ("tail", To("shared")),
         ],
     ),
     (

@@ -96,7 +96,7 @@ impl Feed {
                     Buffer::from_bytes(&scales.collect::<Vec<u8>>())
                 }
                 (Role::Counter, _) => Buffer::from_bytes(&vec![0; spec.bytes]),
-                (Role::Tensor(_) | Role::Lse | Role::Codes(Tensor::Out), _) => {
+                (Role::Tensor(_) | Role::Lse | Role::Scratch | Role::Codes(Tensor::Out), _) => {
                     Buffer::uninitialised(spec.bytes)
                 }
             })

@@ -18,6 +18,8 @@ pub enum Role {
     Lse,
     /// What the kernel keeps for itself from launch to launch: zeros before and after each.
     Counter,
+    /// What the kernel keeps for itself within a launch: nothing can be said of it before or after.
+    Scratch,
     /// Memory with a given start; what becomes of it is not judged.
     Fill {
         /// Element type.
@@ -40,8 +42,8 @@ pub struct Bound {
 
 impl Bound {
     /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`, or `q_codes` and so on with `scales` where
-    /// inputs are quantised, and `counter` where the kernel hands out its tiles; its module is numbered as it prints, so
-    /// that findings name lines.
+    /// inputs are quantised, and `counter` and `scratch` where CTAs divide tiles among them; its module is numbered as it
+    /// prints, so that findings name lines.
     ///
     /// # Errors
     /// The name of a buffer that stands for nothing.
@@ -51,6 +53,7 @@ impl Bound {
             "lse" => Ok(Role::Lse),
             "scales" => Ok(Role::Scales),
             "counter" => Ok(Role::Counter),
+            "scratch" => Ok(Role::Scratch),
             "q_codes" => Ok(Role::Codes(Tensor::Q)),
             "k_codes" => Ok(Role::Codes(Tensor::K)),
             "v_codes" => Ok(Role::Codes(Tensor::V)),
@@ -58,7 +61,7 @@ impl Bound {
                 LaunchError::value(
                     "buffer",
                     name,
-                    "q, k, v, out, lse, counter, q_codes, k_codes, v_codes, scales",
+                    "q, k, v, out, lse, counter, scratch, q_codes, k_codes, v_codes, scales",
                 )
             }),
         };

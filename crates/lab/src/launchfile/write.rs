@@ -50,7 +50,7 @@ impl Bound {
         match self.roles.get(buffer)? {
             Role::Tensor(tensor) => Some(tensor.name()),
             Role::Lse => Some("lse"),
-            Role::Codes(_) | Role::Scales | Role::Counter | Role::Fill { .. } => None,
+            Role::Codes(_) | Role::Scales | Role::Counter | Role::Scratch | Role::Fill { .. } => None,
         }
     }
 

@@ -11,7 +11,7 @@ use kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan
 use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use rayon::prelude::*;
-use tile::{Chains, Handout, Order, Rescale, RowStore, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Rescale, RowStore, Tail, TileOrder, Tiles, Turns};
 
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
@@ -229,6 +229,7 @@ fn wgmma() -> Vec<Suspect> {
                 diagonal: Diagonal::Whole,
                 ends: Ends::Common,
                 handout: Handout::Dynamic,
+                tail: Tail::Whole,
                 order: TileOrder::InOrder,
                 section_mib: 32,
                 lse: true,

@@ -4,9 +4,9 @@
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Bound, Chains, Circle, Consumer, Coverage, Guess, Handover,
-    MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, RowRange, SharedMatrix, Skips, Supply, SwizzledTile,
-    TileRing, TileStream, Tiles, Turns, Visits, WARPGROUP_ROWS,
+    AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, Chains, Circle, Consumer, Coverage, Guess,
+    Handover, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, RowRange, SharedMatrix, Skips, Supply,
+    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits, WARPGROUP_ROWS,
 };
 
 use super::block::WARP_ROWS;
@@ -46,7 +46,7 @@ impl Forward<'_> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
         let steps = BlockSteps { scores, hide, accumulate };
-        visits.for_each_block_once(k, (end, masked), &softmax, &steps);
+        visits.for_each_block_once(k, Blocks { from: 0.into(), end, masked }, &softmax, &steps);
         (softmax, visits.o)
     }
 

@@ -3,10 +3,10 @@
 use problem::{Mask, Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Bound, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
-    Handover, Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Peers, ProbTile, Products, Rescale, Roles,
-    RowRange, Scheduler, SharedMatrix, Skips, SwizzledTile, TileGrid, TileRing, TileStream, Tiles, Turn,
-    Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
+    AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, BulkStore, Circle, Consumer, Coverage, Guess,
+    Handout, Handover, Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Partials, Peers, ProbTile, Products,
+    Rescale, Roles, RowRange, Scheduler, SharedMatrix, Shares, Skips, SwizzledTile, Tail, TileGrid, TileRing,
+    TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
@@ -28,9 +28,9 @@ impl WgmmaPlan {
             module: k.into_module(Target::sm_a(arch.sm)),
             entry: ENTRY.to_owned(),
             launch: self.launch(problem, arch),
-            buffers: self.buffers(problem),
+            buffers: self.buffers(problem, arch),
             tensor_maps: self.tensor_maps(problem),
-            args: self.args(problem),
+            args: self.args(problem, arch),
         }
     }
 
@@ -86,6 +86,8 @@ struct Forward<'a> {
     keys: TileRing,
     values: TileRing,
     schedule: Scheduler,
+    /// Where parts of tiles meet that are shared.
+    partials: Option<Partials>,
     /// Where rows of O are that TMA stores.
     rows_out: Option<(TensorMapPtr, Shared)>,
 }
@@ -97,11 +99,14 @@ struct Params {
     out: Global,
     lse: Option<Global>,
     counter: Option<Global>,
+    /// Of [`Partials`]: the parts and the counters.
+    parts: Option<[Global; 2]>,
     out_batch_bytes: R64,
     out_head_bytes: R64,
     seq_q: R32,
     seq_kv: R32,
     grid: TileGrid,
+    shares: Option<Shares>,
     /// `|scale| · log2 e`.
     factor: F32,
 }
@@ -113,10 +118,17 @@ impl Params {
         let out = k.param_pointer("out");
         let lse = plan.lse.then(|| k.param_pointer("lse"));
         let counter = (plan.handout == Handout::Dynamic).then(|| k.param_pointer("counter"));
+        let shared = plan.tail == Tail::Shared;
+        let parts = shared.then(|| ["scratch", "counter"].map(|name| k.param_pointer(name)));
         let [out_batch_bytes, out_head_bytes] = ["out_batch_bytes", "out_head_bytes"].map(|n| k.param_u64(n));
         let [seq_q, seq_kv, tiles, row_blocks, heads, section] =
             ["seq_q", "seq_kv", "tiles", "row_blocks", "heads", "section"].map(|name| k.param_u32(name));
         let grid = TileGrid { order: plan.order, tiles, row_blocks, heads, section };
+        let shares = shared.then(|| {
+            let [blocks, whole, piece, longer] =
+                ["blocks", "whole_tiles", "piece", "longer"].map(|name| k.param_u32(name));
+            Shares { blocks, whole, piece, longer }
+        });
         let factor = k.param_f32("scale_log2e");
         Params {
             maps,
@@ -124,11 +136,13 @@ impl Params {
             out,
             lse,
             counter,
+            parts,
             out_batch_bytes,
             out_head_bytes,
             seq_q,
             seq_kv,
             grid,
+            shares,
             factor,
         }
     }
@@ -162,6 +176,10 @@ impl<'a> Forward<'a> {
             mailbox.handover = mailbox.handover.paced_by_others(plan.tiles_pace_numbers());
             mailbox
         });
+        let partials = params.parts.zip(params.shares).map(|([parts, counters], shares)| {
+            let warps = plan.tile_warps();
+            Partials { parts, counters, shares, warps, peers }
+        });
         Forward {
             plan,
             problem,
@@ -170,7 +188,14 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
-            schedule: Scheduler { handout: plan.handout, grid: params.grid, mailbox, peers },
+            schedule: Scheduler {
+                handout: plan.handout,
+                grid: params.grid,
+                mailbox,
+                peers,
+                shares: params.shares,
+            },
+            partials,
             rows_out,
             params,
         }
@@ -198,7 +223,7 @@ impl<'a> Forward<'a> {
             [&self.queries, &self.keys, &self.values].map(|ring| ring.handover.filler(k));
         self.schedule.feed_each(k, |k, tile, take_next| {
             let rows = self.rows(k, tile);
-            let end = self.end(k, tile);
+            let (from, end) = self.span(k, tile);
             let key_head = tile::divide(k, tile.head, self.problem.group_size() as u32 / rows.heads);
             let position = rows.position(k, rows.first);
             let [q_part, key_part, value_part] = LOADED.map(|tensor| {
@@ -216,7 +241,7 @@ impl<'a> Forward<'a> {
             let [head, batch] = q_part;
             self.queries.request(k, &q_at, q_map, [position.into(), head, batch]);
             k.while_(
-                |k| k.setp_u(CmpOp::Ne, block, 0),
+                |k| k.setp_u(CmpOp::Ne, block, from),
                 |k| {
                     let next = k.sub(block, 1);
                     request(k, &self.keys, &key_at, key_map, next, key_part.clone());
@@ -259,9 +284,9 @@ impl<'a> Forward<'a> {
         turn.for_each(k, |k, tile| {
             let rows = self.rows(k, tile);
             let own = self.own_rows(k, &rows, consumer);
-            let blocks = (self.own_end(k, tile, &own), self.masked(k, &own));
+            let blocks = self.own_blocks(k, tile, &own);
             if plan.tiles == Tiles::InTurn {
-                self.skip(k, &visits, tile, blocks.0);
+                self.skip(k, &visits, tile, blocks.end);
             }
             self.halve(k, &visits, &own);
             let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
@@ -277,16 +302,37 @@ impl<'a> Forward<'a> {
                 }
                 more
             });
-            let finished = softmax.finish(k, &visits.o); //                   O / l
-            match &bulk {
-                None => self.store(k, consumer, tile, &rows, &visits.o),
-                Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &visits.o),
-            }
-            self.store_lse(k, consumer, tile, &rows, &finished.lse);
+            self.if_complete(k, consumer, tile, &softmax, &visits.o, |k| {
+                let finished = softmax.finish(k, &visits.o); //               O / l
+                match &bulk {
+                    None => self.store(k, consumer, tile, &rows, &visits.o),
+                    Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &visits.o),
+                }
+                self.store_lse(k, consumer, tile, &rows, &finished.lse);
+            });
             more
         });
         if let Some(bulk) = &bulk {
             bulk.finish(k);
+        }
+    }
+
+    /// Runs `finish` on the sums of a tile: of one that is shared, in the warps that complete it.
+    fn if_complete(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &WorkTile,
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+        finish: impl FnOnce(&mut Builder),
+    ) {
+        match self.partials.zip(tile.part) {
+            None => finish(k),
+            Some((partials, part)) => {
+                let complete = partials.join(k, consumer, &part, softmax, o);
+                k.if_(complete, finish);
+            }
         }
     }
 
@@ -355,6 +401,14 @@ impl<'a> Forward<'a> {
         self.end_of(k, &rows)
     }
 
+    /// The first block of a tile that is to be visited, and one past the last.
+    fn span(&self, k: &mut Builder, tile: &WorkTile) -> (Src<R32>, R32) {
+        match tile.part {
+            None => (0.into(), self.end(k, tile)),
+            Some(part) => (part.from.into(), part.end),
+        }
+    }
+
     /// One past the last block that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
     fn end_of(&self, k: &mut Builder, rows: &RowRange) -> R32 {
         let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
@@ -368,6 +422,15 @@ impl<'a> Forward<'a> {
     fn own_rows(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> RowRange {
         let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
         RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
+    }
+
+    /// The blocks that a warpgroup visits of a tile.
+    fn own_blocks(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Blocks {
+        let (from, end) = match tile.part {
+            None => (0.into(), self.own_end(k, tile, own)),
+            Some(_) => self.span(k, tile),
+        };
+        Blocks { from, end, masked: self.masked(k, own) }
     }
 
     /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.

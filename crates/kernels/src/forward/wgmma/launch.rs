@@ -2,7 +2,7 @@
 
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Dim3, Launch, TensorMapSpec};
-use tile::{BulkStore, COUNTER_BYTES, Handout};
+use tile::{BulkStore, COUNTER_BYTES, Handout, Partials, Tail};
 
 use super::plan::{Store, WgmmaPlan};
 use crate::Arch;
@@ -13,8 +13,7 @@ pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
     pub(super) fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
-        let room = u64::from(self.resident * arch.multiprocessors / self.cluster).max(1);
-        let takers = self.tile_count(problem).min(room) as u32;
+        let takers = self.takers(problem, arch) as u32;
         Launch {
             grid: Dim3(takers * self.cluster, 1, 1),
             cluster: Dim3(self.cluster, 1, 1),
@@ -24,11 +23,20 @@ impl WgmmaPlan {
         }
     }
 
-    pub(super) fn buffers(&self, problem: &Problem) -> Vec<BufferSpec> {
+    pub(super) fn buffers(&self, problem: &Problem, arch: &Arch) -> Vec<BufferSpec> {
         let mut buffers = tensor_buffers(problem, self.lse);
+        let mut own = |name: &str, bytes| {
+            buffers.push(BufferSpec { name: name.to_owned(), bytes, access: Access::ReadWrite });
+        };
         if self.handout == Handout::Dynamic {
-            let (name, bytes) = ("counter".to_owned(), COUNTER_BYTES);
-            buffers.push(BufferSpec { name, bytes, access: Access::ReadWrite });
+            own("counter", COUNTER_BYTES);
+        }
+        if self.tail == Tail::Shared {
+            // As much for all lengths, and never nothing: an empty buffer has no address.
+            let (room, warps) = (self.room(arch), self.tile_warps());
+            let parts = Partials::bytes(room, warps, problem.head_dim_v as u32).max(16);
+            own("scratch", parts as usize);
+            own("counter", Partials::counter_bytes(room, warps).max(16) as usize);
         }
         buffers
     }
@@ -48,12 +56,13 @@ impl WgmmaPlan {
     }
 
     /// One value per parameter, in the order in which the generator declares them.
-    pub(super) fn args(&self, problem: &Problem) -> Vec<Arg> {
+    pub(super) fn args(&self, problem: &Problem, arch: &Arch) -> Vec<Arg> {
         let maps = LOADED.len() + usize::from(self.store == Store::Bulk);
         let mut args: Vec<Arg> = (0..maps).map(|index| Arg::TensorMap { index }).collect();
         args.push(pointer(problem, Tensor::Out));
         let mut next = Tensor::Out as usize + 1;
-        for wanted in [self.lse, self.handout == Handout::Dynamic] {
+        let shares = self.tail == Tail::Shared;
+        for wanted in [self.lse, self.handout == Handout::Dynamic, shares, shares] {
             if wanted {
                 args.push(Arg::Buffer { index: next, offset: 0 });
                 next += 1;
@@ -69,6 +78,10 @@ impl WgmmaPlan {
             self.section(problem),
         ];
         args.extend(numbers.map(|n| Arg::U32(n as u32)));
+        if let Some(round) = self.last_round(problem, arch) {
+            let numbers = [round.blocks, round.whole(), round.piece(), round.longer()];
+            args.extend(numbers.map(|n| Arg::U32(n as u32)));
+        }
         args.push(Arg::F32(unsigned_factor(problem)));
         args
     }

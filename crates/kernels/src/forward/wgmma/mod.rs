@@ -7,7 +7,8 @@
 //!
 //! Genes change that: several CTAs a multiprocessor; pairs of CTAs on neighbouring tiles that request every block together and get
 //! it by multicast; the rows of all query heads of a group in one tile; warpgroups that let the blocks pass which their own rows do
-//! not see, and halve the last one they do; O by TMA while the next tile is computed.
+//! not see, and halve the last one they do; O by TMA while the next tile is computed; the tiles of the
+//! last round in pieces, of which every CTA takes one.
 //!
 //! Baked into the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n` divides `seq_kv`, the
 //! sign of the scale, and the plan. Parameters of the launch: tensor maps, pointers, strides, lengths, the scale; so

@@ -1,6 +1,6 @@
 use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Chains, Handout, RowStore, SwizzledTile, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, LastRound, RowStore, SwizzledTile, Tail, TileOrder, Tiles, Turns};
 
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::{Arch, PlanError};
@@ -134,6 +134,9 @@ pub struct WgmmaPlan {
     pub diagonal: Diagonal,
     /// How tiles reach the CTAs.
     pub handout: Handout,
+    /// Who computes the tiles of the last round.
+    #[serde(default)]
+    pub tail: Tail,
     /// In which order.
     pub order: TileOrder,
     /// MiB of keys and values whose heads are taken together, where long tiles come first: what L2 should hold. Fewer heads hit
@@ -178,6 +181,7 @@ impl WgmmaPlan {
             diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
+            tail: Tail::Whole,
             order: TileOrder::LongestFirst,
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
             lse: false,
@@ -295,6 +299,40 @@ impl WgmmaPlan {
         self.row_blocks(problem) * problem.batch as u64 * self.tile_heads(problem)
     }
 
+    /// CTAs or clusters that there is room for at a time.
+    pub(super) fn room(&self, arch: &Arch) -> u64 {
+        u64::from(self.resident * arch.multiprocessors / self.cluster).max(1)
+    }
+
+    /// CTAs or clusters that take tiles: as many as there is room for, if each has something to do.
+    pub(super) fn takers(&self, problem: &Problem, arch: &Arch) -> u64 {
+        let blocks = match self.tail {
+            Tail::Whole => 1,
+            Tail::Shared => self.blocks(problem),
+        };
+        self.room(arch).min(self.tile_count(problem).saturating_mul(blocks))
+    }
+
+    /// Blocks of keys of a tile, without a mask.
+    fn blocks(&self, problem: &Problem) -> u64 {
+        (problem.seq_kv as u64).div_ceil(self.block_n.into())
+    }
+
+    /// The tiles of the last round, if they are shared.
+    pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastRound> {
+        let round = LastRound {
+            tiles: self.tile_count(problem),
+            blocks: self.blocks(problem),
+            takers: self.takers(problem, arch),
+        };
+        (self.tail == Tail::Shared).then_some(round)
+    }
+
+    /// Warps that compute a tile, those of all CTAs of a cluster.
+    pub(super) const fn tile_warps(&self) -> u32 {
+        4 * self.consumers * self.cluster
+    }
+
     /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
         let heads = problem.batch * self.tile_heads(problem) as usize;
@@ -315,6 +353,7 @@ impl WgmmaPlan {
         self.check_problem(problem)?;
         self.check_genes(problem)?;
         self.check_resources(problem, arch)?;
+        self.check_tail(problem, arch)?;
         let tiles = self.tile_count(problem);
         accept("tiles of query rows", tiles, tiles < 1 << 31, "fewer than 2^31")?;
         let rows = self.rows(problem);
@@ -385,6 +424,27 @@ impl WgmmaPlan {
                 within("limit", limit.into(), u32::from(slack) + 1, most)
             }
         }
+    }
+
+    /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes which.
+    fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
+        if problem.mask != Mask::None {
+            let (mask, accepted) = (problem.mask, Mask::None);
+            return Err(PlanError::Mask { family: "wgmma with tail = shared", mask, accepted });
+        }
+        let refuse = |what, value: String, accepted: &str| {
+            let (what, accepted) = (format!("{what} beside tail = shared"), accepted.to_owned());
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
+        if self.handout != Handout::Static {
+            return refuse("handout", format!("{:?}", self.handout).to_lowercase(), "static");
+        }
+        if self.ends != Ends::Common {
+            return refuse("ends", "own".to_owned(), "common");
+        }
+        let line = round.line();
+        accept("blocks of shared tiles", line, line < 1 << 31, "fewer than 2^31")
     }
 
     /// Whether TMA can store O.
