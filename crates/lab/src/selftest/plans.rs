@@ -98,6 +98,10 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("output by TMA", json!({ "store": "bulk", "block_n": 32 })),
         ("warpgroups end together", json!({ "ends": "common" })),
         ("warpgroups end where their rows do", json!({ "ends": "own" })),
+        (
+            "last tiles shared",
+            json!({ "tail": "shared", "handout": "static", "ends": "common", "order": "in_order" }),
+        ),
         ("half of the diagonal", json!({ "diagonal": "halved", "ends": "own" })),
         ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
     ]
