@@ -47,15 +47,14 @@ pub struct Candidate {
     pub us: f64,
     function: Function,
     call: Call,
-    /// Bytes of the counter that it has after the tensors.
-    counter: Option<usize>,
+    /// What it has after the tensors: a counter, scratch.
+    own: Vec<Buffer>,
 }
 
 /// A problem's tensors, and what a right plan makes of them.
 pub struct Tensors {
     problem: Problem,
     buffers: Vec<Buffer>,
-    counter: Buffer,
     right: Vec<f32>,
 }
 
@@ -107,9 +106,10 @@ impl Device {
                 compiler.compile(problem, &plan);
             }
         })?;
-        let counter = kernel.buffers.get(4).map(|buffer| buffer.bytes);
+        let own = kernel.buffers.iter().skip(4).map(|spec| Buffer::zeroed(&self.context, spec.bytes));
+        let own = own.collect::<Result<_, _>>().ok()?;
         let registers = function.resources().registers;
-        Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), counter })
+        Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), own })
     }
 
     /// The kernel's function; what is new is compiled by `ahead` before it is loaded.
@@ -154,8 +154,7 @@ impl Device {
             buffer.upload(data)?;
             buffers.push(buffer);
         }
-        let counter = Buffer::zeroed(&self.context, 64)?;
-        let mut tensors = Tensors { problem: problem.clone(), buffers, counter, right: Vec::new() };
+        let mut tensors = Tensors { problem: problem.clone(), buffers, right: Vec::new() };
         let reference = self.candidate(problem, plan.clone(), None).ok_or("the first plan spills")?;
         self.graph(&reference, &tensors, 1)?.launch(&self.stream)?;
         tensors.right = self.samples(&tensors)?;
@@ -200,7 +199,7 @@ impl Device {
     /// A graph of `calls` launches.
     pub fn graph(&self, c: &Candidate, tensors: &Tensors, calls: u32) -> Result<GraphExec, DriverError> {
         let mut slices: Vec<DeviceSlice> = tensors.buffers.iter().take(4).map(Buffer::slice).collect();
-        slices.extend(c.counter.and_then(|bytes| tensors.counter.slice().part(0, bytes)));
+        slices.extend(c.own.iter().map(Buffer::slice));
         Graph::capture(&self.stream, |stream| {
             (0..calls).try_for_each(|_| c.function.launch(stream, &c.call, &slices))
         })
