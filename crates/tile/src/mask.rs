@@ -145,23 +145,6 @@ impl Masker {
         }
     }
 
-    /// The same, but passes by where every row of the range sees all of the scores' keys, of which `key` is the first: the branch is the CTA's.
-    pub fn apply_where_hidden(&self, k: &mut Builder, s: &AccTile, origin: R32, key: R32) {
-        let seen = match self.rule {
-            MaskRule::All => self.rows.seq_kv,
-            MaskRule::Causal => {
-                let shift = k.sub(self.rows.seq_kv, self.rows.seq_q);
-                let first = self.rows.position(k, self.rows.first);
-                let diagonal = k.add(first, shift);
-                let end = k.add(diagonal, 1);
-                k.min_s(end, self.rows.seq_kv)
-            }
-        };
-        let end = k.add(key, 8 * s.n_tiles());
-        let hidden = k.setp_s(CmpOp::Lt, seen, end);
-        k.if_(hidden, |k| self.apply(k, s, origin, Coverage::Partial));
-    }
-
     /// One past the last key that the lane's row `i` sees; may be negative.
     fn keys_seen(&self, k: &mut Builder, i: u32) -> R32 {
         match self.rule {

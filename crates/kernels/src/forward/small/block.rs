@@ -86,24 +86,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows' maxima in a step of the softmax, masked where `first_key` and those after it are not all seen, gathered piece by piece.
-    pub(super) fn maxima(
-        &self,
-        k: &mut Builder,
-        mask: &Masker,
-        coverage: Coverage,
-        first_key: R32,
-        step: u32,
-    ) -> LaneMaxima {
+    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
+    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, coverage: Coverage, step: u32) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
         for piece in self.plan.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
-            if coverage == Coverage::Partial {
-                let origin: R32 = k.mov(piece * self.plan.qk_keys());
-                let key = k.add(first_key, origin);
-                mask.apply_where_hidden(k, &s, origin, key);
-            }
+            let origin: R32 = k.mov(piece * self.plan.qk_keys());
+            mask.apply(k, &s, origin, coverage);
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {
                 None => of_piece,

@@ -160,7 +160,7 @@ impl<'a> Forward<'a> {
         let ahead = if plan.scores == Scores::AllAtOnce { plan.softmax_steps } else { 1 };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..plan.softmax_steps {
-            let maxima = block.maxima(k, &mask, coverage, source.first_key, step);
+            let maxima = block.maxima(k, &mask, coverage, step);
             let alpha = if step == 0 {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
