@@ -230,6 +230,7 @@ impl<'a> Env<'a> {
             let at = MbarrierPlace::new(super::mbarrier::inside(signal));
             recorder.note(Detail::Bulk { at, bytes, copies: ranks.len() as u8 });
         }
+        self.toll += ranks.len() as u64 * copy_toll(bytes);
         for rank in ranks {
             let mbarrier = if ctas.is_some() { inside(signal, rank) } else { signal };
             let offset = self.bulk_range(warp, inst, lane, inside(to, rank), bytes, align);
@@ -473,6 +474,11 @@ impl<'a> Env<'a> {
             });
         }
     }
+}
+
+/// Steps that a bulk copy counts as: it moves, and looks at, sixteen bytes at a time.
+pub(super) const fn copy_toll(bytes: u32) -> u64 {
+    bytes as u64 / 16
 }
 
 /// Combines elements with those in memory.

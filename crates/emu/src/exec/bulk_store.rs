@@ -5,7 +5,7 @@ use ptx::{AtomicOp, Element, Space, Type};
 
 use super::Env;
 use super::access::{Site, addresses, based, plain};
-use super::bulk::{Box, reduce};
+use super::bulk::{Box, copy_toll, reduce};
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, pieces};
 use super::warp::Warp;
@@ -86,6 +86,7 @@ impl Env<'_> {
     ) {
         let from = resolve(addresses(&warp.registers, inst)[lane]).1;
         let Some(offset) = self.bulk_range(warp, inst, lane, from, bytes, align) else { return };
+        self.toll += copy_toll(bytes);
         if !self.context.global.regions[buffer].writable() {
             return self.report_read_only(inst, warp.index, lane, GlobalMemory::base(buffer));
         }

@@ -163,6 +163,8 @@ impl Env<'_> {
         let transposed = inst.target & wgmma_bits::TRANSPOSE_B != 0;
         let b = Descriptor::new(warp.registers.lane(inst.s[1], 0), transposed);
         let per_block = kind.registers()[2];
+        // Each eight columns are a product of their own.
+        self.toll += (d_slots.len() / per_block) as u64;
         for (block, registers) in d_slots.chunks_exact(per_block).enumerate() {
             let Some(mut b) = self.right(warp, inst, &b, block as u64, transposed) else { return };
             if inst.target & wgmma_bits::NEGATE_B != 0 {

@@ -211,9 +211,11 @@ impl Recorder {
             (
                 Some(Detail::Arrive { at, count, bytes }),
                 Detail::Arrive { count: more, bytes: further, .. },
-            ) => Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes + further },
+            ) => {
+                Detail::Arrive { at, count: count.saturating_add(more), bytes: bytes.saturating_add(further) }
+            }
             (Some(Detail::Bulk { at, bytes, copies }), Detail::Bulk { bytes: more, .. }) => {
-                Detail::Bulk { at, bytes: bytes + more, copies }
+                Detail::Bulk { at, bytes: bytes.saturating_add(more), copies }
             }
             _ => part,
         });
@@ -334,6 +336,20 @@ mod tests {
         assert_eq!(sample_ctas(9, 1), [4]);
         assert!(sample_ctas(0, 4).is_empty());
         assert_eq!(sample_ctas(u64::MAX, 3), [0, u64::MAX / 2, u64::MAX - 1]);
+    }
+
+    /// Lanes may expect more bytes together than a number holds.
+    #[test]
+    fn parts_of_an_instruction_add_up_to_what_a_number_holds() {
+        let mut recorder = Recorder::new(0, 1, 2);
+        let at = MbarrierPlace::NONE;
+        (0..2).for_each(|_| recorder.note(Detail::Arrive { at, count: 1, bytes: 1 << 31 }));
+        recorder.issue(0, 0, !0);
+        (0..2).for_each(|_| recorder.note(Detail::Bulk { at, bytes: 1 << 31, copies: 1 }));
+        recorder.issue(0, 1, !0);
+        let trace = recorder.finish();
+        assert!(matches!(trace.warps[0][0].detail, Detail::Arrive { count: 2, bytes: u32::MAX, .. }));
+        assert!(matches!(trace.warps[0][1].detail, Detail::Bulk { bytes: u32::MAX, .. }));
     }
 
     #[test]
