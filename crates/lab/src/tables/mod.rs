@@ -341,6 +341,7 @@ mod tests {
             row("cudnn", "1", "2026-01-01", "warm", 9.0, None),
             row("flashcore", "2", "2026-01-02", "warm", 4.5, Some(2.0)),
             row("fa2", "2", "2026-01-02", "warm", 10.25, None),
+            row("math", "2", "2026-01-02", "warm", 77.75, None),
             row("cudnn", "2", "2026-01-02", "warm", 9.0, None),
             r#"{"suite":"mission","impl":"fa3","mode":"warm","us_median":null,"tflops":null,"err_max":null,"fault":"no f16",
                "problem":{"batch":1,"heads_q":8,"heads_kv":8,"seq_q":512,"seq_kv":512,"head_dim":64,"dtype":"f16","mask":"none"},
@@ -366,10 +367,17 @@ mod tests {
             "FASTER",
             "geometric mean",
             "fa3: no f16",
+            "nowhere within 1.5 times the best peer's time: math.",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!text.contains("6.0") && !text.contains("3.00") && !text.contains("old"), "{text}");
+        assert!(
+            !text.contains("77.75")
+                && !text.contains("6.0")
+                && !text.contains("3.00")
+                && !text.contains("old"),
+            "{text}"
+        );
         let plot = std::fs::read_to_string(folder.path("docs/images/h200-mission.svg")).unwrap();
         assert!(plot.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && plot.contains("B1 H8 S512"));
         // A prediction stands beside, as one.

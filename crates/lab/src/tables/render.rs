@@ -14,8 +14,8 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
     }
     let rate = RATES.contains(&suite);
     let unit = if rate { "TFLOP/s" } else { "µs" };
-    let [variants, peers] =
-        [|e: &Entry| e.variants.clone(), |e: &Entry| e.peers.clone()].map(|of| names(entries, of));
+    let variants = names(entries, |entry| entry.variants.clone());
+    let (peers, _) = contenders(entries);
     let mut header = vec!["problem".to_owned(), "L2".to_owned(), format!("**FlashCore**, {unit}")];
     header.extend(variants.iter().map(|name| format!("{name}, {unit}")));
     header.extend(peers.iter().map(|name| format!("{name}, {unit}")));
@@ -60,6 +60,28 @@ fn names(entries: &[Entry], of: fn(&Entry) -> Vec<Row>) -> Vec<String> {
         }
     }
     names
+}
+
+/// A peer has a column if somewhere it takes no longer than so many times the best peer's time.
+const CONTENDS: f64 = 1.5;
+
+/// Peers that have a column, and the others that were timed.
+fn contenders(entries: &[Entry]) -> (Vec<String>, Vec<String>) {
+    let time = |entry: &Entry, name: &String| {
+        entry
+            .peers
+            .iter()
+            .filter(|row| row.implementation == *name && row.fault.is_none())
+            .find_map(|row| row.us_median)
+    };
+    let all = names(entries, |entry| entry.peers.clone());
+    let timed = all.into_iter().filter(|name| entries.iter().any(|entry| time(entry, name).is_some()));
+    timed.partition(|name| {
+        entries.iter().any(|entry| {
+            let best = entry.ours.against_best().and_then(|(peer, _)| time(entry, &peer.to_owned()));
+            time(entry, name).zip(best).is_some_and(|(us, best)| us <= CONTENDS * best)
+        })
+    })
 }
 
 /// Machines that there are predictions for, in the order in which they appear.
@@ -155,9 +177,17 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     let ours = entries.iter().map(|entry| &entry.ours);
     let error = ours.clone().filter_map(|row| row.err_max).fold(0.0, f64::max);
     lines.push(format!("Largest error of ours against f64: {error:.1e}.  "));
+    let (_, slower) = contenders(entries);
+    if !slower.is_empty() {
+        lines.push(format!(
+            "Raced as well, nowhere within {CONTENDS} times the best peer's time: {}.  ",
+            slower.join(", ")
+        ));
+    }
     let mut out: Vec<String> = entries
         .iter()
         .flat_map(|entry| std::iter::once(&entry.ours).chain(&entry.peers))
+        .filter(|row| !slower.contains(&row.implementation))
         .filter_map(|row| {
             row.fault.as_ref().map(|why| format!("Out: {}: {}.  ", row.implementation, told(why)))
         })
