@@ -7,6 +7,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::{Ledger, LedgerError, RunEvent, RunId};
 
@@ -32,7 +33,7 @@ impl Ledger {
         let path = lock_of(&self.path, run);
         let fault = |source| LedgerError::File { path: path.clone(), source };
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fault)?;
-        match file.try_lock() {
+        match lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(LedgerError::Driven { path: self.path.clone(), run: run.0, lock: path });
@@ -62,6 +63,22 @@ impl Ledger {
     }
 }
 
+/// How long a lock that another one holds is waited for, and how often it is tried.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Locks a file. A process that is just being started holds the locks of whoever starts it, until it runs its program: a lock that was dropped
+/// may be held a moment longer.
+fn lock(file: &File) -> Result<(), TryLockError> {
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            outcome => return outcome,
+        }
+    }
+}
+
 /// `flashcore.ledger.run-3.lock`
 fn lock_of(ledger: &Path, run: RunId) -> PathBuf {
     let mut name = ledger.as_os_str().to_owned();
@@ -74,6 +91,20 @@ mod tests {
     use super::*;
     use crate::ledger::tests::begin;
     use crate::store::Scratch;
+
+    #[test]
+    fn a_lock_that_is_dropped_in_a_moment_is_waited_for() {
+        let folder = Scratch::new().unwrap();
+        let open = || OpenOptions::new().create(true).append(true).open(folder.path("lock")).unwrap();
+        let (held, wanted) = (open(), open());
+        held.try_lock().unwrap();
+        let dropped = std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE / 5);
+            drop(held);
+        });
+        lock(&wanted).unwrap();
+        dropped.join().unwrap();
+    }
 
     #[test]
     fn a_run_is_driven_by_one_at_a_time() {
