@@ -231,8 +231,7 @@ pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static s
 
 /// Everybody's rates over the length, a panel for each head dimension and mask.
 fn curves(entries: &[Entry]) -> Option<String> {
-    let legend: Vec<String> =
-        std::iter::once("FlashCore".to_owned()).chain(names(entries, |entry| entry.peers.clone())).collect();
+    let legend: Vec<String> = std::iter::once("FlashCore".to_owned()).chain(contenders(entries).0).collect();
     let mut all: Vec<Panel> = Vec::new();
     for entry in entries.iter().filter(|entry| entry.ours.mode == "warm") {
         let p = &entry.ours.problem;
@@ -242,10 +241,11 @@ fn curves(entries: &[Entry]) -> Option<String> {
             all.push(Panel { title, lines: (0..legend.len()).map(|number| (number, Vec::new())).collect() });
             all.len() - 1
         });
-        for row in std::iter::once(&entry.ours).chain(&entry.peers) {
-            let peer = legend.iter().position(|name| *name == row.implementation);
+        let place = |row: &Row| legend.iter().position(|name| *name == row.implementation);
+        let peers = entry.peers.iter().filter_map(|row| Some((place(row)?, row)));
+        for (line, row) in std::iter::once((0, &entry.ours)).chain(peers) {
             if let (None, Some(rate)) = (&row.fault, row.tflops) {
-                all[at].lines[peer.unwrap_or(0)].1.push((p.seq_kv as f64, rate));
+                all[at].lines[line].1.push((p.seq_kv as f64, rate));
             }
         }
     }
