@@ -4,11 +4,9 @@
 //! Each warp is on its own. It leaves its rows' sums there as its lanes hold them and counts itself in; the one that finds all the
 //! others counted reads all parts in the order of the keys, its own with them, so that it does not matter who that is. No one waits.
 
-use ptx::{
-    Atomic, AtomicOp, Builder, CmpOp, F32, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope,
-    SpecialReg, Src, Type, Value,
-};
+use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
+use crate::scheduler::add_one;
 use crate::softmax::shift_against;
 use crate::tail::{Part, Shares};
 use crate::{AccTile, Consumer, OnlineSoftmax, Peers};
@@ -128,20 +126,8 @@ const fn warp_bytes(n_tiles: u32) -> u32 {
 /// Counts a warp in, after all that its lanes wrote and before all that they read from here on. How many were counted before.
 fn count_in(k: &mut Builder, speaks: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
-    let atomic = Atomic {
-        op: AtomicOp::Add,
-        space: Global::SPACE,
-        ty: Type::U32,
-        vector: 1,
-        sem: MemSem::AcqRel,
-        scope: Some(Scope::Gpu),
-        noftz: false,
-        cache_hint: false,
-    };
-    let one: Src<R32> = 1.into();
-    let operands = [Operand::Reg(before.reg()), Operand::Address(counter.address()), one.into()];
     k.warp_sync();
-    k.guarded(speaks, |k| k.op(Op::Atom(atomic), operands));
+    k.guarded(speaks, |k| add_one(k, before, counter));
     k.warp_sync();
     k.uniform(before)
 }

@@ -463,10 +463,9 @@ impl Turn<'_> {
     }
 }
 
-/// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
-/// say that they are done, so their atomic releases and the last one's acquires.
-fn reset(k: &mut Builder, counter: Global, takers: R32) {
-    let done: R32 = k.reg();
+/// Adds one to a counter that CTAs share: `before` is what it was. What the thread did before is released by it, and what others released before is
+/// acquired.
+pub(crate) fn add_one(k: &mut Builder, before: R32, counter: Global) {
     let atomic = Atomic {
         op: AtomicOp::Add,
         space: Global::SPACE,
@@ -478,7 +477,14 @@ fn reset(k: &mut Builder, counter: Global, takers: R32) {
         cache_hint: false,
     };
     let one: Src<R32> = 1.into();
-    k.op(Op::Atom(atomic), [Operand::Reg(done.reg()), Operand::Address(counter.at(4).address()), one.into()]);
+    k.op(Op::Atom(atomic), [Operand::Reg(before.reg()), Operand::Address(counter.address()), one.into()]);
+}
+
+/// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
+/// say that they are done, so their atomic releases and the last one's acquires.
+fn reset(k: &mut Builder, counter: Global, takers: R32) {
+    let done: R32 = k.reg();
+    add_one(k, done, counter.at(4));
     let after = k.add(done, 1);
     let last = k.setp_u(CmpOp::Eq, after, takers);
     k.if_(last, |k| {
