@@ -200,6 +200,41 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
+/// Of a block that is a warpgroup's only one, each path is right: diagonals that begin a step and that do not, rows that see nothing, and
+/// steps of either product.
+#[test]
+fn every_path_is_right() {
+    let pieces = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..plain() };
+    let plans = [
+        SmallPlan { key_copies: 4, merge: Merge::PeerFirst, ..pieces.clone() },
+        SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 2, key_copies: 2, ..pieces.clone() },
+        SmallPlan { row_warpgroups: 2, pv_pieces: 1, scores: Scores::StepByStep, ..pieces.clone() },
+        SmallPlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
+    ];
+    for (i, plan) in plans.iter().enumerate() {
+        for (j, (rows, keys)) in [(256, 256), (320, 250), (199, 236), (70, 256)].into_iter().enumerate() {
+            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_mask(Mask::Causal);
+            let problem = problem.with_seq_kv(keys, Layout::Bhsd);
+            let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
+            prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three and four steps long.
+#[test]
+fn unseen_keys_are_no_work() {
+    let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, ..plain() };
+    let flop = |mask| {
+        let problem = Problem::new(1, 1, 256, 64, DType::F16).with_mask(mask);
+        let mut emulator = Emulator::new(Options::default());
+        common::run(&mut emulator, &problem, &Plan::Small(plan.clone()), &ARCH, 1).check();
+        let report = emulator.last_report().expect("it ran");
+        report.counters.instructions.iter().map(|counter| counter.tensor_flop).sum::<u64>()
+    };
+    assert_eq!(16 * flop(Mask::Causal), 10 * flop(Mask::None));
+}
+
 /// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
@@ -456,8 +491,8 @@ fn products_are_not_serialised_and_nothing_spills() {
     });
 }
 
-/// The mission's kernel in machine code, and one whose blocks stream by and stay: each product and copy once, and descriptors in uniform
-/// registers.
+/// The mission's kernel in machine code, on each path of a causal mask, and one whose blocks stream by and stay: each product and copy
+/// once, and descriptors in uniform registers.
 #[test]
 fn machine_code_is_what_was_emitted() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))
@@ -465,8 +500,8 @@ fn machine_code_is_what_was_emitted() {
         return;
     };
     let (mission, resident) = (Problem::mission(), Problem::new(1, 32, 512, 64, DType::F16));
-    for (problem, mask, most) in
-        [(&mission, Mask::None, 1264), (&mission, Mask::Causal, 1552), (&resident, Mask::None, 1200)]
+    for (problem, mask, paths, most) in
+        [(&mission, Mask::None, 1, 1264), (&mission, Mask::Causal, 6, 4400), (&resident, Mask::None, 1, 1200)]
     {
         let problem = problem.clone().with_mask(mask);
         let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
@@ -479,7 +514,7 @@ fn machine_code_is_what_was_emitted() {
             assert_eq!(found, emitted, "{mask:?}: {machine}");
         }
         let moved = sass.matches("R2UR").count();
-        assert!(moved <= 1, "{mask:?}: {moved} moves to uniform registers");
+        assert!(moved <= paths, "{mask:?}: {moved} moves to uniform registers");
         let count =
             sass.lines().filter(|line| line.trim_start().starts_with("/*") && line.contains(';')).count();
         assert!(count <= most, "{mask:?}: {count} instructions, {most} are enough");

@@ -43,6 +43,25 @@ impl RowRange {
     pub fn position(&self, k: &mut Builder, row: R32) -> R32 {
         divide(k, row, self.heads)
     }
+
+    /// One past the last key that all of the rows see, and one past the last that any of them sees.
+    pub fn keys_seen(&self, k: &mut Builder, rule: MaskRule) -> [R32; 2] {
+        match rule {
+            MaskRule::All => [self.seq_kv; 2],
+            MaskRule::Causal => {
+                let shift = k.sub(self.seq_kv, self.seq_q);
+                let past_last = k.add(self.first, self.rows + self.heads - 1);
+                let past_last = self.position(k, past_last);
+                let past_last = k.min_u(past_last, self.seq_q);
+                let by_any = k.add(past_last, shift);
+                let by_any = k.max_s(by_any, 0);
+                let first = self.position(k, self.first);
+                let first = k.add(first, shift);
+                let first = k.add(first, 1);
+                [k.max_s(first, 0), by_any]
+            }
+        }
+    }
 }
 
 /// The blocks of keys that a CTA visits: `full` ones, then partial ones up to `end`; those from `end` on are empty.
@@ -57,25 +76,9 @@ pub struct Bound {
 impl Bound {
     /// The bound of a rule for blocks of `block_n` keys. `divides` says that `block_n` divides `seq_kv`.
     pub fn new(k: &mut Builder, rule: MaskRule, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
-        match rule {
-            MaskRule::All => {
-                let end = blocks_up(k, rows.seq_kv, block_n);
-                Bound { full: (!divides).then(|| divide(k, rows.seq_kv, block_n)), end }
-            }
-            MaskRule::Causal => {
-                let shift = k.sub(rows.seq_kv, rows.seq_q);
-                let past_last = k.add(rows.first, rows.rows + rows.heads - 1);
-                let past_last = rows.position(k, past_last);
-                let past_last = k.min_u(past_last, rows.seq_q);
-                let keys = k.add(past_last, shift);
-                let keys = k.max_s(keys, 0);
-                let first = rows.position(k, rows.first);
-                let first = k.add(first, shift);
-                let first = k.add(first, 1);
-                let first = k.max_s(first, 0);
-                Bound { full: Some(divide(k, first, block_n)), end: blocks_up(k, keys, block_n) }
-            }
-        }
+        let [by_all, by_any] = rows.keys_seen(k, rule);
+        let every_block = rule == MaskRule::All && divides;
+        Bound { full: (!every_block).then(|| divide(k, by_all, block_n)), end: blocks_up(k, by_any, block_n) }
     }
 }
 

@@ -17,6 +17,7 @@ mod compiler;
 mod device;
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -34,9 +35,11 @@ use serde_json::json;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Plans that race at the end, besides the defaults, and in how many rounds.
+/// Plans that race at the end, besides the defaults.
 const FINALISTS: usize = 5;
-const ROUNDS: usize = 15;
+/// For how long each of them, µs, and in how many rounds.
+const FINAL_US: f64 = 200_000.0;
+const ROUNDS: RangeInclusive<usize> = 15..=400;
 /// Most steps of one gene from where a search begins.
 const DESCENTS: usize = 4;
 /// Work of a race's turn, µs.
@@ -287,7 +290,9 @@ impl Search<'_> {
         let graphs =
             found.iter().map(|c| self.device.graph(c, tensors, calls)).collect::<Result<Vec<_>, _>>()?;
         let mut times = vec![Vec::new(); found.len()];
-        for round in 0..ROUNDS {
+        let turn = found.first().map_or(f64::INFINITY, |c| c.us) * f64::from(calls);
+        let rounds = ((FINAL_US / turn) as usize).clamp(*ROUNDS.start(), *ROUNDS.end());
+        for round in 0..rounds {
             for i in 0..graphs.len() {
                 let i = (i + round) % graphs.len();
                 times[i].push(self.device.time(&graphs[i], calls)?);

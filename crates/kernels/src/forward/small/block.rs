@@ -1,5 +1,7 @@
 //! A warpgroup's block of keys: its scores and what it adds to O, in pieces that overlap.
 
+use std::ops::Range;
+
 use problem::Problem;
 use ptx::{Builder, F32, R32};
 use tile::{
@@ -7,14 +9,17 @@ use tile::{
 };
 
 use super::loads::Loads;
+use super::paths::Seen;
 use super::plan::{Merge, SmallPlan};
 
 /// Rows of a warp.
 pub(super) const WARP_ROWS: u32 = 16;
 
 /// Operands, accumulators and the products that are under way.
+#[derive(Clone)]
 pub(super) struct Block<'a> {
     plan: &'a SmallPlan,
+    seen: Seen,
     loads: &'a Loads<'a>,
     products: Products,
     queries: SharedMatrix,
@@ -57,6 +62,7 @@ impl<'a> Block<'a> {
         };
         Block {
             plan,
+            seen: Seen::whole(plan.block_n),
             loads,
             products,
             queries,
@@ -68,11 +74,41 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// The same, of what a path sees.
+    pub(super) fn seen(&self, seen: Seen) -> Block<'a> {
+        Block { seen, ..self.clone() }
+    }
+
+    /// Steps of the softmax that see anything.
+    pub(super) fn steps(&self) -> u32 {
+        self.seen.keys.div_ceil(self.plan.block_n / self.plan.softmax_steps)
+    }
+
+    /// The pieces of P that a step makes.
+    pub(super) fn pv_pieces_of(&self, step: u32) -> Range<u32> {
+        let Range { start, end } = self.plan.pv_pieces_of(step);
+        start..end.min(self.pv_pieces())
+    }
+
+    fn pv_pieces(&self) -> u32 {
+        self.seen.pieces(self.plan.pv_keys())
+    }
+
+    fn qk_pieces_of(&self, step: u32) -> Range<u32> {
+        let Range { start, end } = self.plan.qk_pieces_of(step);
+        start..end.min(self.seen.pieces(self.plan.qk_keys()))
+    }
+
+    /// Whether every row has a reference.
+    pub(super) fn coverage(&self) -> Coverage {
+        self.seen.of_rows()
+    }
+
     /// Issues S = Q Kᵀ of a step of the softmax, each piece when its keys have landed.
     pub(super) fn issue_scores(&mut self, k: &mut Builder, step: u32) {
         let SmallPlan { qk_pieces, key_copies, .. } = *self.plan;
         let (keys, pieces_per_copy) = (self.plan.qk_keys(), qk_pieces / key_copies);
-        for piece in self.plan.qk_pieces_of(step) {
+        for piece in self.qk_pieces_of(step) {
             let (copy, in_copy) = (piece / pieces_per_copy, piece % pieces_per_copy);
             if in_copy == 0 {
                 self.loads.wait_for_keys(k, copy);
@@ -87,13 +123,13 @@ impl<'a> Block<'a> {
     }
 
     /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
-    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, coverage: Coverage, step: u32) -> LaneMaxima {
+    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, step: u32) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
-        for piece in self.plan.qk_pieces_of(step) {
+        for piece in self.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
             let origin: R32 = k.mov(piece * self.plan.qk_keys());
-            mask.apply(k, &s, origin, coverage);
+            mask.apply(k, &s, origin, self.seen.coverage(piece, self.plan.qk_keys()));
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {
                 None => of_piece,
@@ -130,10 +166,9 @@ impl<'a> Block<'a> {
             self.loads.wait_for_values(k);
         }
         let accumulate = if piece == 0 { Accumulate::Set } else { Accumulate::Add };
-        let SmallPlan { softmax_steps, pv_pieces, .. } = *self.plan;
-        let last = piece + 1 == softmax_steps * pv_pieces;
+        let last = piece + 1 == self.pv_pieces();
         // What a step has added is waited for before the next one rescales it.
-        let ends_step = (piece + 1).is_multiple_of(pv_pieces);
+        let ends_step = (piece + 1).is_multiple_of(self.plan.pv_pieces);
         let first_key = piece * self.plan.pv_keys();
         self.products.fence(k);
         self.share_groups.clear();
@@ -151,9 +186,33 @@ impl<'a> Block<'a> {
         self.products.wait(k, *last);
     }
 
-    /// One share of O, complete.
-    pub(super) fn share(&self, k: &mut Builder, number: usize) -> &AccTile {
-        self.products.wait(k, self.share_groups[number]);
-        &self.shares[number].0
+    /// The share of O that the other CTA joins, complete.
+    pub(super) fn peers_share(&self, k: &mut Builder) -> &AccTile {
+        let (share, _) = &self.shares[0];
+        match self.share_groups.first() {
+            Some(&group) => self.products.wait(k, group),
+            None => share.clear(k),
+        }
+        share
+    }
+
+    /// The share that the warpgroup joins itself, complete once [`Block::finish`] is done.
+    pub(super) fn own_share(&self) -> AccTile {
+        self.shares.last().expect("there is one at least").0.clone()
+    }
+
+    /// Waits until all of O stands, and for what was requested and not looked at: nothing lands when a CTA is gone.
+    pub(super) fn finish(&self, k: &mut Builder) {
+        match self.share_groups.last() {
+            Some(&group) => self.products.wait(k, group),
+            None => self.own_share().clear(k),
+        }
+        let keys_of_copy = self.plan.block_n / self.plan.key_copies;
+        for copy in self.seen.keys.div_ceil(keys_of_copy)..self.plan.key_copies {
+            self.loads.wait_for_keys(k, copy);
+        }
+        if self.seen.keys == 0 {
+            self.loads.wait_for_values(k);
+        }
     }
 }

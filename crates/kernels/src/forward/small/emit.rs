@@ -6,8 +6,8 @@ use ptx::{
     Target, TensorMapPtr,
 };
 use tile::{
-    AccTile, Coverage, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange,
-    SwizzledTile, Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
+    AccTile, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, SwizzledTile,
+    Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
 };
 
 use super::block::{Block, WARP_ROWS};
@@ -149,43 +149,56 @@ impl<'a> Forward<'a> {
 
     /// Attention to a block of keys that is the warpgroup's only one: no loop, and all of it is under way at once.
     fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
-        let (plan, coverage) = (self.plan, self.coverage());
+        let plan = self.plan;
         let source = self.source(k);
         let loads = Loads::new(k, plan, self.problem, self.place, self.threads.lane, self.shared);
         loads.request(k, &source, self.exchange.as_ref());
-        let mut block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
+        let block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
         let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k);
+        self.paths(k, |k, seen| {
+            let mut block = block.seen(seen);
+            self.attend(k, &mut block, &mask, &softmax);
+            softmax.gather_sums(k);
+            if plan.merge == Merge::PeerFirst {
+                self.send_to_peer(k, &softmax, &block);
+            }
+            block.finish(k);
+        });
+        match plan.merge {
+            Merge::Shares => self.join(k, softmax, block.own_share()),
+            Merge::PeerFirst => {
+                let own = block.own_share();
+                (self.exchange().receive(k, softmax, &own), own)
+            }
+        }
+    }
 
-        let ahead = if plan.scores == Scores::AllAtOnce { plan.softmax_steps } else { 1 };
+    /// The softmax of the scores that a path sees, and what it takes of V.
+    fn attend(&self, k: &mut Builder, block: &mut Block, mask: &Masker, softmax: &OnlineSoftmax) {
+        let steps = block.steps();
+        let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
-        for step in 0..plan.softmax_steps {
-            let maxima = block.maxima(k, &mask, coverage, step);
+        for step in 0..steps {
+            let maxima = block.maxima(k, mask, step);
+            let coverage = block.coverage();
             let alpha = if step == 0 {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
             } else {
                 Some(softmax.follow_maxima(k, &maxima, coverage)) //      m = max(m, S·c); l rescaled
             };
-            if step + 1 >= ahead && step + 1 < plan.softmax_steps {
+            if step + 1 >= ahead && step + 1 < steps {
                 block.issue_scores(k, step + 1);
             }
-            for piece in plan.pv_pieces_of(step) {
+            for piece in block.pv_pieces_of(step) {
                 let s = block.scores_of(piece);
                 let p = softmax.probabilities(k, &s, coverage); //        P = exp2(S·c − m); l += Σ P
-                if let (Some(alpha), true) = (&alpha, piece == plan.pv_pieces_of(step).start) {
+                if let (Some(alpha), true) = (&alpha, piece == block.pv_pieces_of(step).start) {
                     block.rescale(k, alpha); //                           O rescaled
                 }
                 block.issue_output(k, &p, piece); //                      O += P V
             }
-        }
-        softmax.gather_sums(k);
-        match plan.merge {
-            Merge::Shares => {
-                let o = block.share(k, 0).clone();
-                self.join(k, softmax, o)
-            }
-            Merge::PeerFirst => self.join_with_peer(k, softmax, &block),
         }
     }
 
@@ -198,18 +211,24 @@ impl<'a> Forward<'a> {
         OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, WARP_ROWS)
     }
 
-    /// What rows see of the keys of a block.
-    fn coverage(&self) -> Coverage {
-        if self.plan.masks(self.problem) { Coverage::Partial } else { Coverage::Full }
+    /// The warpgroup's rows of the CTA's.
+    pub(super) fn own_rows(&self, k: &mut Builder) -> RowRange {
+        let first = k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first);
+        RowRange { first, rows: WARPGROUP_ROWS, ..self.rows }
+    }
+
+    /// The first key of the warpgroup's part.
+    pub(super) fn first_key(&self, k: &mut Builder) -> R32 {
+        let part = self.place.part(k, self.plan.division());
+        k.mul(part, self.plan.block_n)
     }
 
     /// Where the warpgroup's queries, keys and values come from.
     pub(super) fn source(&self, k: &mut Builder) -> Source {
-        let part = self.place.part(k, self.plan.division());
         Source {
             maps: self.params.maps,
-            first_row: k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first),
-            first_key: k.mul(part, self.plan.block_n),
+            first_row: self.own_rows(k).first,
+            first_key: self.first_key(k),
             head: self.head,
             kv_head: divide(k, self.head, self.problem.group_size() as u32),
             batch: self.batch,
@@ -227,19 +246,15 @@ impl<'a> Forward<'a> {
         (exchange.receive(k, softmax, &own), own)
     }
 
-    /// The same of two CTAs: the other's columns leave before the own ones are complete.
-    fn join_with_peer(
-        &self,
-        k: &mut Builder,
-        softmax: OnlineSoftmax,
-        block: &Block,
-    ) -> (OnlineSoftmax, AccTile) {
-        let exchange = self.exchange.as_ref().expect("a plan with a peer has two parts");
-        let theirs = block.share(k, 0);
+    /// Of two CTAs, the other's columns leave before the own ones are complete.
+    fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, block: &Block) {
+        let theirs = block.peers_share(k);
         self.wait_for_cluster(k);
-        exchange.send_to_peer(k, &softmax, theirs);
-        let own = block.share(k, 1).clone();
-        (exchange.receive(k, softmax, &own), own)
+        self.exchange().send_to_peer(k, softmax, theirs);
+    }
+
+    fn exchange(&self) -> &Exchange {
+        self.exchange.as_ref().expect("a plan with a peer has two parts")
     }
 
     /// Until the other CTAs' mbarriers stand.

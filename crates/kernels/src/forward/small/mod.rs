@@ -12,6 +12,7 @@ mod block;
 mod default;
 mod emit;
 mod loads;
+mod paths;
 mod plan;
 mod stream;
 

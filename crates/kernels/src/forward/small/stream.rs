@@ -6,7 +6,7 @@ use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, Chains, Circle, Consumer, Coverage, Guess,
     Handover, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, RowRange, SharedMatrix, Skips, Supply,
-    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits, WARPGROUP_ROWS,
+    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -55,12 +55,6 @@ impl Forward<'_> {
         let divides = self.plan.divides(self.problem);
         let bound = Bound::new(k, self.rule, rows, self.plan.cluster_keys(), divides);
         Bound { end: k.max_s(bound.end, 1), ..bound }
-    }
-
-    /// The warpgroup's rows of the CTA's.
-    fn own_rows(&self, k: &mut Builder) -> RowRange {
-        let first = k.mad(self.place.row_warpgroup, WARPGROUP_ROWS, self.rows.first);
-        RowRange { first, rows: WARPGROUP_ROWS, ..self.rows }
     }
 
     /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In turns they do not: the one that

@@ -1,0 +1,100 @@
+//! A block that holds all of a warpgroup's keys is computed along one of several paths under a causal mask, by how much of it the rows
+//! see: keys that no row sees are no work, and of the others only the last are masked. Each path is straight code, since its extent is
+//! known when the kernel is made.
+
+use problem::Problem;
+use ptx::{Builder, CmpOp, R32};
+use tile::{Coverage, MaskRule, WARPGROUP_ROWS};
+
+use super::emit::Forward;
+use super::plan::SmallPlan;
+
+/// Most paths that see a part of a block.
+const MOST_STEPS: u32 = 4;
+
+/// What a path's rows see of the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// Keys that some row sees, in whole pieces of both products.
+    pub keys: u32,
+    /// Keys from here on are hidden from some row.
+    pub hidden_from: u32,
+}
+
+impl Seen {
+    /// All of a block.
+    pub const fn whole(block_n: u32) -> Seen {
+        Seen { keys: block_n, hidden_from: block_n }
+    }
+
+    /// Pieces of so many keys each.
+    pub const fn pieces(self, keys: u32) -> u32 {
+        self.keys / keys
+    }
+
+    /// What the rows see of the piece of that number.
+    pub const fn coverage(self, piece: u32, keys: u32) -> Coverage {
+        if (piece + 1) * keys <= self.hidden_from { Coverage::Full } else { Coverage::Partial }
+    }
+
+    /// Whether every row sees a key; if not, its reference may be none.
+    pub const fn of_rows(self) -> Coverage {
+        if self.hidden_from > 0 { Coverage::Full } else { Coverage::Partial }
+    }
+}
+
+impl SmallPlan {
+    /// Keys by which paths differ: whole pieces of both products.
+    fn path_keys(&self) -> u32 {
+        let (small, large) = (self.qk_keys().min(self.pv_keys()), self.qk_keys().max(self.pv_keys()));
+        let mut keys = if large.is_multiple_of(small) { large } else { self.block_n };
+        while self.block_n / keys > MOST_STEPS {
+            keys = if (self.block_n / keys).is_multiple_of(2) { 2 * keys } else { self.block_n };
+        }
+        keys
+    }
+
+    /// How many of a path's last steps hide something from a row, where a row sees one key more than the one before it.
+    fn hidden_steps(&self, problem: &Problem) -> u32 {
+        let (rows, keys) = (WARPGROUP_ROWS, self.path_keys());
+        let shift = problem.seq_kv as i64 - problem.seq_q as i64;
+        if keys.is_multiple_of(rows) && shift % i64::from(rows) == 0 { 1 } else { (rows - 2) / keys + 2 }
+    }
+}
+
+impl Forward<'_> {
+    /// Emits `body` for each path that the warpgroup may have to take.
+    pub(super) fn paths(&self, k: &mut Builder, body: impl Fn(&mut Builder, Seen)) {
+        let block_n = self.plan.block_n;
+        let whole = Seen::whole(block_n);
+        if self.rule == MaskRule::All {
+            let hidden_from = if self.plan.masks(self.problem) { 0 } else { block_n };
+            return body(k, Seen { hidden_from, ..whole });
+        }
+        let (rows, first) = (self.own_rows(k), self.first_key(k));
+        let [by_all, by_any] = rows.keys_seen(k, self.rule).map(|keys| k.sub(keys, first));
+        let is_whole = k.setp_s(CmpOp::Ge, by_all, block_n);
+        let step = self.plan.path_keys();
+        let hidden = self.plan.hidden_steps(self.problem);
+        let path = |steps: u32| Seen { keys: steps * step, hidden_from: steps.saturating_sub(hidden) * step };
+        let partial = |k: &mut Builder| longest_first(k, by_any, step, block_n / step, &path, &body);
+        k.if_else(is_whole, |k| body(k, whole), partial);
+    }
+}
+
+/// The path of `steps` steps if there are so many, else shorter ones.
+fn longest_first(
+    k: &mut Builder,
+    seen: R32,
+    step: u32,
+    steps: u32,
+    path: &impl Fn(u32) -> Seen,
+    body: &impl Fn(&mut Builder, Seen),
+) {
+    if steps == 0 {
+        return body(k, path(0));
+    }
+    let reaches = k.setp_s(CmpOp::Gt, seen, (steps - 1) * step);
+    let shorter = |k: &mut Builder| longest_first(k, seen, step, steps - 1, path, body);
+    k.if_else(reaches, |k| body(k, path(steps)), shorter);
+}
