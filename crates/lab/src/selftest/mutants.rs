@@ -285,10 +285,16 @@ fn small() -> Vec<Suspect> {
         (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, ..streams }),
     ];
     let of = |(name, plan): (&'static str, SmallPlan)| {
-        // So many blocks that every stage is filled again and again.
-        let (blocks, mask) = if plan.streams() { (8, Mask::None) } else { (1, Mask::Causal) };
-        let keys = blocks * plan.cluster_keys() as usize;
-        let problems = [(64, keys), (200, keys - 5)].map(|(rows, keys)| rectangle(2, rows, keys, mask));
+        let keys = plan.cluster_keys() as usize;
+        let (mask, shapes) = if plan.streams() {
+            // So many blocks that every stage is filled again and again.
+            (Mask::None, vec![(64, 8 * keys), (200, 8 * keys - 5)])
+        } else {
+            // Rows that take every path: all of the block is seen, all but the last keys, half of it, nothing.
+            (Mask::Causal, vec![(65, keys), (104, keys), (200, keys - 5)])
+        };
+        let problems: Vec<Problem> =
+            shapes.into_iter().map(|(rows, keys)| rectangle(2, rows, keys, mask)).collect();
         suspect(name, &[Plan::Small(plan)], &problems, &Arch::SM_90)
     };
     plans.into_iter().map(of).collect()
