@@ -5,6 +5,7 @@ use kernels::{Arch, Family};
 use problem::Problem;
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom, SliceRandom};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::candidate::Candidate;
@@ -111,15 +112,27 @@ pub fn family(candidate: &Candidate) -> &'static str {
 
 /// The plan with these genes in the place of its own; `None` where there is no such gene or value.
 pub fn with_genes(candidate: &Candidate, genes: &Map<String, Value>) -> Option<Candidate> {
-    let replace = |mut whole: Value| {
-        for (gene, value) in genes {
-            *whole.get_mut(gene)? = value.clone();
-        }
-        Some(whole)
-    };
+    let mut whole = written(candidate)?;
+    for (gene, value) in genes {
+        *whole.get_mut(gene)? = value.clone();
+    }
+    read(candidate, &whole)
+}
+
+/// The genes of a plan, as JSON; `None` of a whole kernel.
+fn written(candidate: &Candidate) -> Option<Value> {
     match candidate {
-        Candidate::Gpu(plan) => serde_json::from_value(replace(json!(plan))?).ok().map(Candidate::Gpu),
-        Candidate::Cpu(plan) => serde_json::from_value(replace(json!(plan))?).ok().map(Candidate::Cpu),
+        Candidate::Gpu(plan) => Some(json!(plan)),
+        Candidate::Cpu(plan) => Some(json!(plan)),
+        Candidate::Kernel(_) => None,
+    }
+}
+
+/// The plan of the same kind as `like` that has these genes.
+fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
+    match like {
+        Candidate::Gpu(_) => Deserialize::deserialize(genes).ok().map(Candidate::Gpu),
+        Candidate::Cpu(_) => Deserialize::deserialize(genes).ok().map(Candidate::Cpu),
         Candidate::Kernel(_) => None,
     }
 }
@@ -166,16 +179,19 @@ impl Space {
     /// A blind draw: a family, and of each of its genes a value, until the whole fits.
     pub fn random(&self, rng: &mut impl Rng) -> Option<Candidate> {
         let space = self.families.choose(rng)?;
-        let blind = (0..DRAWS).filter_map(|_| {
-            let draw = space
-                .genes
-                .iter()
-                .filter_map(|gene| Some((gene.name.clone(), gene.values.choose(rng)?.clone())));
-            let drawn = with_genes(&space.template, &draw.collect())?;
-            self.fits(&drawn).then_some(drawn)
-        });
-        let found = { blind }.next();
-        found.or_else(|| Some(self.wander(space, rng)))
+        // Most draws do not fit, so each is written over the one before.
+        let mut genes = written(&space.template)?;
+        for _ in 0..DRAWS {
+            for gene in &space.genes {
+                let Some(value) = gene.values.choose(rng) else { continue };
+                genes.get_mut(&gene.name)?.clone_from(value);
+            }
+            let drawn = read(&space.template, &genes).filter(|drawn| self.fits(drawn));
+            if drawn.is_some() {
+                return drawn;
+            }
+        }
+        Some(self.wander(space, rng))
     }
 
     /// The family's template with each gene changed that can be, in any order.
