@@ -3,39 +3,18 @@
 #[path = "common/cases.rs"]
 mod cases;
 mod common;
+#[path = "common/wgmma_plan.rs"]
+mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+use wgmma_plan::plain;
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
-
-fn base() -> WgmmaPlan {
-    WgmmaPlan {
-        consumers: 1,
-        resident: 1,
-        cluster: 1,
-        packing: Packing::Apart,
-        block_n: 32,
-        stages: 2,
-        tiles: Tiles::InTurn,
-        queries_ahead: 0,
-        store: Store::Direct,
-        turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
-        chains: Chains { max: 2, sum: 1 },
-        diagonal: Diagonal::Whole,
-        ends: Ends::Common,
-        handout: Handout::Static,
-        tail: Tail::Whole,
-        order: TileOrder::InOrder,
-        section_mib: 32,
-        lse: true,
-    }
-}
 
 fn prove(problem: &Problem, plan: WgmmaPlan, options: Options) {
     let seed = options.seed;
@@ -54,15 +33,15 @@ fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Mask) 
 /// Each gene's values, on problems of several tiles, blocks and heads with ragged ends.
 #[test]
 fn every_gene_computes_the_same() {
-    let two = WgmmaPlan { consumers: 2, ..base() };
+    let two = WgmmaPlan { consumers: 2, ..plain() };
     let plans = [
-        base(),
-        WgmmaPlan { consumers: 3, ..base() },
-        WgmmaPlan { block_n: 48, stages: 1, ..base() },
-        WgmmaPlan { block_n: 16, stages: 3, ..base() },
+        plain(),
+        WgmmaPlan { consumers: 3, ..plain() },
+        WgmmaPlan { block_n: 48, stages: 1, ..plain() },
+        WgmmaPlan { block_n: 16, stages: 3, ..plain() },
         WgmmaPlan { turns: Turns::PingPong, ..two.clone() },
-        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..base() },
-        WgmmaPlan { tiles: Tiles::Overlapped, ..base() },
+        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..plain() },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..plain() },
         WgmmaPlan {
             tiles: Tiles::Overlapped,
             turns: Turns::PingPong,
@@ -70,21 +49,21 @@ fn every_gene_computes_the_same() {
             ..two.clone()
         },
         WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
-        WgmmaPlan { softmax: Softmax::Classic, chains: Chains { max: 4, sum: 2 }, ..base() },
+        WgmmaPlan { softmax: Softmax::Classic, chains: Chains { max: 4, sum: 2 }, ..plain() },
         WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 15 }, ..two.clone() },
         WgmmaPlan {
             softmax: Softmax::Optimistic { slack: 0, limit: 1 },
             tiles: Tiles::Overlapped,
             ..two.clone()
         },
-        WgmmaPlan { handout: Handout::Dynamic, ..base() },
-        WgmmaPlan { ends: Ends::Own, consumers: 3, ..base() },
-        WgmmaPlan { resident: 2, ..base() },
-        WgmmaPlan { store: Store::Bulk, ..base() },
+        WgmmaPlan { handout: Handout::Dynamic, ..plain() },
+        WgmmaPlan { ends: Ends::Own, consumers: 3, ..plain() },
+        WgmmaPlan { resident: 2, ..plain() },
+        WgmmaPlan { store: Store::Bulk, ..plain() },
         WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
         WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, lse: false, ..two.clone() },
-        WgmmaPlan { cluster: 2, ..base() },
-        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..base() },
+        WgmmaPlan { cluster: 2, ..plain() },
+        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, order: TileOrder::LongestFirst, ..plain() },
         WgmmaPlan { cluster: 2, turns: Turns::PingPong, softmax: OPTIMISTIC, ..two.clone() },
         WgmmaPlan {
             cluster: 2,
@@ -102,7 +81,7 @@ fn every_gene_computes_the_same() {
             tiles: Tiles::Overlapped,
             turns: Turns::PingPong,
             handout: Handout::Dynamic,
-            ..base()
+            ..plain()
         },
         WgmmaPlan {
             ends: Ends::Own,
@@ -111,10 +90,10 @@ fn every_gene_computes_the_same() {
             stages: 1,
             tiles: Tiles::Overlapped,
             softmax: OPTIMISTIC,
-            ..base()
+            ..plain()
         },
-        WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..base() },
-        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Folded, ..base() },
+        WgmmaPlan { order: TileOrder::LongestFirst, lse: false, ..plain() },
+        WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Folded, ..plain() },
         WgmmaPlan { handout: Handout::Folded, cluster: 2, tiles: Tiles::Overlapped, ..two.clone() },
         WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
     ];
@@ -146,7 +125,7 @@ fn torture_set_is_right_and_without_hazards() {
             },
             cluster: [2, 1, 1][i % 3],
             lse: i % 4 != 0,
-            ..base()
+            ..plain()
         };
         match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
             Ok(()) => {
@@ -180,7 +159,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let problem = problem.with_heads_kv(heads_kv, layout);
             let packing = Packing::Packed;
             let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
-            let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..base() };
+            let plan = WgmmaPlan { packing, consumers, tiles, softmax: OPTIMISTIC, ..plain() };
             prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -197,7 +176,7 @@ fn halved_diagonals_leave_nothing_out() {
         let softmax = [OPTIMISTIC, Softmax::Classic][i % 2];
         let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
         for tiles in [Tiles::InTurn, Tiles::Overlapped] {
-            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..base() };
+            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, softmax, turns, ..plain() };
             prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -210,7 +189,7 @@ fn bad_guesses_are_made_good() {
         for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
             let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
             problem.scale = Some(scale);
-            let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..base() };
+            let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..plain() };
             prove(&problem, plan.clone(), Options::default());
             prove(&problem.with_mask(Mask::Causal), plan, Options::default());
         }
@@ -226,7 +205,7 @@ fn every_schedule_gives_the_same_clean_result() {
                 let (softmax, turns, handout) = (OPTIMISTIC, Turns::PingPong, Handout::Dynamic);
                 let ends = Ends::Own;
                 let plan =
-                    WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..base() };
+                    WgmmaPlan { consumers: 2, cluster, tiles, softmax, turns, handout, ends, ..plain() };
                 prove(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }

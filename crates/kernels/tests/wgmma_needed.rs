@@ -3,40 +3,22 @@
 
 #[allow(dead_code, reason = "hazards alone count here")]
 mod common;
+#[path = "common/wgmma_plan.rs"]
+mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
-use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, Tiles, Turns};
 
 const DIM: u32 = 64;
 /// Bytes of a row of a tile in shared memory.
 const ROW: u32 = 2 * DIM;
 
 fn plain() -> WgmmaPlan {
-    WgmmaPlan {
-        consumers: 2,
-        resident: 1,
-        cluster: 1,
-        packing: Packing::Apart,
-        block_n: 16,
-        stages: 2,
-        tiles: Tiles::InTurn,
-        queries_ahead: 0,
-        store: Store::Direct,
-        turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
-        chains: Chains { max: 2, sum: 1 },
-        diagonal: Diagonal::Whole,
-        ends: Ends::Common,
-        handout: Handout::Static,
-        tail: Tail::Whole,
-        order: TileOrder::InOrder,
-        section_mib: 32,
-        lse: false,
-    }
+    WgmmaPlan { consumers: 2, block_n: 16, lse: false, ..wgmma_plan::plain() }
 }
 
 /// Guesses of which some are bad and some good.

@@ -3,38 +3,20 @@
 #[path = "common/cases.rs"]
 mod cases;
 mod common;
+#[path = "common/wgmma_plan.rs"]
+mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
-use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Tail, TileOrder, Tiles, Turns};
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 
 fn base() -> WgmmaPlan {
-    WgmmaPlan {
-        consumers: 1,
-        resident: 1,
-        cluster: 1,
-        packing: Packing::Apart,
-        block_n: 32,
-        stages: 2,
-        tiles: Tiles::InTurn,
-        queries_ahead: 0,
-        store: Store::Direct,
-        turns: Turns::Free,
-        softmax: Softmax::Lazy { slack: 8 },
-        chains: Chains { max: 2, sum: 1 },
-        diagonal: Diagonal::Whole,
-        ends: Ends::Common,
-        handout: Handout::Static,
-        tail: Tail::Shared,
-        order: TileOrder::InOrder,
-        section_mib: 32,
-        lse: true,
-    }
+    WgmmaPlan { tail: Tail::Shared, ..wgmma_plan::plain() }
 }
 
 /// A device of a few multiprocessors.

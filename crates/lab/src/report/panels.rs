@@ -29,7 +29,7 @@ pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
     let top = (most / step).ceil() * step;
     let (first, last) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.0.min(low), p.0.max(high)));
     let doublings = (last / first).log2().max(1.0);
-    let wide = (WIDTH - COLUMNS as f64 * GAP - 20.0) / COLUMNS as f64;
+    let wide = (WIDTH - COLUMNS as f64 * GAP - 28.0) / COLUMNS as f64;
     html! {
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
             @for (name, (number, x)) in legend.iter().zip(places(legend).into_iter().enumerate()) {

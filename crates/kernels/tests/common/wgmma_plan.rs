@@ -1,0 +1,29 @@
+//! The plan of the persistent family that tests begin with.
+
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+
+/// Small, and each gene as it does least.
+pub fn plain() -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 1,
+        resident: 1,
+        cluster: 1,
+        packing: Packing::Apart,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        queries_ahead: 0,
+        store: Store::Direct,
+        turns: Turns::Free,
+        softmax: Softmax::Lazy { slack: 8 },
+        chains: Chains { max: 2, sum: 1 },
+        diagonal: Diagonal::Whole,
+        ends: Ends::Common,
+        handout: Handout::Static,
+        tail: Tail::Whole,
+        order: TileOrder::InOrder,
+        section_mib: 32,
+        lse: true,
+    }
+}
