@@ -37,6 +37,7 @@ fn plain() -> SmallPlan {
         qk_pieces: 1,
         softmax_steps: 1,
         pv_pieces: 1,
+        paths: 4,
         requests: Requests::AtOnce,
         scores: Scores::AllAtOnce,
         merge: Merge::Shares,
@@ -209,6 +210,8 @@ fn every_path_is_right() {
         SmallPlan { key_copies: 4, merge: Merge::PeerFirst, ..pieces.clone() },
         SmallPlan { qk_pieces: 2, softmax_steps: 2, pv_pieces: 2, key_copies: 2, ..pieces.clone() },
         SmallPlan { row_warpgroups: 2, pv_pieces: 1, scores: Scores::StepByStep, ..pieces.clone() },
+        SmallPlan { paths: 2, merge: Merge::PeerFirst, ..pieces.clone() },
+        SmallPlan { paths: 1, key_copies: 2, ..pieces.clone() },
         SmallPlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
     ];
     for (i, plan) in plans.iter().enumerate() {
@@ -221,18 +224,20 @@ fn every_path_is_right() {
     }
 }
 
-/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three and four steps long.
+/// Keys that no row of a warpgroup sees are no work: of four tiles of 64 rows, products are one, two, three and four steps long; two, two, four and
+/// four with one path for all that see a part.
 #[test]
 fn unseen_keys_are_no_work() {
-    let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, ..plain() };
-    let flop = |mask| {
+    let flop = |mask, paths| {
+        let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, paths, ..plain() };
         let problem = Problem::new(1, 1, 256, 64, DType::F16).with_mask(mask);
         let mut emulator = Emulator::new(Options::default());
         common::run(&mut emulator, &problem, &Plan::Small(plan.clone()), &ARCH, 1).check();
         let report = emulator.last_report().expect("it ran");
         report.counters.instructions.iter().map(|counter| counter.tensor_flop).sum::<u64>()
     };
-    assert_eq!(16 * flop(Mask::Causal), 10 * flop(Mask::None));
+    let full = flop(Mask::None, 4);
+    assert_eq!([4, 2, 1].map(|paths| 16 * flop(Mask::Causal, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
 /// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.

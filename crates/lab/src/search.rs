@@ -15,7 +15,7 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     match family {
         Family::Mma => mma(problem),
         Family::Wgmma => wgmma(problem),
-        Family::Small => small(),
+        Family::Small => small(problem),
     }
 }
 
@@ -84,7 +84,7 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
     ]
 }
 
-fn small() -> Vec<Vec<Value>> {
+fn small(problem: &Problem) -> Vec<Vec<Value>> {
     let at_once = product(&[
         vec![json!({ "stages": 1, "rescale": "always", "guess": null, "turns": "free" })],
         values("cluster", [1, 2]),
@@ -104,6 +104,10 @@ fn small() -> Vec<Vec<Value>> {
         })
     });
     let streamed = product(&[shapes.to_vec(), values("stages", [2, 3, 4, 8])]);
+    let paths = match problem.mask {
+        Mask::None => Vec::new(),
+        _ => values("paths", [1, 2, 4]),
+    };
     vec![
         [at_once, streamed].concat(),
         product(&[
@@ -123,6 +127,7 @@ fn small() -> Vec<Vec<Value>> {
             values("guess", [json!(null), json!(12)]),
             values("turns", ["free", "ping_pong"]),
         ]),
+        paths,
     ]
 }
 

@@ -255,6 +255,7 @@ fn small() -> Vec<Suspect> {
         qk_pieces: 2,
         softmax_steps: 2,
         pv_pieces: 2,
+        paths: 4,
         requests: Requests::ValuesLate,
         scores: Scores::AllAtOnce,
         merge: Merge::Shares,

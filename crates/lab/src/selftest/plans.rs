@@ -127,6 +127,7 @@ fn small() -> Vec<(&'static str, Value)> {
         ("four CTAs", json!({ "cluster": 4, "merge": "shares" })),
         ("two warpgroups share rows", json!({ "kv_warpgroups": 2, "merge": "shares" })),
         ("two warpgroups of rows", json!({ "row_warpgroups": 2 })),
+        ("one path for all that see a part", json!({ "paths": 1 })),
         ("256 keys a warpgroup", json!({ "block_n": 256 })),
         ("in one piece", pieces(1)),
         ("in two pieces", pieces(2)),

@@ -3,7 +3,7 @@
 use problem::{Mask, Problem};
 use tile::{Rescale, RowStore, Turns, WARPGROUP_ROWS};
 
-use super::plan::{MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
+use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
 use crate::Arch;
 
 /// How many waves of multiprocessors tiles of 64 query rows are: up to so many.
@@ -75,6 +75,7 @@ impl SmallPlan {
         qk_pieces: 1,
         softmax_steps: 1,
         pv_pieces: 2,
+        paths: MOST_PATHS,
         requests: Requests::ValuesLate,
         scores: Scores::AllAtOnce,
         merge: Merge::PeerFirst,

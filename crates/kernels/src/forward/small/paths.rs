@@ -9,9 +9,6 @@ use tile::{Coverage, MaskRule, WARPGROUP_ROWS};
 use super::emit::Forward;
 use super::plan::SmallPlan;
 
-/// Most paths that see a part of a block.
-const MOST_STEPS: u32 = 4;
-
 /// What a path's rows see of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
@@ -48,7 +45,7 @@ impl SmallPlan {
     fn path_keys(&self) -> u32 {
         let (small, large) = (self.qk_keys().min(self.pv_keys()), self.qk_keys().max(self.pv_keys()));
         let mut keys = if large.is_multiple_of(small) { large } else { self.block_n };
-        while self.block_n / keys > MOST_STEPS {
+        while self.block_n / keys > self.paths {
             keys = if (self.block_n / keys).is_multiple_of(2) { 2 * keys } else { self.block_n };
         }
         keys

@@ -88,6 +88,10 @@ pub struct SmallPlan {
     pub softmax_steps: u32,
     /// Products that a step's probabilities enter; the exponentials of one run under the product of the one before.
     pub pv_pieces: u32,
+    /// Paths, at most, for causal rows that see a part of a block that is their only one: the more there are, the less is computed and masked,
+    /// and the longer is the code.
+    #[serde(default = "most_paths")]
+    pub paths: u32,
     /// When copies are requested.
     pub requests: Requests,
     /// When scores are issued.
@@ -104,6 +108,8 @@ pub struct SmallPlan {
     pub lse: bool,
 }
 
+/// Most paths that see a part of a block.
+pub(super) const MOST_PATHS: u32 = 4;
 /// Stages of a ring.
 pub(super) const MOST_STAGES: u32 = 8;
 /// Largest extent in y and z of a grid.
@@ -299,6 +305,7 @@ impl SmallPlan {
             step,
             "divisors of block_n / (16 · softmax_steps)",
         )?;
+        accept("paths", self.paths.into(), [1, 2, MOST_PATHS].contains(&self.paths), "1, 2, 4")?;
         accept("stages", self.stages.into(), (1..=MOST_STAGES).contains(&self.stages), "1 to 8")?;
         if self.streams() {
             for (what, pieces) in [
@@ -409,6 +416,11 @@ impl SmallPlan {
     pub(super) fn masks(&self, problem: &Problem) -> bool {
         problem.mask != Mask::None || !self.divides(problem)
     }
+}
+
+/// What plans have that do not say.
+const fn most_paths() -> u32 {
+    MOST_PATHS
 }
 
 fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
