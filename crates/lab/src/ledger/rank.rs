@@ -59,7 +59,7 @@ pub struct Ancestor {
     pub operator: String,
     /// What differs from the first parent.
     pub changes: Value,
-    /// Its time, µs, where it has one.
+    /// Its time, µs, where it has one: the short timing, as the others have it.
     pub us: Option<f64>,
 }
 
@@ -246,7 +246,8 @@ impl Ledger {
     pub fn lineage(&self, candidate: CandidateId) -> Result<Vec<Ancestor>, LedgerError> {
         let sql = "WITH RECURSIVE line (id, depth) AS (
              SELECT ?1, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN parent p ON p.candidate = line.id AND p.position = 0
-           ) SELECT c.id, c.operator, c.changes, s.us,
+           ) SELECT c.id, c.operator, c.changes,
+             coalesce((SELECT us FROM measurement WHERE (candidate, problem, trial) = (c.id, s.problem, 'microbench')), s.us),
              (SELECT json_group_array(parent) FROM (SELECT parent FROM parent WHERE candidate = c.id ORDER BY position))
            FROM line JOIN candidate c ON c.id = line.id JOIN standing s ON s.candidate = c.id ORDER BY depth";
         let line = self.rows(sql, [candidate.0], |row| {

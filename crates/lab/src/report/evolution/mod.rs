@@ -222,7 +222,10 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
         dl.tiles {
             @for (name, ranked) in [("baseline", &problem.baseline), ("best", &problem.best)] {
                 @if let Some(r) = ranked {
-                    (tile(name, html! { (time(r.us)) small { " µs" } }, html! { (links.number(r.candidate)) " " (in_words(&r.subject)) }))
+                    (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
+                        (links.number(r.candidate)) " " (in_words(&r.subject))
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
+                    }))
                 }
             }
             @if let Some((gain, range)) = speedup {
@@ -283,6 +286,13 @@ fn gains(view: &ProblemView) -> Markup {
                 }
                 _ => "The random arm has no time yet. "
             }
+            @if let (Some(baseline), Some(best), Some(drawn)) = (&view.baseline, &view.best, &view.drawn) {
+                @let raced = [best, drawn].map(|r| r.against.filter(|race| race.incumbent == baseline.candidate));
+                @if let ([Some(best), Some(drawn)], Arm::Evolution) = (raced, best.arm) {
+                    "These are short timings, the luckiest of many. Raced against the baseline, the best came out at " (raced_ratio(&best))
+                    ", and the best blind draw at " (raced_ratio(&drawn)) ". "
+                }
+            }
             @if let Some(control) = &view.control {
                 "The control, which is the baseline again as if it were new, came out at "
                 @match (control.against, &view.baseline) {
@@ -296,6 +306,10 @@ fn gains(view: &ProblemView) -> Markup {
             }
         }
     }
+}
+
+fn raced_ratio(race: &Against) -> Markup {
+    html! { (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ")" }
 }
 
 /// time(random) / time(evolution) of the best of the first `tried` of each.

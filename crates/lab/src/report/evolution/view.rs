@@ -127,6 +127,8 @@ pub struct ProblemView {
     pub reference: Option<Ranked>,
     /// The promoted one where there is one, else the fastest.
     pub best: Option<Ranked>,
+    /// The fastest blind draw, by races where there were some.
+    pub drawn: Option<Ranked>,
     /// The best so far, arm by arm.
     pub curves: Vec<Curve>,
     /// The best and its ancestors, the nearest first.
@@ -298,6 +300,7 @@ impl ProblemView {
             Curve { arm, tried, steps: of(trial).cloned().collect() }
         };
         let control = leader(Arm::Control)?;
+        let drawn = leader(Arm::Random)?;
         let baseline = baseline(ledger, run, shape)?;
         let of_baseline = |r: &Ranked| baseline.as_ref().is_some_and(|b| b.candidate == r.candidate);
         let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
@@ -319,6 +322,7 @@ impl ProblemView {
             baseline,
             reference,
             best,
+            drawn,
             top,
             control,
         })
@@ -327,6 +331,15 @@ impl ProblemView {
     /// The curve of an arm.
     pub fn curve(&self, arm: Arm) -> Option<&Curve> {
         self.curves.iter().find(|curve| curve.arm == arm)
+    }
+
+    /// The baseline's time in the race against the best, whose own time is of that race. The machine may have been another one when the
+    /// baseline was timed alone.
+    pub fn beside_best(&self) -> Option<f64> {
+        let (baseline, best) = (self.baseline.as_ref()?, self.best.as_ref()?);
+        let race =
+            best.against.filter(|race| race.incumbent == baseline.candidate && best.trial == Trial::Race)?;
+        Some(race.ratio * best.us)
     }
 
     /// time(baseline) / time(best): a race of the two where there was one, with its interval, else the quotient of their times.
