@@ -5,146 +5,11 @@
 //! waits for the scores alone. An `rs` product holds up its warps until its A registers are read, some 200 cycles before it ends; so
 //! what is left to overlap inside a warpgroup is the head of the exponentials, and the rest must come from another warpgroup.
 
-use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src, TensorMapPtr};
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
 use crate::{
-    AccTile, Agreement, Chains, Circle, Consumer, Coverage, OnlineSoftmax, ProbTile, Ring, SharedMatrix,
-    TileRing, WARPGROUP_ROWS,
+    AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, ProbTile, SharedMatrix, TileStream,
 };
-
-/// Keys or values as they come by: where a consumer stands in their ring.
-#[derive(Clone, Copy, Debug)]
-pub struct TileStream {
-    ring: TileRing,
-    at: Ring,
-    /// The tile of stage 0.
-    first: SharedMatrix,
-    speaks: Pred,
-    refill: Refill,
-}
-
-/// Who fills the place of a tile that has been read.
-#[derive(Clone, Copy, Debug)]
-enum Refill {
-    /// A warp that feeds all readers.
-    Feeder,
-    /// One of the readers.
-    Reader(Supply),
-    /// No one: every tile has a place of its own.
-    Never,
-}
-
-/// Where the tiles of a stream come from, if one of its readers requests them itself: a tensor's rows, from the last to the first.
-#[derive(Clone, Copy, Debug)]
-pub struct Supply {
-    /// The tensor's map.
-    pub map: TensorMapPtr,
-    /// First row of the tile that follows those of all stages; negative when there is none. Walks down.
-    pub next: R32,
-    /// Rows from one tile to the next.
-    pub step: u32,
-    /// Head and batch entry.
-    pub head: [R32; 2],
-    /// The one thread that requests.
-    pub requests: Pred,
-    /// Its warp, as all lanes know.
-    pub warp: Pred,
-    /// Warpgroups that read the tiles. A wait for products speaks for all of a warpgroup: of one alone, no one need be asked whether a
-    /// stage is free.
-    pub readers: u32,
-}
-
-impl Supply {
-    /// Requests the next tile, if there is one, into the stage `at`, once `free` has waited for it. The warp branches as a whole and one
-    /// lane's instructions are guarded: after a branch of a lane's own ptxas would take the ring's state, and so the descriptors, for
-    /// something that lanes differ in.
-    fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
-        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.warp);
-        k.if_(more, |k| {
-            free(k);
-            k.guarded(self.requests, |k| self.request(k, ring, at, self.next));
-        });
-        k.sub_to(self.next, self.next, self.step);
-    }
-
-    fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
-        let [head, batch] = self.head;
-        ring.fill(k, at, self.map, [row, head, batch].map(Src::from));
-    }
-}
-
-impl TileStream {
-    /// Tiles whose columns the product sums over: keys.
-    pub fn over_columns(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
-        let first = SharedMatrix::over_columns(k, ring.tile, ring.first);
-        TileStream::new(k, ring, first, consumer)
-    }
-
-    /// Tiles of which each warpgroup takes its own 64 rows: queries.
-    pub fn own_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
-        let whole = TileStream::over_columns(k, ring, consumer);
-        TileStream { first: whole.first.row_part(k, consumer.group, WARPGROUP_ROWS), ..whole }
-    }
-
-    /// Tiles whose rows the product sums over: values.
-    pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
-        let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
-        TileStream::new(k, ring, first, consumer)
-    }
-
-    fn new(k: &mut Builder, ring: TileRing, first: SharedMatrix, consumer: &Consumer) -> TileStream {
-        let speaks = ring.handover.speakers(k, consumer);
-        TileStream { ring, at: ring.handover.reader(k), first, speaks, refill: Refill::Feeder }
-    }
-
-    /// The same, requested by one of the readers: the first stages when told, later ones whenever one has been left.
-    #[must_use]
-    pub fn supplied(self, supply: Supply) -> TileStream {
-        TileStream { refill: Refill::Reader(supply), ..self }
-    }
-
-    /// The same where all tiles have been requested and each has a place of its own.
-    #[must_use]
-    pub fn resident(self) -> TileStream {
-        TileStream { refill: Refill::Never, ..self }
-    }
-
-    /// Requests the first tile of a stage, if there is one, of a stream that one of its readers supplies. For the thread that requests.
-    pub fn request_first(&self, k: &mut Builder, stage: u32) {
-        if let Refill::Reader(supply) = &self.refill {
-            let at = self.at.at_stage(k, stage);
-            let ahead = (self.at.stages() - stage) * supply.step;
-            let row = k.add(supply.next, ahead);
-            let exists = k.setp_s(CmpOp::Ge, row, 0);
-            k.if_(exists, |k| supply.request(k, &self.ring, &at, row));
-        }
-    }
-
-    /// The tile, once it has landed.
-    pub fn wait(&self, k: &mut Builder) {
-        self.ring.handover.wait_full(k, &self.at);
-    }
-
-    /// The tile, which has landed.
-    pub fn matrix(&self, k: &mut Builder) -> SharedMatrix {
-        if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
-    }
-
-    /// Gives the tile's place back, for a warp whose products with it are complete, and goes on to the next.
-    pub fn release(&self, k: &mut Builder) {
-        let handover = &self.ring.handover;
-        match &self.refill {
-            Refill::Feeder => handover.release(k, &self.at, self.speaks),
-            Refill::Reader(supply) if supply.readers == 1 => supply.fill(k, &self.ring, &self.at, |_| {}),
-            Refill::Reader(supply) => {
-                handover.release(k, &self.at, self.speaks);
-                supply.fill(k, &self.ring, &self.at, |k| handover.wait_free(k, &self.at));
-            }
-            Refill::Never => {}
-        }
-        self.at.advance(k);
-    }
-}
 
 /// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
 /// the other warpgroups' meanwhile.
@@ -467,7 +332,7 @@ impl Visits {
     fn skip_ahead(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
         // Tiles overlap only where there are fewer than the rings have stages.
-        if self.keys.at.stages() > 1 {
+        if self.keys.stages() > 1 {
             k.mov_to(skips.values, skips.blocks);
             skips.each(k, skips.blocks, |k| self.skip_keys(k));
         }
@@ -482,8 +347,8 @@ impl Visits {
     /// Waits as for keys, but where turns keep warpgroups together: with its turn a warpgroup knows that all others have left the
     /// values before the last.
     fn skip_values(&self, k: &mut Builder) {
-        let together = self.circle.is_some() && self.values.ring.handover.peers().is_none();
-        if !together || self.values.at.stages() == 1 {
+        let together = self.circle.is_some() && !self.values.has_peers();
+        if !together || self.values.stages() == 1 {
             self.values.wait(k);
         }
         self.skip_turn(k);
@@ -531,7 +396,7 @@ impl Visits {
                             self.skip_turn(k);
                             // As many blocks were skipped as there are stages: the keys at hand were requested after another warpgroup of
                             // the CTA had left the first, and with them seen the queries. In a cluster that may be another CTA's.
-                            if self.keys.ring.handover.peers().is_some() {
+                            if self.keys.has_peers() {
                                 self.queries.wait(k);
                             }
                             self.skip_in_step(k);
@@ -553,7 +418,7 @@ impl Visits {
     fn overlaps(&self, k: &mut Builder, more: Pred) -> Pred {
         match &self.skips {
             None => more,
-            Some(skips) => k.setp_u_and(CmpOp::Lt, skips.blocks, self.values.at.stages(), more),
+            Some(skips) => k.setp_u_and(CmpOp::Lt, skips.blocks, self.values.stages(), more),
         }
     }
 

@@ -297,7 +297,7 @@ fn gains(view: &ProblemView) -> Markup {
                 "The control, which is the baseline again as if it were new, came out at "
                 @match (control.against, &view.baseline) {
                     (Some(race), _) => {
-                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (percent(race.noise)) ")"
+                        (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) "; noise floor " (ratio(race.noise)) ")"
                     }
                     (None, Some(baseline)) => (ratio(baseline.us / control.us)),
                     (None, None) => { (time(control.us)) " µs" }
