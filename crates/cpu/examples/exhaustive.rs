@@ -59,10 +59,8 @@ fn problems() -> Vec<(&'static str, Problem)> {
 
 /// The rule before costs were counted: whole panels, four tasks a thread, all threads, lanes always query rows.
 fn before(p: &Problem) -> CpuPlan {
-    let isa = match (Isa::best(), p.dtype) {
-        (Isa::Avx512Vnni, DType::F32) => Isa::Avx512,
-        (isa, _) => isa,
-    };
+    let isa =
+        Isa::available().into_iter().find(|&isa| isa != Isa::Amx && isa.is_for(p)).unwrap_or(Isa::Portable);
     let (threads, panel) = (rayon::current_num_threads(), isa.panel_rows());
     let most = if isa == Isa::Avx512Vnni { 16 } else { 8 };
     let rows = p.heads_q * p.batch * p.seq_q;
@@ -74,6 +72,7 @@ fn before(p: &Problem) -> CpuPlan {
 /// The bounded space: every combination of these values, once each.
 fn space(p: &Problem) -> Vec<CpuPlan> {
     let mut isas: Vec<Isa> = Isa::available();
+    isas.retain(|isa| isa.is_for(p));
     isas.truncate(2);
     let mut plans = Vec::new();
     for isa in isas {

@@ -1,11 +1,10 @@
-//! In which numbers a task is computed: f32 throughout, or 16-bit factors.
+//! In which numbers a task is computed: f32 throughout, or faster ones.
 
 use problem::KeyRange;
 
 use crate::aligned::Aligned;
-use crate::narrow::Factors;
-use crate::simd::{Narrow, Rows, Simd, widen};
-use crate::tile::Step;
+use crate::simd::{Rows, Simd, widen};
+use crate::tile::{MAX_WIDTH, Step};
 use crate::view::View;
 use crate::{Element, Elements};
 
@@ -36,11 +35,56 @@ pub(crate) trait Arithmetic: Copy {
     /// One step of the online softmax.
     fn step(self, step: Step<'_>);
 
+    /// Words that a step on so many keys needs for weights.
+    fn weights(self, keys: usize) -> usize {
+        keys.next_multiple_of(16) * MAX_WIDTH
+    }
+
+    /// Does a task's work, with the processor set up for it.
+    fn within<R>(self, work: impl FnOnce() -> R) -> R {
+        work()
+    }
+
     /// What the logits of the words are multiplied by to be those of the elements.
-    fn logit_factor(self) -> f64;
+    fn logit_factor(self) -> f64 {
+        1.0
+    }
 
     /// Turns sums of the words of V, `width` lanes a row, into those of the elements.
-    fn rescale(self, out: &mut [f32], width: usize);
+    fn rescale(self, _out: &mut [f32], _width: usize) {}
+}
+
+/// Finds, head by head, an arithmetic that is faster than f32 and right enough for its numbers.
+pub(crate) trait Faster: Sync {
+    type Arithmetic<'a>: Arithmetic
+    where
+        Self: 'a;
+
+    /// The arithmetic for the query heads of a task, of which `head` is the first; `None` for f32.
+    fn arithmetic(&self, batch: usize, head: usize) -> Option<Self::Arithmetic<'_>>;
+}
+
+/// Nothing is faster than f32 where there is nothing.
+impl<F: Faster> Faster for Option<F> {
+    type Arithmetic<'a>
+        = F::Arithmetic<'a>
+    where
+        Self: 'a;
+
+    fn arithmetic(&self, batch: usize, head: usize) -> Option<F::Arithmetic<'_>> {
+        self.as_ref().and_then(|faster| faster.arithmetic(batch, head))
+    }
+}
+
+/// f32 for every head.
+pub(crate) struct Never;
+
+impl Faster for Never {
+    type Arithmetic<'a> = Wide<crate::simd::Portable>;
+
+    fn arithmetic(&self, _: usize, _: usize) -> Option<Self::Arithmetic<'_>> {
+        None
+    }
 }
 
 /// Rows `range` of a head of K or V.
@@ -53,6 +97,11 @@ pub(crate) struct HeadRows<'a, T> {
 }
 
 impl<'a, T: Element> HeadRows<'a, T> {
+    /// Rows `0..rows` of a head.
+    pub(crate) fn all(view: View<'a, T>, batch: usize, head: usize, rows: usize) -> Self {
+        HeadRows { view, batch, head, range: KeyRange { start: 0, end: rows } }
+    }
+
     pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> {
         let HeadRows { view, batch, head, range } = self;
         (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
@@ -112,12 +161,6 @@ impl<S: Simd> Arithmetic for Wide<S> {
             _ => self.0.step::<1>(step),
         }
     }
-
-    fn logit_factor(self) -> f64 {
-        1.0
-    }
-
-    fn rescale(self, _: &mut [f32], _: usize) {}
 }
 
 /// f32, where the lanes are numbers of a row: rows are filled up with zeros to whole vectors.
@@ -167,61 +210,5 @@ impl<S: Simd> Arithmetic for Dotted<S> {
 
     fn step(self, step: Step<'_>) {
         self.0.step_dims(step);
-    }
-
-    fn logit_factor(self) -> f64 {
-        1.0
-    }
-
-    fn rescale(self, _: &mut [f32], _: usize) {}
-}
-
-/// 16-bit factors: words are pairs of integers, along the head dimension in Q and K, along the keys in V.
-#[derive(Clone, Copy)]
-pub(crate) struct Narrowed<'a, N> {
-    pub narrow: N,
-    pub factors: Factors<'a>,
-}
-
-impl<N: Narrow> Arithmetic for Narrowed<'_, N> {
-    const LANES: usize = N::LANES;
-
-    fn words(self, dim: usize) -> usize {
-        dim.div_ceil(2)
-    }
-
-    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
-        let factor = if negate { -self.factors.q } else { self.factors.q };
-        let words = to.len();
-        self.narrow.integers(std::iter::once(row), factor, to, words);
-    }
-
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = self.words(rows.view.dim);
-        let to = room.resize(rows.range.len() * ld);
-        self.narrow.integers(rows.rows(), self.factors.k, to, ld);
-        Rows { data: to, ld }
-    }
-
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = rows.view.dim;
-        let to = room.resize(rows.range.len().div_ceil(2) * ld);
-        self.narrow.row_pairs(rows.rows(), self.factors.v, to);
-        Rows { data: to, ld }
-    }
-
-    fn step(self, step: Step<'_>) {
-        self.narrow.step(step);
-    }
-
-    fn logit_factor(self) -> f64 {
-        1.0 / (f64::from(self.factors.q) * f64::from(self.factors.k))
-    }
-
-    fn rescale(self, out: &mut [f32], width: usize) {
-        for (row, factor) in out.chunks_exact_mut(width).zip(self.factors.v) {
-            let inverse = 1.0 / factor;
-            row.iter_mut().for_each(|x| *x *= inverse);
-        }
     }
 }

@@ -7,9 +7,12 @@ use problem::{DType, Mask, Problem};
 
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 
-/// Cycles to widen a vector of 16-bit numbers: to load, convert and store it; to make integers of it, with their bounds.
+/// Cycles to widen a vector of 16-bit numbers: to load, convert and store it; to make integers or terms of it, with their bounds.
 const WIDEN: f64 = 2.0;
 const MAKE_INTEGERS: f64 = 6.0;
+const MAKE_TERMS: f64 = 3.0;
+/// Cycles for a product of two tiles, with the loads and stores that come with it.
+const TILE_PRODUCT: f64 = 26.0;
 /// Cycles for a vector of weights: load, FMA, nine instructions of the exponential, sum, maximum, store.
 const WEIGH: f64 = 6.0;
 /// Cycles for a vector of O in each block of keys: load, add, store.
@@ -122,18 +125,20 @@ impl CpuPlan {
         let vectors =
             (most / panel * self.vectors + (most % panel).div_ceil(lanes)) as f64 * count.rows / most as f64;
         let dims = (p.head_dim + p.head_dim_v) as f64;
-        let integers =
-            self.isa == Isa::Avx512Vnni && p.dtype != DType::F32 && p.seq_q >= self.isa.panel_rows();
-        let rate = if integers { 0.5 } else { 1.0 };
-        let fma = vectors
-            * count.keys
-            * dims
-            * rate
-            * fma_cycles(self.tile_rows, self.vectors.min(most.div_ceil(lanes)));
+        let own = self.isa.is_for(p);
+        let fma = match self.isa {
+            Isa::Amx if own => vectors * count.keys * tile_products(p) * TILE_PRODUCT,
+            _ => {
+                let rate = if self.isa == Isa::Avx512Vnni && own { 0.5 } else { 1.0 };
+                let wide = self.vectors.min(most.div_ceil(lanes));
+                vectors * count.keys * dims * rate * fma_cycles(self.tile_rows, wide)
+            }
+        };
         let steps = count.keys / self.block_kv as f64;
-        let convert = match p.dtype {
-            DType::F32 => 0.0,
-            _ if integers => MAKE_INTEGERS,
+        let convert = match (self.isa, p.dtype) {
+            (_, DType::F32) => 0.0,
+            (Isa::Amx, dtype) if own => MAKE_TERMS * terms(dtype),
+            (Isa::Avx512Vnni, _) if own => MAKE_INTEGERS,
             _ => WIDEN,
         };
         let panels = (most.div_ceil(panel)) as f64;
@@ -196,6 +201,18 @@ fn mean_keys(p: &Problem, rows: usize) -> f64 {
             (mean + rows as f64 / 2.0).min(keys)
         }
     }
+}
+
+/// bf16 terms of a number.
+fn terms(dtype: DType) -> f64 {
+    if dtype == DType::F16 { 2.0 } else { 1.0 }
+}
+
+/// Products of two tiles for a vector of lanes and a key: of 16 keys and 32 dims, and of 16 dims and 32 keys.
+fn tile_products(p: &Problem) -> f64 {
+    let (logits, values) = if p.dtype == DType::F16 { (4.0, 3.0) } else { (1.0, 1.0) };
+    let [dim, dim_v] = [p.head_dim.div_ceil(32), p.head_dim_v.div_ceil(16)].map(|tiles| tiles as f64);
+    dim * logits / 16.0 + dim_v * values / 32.0
 }
 
 /// Cycles of an FMA in a register tile: two a cycle, unless loads or latency are in the way.

@@ -36,11 +36,11 @@ pub enum CpuError {
         /// The largest that would be accepted, beside the plan's other fields.
         most: usize,
     },
-    /// The plan asks for 16-bit integers where nothing is summed in their way.
+    /// The plan asks for numbers of a row as lanes where the instructions want query rows.
     #[error(
-        "plan.lanes = dims is not possible with plan.isa = avx512vnni; accepted: lanes = queries, or isa = avx512"
+        "plan.lanes = dims is not possible with plan.isa = {0}; accepted: lanes = queries, or isa = avx512"
     )]
-    IntegerDims,
+    QueryLanes(Isa),
     /// The plan asks for instructions that this processor lacks.
     #[error("plan.isa = {isa} is not available on this processor; accepted: {available}")]
     Isa {

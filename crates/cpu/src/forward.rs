@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use problem::{KeyRange, Problem, Strides, Tensor};
 
 use crate::aligned::Aligned;
-use crate::arithmetic::{Arithmetic, Dotted, HeadRows, Wide};
-use crate::narrow::Heads;
+use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, Never, Wide};
 use crate::output::OutputRows;
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Order, Rows};
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{Isa, Portable, Simd};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
 use crate::view::{Inputs, origin};
@@ -45,14 +48,18 @@ pub fn attention<T: Element>(
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => crate::simd::Avx512::detect_vnni().into_iter().for_each(|simd| call.run(simd)),
+        Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run(amx.vectors(), &call.terms(amx))),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => crate::simd::Avx512::detect().into_iter().for_each(|simd| call.run(simd)),
+        Isa::Avx512Vnni => {
+            Avx512Vnni::detect().into_iter().for_each(|vnni| call.run(vnni.vectors(), &call.integers(vnni)));
+        }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => crate::simd::Avx2::detect().into_iter().for_each(|simd| call.run(simd)),
+        Isa::Avx512 => Avx512::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Avx2::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => crate::simd::Neon::detect().into_iter().for_each(|simd| call.run(simd)),
-        Isa::Portable => call.run(Portable),
+        Isa::Neon => Neon::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
+        Isa::Portable => call.run(Portable, &Never),
         #[allow(unreachable_patterns)] // the sets of the other architecture
         _ => {}
     }
@@ -94,13 +101,26 @@ thread_local! {
 }
 
 impl<T: Element> Call<'_, T> {
-    fn run<S: Simd>(&self, simd: S) {
+    /// Heads as sums of bf16 numbers, whose products are AMX's.
+    #[cfg(target_arch = "x86_64")]
+    fn terms(&self, amx: Amx) -> Option<crate::terms::Heads<'_, T>> {
+        crate::terms::Heads::new(amx, self.problem, self.inputs, self.plan, self.together())
+    }
+
+    /// Heads as 16-bit integers, unless there is an LSE: it is f32, and is to be as exact as f32 logits make it.
+    #[cfg(target_arch = "x86_64")]
+    fn integers(&self, vnni: Avx512Vnni) -> Option<crate::narrow::Heads<'_, T>> {
+        let heads = || crate::narrow::Heads::new(vnni, self.problem, self.inputs, self.plan, self.together());
+        self.lse.is_none().then(heads).flatten()
+    }
+
+    fn run<S: Simd>(&self, simd: S, faster: &impl Faster) {
         let parts = self.parts();
         if parts == 1 {
-            return self.run_tasks(simd, None);
+            return self.run_tasks(simd, faster, None);
         }
         let mut room = parts::room(self.problem, parts);
-        self.run_tasks(simd, Some(&Parts::new(self.problem, parts, &mut room)));
+        self.run_tasks(simd, faster, Some(&Parts::new(self.problem, parts, &mut room)));
         let p = self.problem;
         let row_room = room.len() / (p.batch * p.heads_q * p.seq_q);
         for (index, row) in room.chunks_exact_mut(row_room).enumerate() {
@@ -110,19 +130,16 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    fn run_tasks<S: Simd>(&self, simd: S, parts: Option<&Parts<'_>>) {
+    fn run_tasks<S: Simd>(&self, simd: S, faster: &impl Faster, parts: Option<&Parts<'_>>) {
         let tasks = self.tasks();
-        // An LSE is f32, and is to be as exact as f32 logits make it.
-        let narrow = simd.narrow().filter(|_| self.lse.is_none());
-        let together = self.together();
-        let heads =
-            narrow.and_then(|narrow| Heads::new(narrow, self.problem, self.inputs, self.plan, together));
         let next = AtomicUsize::new(0);
         let work = || {
             SCRATCH.with_borrow_mut(|scratch| {
                 while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match heads.as_ref().and_then(|heads| heads.arithmetic(task.batch, task.head)) {
-                        Some(narrowed) => self.run_task(simd, narrowed, task, scratch, parts),
+                    match faster.arithmetic(task.batch, task.head) {
+                        Some(faster) => {
+                            faster.within(|| self.run_task(simd, faster, task, scratch, parts));
+                        }
                         None => match self.plan.lanes {
                             Lanes::Queries => self.run_task(simd, Wide(simd), task, scratch, parts),
                             Lanes::Dims => self.run_task(simd, Dotted(simd), task, scratch, parts),
@@ -210,7 +227,7 @@ impl<T: Element> Call<'_, T> {
         let part = task.part * self.part_keys();
         let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
         let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());
-        weights.resize(block_kv.next_multiple_of(S::LANES) * MAX_WIDTH);
+        weights.resize(arithmetic.weights(block_kv));
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
         let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();

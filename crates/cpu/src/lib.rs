@@ -16,12 +16,15 @@ mod dims;
 mod element;
 mod error;
 mod forward;
+#[cfg(target_arch = "x86_64")]
 mod narrow;
 mod oracle;
 mod output;
 mod parts;
 mod plan;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod terms;
 mod tile;
 mod view;
 

@@ -14,15 +14,16 @@ use std::sync::OnceLock;
 
 use problem::{DType, KeyRange, Problem};
 
-use crate::arithmetic::{HeadRows, Narrowed};
-use crate::simd::{Extent, Narrow};
-use crate::view::{Inputs, View};
-use crate::{CpuPlan, Element};
+use crate::aligned::Aligned;
+use crate::arithmetic::{Arithmetic, Faster, HeadRows};
+use crate::simd::{Avx512, Avx512Vnni, Extent, Rows, Simd};
+use crate::tile::Step;
+use crate::view::Inputs;
+use crate::{CpuPlan, Element, Elements};
 
 /// Keys whose products are one integer sum. Even.
 pub(crate) const WINDOW: usize = 16;
 /// log2 of the largest integer weight of a lane in a window.
-#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) const WEIGHT_BITS: f32 = 13.0;
 /// Largest norm of a row of integers of Q or K. Then products of rows are below 2³¹, and so are all their partial
 /// sums (Cauchy–Schwarz), with room for the roundings of [`MAX_DIM`] numbers by up to 1/2.
@@ -84,8 +85,8 @@ fn is_fine(dtype: DType, dim: usize, least_norm_squared: f32) -> bool {
 }
 
 /// The factors of every head of a problem, each found when it is first asked for.
-pub(crate) struct Heads<'a, T, N> {
-    narrow: N,
+pub(crate) struct Heads<'a, T> {
+    vnni: Avx512Vnni,
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
     block_kv: usize,
@@ -96,20 +97,20 @@ pub(crate) struct Heads<'a, T, N> {
     values: Vec<OnceLock<Option<Vec<f32>>>>,
 }
 
-impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
+impl<'a, T: Element> Heads<'a, T> {
     /// `None` if the problem is not one for 16 bits: f32, or so few rows that preparing K and V is most of the work.
     pub(crate) fn new(
-        narrow: N,
+        vnni: Avx512Vnni,
         problem: &'a Problem,
         inputs: Inputs<'a, T>,
         plan: &CpuPlan,
         together: usize,
     ) -> Option<Self> {
         let p = problem;
-        let fits = p.dtype != DType::F32 && p.seq_q >= plan.isa.panel_rows() && p.head_dim <= MAX_DIM;
+        let fits = plan.isa.is_for(p) && p.head_dim <= MAX_DIM;
         let kv_heads = p.batch * p.heads_kv;
         fits.then(|| Heads {
-            narrow,
+            vnni,
             problem,
             inputs,
             block_kv: plan.block_kv,
@@ -120,24 +121,6 @@ impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
         })
     }
 
-    /// The arithmetic for the query heads of a task, of which `head` is the first, if 16 bits are enough for them.
-    pub(crate) fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_, N>> {
-        let p = self.problem;
-        let kv = head / p.group_size();
-        let (at, at_kv) = ((batch * p.heads_q + head) / self.together, batch * p.heads_kv + kv);
-        let of_queries = || {
-            let heads = head..head + self.together;
-            self.narrow.extent(heads.flat_map(|head| all(self.inputs.q, batch, head, p.seq_q).rows()))
-        };
-        let queries = self.queries[at].get_or_init(of_queries);
-        let keys = self.keys[at_kv]
-            .get_or_init(|| self.narrow.extent(all(self.inputs.k, batch, kv, p.seq_kv).rows()));
-        let (q, k) = logit_factors(p, *queries, *keys)?;
-        let values = all(self.inputs.v, batch, kv, p.seq_kv);
-        let v = self.values[at_kv].get_or_init(|| self.value_factors(values)).as_deref()?;
-        Some(Narrowed { narrow: self.narrow, factors: Factors { q, k, v } })
-    }
-
     fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
         let dim = values.view.dim;
         let (mut sums, mut reach) = (vec![0.0; dim], vec![0.0; dim]);
@@ -146,18 +129,87 @@ impl<'a, T: Element, N: Narrow> Heads<'a, T, N> {
             let block_end = (block + self.block_kv).min(values.range.end);
             for start in (block..block_end).step_by(WINDOW) {
                 let range = KeyRange { start, end: (start + WINDOW).min(block_end) };
-                self.narrow.reach(HeadRows { range, ..values }.rows(), &mut sums, &mut reach);
+                self.vnni.reach(HeadRows { range, ..values }.rows(), &mut sums, &mut reach);
             }
         }
         let factors = column_factors(&reach)?;
-        let least = self.narrow.least_norm_squared(values.rows(), &factors);
+        let least = self.vnni.least_norm_squared(values.rows(), &factors);
         is_fine(self.problem.dtype, dim, least).then_some(factors)
     }
 }
 
-/// Every row of a head.
-fn all<T>(view: View<'_, T>, batch: usize, head: usize, rows: usize) -> HeadRows<'_, T> {
-    HeadRows { view, batch, head, range: KeyRange { start: 0, end: rows } }
+impl<T: Element> Faster for Heads<'_, T> {
+    type Arithmetic<'a>
+        = Narrowed<'a>
+    where
+        Self: 'a;
+
+    fn arithmetic(&self, batch: usize, head: usize) -> Option<Narrowed<'_>> {
+        let p = self.problem;
+        let kv = head / p.group_size();
+        let (at, at_kv) = ((batch * p.heads_q + head) / self.together, batch * p.heads_kv + kv);
+        let of_queries = || {
+            let heads = head..head + self.together;
+            self.vnni.extent(heads.flat_map(|head| HeadRows::all(self.inputs.q, batch, head, p.seq_q).rows()))
+        };
+        let queries = self.queries[at].get_or_init(of_queries);
+        let keys = self.keys[at_kv]
+            .get_or_init(|| self.vnni.extent(HeadRows::all(self.inputs.k, batch, kv, p.seq_kv).rows()));
+        let (q, k) = logit_factors(p, *queries, *keys)?;
+        let values = HeadRows::all(self.inputs.v, batch, kv, p.seq_kv);
+        let v = self.values[at_kv].get_or_init(|| self.value_factors(values)).as_deref()?;
+        Some(Narrowed { vnni: self.vnni, factors: Factors { q, k, v } })
+    }
+}
+
+/// 16-bit factors: words are pairs of integers, along the head dimension in Q and K, along the keys in V.
+#[derive(Clone, Copy)]
+pub(crate) struct Narrowed<'a> {
+    vnni: Avx512Vnni,
+    factors: Factors<'a>,
+}
+
+impl Arithmetic for Narrowed<'_> {
+    const LANES: usize = Avx512::LANES;
+
+    fn words(self, dim: usize) -> usize {
+        dim.div_ceil(2)
+    }
+
+    fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]) {
+        let factor = if negate { -self.factors.q } else { self.factors.q };
+        let words = to.len();
+        self.vnni.integers(std::iter::once(row), factor, to, words);
+    }
+
+    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim);
+        let to = room.resize(rows.range.len() * ld);
+        self.vnni.integers(rows.rows(), self.factors.k, to, ld);
+        Rows { data: to, ld }
+    }
+
+    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = rows.view.dim;
+        let to = room.resize(rows.range.len().div_ceil(2) * ld);
+        self.vnni.row_pairs(rows.rows(), self.factors.v, to);
+        Rows { data: to, ld }
+    }
+
+    fn step(self, step: Step<'_>) {
+        self.vnni.step(step);
+    }
+
+    fn logit_factor(self) -> f64 {
+        1.0 / (f64::from(self.factors.q) * f64::from(self.factors.k))
+    }
+
+    fn rescale(self, out: &mut [f32], width: usize) {
+        for (row, factor) in out.chunks_exact_mut(width).zip(self.factors.v) {
+            let inverse = 1.0 / factor;
+            row.iter_mut().for_each(|x| *x *= inverse);
+        }
+    }
 }
 
 /// The factors for columns of V with such sums, if they are ordinary. A column of zeros has any.

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Never, Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::dims;
 use crate::tile::{self, Step};
 
@@ -26,7 +26,6 @@ impl Simd for Avx2 {
     const MAX_VECTORS: usize = 2;
     const TILE_ROWS: [usize; 4] = [12, 6, 0, 0];
     type V = __m256;
-    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {

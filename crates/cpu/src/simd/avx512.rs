@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Avx512Vnni, Simd, exp2_polynomial};
+use super::{Simd, exp2_polynomial};
 use crate::dims;
 use crate::element::{Element, ElementsMut};
 use crate::tile::{self, Step};
@@ -16,25 +16,13 @@ const EXP2_FLOOR: [f32; 5] = [0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_01
 
 /// Proof that the processor has AVX-512 F and DQ, and all of [`super::Avx2`].
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512 {
-    narrow: Option<Avx512Vnni>,
-}
+pub(crate) struct Avx512(());
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Avx512> {
         let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
         // Transposes and conversions are those of AVX2.
-        (wide && super::Avx2::detect().is_some()).then_some(Avx512 { narrow: None })
-    }
-
-    /// With 16-bit factors for 16-bit inputs.
-    pub(crate) fn detect_vnni() -> Option<Avx512> {
-        Avx512::detect().and_then(Avx512Vnni::detect).map(Avx512::with)
-    }
-
-    /// The processor that `narrow` was found on.
-    pub(crate) fn with(narrow: Avx512Vnni) -> Avx512 {
-        Avx512 { narrow: Some(narrow) }
+        (wide && super::Avx2::detect().is_some()).then_some(Avx512(()))
     }
 }
 
@@ -45,11 +33,6 @@ impl Simd for Avx512 {
     // 6 · 4 sums, 4 vectors of B and a broadcast: 29 of 32 registers.
     const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = __m512;
-    type Narrow = Avx512Vnni;
-
-    fn narrow(self) -> Option<Avx512Vnni> {
-        self.narrow
-    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -132,7 +115,7 @@ impl Simd for Avx512 {
         match T::elements_mut(to) {
             ElementsMut::F32(to) => unsafe { scale(from, factor, to) },
             ElementsMut::F16(to) => unsafe { narrow_scaled_f16(from, factor, to) },
-            ElementsMut::Bf16(_) => T::narrow_scaled(from, factor, to),
+            ElementsMut::Bf16(to) => unsafe { narrow_scaled_bf16(from, factor, to) },
         }
     }
 
@@ -188,4 +171,15 @@ fn narrow_scaled_f16(from: &[f32], factor: f32, to: &mut [f16]) {
         }
     }
     f16::narrow_scaled(rest, factor, to_rest);
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn narrow_scaled_bf16(from: &[f32], factor: f32, to: &mut [bf16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        let bits = (from * factor).to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // A NaN might be rounded to infinity, or beyond its sign.
+        let quiet = bits >> 16 | 0x40;
+        *to = bf16::from_bits(if (from * factor).is_nan() { quiet } else { rounded } as u16);
+    }
 }

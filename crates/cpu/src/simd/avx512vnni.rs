@@ -4,25 +4,17 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use super::avx512bw::{Extent, LANES, extent, load, store};
 use super::gemm::{Columns, Product, Rows, gemm};
-use super::{Avx512, Extent, Narrow, Simd};
+use super::{Avx512, Simd};
 use crate::element::Elements;
 use crate::narrow::{WEIGHT_BITS, WINDOW};
 use crate::tile::{self, Panel, Step};
 
-/// Proof that the processor has AVX-512 VNNI, BW and VL, and all of [`Avx512`].
+/// Proof that the processor has AVX-512 VNNI, BW and VL, and all of [`Avx512`]. A word is 32 bits, carried as an f32 that
+/// nobody calculates with: a pair of 16-bit integers.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Vnni(());
-
-impl Avx512Vnni {
-    pub(crate) fn detect(_: Avx512) -> Option<Avx512Vnni> {
-        let short = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
-        (short && is_x86_feature_detected!("avx512vnni")).then_some(Avx512Vnni(()))
-    }
-}
-
-/// f32 lanes of a vector.
-const LANES: usize = Avx512::LANES;
+pub(crate) struct Avx512Vnni(Avx512);
 
 /// Elements are pairs of 16-bit integers; the sum of their products, a 32-bit integer, becomes an f32. (Sums start
 /// at zero: the bits of 0.0 are those of the integer.)
@@ -73,22 +65,45 @@ fn add_products(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
 }
 
 // SAFETY of every call: `self` is proof of the instructions.
-impl Narrow for Avx512Vnni {
-    const LANES: usize = LANES;
+impl Avx512Vnni {
+    pub(crate) fn detect() -> Option<Avx512Vnni> {
+        let short = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+        let vnni = short && is_x86_feature_detected!("avx512vnni");
+        Avx512::detect().filter(|_| vnni).map(Avx512Vnni)
+    }
 
-    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+    /// Its vectors.
+    pub(crate) fn vectors(self) -> Avx512 {
+        self.0
+    }
+
+    /// How large the numbers of some rows are.
+    pub(crate) fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
         unsafe { extent(rows) }
     }
 
-    fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]) {
+    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 8 times the largest. `sums`
+    /// is room for as many numbers. NaN stays.
+    pub(crate) fn reach<'a>(
+        self,
+        window: impl Iterator<Item = Elements<'a>>,
+        sums: &mut [f32],
+        reach: &mut [f32],
+    ) {
         unsafe { add_reach(window, sums, reach) }
     }
 
-    fn least_norm_squared<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32 {
+    /// The least squared norm of the rows, their columns multiplied by `factors`.
+    pub(crate) fn least_norm_squared<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        factors: &[f32],
+    ) -> f32 {
         unsafe { least_norm_squared(rows, factors) }
     }
 
-    fn integers<'a>(
+    /// Rows as integers `round(factor · x)`, `words` a row: neighbours are pairs, an odd one's partner is 0.
+    pub(crate) fn integers<'a>(
         self,
         rows: impl Iterator<Item = Elements<'a>>,
         factor: f32,
@@ -98,14 +113,22 @@ impl Narrow for Avx512Vnni {
         unsafe { integers(rows, factor, to, words) }
     }
 
-    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]) {
+    /// Rows as such integers, a factor for each column: those of one row and the next are pairs, an odd row's
+    /// partners are 0.
+    pub(crate) fn row_pairs<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        factors: &[f32],
+        to: &mut [f32],
+    ) {
         unsafe { row_pairs(rows, factors, to) }
     }
 
-    fn step(self, step: Step<'_>) {
+    /// Runs `step` on words: pairs along the head dimension in Q and K, along the keys in V.
+    pub(crate) fn step(self, step: Step<'_>) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni")]
-        fn compiled<const VECTORS: usize>(narrow: Avx512Vnni, step: Step<'_>) {
-            run_step::<VECTORS>(Avx512::with(narrow), narrow, step);
+        fn compiled<const VECTORS: usize>(vnni: Avx512Vnni, step: Step<'_>) {
+            run_step::<VECTORS>(vnni.0, vnni, step);
         }
         match step.panel.width / LANES {
             4 => unsafe { compiled::<4>(self, step) },
@@ -118,11 +141,11 @@ impl Narrow for Avx512Vnni {
 
 /// [`tile::run_step`] on integers.
 #[inline(always)]
-fn run_step<const VECTORS: usize>(s: Avx512, narrow: Avx512Vnni, step: Step<'_>) {
+fn run_step<const VECTORS: usize>(s: Avx512, vnni: Avx512Vnni, step: Step<'_>) {
     let Step { panel, block, scale, weights, tile } = step;
     let (keys, width, tall) = (block.keys.len(), VECTORS * LANES, tile.rows_of(VECTORS));
     let logits = &mut weights[..keys * width];
-    gemm::<_, _, _, VECTORS>(s, Logits(narrow), block.k, &panel.q, logits, [keys, block.k.ld], tall);
+    gemm::<_, _, _, VECTORS>(s, Logits(vnni), block.k, &panel.q, logits, [keys, block.k.ld], tall);
     if block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end {
         tile::mask::<_, VECTORS>(s, panel, block.keys.start, logits);
     }
@@ -135,7 +158,7 @@ fn run_step<const VECTORS: usize>(s: Avx512, narrow: Avx512Vnni, step: Step<'_>)
         let v = Columns { data: &data[window * WINDOW / 2 * ld..], ld };
         gemm::<_, _, _, VECTORS>(
             s,
-            Weighted(narrow, factor),
+            Weighted(vnni, factor),
             v,
             logits,
             &mut panel.out,
@@ -190,54 +213,6 @@ fn weigh<const VECTORS: usize>(
         s.store(s.fma(sum[v], factor[v], s.load(old)), old);
     }
     factor
-}
-
-/// Elements `at..` of a row, as many as a vector has, zeros after the last.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn load(from: Elements<'_>, at: usize) -> __m512 {
-    let mask = lanes(from.len() - at);
-    // SAFETY: the mask hides what does not exist.
-    unsafe {
-        match from {
-            Elements::F32(x) => _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)),
-            Elements::F16(x) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast())),
-            Elements::Bf16(x) => {
-                let halves = _mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast());
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-            }
-        }
-    }
-}
-
-/// A mask of the first `count` lanes.
-fn lanes(count: usize) -> __mmask16 {
-    if count < LANES { !(!0 << count) } else { !0 }
-}
-
-/// Writes as many words as `to` has, [`LANES`] at most.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store(words: __m512i, to: &mut [f32]) {
-    // SAFETY: the mask hides what does not exist.
-    unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(to.len()), words) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn extent<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Extent {
-    let mut max = _mm512_setzero_ps();
-    let mut norm = 0u32;
-    for row in rows {
-        let mut squares = _mm512_setzero_ps();
-        for at in (0..row.len()).step_by(LANES) {
-            let x = load(row, at);
-            max = _mm512_max_ps(max, _mm512_abs_ps(x));
-            squares = _mm512_fmadd_ps(x, x, squares);
-        }
-        // Sums of squares are ordered as their bits are, NaN above all.
-        norm = norm.max(_mm512_reduce_add_ps(squares).abs().to_bits());
-    }
-    Extent { max: _mm512_reduce_max_ps(max), norm_squared: f32::from_bits(norm) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]

@@ -4,9 +4,13 @@ mod gemm;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bw;
 #[cfg(target_arch = "x86_64")]
 mod avx512vnni;
 #[cfg(target_arch = "aarch64")]
@@ -16,6 +20,7 @@ use std::fmt;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gemm::{Added, Columns, Fresh, Part, Rows, gemm, gemm_part};
@@ -24,7 +29,13 @@ pub(crate) use portable::Portable;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
+pub(crate) use {
+    amx::{Amx, CHUNK},
+    avx2::Avx2,
+    avx512::Avx512,
+    avx512bw::Extent,
+    avx512vnni::Avx512Vnni,
+};
 
 use crate::element::{Element, Elements};
 use crate::tile::Step;
@@ -33,6 +44,8 @@ use crate::tile::Step;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
+    /// [`Isa::Avx512`], and 16-bit inputs multiplied as tiles of bf16 (AMX-BF16, on Linux); f16 numbers are sums of two of these.
+    Amx,
     /// [`Isa::Avx512`], and 16-bit inputs multiplied as 16-bit integers (AVX-512 VNNI, BW and VL).
     Avx512Vnni,
     /// AVX-512 F, 16 lanes.
@@ -47,13 +60,15 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, fastest first.
-    pub const ALL: [Isa; 5] = [Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => Avx512::detect_vnni().is_some(),
+            Isa::Amx => Amx::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Avx512Vnni::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
@@ -76,18 +91,34 @@ impl Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
+    /// Whether it computes a problem in its own arithmetic; else it is [`Isa::Avx512`] by another name.
+    pub fn is_for(self, problem: &Problem) -> bool {
+        let rows = problem.seq_q >= self.panel_rows();
+        match self {
+            // Preparing K and V is most of the work where rows are few.
+            Isa::Amx | Isa::Avx512Vnni => rows && problem.dtype != DType::F32,
+            _ => true,
+        }
+    }
+
+    /// Whether lanes can be numbers of a row.
+    pub const fn has_dims(self) -> bool {
+        !matches!(self, Isa::Amx | Isa::Avx512Vnni)
+    }
+
     /// f32 numbers of a vector.
     pub const fn lanes(self) -> usize {
         match self {
-            Isa::Avx512Vnni | Isa::Avx512 => 16,
+            Isa::Amx | Isa::Avx512Vnni | Isa::Avx512 => 16,
             Isa::Avx2 => 8,
             Isa::Neon | Isa::Portable => 4,
         }
     }
 
-    /// Vectors and rows of the widest register tile: what the default plans take.
+    /// Vectors and rows of the widest register tile: what the default plans take. With AMX the rows are tiles.
     pub const fn tile(self) -> (usize, usize) {
         match self {
+            Isa::Amx => (2, 2),
             Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon => (4, 6),
             Isa::Avx2 => (2, 6),
             Isa::Portable => (2, 5),
@@ -111,6 +142,7 @@ impl Isa {
     /// The name used on the command line and in evidence rows.
     pub const fn name(self) -> &'static str {
         match self {
+            Isa::Amx => "amx",
             Isa::Avx512Vnni => "avx512vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
@@ -140,8 +172,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: [usize; 4];
     /// The vector.
     type V: Copy;
-    /// The same processor's arithmetic on 16-bit numbers; [`Never`] if it has none that is faster.
-    type Narrow: Narrow;
 
     fn splat(self, x: f32) -> Self::V;
     /// The first [`Simd::LANES`] elements of `from`.
@@ -162,11 +192,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2^t: relative error below 2·2⁻²³ for results that are normal numbers (t ≥ −126), smaller ones are right to
     /// 2⁻¹²⁶; 0 for −∞, NaN for NaN. Only for t ≤ 127.
     fn exp2(self, t: Self::V) -> Self::V;
-
-    /// The arithmetic on 16-bit numbers, if it is to be used.
-    fn narrow(self) -> Option<Self::Narrow> {
-        None
-    }
 
     /// The sums of the lanes of as many vectors as a vector has lanes: `ROWS · KEYS` of them.
     fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[Self::V; KEYS]; ROWS]) -> Self::V;
@@ -194,77 +219,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Transposes `rows × cols` of `from` (row-major, distance `from_ld`) into `to` (distance `to_ld`).
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize);
-}
-
-/// Attention with 16-bit factors (see [`crate::narrow`]). A word is 32 bits, carried as an f32 that nobody calculates
-/// with: a pair of 16-bit integers.
-///
-/// As with [`Simd`], a value is proof that the processor has the instructions.
-pub(crate) trait Narrow: Copy + Send + Sync + 'static {
-    /// Lanes of a panel are a multiple of this.
-    const LANES: usize;
-
-    /// How large the numbers of some rows are.
-    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
-
-    /// Raises `reach`, column by column, to the sum of the magnitudes of some rows, and to 8 times the largest. `sums`
-    /// is room for as many numbers. NaN stays.
-    fn reach<'a>(self, window: impl Iterator<Item = Elements<'a>>, sums: &mut [f32], reach: &mut [f32]);
-
-    /// The least squared norm of the rows, their columns multiplied by `factors`.
-    fn least_norm_squared<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> f32;
-
-    /// Rows as integers `round(factor · x)`, `words` a row: neighbours are pairs, an odd one's partner is 0.
-    fn integers<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        factor: f32,
-        to: &mut [f32],
-        words: usize,
-    );
-
-    /// Rows as such integers, a factor for each column: those of one row and the next are pairs, an odd row's
-    /// partners are 0.
-    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]);
-
-    /// Runs `step` on words: pairs along the head dimension in Q and K, along the keys in V.
-    fn step(self, step: Step<'_>);
-}
-
-/// How large the numbers of some rows are. Where one is NaN, so is `norm_squared`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Extent {
-    /// Largest magnitude.
-    pub max: f32,
-    /// Squared Euclidean norm of a row, the largest one.
-    pub norm_squared: f32,
-}
-
-/// The [`Narrow`] of processors that have none: there is no value of it.
-#[derive(Clone, Copy)]
-pub(crate) enum Never {}
-
-impl Narrow for Never {
-    const LANES: usize = 1;
-
-    fn extent<'a>(self, _: impl Iterator<Item = Elements<'a>>) -> Extent {
-        match self {}
-    }
-    fn reach<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &mut [f32], _: &mut [f32]) {
-        match self {}
-    }
-    fn least_norm_squared<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32]) -> f32 {
-        match self {}
-    }
-    fn integers<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: f32, _: &mut [f32], _: usize) {
-        match self {}
-    }
-    fn row_pairs<'a>(self, _: impl Iterator<Item = Elements<'a>>, _: &[f32], _: &mut [f32]) {
-        match self {}
-    }
-    fn step(self, _: Step<'_>) {
-        match self {}
-    }
 }
 
 /// 2^r − 1 = r · q(r) for r in [−1/2, 1/2]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.6·2⁻²⁴

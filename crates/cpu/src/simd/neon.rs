@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Never, Simd, exp2_by_shift, transpose_plain};
+use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::tile::{self, Step};
 
@@ -23,7 +23,6 @@ impl Simd for Neon {
     const MAX_VECTORS: usize = 4;
     const TILE_ROWS: [usize; 4] = [12, 12, 8, 6];
     type V = float32x4_t;
-    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> float32x4_t {

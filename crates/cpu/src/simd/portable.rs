@@ -1,6 +1,6 @@
 //! Plain Rust, for processors without a module of their own and as a second opinion in tests.
 
-use super::{Never, Simd, exp2_by_shift, transpose_plain};
+use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::tile::{self, Step};
 
@@ -21,7 +21,6 @@ impl Simd for Portable {
     const MAX_VECTORS: usize = 2;
     const TILE_ROWS: [usize; 4] = [8, 5, 0, 0];
     type V = V;
-    type Narrow = Never;
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {

@@ -1,7 +1,7 @@
 //! The genes of the native kernels' plans, and which of their values are worth a try for a problem on this machine.
 
 use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
-use problem::{DType, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use super::candidate::Candidate;
@@ -11,7 +11,7 @@ impl Space {
     /// Of this machine's CPU.
     pub fn cpu(problem: &Problem) -> Space {
         let template = Candidate::Cpu(CpuPlan::for_problem(problem));
-        let family = FamilySpace::new("cpu", template, genes(problem), moves());
+        let family = FamilySpace::new("cpu", template, genes(problem), moves(problem));
         Space { domain: Domain::Cpu(problem.clone()), families: vec![family] }
     }
 }
@@ -26,6 +26,7 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
         let last = values.iter().copied().find(|&value| value >= most);
         values.iter().copied().filter(|&value| value < most).chain(last).map(Value::from).collect()
     };
+    let widest = isas(p).iter().map(|isa| isa.tile().0).max().unwrap_or(1);
     let mut genes = vec![
         ("isa", isas(p).into_iter().map(|isa| json!(isa)).collect()),
         ("threads", [1, threads.div_ceil(2), (3 * threads).div_ceil(4), threads].map(Value::from).to_vec()),
@@ -35,8 +36,8 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
         ),
         ("block_kv", up_to(p.seq_kv, &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024])),
         ("lanes", vec![json!(Lanes::Queries), json!(Lanes::Dims)]),
-        ("vectors", (1..=Isa::best().tile().0).map(Value::from).collect()),
-        ("tile_rows", [2, 4, 5, 6, 8, 12].map(Value::from).to_vec()),
+        ("vectors", (1..=widest).map(Value::from).collect()),
+        ("tile_rows", [1, 2, 4, 5, 6, 8, 12].map(Value::from).to_vec()),
         ("splits", up_to(p.seq_kv.div_ceil(64), &[1, 2, 3, 4, 6, 8, 16])),
     ];
     if p.group_size() > 1 {
@@ -48,33 +49,37 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
     genes.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
 }
 
-/// The instruction sets with vectors; plain Rust only where there are none.
+/// The instruction sets with vectors that compute the problem in their own way; plain Rust only where there are none.
 fn isas(problem: &Problem) -> Vec<Isa> {
-    let integers = problem.dtype != DType::F32 && problem.seq_q >= Isa::Avx512Vnni.panel_rows();
     let mut isas = Isa::available();
-    isas.retain(|&isa| integers || isa != Isa::Avx512Vnni);
+    isas.retain(|isa| isa.is_for(problem));
     if isas.len() > 1 {
         isas.retain(|&isa| isa != Isa::Portable);
     }
     isas
 }
 
-/// Genes that only together do what they are for: a register tile is as tall as its width allows, and lanes along the head dimension
-/// are for few rows, small blocks of keys, and another instruction set than the integers'.
-fn moves() -> Vec<Value> {
-    let isa = if Isa::best() == Isa::Avx512Vnni { Isa::Avx512 } else { Isa::best() };
-    let (widest, tallest) = isa.tile();
-    let tiles =
-        (1..=widest).map(|vectors| json!({ "vectors": vectors, "tile_rows": isa.tile_rows(vectors) }));
-    let dims = [32, 64, 128].map(|block_kv| {
-        json!({ "isa": isa, "lanes": Lanes::Dims, "vectors": widest, "tile_rows": tallest, "block_kv": block_kv })
+/// Genes that only together do what they are for: a register tile is as tall as its width and the instructions allow, and lanes along
+/// the head dimension are for few rows, small blocks of keys, and instructions that have them.
+fn moves(problem: &Problem) -> Vec<Value> {
+    let isas = isas(problem);
+    let tiles = isas.iter().flat_map(|isa| {
+        (1..=isa.tile().0).map(
+            move |vectors| json!({ "isa": isa, "vectors": vectors, "tile_rows": isa.tile_rows(vectors) }),
+        )
+    });
+    let dims = isas.iter().find(|isa| isa.has_dims()).into_iter().flat_map(|isa| {
+        let (widest, tallest) = isa.tile();
+        [32, 64, 128].map(move |block_kv| {
+            json!({ "isa": isa, "lanes": Lanes::Dims, "vectors": widest, "tile_rows": tallest, "block_kv": block_kv })
+        })
     });
     tiles.chain(dims).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use problem::Layout;
+    use problem::{DType, Layout};
     use rand::SeedableRng;
     use rand::rngs::SmallRng;
 

@@ -1,0 +1,68 @@
+//! Rows of elements as AVX-512 vectors (BW and VL), whatever their type and length.
+#![allow(unsafe_code)] // intrinsics and masked loads, called from code compiled for them
+
+use std::arch::x86_64::*;
+
+use super::{Avx512, Simd};
+use crate::element::Elements;
+
+/// f32 lanes of a vector.
+pub(super) const LANES: usize = Avx512::LANES;
+
+/// How large the numbers of some rows are. Where one is NaN, so is `norm_squared`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Extent {
+    /// Largest magnitude.
+    pub max: f32,
+    /// Squared Euclidean norm of a row, the largest one.
+    pub norm_squared: f32,
+}
+
+/// Elements `at..` of a row, as many as a vector has, zeros after the last.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) fn load(from: Elements<'_>, at: usize) -> __m512 {
+    let at = at.min(from.len());
+    let mask = lanes(from.len() - at);
+    // SAFETY: the mask hides what does not exist.
+    unsafe {
+        match from {
+            Elements::F32(x) => _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)),
+            Elements::F16(x) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast())),
+            Elements::Bf16(x) => {
+                let halves = _mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+            }
+        }
+    }
+}
+
+/// A mask of the first `count` lanes.
+fn lanes(count: usize) -> __mmask16 {
+    if count < LANES { !(!0 << count) } else { !0 }
+}
+
+/// Writes as many words as `to` has, [`LANES`] at most.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn store(words: __m512i, to: &mut [f32]) {
+    // SAFETY: the mask hides what does not exist.
+    unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(to.len()), words) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) fn extent<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+    let mut max = _mm512_setzero_ps();
+    let mut norm = 0u32;
+    for row in rows {
+        let mut squares = _mm512_setzero_ps();
+        for at in (0..row.len()).step_by(LANES) {
+            let x = load(row, at);
+            max = _mm512_max_ps(max, _mm512_abs_ps(x));
+            squares = _mm512_fmadd_ps(x, x, squares);
+        }
+        // Sums of squares are ordered as their bits are, NaN above all.
+        norm = norm.max(_mm512_reduce_add_ps(squares).abs().to_bits());
+    }
+    Extent { max: _mm512_reduce_max_ps(max), norm_squared: f32::from_bits(norm) }
+}
