@@ -1,4 +1,5 @@
-//! How fast candidates are made: plans drawn, checked and identified in a second, and PTX emitted and assembled in a second.
+//! How fast candidates are made: plans drawn, checked and identified in a second, PTX emitted and assembled in a second, and where there
+//! is a GPU, kernels of a small problem judged and timed in a second there.
 //!
 //! ```text
 //! cargo run --release -p flashcore-lab --example throughput
@@ -8,9 +9,14 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use emu::model::machine::H200;
+use flashcore_lab::evolve::evaluate::cuda::Card;
 use flashcore_lab::evolve::evaluate::kernel::Bench;
+use flashcore_lab::evolve::evaluate::{Cuda, GpuCard};
 use flashcore_lab::evolve::space::Space;
+use flashcore_lab::evolve::{Candidate, Evaluator, Finding, Stage, Target, Task};
+use flashcore_lab::ledger::CandidateId;
 use kernels::Arch;
+use kernels::select::Shape;
 use problem::{DType, Mask, Problem};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -18,6 +24,9 @@ use rayon::prelude::*;
 
 /// Seconds of each measurement.
 const SECONDS: f64 = 5.0;
+/// Kernels that a GPU judges and times, and seconds of such a timing: those of an evolution.
+const JUDGED: usize = 60;
+const TIMING: f64 = 0.05;
 
 fn main() {
     let problems = [
@@ -70,4 +79,51 @@ fn main() {
             rayon::current_num_threads()
         );
     }
+    match GpuCard::open(0) {
+        Ok(card) => judged(card),
+        Err(fault) => println!("no GPU: {fault}"),
+    }
+}
+
+/// Kernels through the gate and a short timing on a GPU, which has compiled them before.
+fn judged(card: GpuCard) {
+    let (problem, arch, name) = (Problem::mission(), card.arch(), card.info().name.clone());
+    let space = Space::gpu(&problem, &arch, &[]);
+    let mut evaluator = Cuda::new(card, None);
+    let mut rng = SmallRng::seed_from_u64(2);
+    let task = |number, stage, subject: &Candidate| Task {
+        candidate: CandidateId(number),
+        stage,
+        target: Target::Cuda { ordinal: 0 },
+        problem: Shape::of(&problem),
+        subject: subject.clone(),
+        incumbent: None,
+        seconds: TIMING,
+    };
+    let mut compiled = Vec::new();
+    let began = Instant::now();
+    while compiled.len() < JUDGED {
+        let Some(plan) = space.random(&mut rng) else { continue };
+        let screen = task(compiled.len() as i64, Stage::Screen, &plan);
+        if let Finding::Screened { .. } = evaluator.evaluate(&screen).finding {
+            compiled.push(plan);
+        }
+    }
+    println!("{name}: {:.1} kernels/s compiled on one thread", JUDGED as f64 / began.elapsed().as_secs_f64());
+    // The first of a problem waits for the right answers.
+    evaluator.evaluate(&task(0, Stage::Microbench, &compiled[0]));
+    let (began, mut timed, mut held) = (Instant::now(), 0, 0.0);
+    for (number, plan) in compiled.iter().enumerate() {
+        let outcome = evaluator.evaluate(&task(number as i64, Stage::Microbench, plan));
+        held += outcome.device_seconds;
+        match outcome.finding {
+            Finding::Timed { .. } => timed += 1,
+            other => println!("{}: {other:?}", plan.hash()),
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "{name}: {:.1} kernels/s through gate and short timing ({timed} of {JUDGED} right, {held:.1} of {seconds:.1} s with the device)",
+        JUDGED as f64 / seconds
+    );
 }

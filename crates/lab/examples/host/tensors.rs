@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use driver::{Buffer, Context, DeviceSlice, Stream};
 use flashcore::gpu::Prepared;
+use flashcore_lab::gate::References;
 use flashcore_lab::gate::inputs::{Style, draw};
-use flashcore_lab::gate::judge::{ErrorFigures, judge};
+use flashcore_lab::gate::judge::ErrorFigures;
 use flashcore_lab::values::{Inputs, Values};
 use problem::{Problem, Tensor};
 
@@ -116,9 +117,7 @@ impl Tensors {
         ensure(touched == 0, || format!("{touched} elements between the rows were written"))?;
         let lse = Values::from_bytes(problem::DType::F32, &result.lse);
         let lse: Vec<f64> = (0..lse.len()).filter_map(|i| lse.get(i)).map(f64::from).collect();
-        let oracle = self.inputs.oracle(problem)?;
-        let standard = self.inputs.reference_in_precision(problem)?;
-        let figures = judge(problem, &dense, Some(&lse), &oracle, &standard);
+        let figures = References::of(problem, &self.inputs)?.judge(&dense, Some(&lse));
         let reasons = figures.reasons();
         ensure(reasons.is_empty(), || reasons.join("; "))?;
         Ok(figures)

@@ -4,7 +4,7 @@
 //! last, and some at places drawn from the seed, new ones for each draw; and every element of the output must be a number,
 //! because the output was filled with NaN before.
 
-use cpu::{CpuError, Reference};
+use cpu::CpuError;
 use problem::{Layout, Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -12,7 +12,8 @@ use rayon::prelude::*;
 
 use super::Origin;
 use super::fault::Fault;
-use crate::gate::judge::{ErrorFigures, judge};
+use crate::gate::References;
+use crate::gate::judge::ErrorFigures;
 use crate::values::{Inputs, Values};
 
 /// The problem with all tensors dense as `[batch, head, row, dim]`: the order in which inputs are drawn and outputs judged.
@@ -43,8 +44,7 @@ struct Block {
     problem: Problem,
     /// Its first output element.
     start: usize,
-    oracle: Reference,
-    standard: Reference,
+    references: References,
 }
 
 impl Answer {
@@ -57,8 +57,8 @@ impl Answer {
         problem.check()?;
         let inputs = normal_inputs(&problem, seed);
         if Answer::is_whole(&problem) {
-            let (oracle, standard) = (inputs.oracle(&problem)?, inputs.reference_in_precision(&problem)?);
-            let whole = Block { problem, start: 0, oracle, standard };
+            let references = References::of(&problem, &inputs)?;
+            let whole = Block { problem, start: 0, references };
             return Ok(Answer { inputs, blocks: vec![whole] });
         }
         let rows = block_rows(&problem);
@@ -89,11 +89,12 @@ impl Answer {
             return Err(Fault::Unwritten { elements: unwritten, of: out.len() });
         }
         let figures = self.blocks.iter().map(|block| {
-            let end = block.start + block.oracle.out.len();
+            let elements = block.references.elements();
+            let end = block.start + elements;
             let values: Vec<f64> = (block.start..end).filter_map(|i| out.get(i)).map(f64::from).collect();
-            let figures = judge(&block.problem, &values, None, &block.oracle, &block.standard);
+            let figures = block.references.judge(&values, None);
             // A short output leaves figures of nothing.
-            if values.len() == block.oracle.out.len() { Ok(figures) } else { Err(Fault::short(out.len())) }
+            if values.len() == elements { Ok(figures) } else { Err(Fault::short(out.len())) }
         });
         let mut worst = ErrorFigures { allclose_1e3: true, ..ErrorFigures::default() };
         for figures in figures {
@@ -165,8 +166,8 @@ fn block(
         k: inputs.k.slice(from(Tensor::K, kv_head, 0, keys)),
         v: inputs.v.slice(from(Tensor::V, kv_head, 0, keys)),
     };
-    let (oracle, standard) = (inputs.oracle(&part)?, inputs.reference_in_precision(&part)?);
-    Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, oracle, standard })
+    let references = References::of(&part, &inputs)?;
+    Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, references })
 }
 
 /// Independent standard normal draws, each run of elements from a stream of its own, so that all cores draw.

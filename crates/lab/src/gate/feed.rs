@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cpu::{CpuError, Reference};
+use cpu::CpuError;
 use emu::Buffer;
 use problem::{Problem, Tensor};
 use rand::rngs::SmallRng;
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use super::Proof;
 use super::inputs::{Style, draw, rows_of};
-use super::judge::{ErrorFigures, judge};
+use super::judge::{ErrorFigures, References};
 use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
@@ -27,12 +27,6 @@ pub struct Feed {
     seed: u64,
     drawn: Option<Inputs>,
     codes: Option<Codes>,
-}
-
-/// The true answer, and that of standard attention in the input precision.
-pub struct References {
-    oracle: Reference,
-    standard: Reference,
 }
 
 impl Feed {
@@ -64,8 +58,7 @@ impl Feed {
     /// When the oracle refuses the problem.
     pub fn references(&self, bound: &Bound) -> Result<Option<References>, CpuError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
-        let (oracle, standard) = (inputs.oracle(problem)?, inputs.reference_in_precision(problem)?);
-        Ok(Some(References { oracle, standard }))
+        References::of(problem, inputs).map(Some)
     }
 
     /// What quantising the inputs costs; `None` where they are not.
@@ -152,7 +145,7 @@ impl Feed {
         check_gaps(out, &rows, problem.dtype.bytes(), proof);
         let values = Values::from_bytes(problem.dtype, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
-        let figures = judge(problem, &dense, lse.as_deref(), &references.oracle, &references.standard);
+        let figures = references.judge(&dense, lse.as_deref());
         for reason in figures.reasons() {
             proof.refute(format!("wrong answer on {} inputs: {reason}", self.style.name()));
         }

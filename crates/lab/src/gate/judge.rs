@@ -1,8 +1,11 @@
 //! Is an output right? Tolerances come from the error of the same mathematics in the precision of the inputs, as
 //! FlashAttention's own tests derive theirs, never from a loose constant.
 
-use cpu::Reference;
+use cpu::{CpuError, Reference};
 use problem::{DType, Problem};
+use rayon::prelude::*;
+
+use crate::values::{Inputs, Values};
 
 /// How far an output is from the oracle, each figure beside what is allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -115,40 +118,100 @@ impl ErrorFigures {
     }
 }
 
-/// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, where given, its LSE against the oracle;
-/// `standard` is standard attention in the input precision on the same inputs.
-pub fn judge(
-    problem: &Problem,
-    out: &[f64],
-    lse: Option<&[f64]>,
-    oracle: &Reference,
-    standard: &Reference,
-) -> ErrorFigures {
-    let roundoff = problem.dtype.unit_roundoff();
-    let dim = problem.head_dim_v.max(1);
-    let ours = Distance::of(out, &oracle.out, dim);
-    let theirs = Distance::of(&standard.out, &oracle.out, dim);
-    let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
-    let mut figures = ErrorFigures {
-        max_abs: ours.max_abs,
-        // The kernel rounds its output once more than the bound of a sum knows of.
-        max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
-        rel: ours.rel,
-        rel_allowed: 2.0 * theirs.rel + roundoff,
-        row_rel: ours.row_rel,
-        row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
-        bias: ours.bias,
-        // A common factor can come from the output's rounding, and from that of 1 / sum, which is f32.
-        bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
-        cosine: ours.cosine,
-        non_finite: ours.non_finite,
-        ..ErrorFigures::default()
-    };
-    (figures.max_diff, figures.allclose_1e3) = as_the_seeds(problem.dtype, out, &oracle.out);
-    if let Some(lse) = lse {
-        judge_lse(&mut figures, problem, lse, &oracle.lse, &standard.lse);
+/// What outputs are judged by: the true answer, and how far standard attention in the input precision is from it.
+pub struct References {
+    dim: usize,
+    oracle: Reference,
+    /// O of the oracle, rounded to the dtype.
+    rounded: Values,
+    /// What is allowed; figures are 0.
+    allowed: ErrorFigures,
+}
+
+impl References {
+    /// Computes both.
+    ///
+    /// # Errors
+    /// When the oracle refuses the problem.
+    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, CpuError> {
+        Ok(References::new(problem, inputs.oracle(problem)?, &inputs.reference_in_precision(problem)?))
     }
-    figures
+
+    /// From the oracle, and standard attention in the input precision on the same inputs.
+    pub fn new(problem: &Problem, oracle: Reference, standard: &Reference) -> References {
+        let roundoff = problem.dtype.unit_roundoff();
+        let dim = problem.head_dim_v.max(1);
+        let theirs = Distance::of(&standard.out, &oracle.out, dim);
+        let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
+        let (_, of_lse) = lse_error(&standard.lse, &oracle.lse);
+        let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
+        let roundings = 64.0 + problem.head_dim as f64;
+        let allowed = ErrorFigures {
+            // The kernel rounds its output once more than the bound of a sum knows of.
+            max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
+            rel_allowed: 2.0 * theirs.rel + roundoff,
+            row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
+            // A common factor can come from the output's rounding, and from that of 1 / sum, which is f32.
+            bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
+            // LSE is f32: twice the error of the standard computation, plus what f32 sums of head_dim products and the logarithm cost
+            // (64 roundings of the largest term).
+            lse_allowed: 2.0 * of_lse + roundings * DType::F32.unit_roundoff() * largest_lse,
+            ..ErrorFigures::default()
+        };
+        let rounded: Vec<f32> = oracle.out.iter().map(|&x| x as f32).collect();
+        let rounded = Values::round(problem.dtype, &rounded);
+        References { dim, oracle, rounded, allowed }
+    }
+
+    /// Elements of O.
+    pub fn elements(&self) -> usize {
+        self.oracle.out.len()
+    }
+
+    /// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, where given, its LSE.
+    pub fn judge(&self, out: &[f64], lse: Option<&[f64]>) -> ErrorFigures {
+        let ours = Distance::of(out, &self.oracle.out, self.dim);
+        let (max_diff, allclose_1e3) = self.as_the_seeds(out);
+        let (unlike, lse_error) = lse.map_or((0, 0.0), |lse| lse_error(lse, &self.oracle.lse));
+        ErrorFigures {
+            max_abs: ours.max_abs,
+            rel: ours.rel,
+            row_rel: ours.row_rel,
+            bias: ours.bias,
+            cosine: ours.cosine,
+            lse: lse_error,
+            lse_allowed: if lse.is_some() { self.allowed.lse_allowed } else { 0.0 },
+            max_diff,
+            allclose_1e3,
+            non_finite: ours.non_finite + unlike,
+            ..self.allowed
+        }
+    }
+
+    fn as_the_seeds(&self, out: &[f64]) -> (f64, bool) {
+        let (mut max_diff, mut close) = (0.0f64, true);
+        for (index, &x) in out.iter().enumerate() {
+            let expected = self.rounded.get(index).map_or(f64::NAN, f64::from);
+            let diff = (x - expected).abs();
+            // As torch: a NaN anywhere makes the maximum NaN.
+            max_diff = if diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
+            close &= diff <= 1e-3 + 1e-3 * expected.abs();
+        }
+        (max_diff, close)
+    }
+}
+
+/// Rows of an LSE that are finite in one and not in the other, and the largest error of the rest.
+fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
+    let (mut unlike, mut worst) = (0, 0.0f64);
+    for (&x, &exact) in lse.iter().zip(exact) {
+        if x.is_finite() != exact.is_finite() || (exact == f64::NEG_INFINITY && x != exact) {
+            unlike += 1;
+        } else if exact.is_finite() {
+            worst = worst.max((x - exact).abs());
+        }
+    }
+    (unlike, worst)
 }
 
 /// Distances between two tensors, over the elements that are finite in the exact one.
@@ -165,24 +228,36 @@ impl Distance {
     fn of(x: &[f64], exact: &[f64], dim: usize) -> Distance {
         let mut total = Sums::default();
         let (mut row_rel, mut max_abs, mut non_finite) = (0.0f64, 0.0f64, 0);
-        for (x, exact) in x.chunks(dim).zip(exact.chunks(dim)) {
-            let mut row = Sums::default();
-            for (&x, &exact) in x.iter().zip(exact) {
-                match (x.is_finite(), exact.is_finite()) {
-                    (true, true) => {
-                        max_abs = max_abs.max((x - exact).abs());
-                        row.add(x, exact);
-                    }
-                    (false, false) => {}
-                    (true, false) | (false, true) => non_finite += 1,
-                }
-            }
+        let rows = x.par_chunks(dim).zip(exact.par_chunks(dim)).with_min_len(ROWS_AT_ONCE);
+        // Merged in the order of the rows, so that figures do not depend on who was first.
+        for (row, most, unlike) in rows.map(|(x, exact)| of_row(x, exact)).collect::<Vec<_>>() {
+            max_abs = max_abs.max(most);
+            non_finite += unlike;
             row_rel = row_rel.max(row.rel());
             total.merge(&row);
         }
         let (rel, bias, cosine) = (total.rel(), total.bias(), total.cosine());
         Distance { max_abs, rel, row_rel, bias, cosine, non_finite }
     }
+}
+
+/// Rows that are not worth a thread's waking.
+const ROWS_AT_ONCE: usize = 256;
+
+/// Of a row its sums, its largest error, and how many elements are finite in one and not in the other.
+fn of_row(x: &[f64], exact: &[f64]) -> (Sums, f64, u64) {
+    let (mut row, mut max_abs, mut non_finite) = (Sums::default(), 0.0f64, 0);
+    for (&x, &exact) in x.iter().zip(exact) {
+        match (x.is_finite(), exact.is_finite()) {
+            (true, true) => {
+                max_abs = max_abs.max((x - exact).abs());
+                row.add(x, exact);
+            }
+            (false, false) => {}
+            (true, false) | (false, true) => non_finite += 1,
+        }
+    }
+    (row, max_abs, non_finite)
 }
 
 #[derive(Default)]
@@ -227,41 +302,6 @@ fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
     values.iter().copied().filter(|x| x.is_finite())
 }
 
-fn as_the_seeds(dtype: DType, out: &[f64], exact: &[f64]) -> (f64, bool) {
-    let rounded: Vec<f32> = exact.iter().map(|&x| x as f32).collect();
-    let rounded = crate::values::Values::round(dtype, &rounded);
-    let (mut max_diff, mut close) = (0.0f64, true);
-    for (index, &x) in out.iter().enumerate() {
-        let expected = rounded.get(index).map_or(f64::NAN, f64::from);
-        let diff = (x - expected).abs();
-        // As torch: a NaN anywhere makes the maximum NaN.
-        max_diff = if diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
-        close &= diff <= 1e-3 + 1e-3 * expected.abs();
-    }
-    (max_diff, close)
-}
-
-/// LSE is f32: twice the error of the standard computation, plus what f32 sums of head_dim products and the
-/// logarithm cost (64 roundings of the largest term).
-fn judge_lse(figures: &mut ErrorFigures, problem: &Problem, lse: &[f64], exact: &[f64], standard: &[f64]) {
-    let error = |x: &[f64], figures: &mut ErrorFigures| {
-        let mut worst = 0.0f64;
-        for (&x, &exact) in x.iter().zip(exact) {
-            if x.is_finite() != exact.is_finite() || (exact == f64::NEG_INFINITY && x != exact) {
-                figures.non_finite += 1;
-            } else if exact.is_finite() {
-                worst = worst.max((x - exact).abs());
-            }
-        }
-        worst
-    };
-    let theirs = error(standard, &mut ErrorFigures::default());
-    let largest = finite(exact).fold(1.0, |m: f64, x| m.max(x.abs()));
-    let roundings = 64.0 + problem.head_dim as f64;
-    figures.lse = error(lse, figures);
-    figures.lse_allowed = 2.0 * theirs + roundings * DType::F32.unit_roundoff() * largest;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,7 +331,9 @@ mod tests {
         }
 
         fn reasons(&self) -> Vec<String> {
-            judge(&self.problem, &self.out, Some(&self.lse), &self.oracle, &self.standard).reasons()
+            References::new(&self.problem, self.oracle.clone(), &self.standard)
+                .judge(&self.out, Some(&self.lse))
+                .reasons()
         }
     }
 

@@ -17,7 +17,8 @@ mod quantised;
 pub mod torture;
 mod trial;
 
-pub use feed::{Feed, References, contents};
+pub use feed::{Feed, contents};
+pub use judge::References;
 pub use proof::{HazardRow, Proof, Verdict};
 pub use prove::{GateError, Settings, prove, prove_family};
-pub use trial::{Trial, TrialError, bind, trial};
+pub use trial::{Launched, Trial, TrialError, bind, launch, trial};

@@ -79,8 +79,8 @@ fn with_row_stride(mut problem: Problem, row: i64) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::References;
     use crate::gate::inputs::{Style, draw};
-    use crate::gate::judge::judge;
     use cpu::CpuPlan;
     use problem::Tensor;
 
@@ -98,9 +98,8 @@ mod tests {
                     dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));
                 }
                 let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
-                let oracle = inputs.oracle(&problem).unwrap();
-                let standard = inputs.reference_in_precision(&problem).unwrap();
-                let reasons = judge(&problem, &dense, Some(&lse), &oracle, &standard).reasons();
+                let references = References::of(&problem, &inputs).unwrap();
+                let reasons = references.judge(&dense, Some(&lse)).reasons();
                 assert_eq!(reasons, [""; 0], "{dtype} {name}");
             }
         }

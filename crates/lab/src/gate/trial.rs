@@ -7,8 +7,8 @@ use kernels::{Arch, KernelError, Plan};
 use problem::{Problem, ProblemError};
 use ptx::{Access, Arg, Kernel, Machine};
 
-use super::feed::{Feed, References};
-use super::judge::ErrorFigures;
+use super::feed::Feed;
+use super::judge::{ErrorFigures, References};
 use super::prove::must_write;
 use super::{Proof, Verdict};
 use crate::launchfile::{Bound, Role};
@@ -77,16 +77,43 @@ pub fn trial<M: Machine>(
     feed: &Feed,
     references: Option<&References>,
 ) -> Result<Trial, TrialError<M::Error>> {
+    Ok(launch(machine, bound, feed)?.check(bound, feed, references))
+}
+
+/// What a run left, not yet looked at: a machine need not wait for that.
+pub struct Launched {
+    before: Vec<Vec<u8>>,
+    after: Vec<Vec<u8>>,
+    proof: Proof,
+}
+
+/// The run of a [`trial`].
+///
+/// # Errors
+/// When the machine fails.
+pub fn launch<M: Machine>(
+    machine: &mut M,
+    bound: &Bound,
+    feed: &Feed,
+) -> Result<Launched, TrialError<M::Error>> {
     let before: Vec<Vec<u8>> = feed.buffers(bound).iter().map(Buffer::to_bytes).collect();
     let mut proof = Proof::empty();
     let after = run_guarded(machine, &bound.kernel, &before, &mut proof).map_err(TrialError::Machine)?;
-    feed.check_inputs_kept(bound, &before, &after, &mut proof);
-    check_written(bound, &after, &mut proof);
-    if let Some(references) = references {
-        feed.check_outputs(bound, references, &after, &mut proof);
+    Ok(Launched { before, after, proof })
+}
+
+impl Launched {
+    /// The judgement of a [`trial`].
+    pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
+        let Launched { before, after, mut proof } = self;
+        feed.check_inputs_kept(bound, &before, &after, &mut proof);
+        check_written(bound, &after, &mut proof);
+        if let Some(references) = references {
+            feed.check_outputs(bound, references, &after, &mut proof);
+        }
+        debug_assert_eq!(proof.verdict == Verdict::Proven, proof.reasons.is_empty());
+        Trial { reasons: proof.reasons, error: proof.error, after }
     }
-    debug_assert_eq!(proof.verdict == Verdict::Proven, proof.reasons.is_empty());
-    Ok(Trial { reasons: proof.reasons, error: proof.error, after })
 }
 
 /// The buffers after a launch, without their guards.

@@ -1,11 +1,11 @@
 //! What a plan of the native kernels must get right before its time counts: the gate's law, with the machine itself in the place of the
 //! emulator. All cases are small, of the problem's kind, and their answers are computed once.
 
-use cpu::{CpuError, CpuPlan, Reference};
+use cpu::{CpuError, CpuPlan};
 use problem::{Layout, Problem, Tensor};
 
+use crate::gate::References;
 use crate::gate::inputs::{Style, draw};
-use crate::gate::judge::judge;
 use crate::gate::torture;
 use crate::values::{Inputs, Values};
 
@@ -22,8 +22,7 @@ struct Case {
     name: String,
     problem: Problem,
     inputs: Inputs,
-    oracle: Reference,
-    standard: Reference,
+    references: References,
     /// Times the error model.
     slack: f64,
 }
@@ -64,8 +63,8 @@ impl Cases {
 impl Case {
     fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, CpuError> {
         let inputs = draw(&problem, style, seed);
-        let (oracle, standard) = (inputs.oracle(&problem)?, inputs.reference_in_precision(&problem)?);
-        Ok(Case { name, problem, inputs, oracle, standard, slack: 1.0 })
+        let references = References::of(&problem, &inputs)?;
+        Ok(Case { name, problem, inputs, references, slack: 1.0 })
     }
 
     /// Runs the plan into poisoned outputs. Asked for an LSE, 16-bit inputs take another path.
@@ -79,7 +78,7 @@ impl Case {
         let rows = out.gather(p, Tensor::Out);
         let values: Vec<f64> = (0..rows.len()).filter_map(|i| rows.get(i)).map(f64::from).collect();
         let lse: Vec<f64> = lse.into_iter().map(f64::from).collect();
-        let figures = judge(p, &values, with_lse.then_some(&lse[..]), &self.oracle, &self.standard);
+        let figures = self.references.judge(&values, with_lse.then_some(&lse[..]));
         let mut reasons = figures.with_slack(self.slack).reasons();
         let between = elements - rows.len();
         if poison - rows.count_nan() != between {

@@ -1,13 +1,14 @@
 //! The gate on a card: right answers on several draws, every element written and none beside them, the same bits each time.
 
 use problem::{Problem, Tensor};
+use rayon::prelude::*;
 
 use super::card::Card;
 use crate::bench::{Answer, Origin, dense};
 use crate::evolve::evaluate::subject::Fault;
 use crate::gate::inputs::Style;
 use crate::gate::judge::ErrorFigures;
-use crate::gate::{Feed, References, Trial, TrialError, trial};
+use crate::gate::{Feed, Launched, References, Trial, TrialError, launch};
 use crate::launchfile::{Bound, Role};
 use crate::values::Values;
 
@@ -89,9 +90,16 @@ impl Gate {
         let [first, ..] = cases.unwrap_or_default() else {
             return Err(Fault::new("problem", "nothing was drawn for it"));
         };
+        let cases = cases.unwrap_or_default();
+        let feeds = cases.iter().map(|case| &case.feed).chain(std::iter::repeat_n(&first.feed, REPEATS));
+        let runs = feeds.map(|feed| launch(card.machine(), bound, feed).map_err(lost::<C>));
+        let mut runs = runs.collect::<Result<Vec<Launched>, Fault>>()?;
+        let repeats = runs.split_off(cases.len());
+        // The card has done its part.
+        let judged: Vec<_> = cases.par_iter().zip(runs).map(|(case, run)| case.judge(bound, run)).collect();
         let (mut error, mut outputs) = (None::<ErrorFigures>, Vec::new());
-        for case in cases.unwrap_or_default() {
-            let (run, found) = case.run(card, bound)?;
+        for judged in judged {
+            let (run, found) = judged?;
             if outputs.is_empty() {
                 outputs = run.outputs(bound);
             }
@@ -100,9 +108,8 @@ impl Gate {
                 (worst, found) => worst.or(found),
             };
         }
-        for repeat in 1..=REPEATS {
-            let again = trial(card.machine(), bound, &first.feed, None).map_err(lost::<C>)?;
-            if again.outputs(bound) != outputs {
+        for (repeat, again) in (1..).zip(repeats) {
+            if again.check(bound, &first.feed, None).outputs(bound) != outputs {
                 let detail = format!("launch {repeat} on the same inputs gave other bits than the first");
                 return Err(Fault::new("wrong", detail));
             }
@@ -127,13 +134,13 @@ fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> Faul
 }
 
 impl Case {
-    /// Runs a kernel once; a fault where it is wrong.
-    fn run<C: Card>(&self, card: &mut C, bound: &Bound) -> Result<(Trial, Option<ErrorFigures>), Fault> {
+    /// What a run left; a fault where it is wrong.
+    fn judge(&self, bound: &Bound, run: Launched) -> Result<(Trial, Option<ErrorFigures>), Fault> {
         let references = match &self.truth {
             Truth::Whole(references) => Some(references),
             Truth::Rows(_) => None,
         };
-        let run = trial(card.machine(), bound, &self.feed, references).map_err(lost::<C>)?;
+        let run = run.check(bound, &self.feed, references);
         if !run.is_right() {
             return Err(Fault::new("wrong", run.reasons.join("; ")));
         }
