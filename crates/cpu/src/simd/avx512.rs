@@ -120,7 +120,7 @@ impl Simd for Avx512 {
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
-        unsafe { super::avx2::transpose(from, from_ld, to, to_ld, rows, cols) }
+        unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
     }
 }
 
@@ -148,6 +148,60 @@ fn sum_each(of: impl Fn(usize) -> __m512) -> __m512 {
         )
     };
     quarters(quarters(four(0), four(4)), quarters(four(8), four(12)))
+}
+
+/// Transposes by blocks of 16 × 16, and what is left as AVX2 does.
+#[target_feature(enable = "avx512f,avx2")]
+fn transpose(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
+    let (whole_rows, whole_cols) = (rows - rows % 16, cols - cols % 16);
+    for row in (0..whole_rows).step_by(16) {
+        for col in (0..whole_cols).step_by(16) {
+            transpose_16x16(&from[row * from_ld + col..], from_ld, &mut to[col * to_ld + row..], to_ld);
+        }
+    }
+    if whole_cols < cols {
+        let (from, to) = (&from[whole_cols..], &mut to[whole_cols * to_ld..]);
+        super::avx2::transpose(from, from_ld, to, to_ld, whole_rows, cols - whole_cols);
+    }
+    if whole_rows < rows {
+        let (from, to) = (&from[whole_rows * from_ld..], &mut to[whole_rows..]);
+        super::avx2::transpose(from, from_ld, to, to_ld, rows - whole_rows, cols);
+    }
+}
+
+/// Pairs of 32, then of 64 bits change places; then quarters of vectors, which are 4 × 4 blocks.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose_16x16(from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize) {
+    // SAFETY of the loads and stores: slices of 16.
+    let row = |i: usize| unsafe { _mm512_loadu_ps(from[i * from_ld..][..16].as_ptr()) };
+    // quads[4 · g + c] holds in its quarter q column 4 · q + c of rows 4 · g to 4 · g + 3.
+    let mut quads = [_mm512_setzero_ps(); 16];
+    for g in 0..4 {
+        let [a, b, c, d] = [row(4 * g), row(4 * g + 1), row(4 * g + 2), row(4 * g + 3)];
+        let low = [_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d)].map(|v| _mm512_castps_pd(v));
+        let high = [_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d)].map(|v| _mm512_castps_pd(v));
+        for (half, [first, last]) in [low, high].into_iter().enumerate() {
+            quads[4 * g + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, last));
+            quads[4 * g + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, last));
+        }
+    }
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    for c in 0..4 {
+        let [first, second, third, fourth] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
+        let even = [_mm512_shuffle_f32x4::<EVEN>(first, second), _mm512_shuffle_f32x4::<EVEN>(third, fourth)];
+        let odd = [_mm512_shuffle_f32x4::<ODD>(first, second), _mm512_shuffle_f32x4::<ODD>(third, fourth)];
+        let columns = [
+            _mm512_shuffle_f32x4::<EVEN>(even[0], even[1]),
+            _mm512_shuffle_f32x4::<EVEN>(odd[0], odd[1]),
+            _mm512_shuffle_f32x4::<ODD>(even[0], even[1]),
+            _mm512_shuffle_f32x4::<ODD>(odd[0], odd[1]),
+        ];
+        for (quarter, column) in columns.into_iter().enumerate() {
+            unsafe { _mm512_storeu_ps(to[(4 * quarter + c) * to_ld..][..16].as_mut_ptr(), column) };
+        }
+    }
 }
 
 #[target_feature(enable = "avx512f")]
