@@ -2,7 +2,7 @@
 //! emulator. All cases are small, of the problem's kind, and their answers are computed once.
 
 use cpu::{CpuError, CpuPlan};
-use problem::{Layout, Problem, Tensor};
+use problem::{DType, Layout, Problem, Tensor};
 
 use crate::gate::References;
 use crate::gate::inputs::{Style, draw};
@@ -34,8 +34,13 @@ impl Cases {
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
         let own = ordinary.chain(others).map(|(style, seed)| {
-            // The error there is that of f32 sums of huge products, and as large as the order of summation makes it.
-            let slack = if style == Style::HugeLogits { 4.0 } else { 1.0 };
+            let slack = match style {
+                // The error there is that of f32 sums of huge products, and as large as the order of summation makes it.
+                Style::HugeLogits => 4.0,
+                // Rows are nearly alike there, and sums in f32 round alike in all of them: a single rounding looks like a bias.
+                Style::Rising | Style::Falling if small.dtype == DType::F32 => 2.0,
+                _ => 1.0,
+            };
             let case = Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)?;
             Ok(Case { slack, ..case })
         });
@@ -106,7 +111,7 @@ fn small(problem: &Problem) -> Problem {
 #[cfg(test)]
 mod tests {
     use cpu::{Isa, Lanes};
-    use problem::{DType, Mask};
+    use problem::Mask;
 
     use super::*;
 
@@ -117,6 +122,7 @@ mod tests {
             decode.with_seq_kv(4096, Layout::Bhsd),
             Problem::new(1, 2, 512, 64, DType::F16).with_mask(Mask::Causal),
             Problem::new(1, 2, 64, 64, DType::F32),
+            Problem::new(1, 1, 320, 64, DType::F32),
         ];
         for problem in problems {
             let mut cases = Cases::of(&problem).unwrap();
