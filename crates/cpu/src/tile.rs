@@ -88,14 +88,14 @@ impl Panel {
     }
 }
 
-/// A block of keys and values as words: f32 numbers or the pairs of [`crate::simd::Narrow`].
+/// A block of keys and values as words: f32 numbers, or pairs of 16-bit integers or of bf16 terms.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     /// Which keys.
     pub keys: KeyRange,
     /// Rows of K, at least those of `keys`.
     pub k: Rows<'a>,
-    /// Rows of V, or of pairs of its rows, likewise.
+    /// Rows of V, of pairs of its rows, or of pairs along its columns, likewise.
     pub v: Rows<'a>,
     /// Elements of a row of V.
     pub dim_v: usize,

@@ -386,7 +386,7 @@ fn multiply<const VECTORS: usize>(
     tall: usize,
     mut steps: impl Iterator<Item = Place>,
 ) {
-    /// Steps in one go: three terms of 128 numbers.
+    /// Steps in one go: all products of two terms of 192 numbers.
     const STEPS: usize = 24;
     let width = VECTORS * LANES;
     assert!(a.tiles * TILE * width <= c.len());
@@ -434,6 +434,12 @@ struct Tiles<'a> {
 
 /// Sums in tiles 0 to 3, row by row; A in 4 and 5, B in 6 and 7. `x` is where a tile of A is, `x2` the one below, `y` one of B.
 macro_rules! multiply {
+    ($tiles:ident, $sums:ident: $($zero:literal)*; $($load:literal)*; $($step:literal)*; $($end:literal)*) => {
+        match $sums {
+            Sums::Fresh => multiply!($tiles: $($zero)*; $($step)*; $($end)*),
+            Sums::Added => multiply!($tiles: $($load)*; $($step)*; $($end)*),
+        }
+    };
     ($tiles:ident: $($begin:literal)*; $($step:literal)*; $($end:literal)*) => {
         asm!(
             $($begin,)*
@@ -468,17 +474,9 @@ impl Tiles<'_> {
     unsafe fn multiply(self, rows: usize, columns: usize, sums: Sums) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (rows, columns, sums) {
-                (2, 2, Sums::Fresh) => multiply!(self:
+            match (rows, columns) {
+                (2, 2) => multiply!(self, sums:
                     "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
-                    "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
-                    "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{y} + {ld}*1 + 64]" "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{x2} + {lda}*1]" "tdpbf16ps tmm2, tmm5, tmm6"
-                    "tdpbf16ps tmm3, tmm5, tmm7";
-                    "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c} + {ld}*1 + 64], tmm1"
-                    "tilestored [{c2} + {ld}*1], tmm2" "tilestored [{c2} + {ld}*1 + 64], tmm3"),
-                (2, 2, Sums::Added) => multiply!(self:
                     "tileloadd tmm0, [{c} + {ld}*1]" "tileloadd tmm1, [{c} + {ld}*1 + 64]"
                     "tileloadd tmm2, [{c2} + {ld}*1]" "tileloadd tmm3, [{c2} + {ld}*1 + 64]";
                     "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
@@ -488,36 +486,22 @@ impl Tiles<'_> {
                     "tdpbf16ps tmm3, tmm5, tmm7";
                     "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c} + {ld}*1 + 64], tmm1"
                     "tilestored [{c2} + {ld}*1], tmm2" "tilestored [{c2} + {ld}*1 + 64], tmm3"),
-                (2, _, Sums::Fresh) => multiply!(self:
+                (2, _) => multiply!(self, sums:
                     "tilezero tmm0" "tilezero tmm2";
-                    "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
-                    "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm5, [{x2} + {lda}*1]" "tdpbf16ps tmm2, tmm5, tmm6";
-                    "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c2} + {ld}*1], tmm2"),
-                (2, _, Sums::Added) => multiply!(self:
                     "tileloadd tmm0, [{c} + {ld}*1]" "tileloadd tmm2, [{c2} + {ld}*1]";
                     "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tileloadd tmm5, [{x2} + {lda}*1]" "tdpbf16ps tmm2, tmm5, tmm6";
                     "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c2} + {ld}*1], tmm2"),
-                (_, 2, Sums::Fresh) => multiply!(self:
+                (_, 2) => multiply!(self, sums:
                     "tilezero tmm0" "tilezero tmm1";
-                    "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
-                    "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{y} + {ld}*1 + 64]" "tdpbf16ps tmm1, tmm4, tmm7";
-                    "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c} + {ld}*1 + 64], tmm1"),
-                (_, 2, Sums::Added) => multiply!(self:
                     "tileloadd tmm0, [{c} + {ld}*1]" "tileloadd tmm1, [{c} + {ld}*1 + 64]";
                     "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
                     "tdpbf16ps tmm0, tmm4, tmm6"
                     "tileloadd tmm7, [{y} + {ld}*1 + 64]" "tdpbf16ps tmm1, tmm4, tmm7";
                     "tilestored [{c} + {ld}*1], tmm0" "tilestored [{c} + {ld}*1 + 64], tmm1"),
-                (_, _, Sums::Fresh) => multiply!(self:
+                _ => multiply!(self, sums:
                     "tilezero tmm0";
-                    "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
-                    "tdpbf16ps tmm0, tmm4, tmm6";
-                    "tilestored [{c} + {ld}*1], tmm0"),
-                (_, _, Sums::Added) => multiply!(self:
                     "tileloadd tmm0, [{c} + {ld}*1]";
                     "tileloadd tmm4, [{x} + {lda}*1]" "tileloadd tmm6, [{y} + {ld}*1]"
                     "tdpbf16ps tmm0, tmm4, tmm6";
