@@ -123,7 +123,7 @@ impl Plan {
     pub fn with_lse(&self, lse: bool) -> Plan {
         match self {
             Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
-            Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, ..plan.clone() }),
+            Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, sums: plan.sums.unless(lse), ..plan.clone() }),
             Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
             Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
         }

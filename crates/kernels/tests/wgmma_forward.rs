@@ -10,7 +10,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
-use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
 use wgmma_plan::plain;
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
@@ -101,6 +101,38 @@ fn every_gene_computes_the_same() {
         for (j, mask) in Mask::ALL.into_iter().enumerate() {
             let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
             prove(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Row sums by products beside each gene that they meet, with every softmax and both types; some blocks are done once more.
+#[test]
+fn sums_by_products_are_right() {
+    let base = WgmmaPlan { sums: Sums::Product, lse: false, ..plain() };
+    let guessing = |limit| Softmax::Optimistic { slack: 0, limit };
+    let plans = [
+        WgmmaPlan { softmax: Softmax::Classic, ..base.clone() },
+        base.clone(),
+        WgmmaPlan { softmax: guessing(1), consumers: 2, turns: Turns::PingPong, ..base.clone() },
+        WgmmaPlan { softmax: guessing(7), tiles: Tiles::Overlapped, stages: 3, ..base.clone() },
+        WgmmaPlan { softmax: guessing(2), ends: Ends::Own, diagonal: Diagonal::Halved, ..base.clone() },
+        WgmmaPlan { softmax: guessing(7), cluster: 2, store: Store::Bulk, ..base.clone() },
+        WgmmaPlan { softmax: guessing(3), tail: Tail::Shared, consumers: 3, ..base.clone() },
+        WgmmaPlan { handout: Handout::Dynamic, block_n: 48, stages: 1, ..base },
+    ];
+    for (i, plan) in plans.into_iter().enumerate() {
+        for dtype in [DType::F16, DType::Bf16] {
+            for mask in Mask::ALL {
+                let problem = Problem { dtype, ..rectangle(3, 200, 250, 64, mask) };
+                let options = Options { seed: i as u64, ..Options::default() };
+                match Plan::Wgmma(plan.clone()).check(&problem, &SMALL) {
+                    Ok(()) => prove(&problem, plan.clone(), options),
+                    Err(reason) => {
+                        let of_mask = plan.tail == Tail::Shared || plan.diagonal == Diagonal::Halved;
+                        assert!(of_mask, "{plan:?}: {reason}");
+                    }
+                }
+            }
         }
     }
 }
@@ -241,6 +273,7 @@ fn genes_get_along() {
             turns: [Turns::Free, Turns::PingPong][draw(2)],
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
             chains: Chains { max: 2, sum: 1 },
+            sums: [Sums::Lanes, Sums::Product][draw(2)],
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded][draw(3)],

@@ -11,7 +11,7 @@ use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
-use tile::{Handout, Tail, Tiles, Turns};
+use tile::{Handout, Ones, Sums, Tail, Tiles, Turns};
 
 const DIM: u32 = 64;
 /// Bytes of a row of a tile in shared memory.
@@ -95,7 +95,8 @@ fn sites(plan: &WgmmaPlan, kernel: &Kernel) -> Vec<Site> {
 fn mbarrier_name(plan: &WgmmaPlan, offset: u32) -> String {
     let query_stages = plan.tiles.query_stages() + plan.queries_ahead;
     let rows_out = if plan.store == Store::Bulk { 64 * plan.consumers } else { 0 };
-    let rows = query_stages * 64 * plan.consumers + 2 * plan.stages * plan.block_n + rows_out;
+    let ones = if plan.sums == Sums::Product { Ones::BYTES / ROW } else { 0 };
+    let rows = query_stages * 64 * plan.consumers + 2 * plan.stages * plan.block_n + rows_out + ones;
     let mut first = rows * ROW;
     for (ring, stages) in
         [("queries", query_stages), ("keys", plan.stages), ("values", plan.stages), ("tiles", 2)]
@@ -244,6 +245,14 @@ fn clusters_by_a_counter() {
     };
     // As of all clusters, the one at the end.
     assert_needed(&plan, &["bar.warp.sync 0"]);
+}
+
+#[test]
+fn sums_by_products() {
+    let plan = WgmmaPlan { sums: Sums::Product, softmax: GUESSING, ..plain() };
+    assert_needed(&plan, &[]);
+    // As of all clusters, the one at the end.
+    assert_needed(&WgmmaPlan { cluster: 2, ..plan }, &["bar.warp.sync 0"]);
 }
 
 #[test]

@@ -56,6 +56,8 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         json!({ "softmax": { "lazy": { "slack": 8 } } }),
         optimistic(15),
         optimistic(40),
+        // What f16 allows where products make the sums.
+        json!({ "softmax": { "optimistic": { "slack": 6, "limit": 7 } } }),
     ];
     let tails = match problem.mask {
         Mask::None => vec![
@@ -66,7 +68,7 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
     };
     vec![
         [alone, together].concat(),
-        product(&[softmax, values("ends", ["common", "own"])]),
+        product(&[softmax, values("ends", ["common", "own"]), values("sums", ["lanes", "product"])]),
         product(&[
             values("handout", ["static", "folded", "dynamic"]),
             values("order", ["in_order", "longest_first"]),

@@ -1,4 +1,4 @@
-use ptx::{Builder, F32, Half, R32};
+use ptx::{Builder, CmpOp, F32, Half, Pred, R32};
 
 /// An accumulator of `16 · m_tiles` rows × `8 · n_tiles` columns of one warp, in f32 registers (PTX ISA, "Matrix
 /// Fragments for mma.m16n8k16"). Of a tile of 16×8, lane `l` holds columns `2 (l mod 4) + {0, 1}` of rows `l / 4`
@@ -139,6 +139,19 @@ impl ProbTile {
         for &register in self.fragments[first as usize..].iter().flatten() {
             k.mov_to(register, 0);
         }
+    }
+
+    /// Whether all are below 2: of both formats it is the first number with the highest bit of the exponent. Infinities have that bit, and
+    /// what is not a number. An instruction for two registers, of two probabilities each.
+    pub fn below_two(&self, k: &mut Builder) -> Pred {
+        const HIGHEST: u32 = 0x4000_4000;
+        let (first, others) = self.fragments.split_first().expect("a tile has fragments");
+        let chains = others
+            .iter()
+            .fold(*first, |chains, fragment| std::array::from_fn(|i| k.or(chains[i], fragment[i])));
+        let all = chains.into_iter().reduce(|a, b| k.or(a, b)).expect("four chains");
+        let reached = k.and(all, HIGHEST);
+        k.setp_u(CmpOp::Eq, reached, 0)
     }
 
     /// Tiles of 16 columns.

@@ -3,7 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 
-use crate::{AccTile, Coverage, ProbTile};
+use crate::{AccTile, Coverage, ProbTile, Sums};
 
 /// When the accumulators follow a row's maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -27,6 +27,10 @@ pub struct OnlineSoftmax {
     pub(crate) reference: Vec<F32>,
     /// The lane's own part of each row's sum; the quad's parts are added at the end.
     pub(crate) sum: Vec<F32>,
+    /// Who adds probabilities up.
+    pub(crate) sums: Sums,
+    /// Powers of two by which references lie above the maxima that they are taken from.
+    pub(crate) headroom: f32,
 }
 
 /// What remains of the softmax at the end, a row each.
@@ -42,7 +46,15 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let reference = (0..lane_rows).map(|_| k.mov(f32::NEG_INFINITY)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
-        OnlineSoftmax { half, when: rescale, factor, reference, sum }
+        let (sums, headroom) = (Sums::Lanes, 0.0);
+        OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom }
+    }
+
+    /// The same with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so many powers of two above maxima.
+    /// Thresholds are above the maxima still.
+    #[must_use]
+    pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
+        OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
     }
 
     /// Makes the references follow the scores of a block, and `o` and the running sums with them.
@@ -52,7 +64,7 @@ impl OnlineSoftmax {
         match self.when {
             Rescale::Always => self.rescale(k, &maxima, o, coverage),
             Rescale::Beyond(threshold) => {
-                let exceeds = self.exceeds(k, &maxima, f32::from(threshold));
+                let exceeds = self.exceeds(k, &maxima, self.above_reference(threshold));
                 let any = k.vote_any(exceeds);
                 k.if_(any, |k| self.rescale(k, &maxima, o, coverage));
             }
@@ -81,13 +93,22 @@ impl OnlineSoftmax {
         s.round(k, self.half)
     }
 
-    /// The rows' largest scores, times the factor.
+    /// What references would be by these maxima.
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let of_row = |&own: &F32| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
-            k.mul(row, self.factor)
+            if self.headroom == 0.0 {
+                k.mul(row, self.factor)
+            } else {
+                k.mad(row, self.factor, self.headroom)
+            }
         };
         maxima.0.iter().map(of_row).collect()
+    }
+
+    /// What of a threshold above the maximum is above the reference.
+    pub(crate) fn above_reference(&self, threshold: u8) -> f32 {
+        f32::from(threshold) - self.headroom
     }
 
     /// Whether a row's maximum exceeds its reference by more than `threshold`. What is not a number does not.

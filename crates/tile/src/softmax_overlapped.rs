@@ -4,7 +4,7 @@
 use ptx::{Builder, CmpOp, F32, Pred};
 
 use crate::softmax::finite;
-use crate::{AccTile, Coverage, LaneMaxima, OnlineSoftmax, Rescale};
+use crate::{AccTile, Coverage, LaneMaxima, OnlineSoftmax, Rescale, Sums};
 
 /// Independent chains of a row's reductions: more hide latency, and cost an instruction each at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -60,7 +60,7 @@ impl OnlineSoftmax {
         match self.when {
             Rescale::Always => Due { moved: None, factors: self.follow_maxima(k, &maxima, coverage) },
             Rescale::Beyond(threshold) => {
-                let exceeds = self.lane_exceeds(k, &maxima, f32::from(threshold));
+                let exceeds = self.lane_exceeds(k, &maxima, self.above_reference(threshold));
                 let moved = k.vote_any(exceeds);
                 let mut factors = Vec::new();
                 k.if_(moved, |k| factors = self.follow_maxima(k, &maxima, coverage));
@@ -90,7 +90,7 @@ impl OnlineSoftmax {
         exceeds.expect("a tile has rows")
     }
 
-    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block.
+    /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a product makes them.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains, coverage: Coverage) -> Vec<F32> {
         let shifts: Vec<F32> = self
             .reference
@@ -105,7 +105,20 @@ impl OnlineSoftmax {
             k.ex2_to(score, score);
             score
         };
-        fold_rows(k, s, chains.sum, exponential, |k, a, b| k.add_to(a, a, b), |k, a, b| k.add(a, b))
+        match self.sums {
+            Sums::Lanes => {
+                fold_rows(k, s, chains.sum, exponential, |k, a, b| k.add_to(a, a, b), |k, a, b| k.add(a, b))
+            }
+            Sums::Product => {
+                let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|row| s.row(row).collect()).collect();
+                for column in 0..rows[0].len() {
+                    for (row, scores) in rows.iter().enumerate() {
+                        exponential(k, row, scores[column]);
+                    }
+                }
+                Vec::new()
+            }
+        }
     }
 
     /// Adds a block's sums to the running ones.

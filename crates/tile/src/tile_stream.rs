@@ -3,7 +3,7 @@
 
 use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
-use crate::{Consumer, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
+use crate::{Consumer, Ones, Ring, SharedMatrix, TileRing, WARPGROUP_ROWS};
 
 /// Keys or values as they come by: where a consumer stands in their ring.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +82,12 @@ impl TileStream {
     /// Tiles whose rows the product sums over: values.
     pub fn over_rows(k: &mut Builder, ring: TileRing, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows(k, ring.tile, ring.first);
+        TileStream::new(k, ring, first, consumer)
+    }
+
+    /// The same with columns of ones after the tiles' own.
+    pub fn over_rows_beside(k: &mut Builder, ring: TileRing, ones: Ones, consumer: &Consumer) -> TileStream {
+        let first = SharedMatrix::over_rows_beside(k, ring.tile, ring.first, ones);
         TileStream::new(k, ring, first, consumer)
     }
 

@@ -8,7 +8,7 @@
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
 use crate::{
-    AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, ProbTile, SharedMatrix, TileStream,
+    AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, ProbTile, SharedMatrix, Sums, TileStream,
 };
 
 /// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
@@ -100,7 +100,7 @@ pub struct BlockSteps<S, M, A> {
 /// A guess that a block's scores do not exceed the references by much, and how it is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Guess {
-    /// What a lane's sum of a block's probabilities must stay below.
+    /// What a lane's sum of a block's probabilities must stay below; where a product makes the sums, each must stay below 2.
     pub limit: f32,
     /// How the warpgroup agrees, since products are its common business.
     pub agreement: Agreement,
@@ -135,7 +135,7 @@ pub struct Visits {
     pub s: AccTile,
     /// Probabilities.
     pub p: ProbTile,
-    /// The sums of the tile.
+    /// The sums of the tile, those of the probabilities in the last columns where products make them.
     pub o: AccTile,
 }
 
@@ -493,7 +493,10 @@ impl Visits {
         k.wgmma_wait(0);
         self.values.release(k);
         self.s.round_to(k, self.half, &self.p);
-        let good = all_below(k, &sums, guess.limit);
+        let good = match softmax.sums {
+            Sums::Lanes => all_below(k, &sums, guess.limit),
+            Sums::Product => self.p.below_two(k),
+        };
         let good = guess.agreement.all(k, good);
         k.if_(!good, |k| {
             self.issue(k, |k| self.scores(k, &self.s, &steps.scores));

@@ -7,7 +7,7 @@
 
 use ptx::{Builder, Half, Major, R32, R64, Shared};
 
-use crate::{AccTile, ProbTile, SwizzledTile};
+use crate::{AccTile, Ones, ProbTile, SwizzledTile};
 
 /// Rows of a warpgroup's accumulator.
 pub const WARPGROUP_ROWS: u32 = 64;
@@ -25,32 +25,41 @@ pub struct SharedMatrix {
     descriptor: R64,
     /// Bytes from there to the part.
     offset: u32,
+    /// What the descriptor grows by for 16 bytes.
+    unit: i64,
 }
+
+/// Where the start goes on and the next panel stays: what lies between them (bits 16–29) shrinks as the address (bits 0–13) grows.
+const NEXT_PANEL_STAYS: i64 = 1 - (1 << 16);
 
 impl SharedMatrix {
     /// A tile whose columns the product sums over.
     pub fn over_columns(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
-        SharedMatrix::new(k, tile, at, Major::K)
+        // From one panel to the next: not used, since a product sums over a swizzle's width at a time.
+        SharedMatrix::new(k, tile, at, Major::K, 16)
     }
 
     /// A tile whose rows the product sums over.
     pub fn over_rows(k: &mut Builder, tile: SwizzledTile, at: Shared) -> SharedMatrix {
-        SharedMatrix::new(k, tile, at, Major::Mn)
+        SharedMatrix::new(k, tile, at, Major::Mn, tile.panel_bytes())
     }
 
-    fn new(k: &mut Builder, tile: SwizzledTile, at: Shared, major: Major) -> SharedMatrix {
+    /// The same of a tile of one panel, with [`Ones`] for the columns that follow: the same for all its rows, and for the tiles of other stages.
+    pub fn over_rows_beside(k: &mut Builder, tile: SwizzledTile, at: Shared, ones: Ones) -> SharedMatrix {
+        debug_assert!(tile.panels() == 1 && ones.at.base == at.base && ones.at.offset > at.offset);
+        let distance = (ones.at.offset - at.offset) as u32;
+        let unit = NEXT_PANEL_STAYS;
+        SharedMatrix { unit, ..SharedMatrix::new(k, tile, at, Major::Mn, distance) }
+    }
+
+    fn new(k: &mut Builder, tile: SwizzledTile, at: Shared, major: Major, leading: u32) -> SharedMatrix {
         // In a cluster an address carries the CTA's rank from bit 24 on, which must not reach the next field.
         let address = k.add(at.base, at.offset as u32);
         let address = k.shr_u(address, 4);
         let address = k.and(address, 0x3FFF);
         let address = k.zext(address);
-        // From one panel to the next; not used where the product sums over columns, a swizzle's width at a time.
-        let leading = match major {
-            Major::K => 16,
-            Major::Mn => tile.panel_bytes(),
-        };
         let descriptor = k.or(address, descriptor_constants(leading));
-        SharedMatrix { tile, major, descriptor, offset: 0 }
+        SharedMatrix { tile, major, descriptor, offset: 0, unit: 1 }
     }
 
     /// The part from that row on, a multiple of 8.
@@ -69,27 +78,32 @@ impl SharedMatrix {
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
         let bytes = self.column_offset(width);
-        let advance = k.mul_wide_u(part, bytes >> 4);
-        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+        self.moved(k, part, bytes)
     }
 
     /// The part of `rows` rows, a multiple of 8, of that number, known at run time.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
-        let advance = k.mul_wide_u(part, (rows * SwizzledTile::ROW_BYTES) >> 4);
-        SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
+        self.moved(k, part, rows * SwizzledTile::ROW_BYTES)
     }
 
     /// The same of the tile of a ring's stage: tiles side by side.
     #[must_use]
     pub fn stage(self, k: &mut Builder, stage: R32) -> SharedMatrix {
-        let advance = k.mul_wide_u(stage, self.tile.bytes() >> 4);
+        self.moved(k, stage, self.tile.bytes())
+    }
+
+    /// The matrix `count · bytes` further on.
+    fn moved(self, k: &mut Builder, count: R32, bytes: u32) -> SharedMatrix {
+        let by = i64::from(bytes >> 4) * self.unit;
+        let advance = if by < 0 { k.mul_wide_s(count, by as i32) } else { k.mul_wide_u(count, by as u32) };
         SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
     }
 
     /// Another tile of the same kind, `bytes` further on: a stage of a ring.
     #[must_use]
     pub fn advance(self, k: &mut Builder, bytes: R32) -> SharedMatrix {
+        debug_assert_eq!(self.unit, 1, "a tile whose next panel moves with it");
         let units = k.shr_u(bytes, 4);
         let units = k.zext(units);
         SharedMatrix { descriptor: k.add(self.descriptor, units), ..self }
@@ -110,7 +124,8 @@ impl SharedMatrix {
             Major::K => self.column_offset(step * K),
             Major::Mn => step * K * SwizzledTile::ROW_BYTES,
         };
-        (k.add(self.descriptor, (self.offset + bytes) >> 4), self.major)
+        let by = i64::from((self.offset + bytes) >> 4) * self.unit;
+        (k.add(self.descriptor, by.cast_unsigned()), self.major)
     }
 }
 

@@ -149,7 +149,7 @@ fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<
         }
     }
     if let Plan::Wgmma(ours) = &mut plan {
-        ours.softmax = ours.softmax.within(problem.dtype);
+        ours.softmax = ours.softmax.within(problem.dtype, ours.sums);
     }
     plan.check(problem, arch).map(|()| plan)
 }
@@ -291,10 +291,11 @@ mod tests {
         let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
         let mut wgmma = row(long.clone());
         wgmma.plan = Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap().with_lse(true);
+        let without_lse = wgmma.plan.with_lse(false);
         let slower = marked(long.clone(), 48, 20.0);
         let table = table(vec![wgmma, slower]);
         let choice = choose(&long, &H200, &table).unwrap();
-        assert_eq!(choice.plan, Family::Wgmma.default_for(&long, &Arch::SM_90).unwrap());
+        assert_eq!(choice.plan, without_lse);
         let mut ragged = long;
         (ragged.k.row, ragged.k.head, ragged.k.batch) = (65, 65 * 2048, 65 * 2048 * 16);
         let choice = choose(&ragged, &H200, &table).unwrap();

@@ -1,7 +1,7 @@
 //! The plan of the persistent family that tests begin with.
 
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use tile::{Chains, Handout, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
 
 /// Small, and each gene as it does least.
 pub fn plain() -> WgmmaPlan {
@@ -18,6 +18,7 @@ pub fn plain() -> WgmmaPlan {
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         chains: Chains { max: 2, sum: 1 },
+        sums: Sums::Lanes,
         diagonal: Diagonal::Whole,
         ends: Ends::Common,
         handout: Handout::Static,

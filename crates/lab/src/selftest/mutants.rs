@@ -11,7 +11,7 @@ use kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan
 use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use rayon::prelude::*;
-use tile::{Chains, Handout, Order, Rescale, RowStore, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
 
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
@@ -207,11 +207,13 @@ fn wgmma() -> Vec<Suspect> {
     // A tile of one block, or of as many as there are stages, waits where others need not.
     let problems = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
     // Stages with which a kernel has the same barriers: more than places of queries, or no more.
+    let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
     let softmaxes = [
-        (IN_TURN, [2, 3], Tiles::InTurn, Softmax::Lazy { slack: 8 }),
-        ("wgmma, tiles overlapped", [2, 1], Tiles::Overlapped, Softmax::Optimistic { slack: 0, limit: 1 }),
+        (IN_TURN, [2, 3], Tiles::InTurn, Softmax::Lazy { slack: 8 }, Sums::Lanes),
+        ("wgmma, tiles overlapped", [2, 1], Tiles::Overlapped, guessing, Sums::Lanes),
+        ("wgmma, sums by products", [2, 3], Tiles::InTurn, guessing, Sums::Product),
     ];
-    let suspects = softmaxes.map(|(name, stages, tiles, softmax)| {
+    let suspects = softmaxes.map(|(name, stages, tiles, softmax, sums)| {
         let plans = stages.map(|stages| {
             Plan::Wgmma(WgmmaPlan {
                 consumers: 2,
@@ -226,13 +228,14 @@ fn wgmma() -> Vec<Suspect> {
                 turns: Turns::Free,
                 softmax,
                 chains: Chains { max: 2, sum: 1 },
+                sums,
                 diagonal: Diagonal::Whole,
                 ends: Ends::Common,
                 handout: Handout::Dynamic,
                 tail: Tail::Whole,
                 order: TileOrder::InOrder,
                 section_mib: 32,
-                lse: true,
+                lse: sums == Sums::Lanes,
             })
         });
         suspect(name, &plans, &problems, &arch)

@@ -399,6 +399,14 @@ impl Builder {
         d
     }
 
+    /// `a · b`, 32 × 32 → 64 bits, signed.
+    pub fn mul_wide_s(&mut self, a: R32, b: impl Into<Src<R32>>) -> R64 {
+        let d = self.reg();
+        let op = Op::Binary(BinaryOp::MulWide, Type::S32, FloatMods::NONE);
+        self.compute(d, op, [Operand::Reg(a.reg()), b.into().into()]);
+        d
+    }
+
     /// `a · b + c`, 32 × 32 + 64 → 64 bits, unsigned.
     pub fn mad_wide_u(&mut self, a: R32, b: impl Into<Src<R32>>, c: impl Into<Src<R64>>) -> R64 {
         let d = self.reg();

@@ -4,9 +4,10 @@ use problem::{Mask, Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, BulkStore, Circle, Consumer, Coverage, Guess,
-    Handout, Handover, Mailbox, MaskRule, Masked, Masker, OnlineSoftmax, Partials, Peers, ProbTile, Products,
-    Rescale, Roles, RowRange, Scheduler, SharedMatrix, Shares, Skips, SwizzledTile, Tail, TileGrid, TileRing,
-    TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at, store_lse_at,
+    Handout, Handover, Mailbox, MaskRule, Masked, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile,
+    Products, Rescale, Roles, RowRange, Scheduler, SharedMatrix, Shares, Skips, Sums, SwizzledTile, Tail,
+    TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at,
+    store_lse_at,
 };
 
 use super::launch::LOADED;
@@ -53,7 +54,11 @@ impl WgmmaPlan {
             Store::Direct => 0,
             Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes(),
         };
-        tiles + rows_out + barriers + mailbox
+        let ones = match self.sums {
+            Sums::Lanes => 0,
+            Sums::Product => Ones::BYTES,
+        };
+        tiles + rows_out + ones + barriers + mailbox
     }
 }
 
@@ -90,6 +95,8 @@ struct Forward<'a> {
     partials: Option<Partials>,
     /// Where rows of O are that TMA stores.
     rows_out: Option<(TensorMapPtr, Shared)>,
+    /// Beside values, where products make the rows' sums.
+    ones: Option<Ones>,
 }
 
 /// The kernel's parameters, in the order of [`WgmmaPlan::args`].
@@ -165,6 +172,7 @@ impl<'a> Forward<'a> {
             .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())));
         let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
+        let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
         let [queries, keys, values] = places.map(|(tile, stages, peers, first)| {
             let handover = Handover::new(take(Handover::bytes(stages)), stages).among(peers);
             TileRing { handover, tile, first }
@@ -197,6 +205,7 @@ impl<'a> Forward<'a> {
             },
             partials,
             rows_out,
+            ones,
             params,
         }
     }
@@ -206,6 +215,13 @@ impl<'a> Forward<'a> {
         let roles = self.plan.roles();
         let handovers = [self.queries.handover, self.keys.handover, self.values.handover];
         let mailbox = self.schedule.mailbox.map(|mailbox| mailbox.handover);
+        if let Some(ones) = self.ones {
+            ones.write(k, self.half);
+            // The barrier of a cluster that begins orders its mbarriers alone.
+            if self.schedule.peers.is_some() {
+                k.bar_sync();
+            }
+        }
         roles.prepare(k, handovers.into_iter().chain(mailbox));
         roles.split(k, |k| self.feed(k), |k, consumer| self.compute(k, consumer));
         if let Some(peers) = self.schedule.peers {
@@ -293,7 +309,7 @@ impl<'a> Forward<'a> {
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
-            let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
+            let softmax = self.softmax(k);
             let steps = BlockSteps { scores, hide, accumulate };
             let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
                 let more = turn.advance(k);
@@ -302,11 +318,12 @@ impl<'a> Forward<'a> {
                 }
                 more
             });
-            self.if_complete(k, consumer, tile, &softmax, &visits.o, |k| {
-                let finished = softmax.finish(k, &visits.o); //               O / l
+            let o = softmax.take_sums(k, &visits.o);
+            self.if_complete(k, consumer, tile, &softmax, &o, |k| {
+                let finished = softmax.finish(k, &o); //                      O / l
                 match &bulk {
-                    None => self.store(k, consumer, tile, &rows, &visits.o),
-                    Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &visits.o),
+                    None => self.store(k, consumer, tile, &rows, &o),
+                    Some(bulk) => self.store_bulk(k, bulk, consumer, tile, &rows, &o),
                 }
                 self.store_lse(k, consumer, tile, &rows, &finished.lse);
             });
@@ -345,7 +362,10 @@ impl<'a> Forward<'a> {
             tiles: plan.tiles,
             queries: TileStream::own_rows(k, self.queries, consumer),
             keys: TileStream::over_columns(k, self.keys, consumer),
-            values: TileStream::over_rows(k, self.values, consumer),
+            values: match self.ones {
+                None => TileStream::over_rows(k, self.values, consumer),
+                Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
+            },
             circle: (plan.turns == Turns::PingPong).then(|| Circle::new(k, consumer, plan.consumers)),
             guess: match plan.softmax {
                 Softmax::Optimistic { limit, .. } => Some(Guess {
@@ -359,7 +379,17 @@ impl<'a> Forward<'a> {
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
-            o: AccTile::unset(k, 16, self.problem.head_dim_v as u32),
+            o: AccTile::unset(k, 16, plan.columns_out(self.problem)),
+        }
+    }
+
+    fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
+        let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
+        match (self.plan.sums, self.plan.softmax) {
+            (Sums::Lanes, _) => softmax,
+            // A block is computed once more where a probability reaches 2.
+            (Sums::Product, Softmax::Optimistic { limit, .. }) => softmax.summed_by_products(limit),
+            (Sums::Product, Softmax::Classic | Softmax::Lazy { .. }) => softmax.summed_by_products(0),
         }
     }
 

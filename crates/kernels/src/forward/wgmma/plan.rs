@@ -1,6 +1,6 @@
 use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Chains, Handout, LastRound, RowStore, SwizzledTile, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, LastRound, Ones, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns};
 
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::{Arch, PlanError};
@@ -19,21 +19,24 @@ pub enum Softmax {
         slack: u8,
     },
     /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the old reference, and
-    /// a block of which a lane's sum reaches `2^limit` is computed once more, with its maximum.
+    /// a block of which a lane's sum reaches `2^limit` is computed once more, with its maximum. Where products make the sums, a block
+    /// is of which a probability would reach `2^(limit + 1)`.
     Optimistic {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
-        /// Powers of two; f16 holds 15.
+        /// Powers of two; f16 holds 15. Where products make the sums, references lie so far above maxima, and probabilities so far below
+        /// one: 7 leave f16 the precision that it needs.
         limit: u8,
     },
 }
 
 impl Softmax {
-    /// The nearest that probabilities of a type allow.
-    pub(crate) fn within(self, dtype: DType) -> Softmax {
+    /// The nearest that probabilities of a type allow, and who sums them.
+    pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
         match self {
             Softmax::Optimistic { slack, limit } => {
-                Softmax::Optimistic { slack, limit: limit.min(largest_power(dtype) as u8) }
+                let limit = limit.min(largest_limit(dtype, sums) as u8);
+                Softmax::Optimistic { slack: slack.min(limit.saturating_sub(1)), limit }
             }
             other => other,
         }
@@ -46,6 +49,14 @@ const fn largest_power(dtype: DType) -> u32 {
     match dtype {
         DType::F16 => 15,
         DType::Bf16 | DType::F32 => 60,
+    }
+}
+
+/// The largest limit of an optimistic softmax.
+const fn largest_limit(dtype: DType, sums: Sums) -> u32 {
+    match (sums, dtype) {
+        (Sums::Product, DType::F16) => 7,
+        _ => largest_power(dtype),
     }
 }
 
@@ -126,6 +137,9 @@ pub struct WgmmaPlan {
     pub softmax: Softmax,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
+    /// Who makes the rows' sums. A product needs a head dim of values of 64 and returns no LSE, for which it is not exact enough.
+    #[serde(default)]
+    pub sums: Sums,
     /// Where the blocks end that a warpgroup visits.
     #[serde(default)]
     pub ends: Ends,
@@ -178,6 +192,7 @@ impl WgmmaPlan {
             turns: Turns::Free,
             softmax: optimistic,
             chains: Chains { max: 2, sum: 1 },
+            sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
             diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
@@ -197,7 +212,6 @@ impl WgmmaPlan {
                 stages: 3,
                 tiles: Tiles::Overlapped,
                 turns: Turns::PingPong,
-                softmax: if causal { optimistic } else { lazy },
                 ..base
             },
             (65..=96, true) => WgmmaPlan { consumers: 2, block_n: 128, ..base },
@@ -208,6 +222,7 @@ impl WgmmaPlan {
             (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
             _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
         };
+        plan.softmax = plan.softmax.within(problem.dtype, plan.sums);
         if packs_well(problem, plan.block_m()) {
             plan.packing = Packing::Packed;
         }
@@ -261,8 +276,16 @@ impl WgmmaPlan {
 
     /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is written.
     pub fn registers(&self, problem: &Problem) -> u32 {
-        let dim_v = (problem.head_dim_v as u32).next_multiple_of(8);
-        dim_v / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
+        self.columns_out(problem) / 2 + self.block_n / 2 + self.block_n / 4 + OTHER_REGISTERS
+    }
+
+    /// Columns of what blocks add up: O, and the sums where products make them.
+    pub(super) fn columns_out(&self, problem: &Problem) -> u32 {
+        let own = (problem.head_dim_v as u32).next_multiple_of(8);
+        match self.sums {
+            Sums::Lanes => own,
+            Sums::Product => own + Ones::COLUMNS,
+        }
     }
 
     /// Query heads whose rows are packed.
@@ -413,6 +436,18 @@ impl WgmmaPlan {
         }
         within("chains of the maximum", self.chains.max, 1, 8)?;
         within("chains of the sum", self.chains.sum, 1, 8)?;
+        if self.sums == Sums::Product {
+            let dim = problem.head_dim_v as u64;
+            accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
+            if self.lse {
+                return Err(PlanError::Problem {
+                    family: FAMILY,
+                    what: "lse".to_owned(),
+                    value: "true".to_owned(),
+                    accepted: "false with sums = product, which are of rounded probabilities".to_owned(),
+                });
+            }
+        }
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
         let most = largest_power(problem.dtype);
@@ -421,7 +456,7 @@ impl WgmmaPlan {
             Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
             Softmax::Optimistic { slack, limit } => {
                 within("slack", slack.into(), 0, most)?;
-                within("limit", limit.into(), u32::from(slack) + 1, most)
+                within("limit", limit.into(), u32::from(slack) + 1, largest_limit(problem.dtype, self.sums))
             }
         }
     }
