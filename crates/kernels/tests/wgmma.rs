@@ -2,8 +2,12 @@
 
 mod tools;
 
+use std::collections::HashSet;
+use std::path::Path;
+
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use flashcore_kernels::{Arch, Plan, emit};
+use flashcore_kernels::select::{Choice, Device, TunedTable, choose_of};
+use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
 use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
@@ -306,9 +310,38 @@ fn products_are_not_serialised_and_nothing_spills() {
         );
         cases.push((problem, plan));
     }
+    assemble_all(&ptxas, &cases);
+}
+
+/// What the table of tuned plans gives to its own problems, in both types: a plan near the limit of registers can be fast in one kernel
+/// and serialised in the next.
+#[test]
+fn tuned_plans_are_not_serialised() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let table = TunedTable::builtin();
+    let mut cases: Vec<(Problem, WgmmaPlan)> = Vec::new();
+    let mut seen = HashSet::new();
+    for row in table.rows().iter().filter(|row| row.plan.family() == Family::Wgmma.name()) {
+        for dtype in [DType::Bf16, DType::F16] {
+            let problem = Problem { dtype, ..row.problem.problem() };
+            let device = Device { name: &row.device, arch: ARCH };
+            let choice = choose_of(Family::Wgmma, &problem, &device, table);
+            let Ok(Choice { plan: Plan::Wgmma(plan), .. }) = choice else {
+                panic!("{}: no plan of the table's family", row.device);
+            };
+            if seen.insert(kernel(&problem, &plan).module.to_string()) {
+                cases.push((problem, plan));
+            }
+        }
+    }
+    assert!(cases.len() > 40);
+    assemble_all(&ptxas, &cases);
+}
+
+/// None of the kernels spills, and of none are products serialised.
+fn assemble_all(ptxas: &Path, cases: &[(Problem, WgmmaPlan)]) {
     std::thread::scope(|scope| {
         for share in cases.chunks(cases.len().div_ceil(2)) {
-            let ptxas = &ptxas;
             scope.spawn(move || {
                 for (problem, plan) in share {
                     let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
