@@ -206,8 +206,8 @@ fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
     // A tile of one block, or of as many as there are stages, waits where others need not.
     let problems = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
-    // Stages with which a kernel has the same barriers: more than places of queries, or no more.
     let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
+    // Stages with which a kernel has the same barriers: more than places of queries, or no more.
     let softmaxes = [
         (IN_TURN, [2, 3], Tiles::InTurn, Softmax::Lazy { slack: 8 }, Sums::Lanes),
         ("wgmma, tiles overlapped", [2, 1], Tiles::Overlapped, guessing, Sums::Lanes),
