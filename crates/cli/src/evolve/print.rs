@@ -53,7 +53,7 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let equal = &case["random_arm"]["at_equal_budget"];
     writeln!(
         out,
-        "blind draws: {}{}; of {} candidates each: {} µs against {} µs",
+        "blind draws: {}{}; of {} candidates each, by short timings: {} µs against {} µs",
         text(&case["random_arm"]["says"]),
         gain["ratio"].as_f64().map_or(String::new(), |ratio| {
             format!(" ({ratio:.3}×, {:.3} to {:.3})", number(&gain["low"]), number(&gain["high"]))

@@ -118,7 +118,7 @@ impl Evolution {
             "device": self.config.device,
             "kind": best.or(baseline).and_then(|m| m.kind),
             "baseline": baseline.map(shown),
-            "best": best.map(shown),
+            "best": best.map(|member| raced(population, member, race)),
             "speedup": race.map(|race| race.ratio),
             "interval": race.map(|race| [race.low, race.high]),
             "verdict": race.map(|race| race.verdict),
@@ -212,6 +212,15 @@ fn shown(member: &Member) -> Value {
     })
 }
 
+/// The same with the time that its race gives it, of the baseline's: the short timing of the best of many is the luckiest.
+fn raced(population: &Population, member: &Member, race: Option<Against>) -> Value {
+    let mut told = shown(member);
+    if let (Some(baseline), Some(race)) = (population.baseline_us(), race) {
+        told["us"] = json!(baseline / race.ratio);
+    }
+    told
+}
+
 /// The blind arm: what it drew and found, and what the evolution gained over it. The best of as many candidates of each are compared;
 /// they were chosen by their short timings, so that their races are not the luckiest of several.
 pub(super) fn random_arm(population: &Population) -> Value {
@@ -238,7 +247,7 @@ pub(super) fn random_arm(population: &Population) -> Value {
     let best_seed = seeds.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
     json!({
         "candidates": population.made(Arm::Random),
-        "best": population.best_of(Arm::Random, usize::MAX).map(shown),
+        "best": population.best_of(Arm::Random, usize::MAX).map(|m| raced(population, m, m.confirmed().or(m.race))),
         "race": race_of(population, random),
         "gain": gained,
         "at_equal_budget": { "candidates": equal, "evolution_us": us(ours), "random_us": us(random) },

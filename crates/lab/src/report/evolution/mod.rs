@@ -18,7 +18,7 @@ use problem::Mask;
 use serde_json::Value;
 
 use crate::evolve::Stage;
-use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Score, TimeKind, Trial};
+use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Ranked, Score, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, Lines, difference, heat};
@@ -322,7 +322,12 @@ fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
 }
 
 fn ranking_legend(view: &ProblemView) -> Markup {
-    let trial = view.top.first().map(|t| trial_name(t.trial));
+    let raced = |t: &Ranked| t.trial == Trial::Race;
+    let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
+        (true, false) => "; those that raced come first, the others by their short timings",
+        (true, true) => "; times are those of the race",
+        (false, _) => "; times are short timings",
+    };
     html! {
         div.legend {
             span { i.key.evolution {} "evolution" } span { i.key.random {} "random" }
@@ -331,8 +336,7 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { i.key.control {} "control" }
             span { "★ promoted" }
             span.soft {
-                "Lines: the 95 % intervals of the medians"
-                @if let Some(trial) = trial { "; times are those of the " (trial) " where there was one" }
+                "Lines: the 95 % intervals of the medians" @if !view.top.is_empty() { (order) }
                 ". The axis does not begin at 0."
             }
         }

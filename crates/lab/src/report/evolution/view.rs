@@ -135,7 +135,7 @@ pub struct ProblemView {
     pub lineage: Vec<Ancestor>,
     /// The fastest of each niche.
     pub niches: Vec<Niche>,
-    /// The fastest, in order.
+    /// The best, in order: those that raced before the others.
     pub top: Vec<Ranked>,
     /// The baseline again, as if it were new.
     pub control: Option<Ranked>,
