@@ -68,13 +68,18 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(CliError::Serve)?;
+    // Before anyone knows the address: who does may ask for the end at once.
+    let interrupted = {
+        let _context = runtime.enter();
+        interruption().map_err(CliError::Serve)?
+    };
     let mut out = std::io::stdout().lock();
     crate::unless_closed(
         writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
     )?;
     drop(out);
     tell(format_args!("serving {}; Ctrl-C ends it", args.ledger.path.display()));
-    let served = runtime.block_on(run(listener, router(site)));
+    let served = runtime.block_on(run(listener, router(site), interrupted));
     // A kernel that is still being taken apart is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));
     served.map_err(CliError::Serve)?;
@@ -102,7 +107,11 @@ fn listen(bind: IpAddr, port: u16) -> Result<TcpListener, CliError> {
     })
 }
 
-async fn run(listener: TcpListener, router: Router) -> std::io::Result<()> {
+async fn run(
+    listener: TcpListener,
+    router: Router,
+    interrupted: impl Future<Output = ()>,
+) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (stop, stopped) = tokio::sync::watch::channel(false);
@@ -118,23 +127,29 @@ async fn run(listener: TcpListener, router: Router) -> std::io::Result<()> {
     tokio::select! {
         served = server.into_future() => served,
         () = farewell => Ok(()),
-        () = async { interrupted().await; let _ = stop.send(true); std::future::pending().await } => Ok(()),
+        () = async { interrupted.await; let _ = stop.send(true); std::future::pending().await } => Ok(()),
     }
 }
 
-/// Waits for Ctrl-C, or for whatever else asks a program to end.
-async fn interrupted() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! { _ = tokio::signal::ctrl_c() => {}, _ = terminate.recv() => {} }
-            return;
+/// Waits for Ctrl-C, or for whatever else asks a program to end, from now on: such a signal counts even if it comes before the wait. Within
+/// a runtime.
+#[cfg(unix)]
+fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let [mut interrupt, mut terminate] = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+    Ok(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    })
+}
+
+/// Waits for Ctrl-C.
+#[cfg(not(unix))]
+fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
         }
-    }
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
-    }
+    })
 }
 
 fn router(site: Arc<Site>) -> Router {

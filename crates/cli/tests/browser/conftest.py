@@ -103,10 +103,17 @@ def facts(ledger):
     return Facts(ledger)
 
 
+def ignore_interrupts():
+    """What a shell does to programs that it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Server:
     def __init__(self, ledger, port=0):
         command = [FLASHCORE, "serve", "--ledger", ledger, "--port", str(port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ignore_interrupts
+        )
         self.url = self.process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", self.url), self.process.stderr.read()
         self.port = int(self.url.rsplit(":", 1)[1].strip("/"))

@@ -166,3 +166,7 @@ def test_a_taken_port_and_the_end(serve, ledger):
     again = subprocess.run([FLASHCORE, "serve", "--ledger", ledger, "--port", str(server.port)], capture_output=True, text=True, timeout=20)
     assert again.returncode == 3 and f"--port = {server.port}" in again.stderr and "a free one, as" in again.stderr
     assert server.stop() == 0
+
+
+def test_it_can_be_ended_as_soon_as_its_address_is_known(serve, ledger):
+    assert [serve(ledger).stop() for _ in range(10)] == [0] * 10
