@@ -463,6 +463,8 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     assert_eq!(order, [child, lost, lucky, crossing, seed]);
     assert_eq!((top[1].us, top[1].rejected.as_deref()), (9.5, Some("slower")));
+    let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
+    assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
     // A search begins with what won, not with what was lucky.
     assert_eq!(ledger.winners("L4").unwrap(), [(shape(128), subject("b"))]);
     assert_eq!(ledger.winners("L40").unwrap(), []);
