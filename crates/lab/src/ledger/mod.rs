@@ -231,14 +231,17 @@ impl Ledger {
     }
 
     fn version(&self) -> Result<i64, LedgerError> {
-        let pragma =
-            |name| self.connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
-        let (application, version) =
-            (|| Ok((pragma("application_id")?, pragma("user_version")?)))().map_err(|e| self.error(e))?;
+        // One statement, so of one moment: between two, another process may make the file a ledger.
+        const HEAD: &str = "SELECT (SELECT count(*) FROM sqlite_schema), application_id, user_version
+             FROM pragma_application_id, pragma_user_version";
+        let (tables, application, version): (i64, i64, i64) = self
+            .connection
+            .query_row(HEAD, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .map_err(|e| self.error(e))?;
         let foreign = match application {
             schema::APPLICATION_ID => false,
             // A new file has no tables yet.
-            0 => self.count("SELECT count(*) FROM sqlite_schema")? > 0,
+            0 => tables > 0,
             _ => true,
         };
         if foreign {
