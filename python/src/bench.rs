@@ -36,8 +36,11 @@ fn stated(p: &Problem) -> Stated {
 }
 
 fn mode_named(name: &str) -> Result<Mode, Error> {
-    let known = [Mode::Warm, Mode::Cold].into_iter().find(|mode| mode.name() == name);
-    known.ok_or_else(|| Error::Argument(format!("mode = \"{name}\" is unknown; accepted: warm, cold")))
+    let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
+    known.ok_or_else(|| {
+        let accepted = Mode::ALL.map(Mode::name).join(", ");
+        Error::Argument(format!("mode = \"{name}\" is unknown; accepted: {accepted}"))
+    })
 }
 
 /// The names of the suites, and the problems of each.

@@ -207,7 +207,7 @@ pub struct Bench {
     /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest
     #[arg(long, value_name = "FILE.json")]
     pub plan: Vec<PathBuf>,
-    /// GPU: warm, cold or both; default: both
+    /// GPU: warm, cold, both of these, or sustained (for so long that the clocks are those which the device's power allows); default: both
     #[arg(long)]
     pub mode: Option<String>,
     /// GPU: race the first plan against itself N times, each time anew, and count how often that is undecided

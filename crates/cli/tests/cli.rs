@@ -238,7 +238,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         ),
         (
             &["bench", "--device", "cuda", "--mode", "hot"],
-            "--mode = hot is not possible; accepted: warm, cold, both",
+            "--mode = hot is not possible; accepted: warm, cold, both (warm and cold), sustained",
         ),
         (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
         (&["bench", "--device", "cuda", "--plan", &launch], "accepted: a plan as JSON"),

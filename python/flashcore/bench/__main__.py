@@ -38,7 +38,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=ACCEPTED)
-    parser.add_argument("--mode", choices=["warm", "cold", "both"], default="both")
+    parser.add_argument("--mode", choices=["warm", "cold", "both", "sustained"], default="both")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
     parser.add_argument(
         "--overlapping",

@@ -65,14 +65,15 @@ fn problems(args: &Bench) -> Result<Vec<(&'static str, Problem)>, CliError> {
 
 fn modes(text: &str) -> Result<Vec<Mode>, CliError> {
     match text {
-        "warm" => Ok(vec![Mode::Warm]),
-        "cold" => Ok(vec![Mode::Cold]),
         "both" => Ok(vec![Mode::Warm, Mode::Cold]),
-        _ => Err(CliError::Argument {
-            argument: "--mode",
-            value: text.to_owned(),
-            accepted: "warm, cold, both".into(),
-        }),
+        _ => match Mode::ALL.into_iter().find(|mode| mode.name() == text) {
+            Some(mode) => Ok(vec![mode]),
+            None => Err(CliError::Argument {
+                argument: "--mode",
+                value: text.to_owned(),
+                accepted: "warm, cold, both (warm and cold), sustained".into(),
+            }),
+        },
     }
 }
 

@@ -215,7 +215,10 @@ impl Stage for CpuStage<'_> {
         let us = match self.plans.get(who) {
             None => self.peer()?.run()?,
             Some(plan) => {
-                let calls = if work == Work::Batch { self.calls } else { 1 };
+                let calls = match work {
+                    Work::Single => 1,
+                    Work::Batches(batches) => batches * self.calls,
+                };
                 let start = Instant::now();
                 for _ in 0..calls {
                     self.inputs.attention_into(self.problem, plan, &mut self.out, None)?;

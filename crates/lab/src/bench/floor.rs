@@ -50,7 +50,7 @@ impl Peaks {
         // What is written may still lie in L2 at the end, and, warm, as much of the inputs as fits.
         let traffic = match mode {
             Mode::Cold => inputs,
-            Mode::Warm => (inputs - self.l2).max(0.0),
+            Mode::Warm | Mode::Sustained => (inputs - self.l2).max(0.0),
         };
         Floor { flops_us: problem.flops() / rate * 1e6, bytes_us: traffic / self.bandwidth * 1e6 }
     }

@@ -251,10 +251,11 @@ impl<'a> GpuStage<'a> {
         })
     }
 
-    fn graph(&self, who: usize, work: Work) -> &GraphExec {
+    fn launch(&self, who: usize, work: Work) -> Result<(), DriverError> {
+        let contestant = &self.contestants[who];
         match work {
-            Work::Single => &self.contestants[who].cold,
-            Work::Batch => &self.contestants[who].warm,
+            Work::Single => contestant.cold.launch(&self.stream),
+            Work::Batches(batches) => (0..batches).try_for_each(|_| contestant.warm.launch(&self.stream)),
         }
     }
 }
@@ -310,12 +311,12 @@ impl Stage for GpuStage<'_> {
     }
 
     fn run(&mut self, who: usize, work: Work) -> Result<(), DriverError> {
-        self.graph(who, work).launch(&self.stream)
+        self.launch(who, work)
     }
 
     fn time(&mut self, who: usize, work: Work) -> Result<Timing, DriverError> {
         self.start.record(&self.stream)?;
-        self.graph(who, work).launch(&self.stream)?;
+        self.launch(who, work)?;
         self.end.record(&self.stream)?;
         self.start.synchronize()?;
         let seen = Instant::now();

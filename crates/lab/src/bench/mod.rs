@@ -18,7 +18,7 @@ mod statistics;
 pub mod suites;
 mod torch;
 
-pub use self::race::{Deck, Measurement, Race, RaceError, Rules, Sample, race};
+pub use self::race::{Deck, Measurement, Race, RaceError, Rules, SUSTAINED_US, Sample, race};
 pub use answer::{Answer, dense};
 pub use cpu::{BenchError, CpuTimer, race as race_cpu, race_plans, suite as suite_cpu};
 pub use fault::Fault;

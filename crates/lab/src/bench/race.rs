@@ -2,7 +2,8 @@
 //!
 //! A turn, warm: flush, an untimed run, poison the output, time. Cold: poison, flush, time. The flush comes first in a warm
 //! turn, too: it leaves the same state whoever had the turn before, and it keeps the device busy while the host puts the
-//! rest in line, so that no launch waits for the host between the two events.
+//! rest in line, so that no launch waits for the host between the two events. Sustained: as warm, with so many batches in the untimed
+//! run, and in the timed one, that each takes [`SUSTAINED_US`].
 //!
 //! In the first round, in one in the middle and in one at the end, every contestant meets new values at the addresses that
 //! it knows, between the untimed run and the timed one, and what the timed run wrote is held against the oracle. So is the
@@ -53,7 +54,7 @@ impl Deck {
 /// How long, and against what.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Warm or cold.
+    /// What goes before what is timed.
     pub mode: Mode,
     /// Draws the order of turns and the turns that are looked at.
     pub seed: u64,
@@ -145,7 +146,7 @@ impl Measurement {
 pub struct Race {
     /// The problem, dense.
     pub problem: Problem,
-    /// Warm or cold.
+    /// What went before what was timed.
     pub mode: Mode,
     /// Rounds.
     pub rounds: usize,
@@ -218,12 +219,18 @@ struct Run<'a, S> {
     lanes: Vec<Vec<f64>>,
     /// The least time of one call alone, for the contestants whose calls come in batches.
     singles: Vec<f64>,
+    /// What each contestant does in a turn.
+    work: Vec<Work>,
     floor: Option<Floor>,
     rounds: usize,
 }
 
-/// Runs of one call alone.
-const SINGLES: usize = 5;
+/// What a sustained run takes at least, µs: an H200 that computes without a pause has the clocks of its power limit by then, ...
+pub const SUSTAINED_US: f64 = 3e5;
+/// ... unless that are more batches than this, as of kernels that are over before their launch is.
+const MOST_BATCHES: f64 = 1e4;
+/// Runs of which the least time is taken.
+const FEW: usize = 5;
 /// A batch whose calls take less than this part of what one takes alone was not worked off call by call. A launch and its
 /// events are in the time of the one alone, and neighbours in a batch may overlap, so honest batches come down to a third.
 const BATCH_PART: f64 = 0.15;
@@ -238,7 +245,7 @@ impl<'a, S: Stage> Run<'a, S> {
         let measurement = |entrant: &Entrant| Measurement {
             name: entrant.name.clone(),
             origin: entrant.origin,
-            calls: if rules.mode == Mode::Warm { entrant.calls } else { 1 },
+            calls: if rules.mode == Mode::Cold { 1 } else { entrant.calls },
             samples: Vec::new(),
             error: None,
             looked_at: 0,
@@ -254,6 +261,10 @@ impl<'a, S: Stage> Run<'a, S> {
             measurements: entrants.iter().map(measurement).collect(),
             lanes: vec![Vec::new(); entrants.len() + 1],
             singles: vec![f64::NAN; entrants.len()],
+            work: vec![
+                if rules.mode == Mode::Cold { Work::Single } else { Work::Batches(1) };
+                entrants.len()
+            ],
             floor: rules.peaks.map(|peaks| peaks.floor(&deck.problem, rules.mode)),
             rounds: 0,
         }
@@ -267,14 +278,26 @@ impl<'a, S: Stage> Run<'a, S> {
             self.stage.poison(who)?;
             self.stage.run(who, Work::Single)?;
             self.look(who, None)?;
-            if self.rules.mode == Mode::Warm && self.entrants[who].calls > 1 && self.is_in(who) {
-                for _ in 0..SINGLES {
-                    let timing = self.turn_on(who, Work::Single, None)?;
-                    self.singles[who] = self.singles[who].min(timing.us);
-                }
+            if self.rules.mode == Mode::Sustained && self.is_in(who) {
+                let batches = SUSTAINED_US / self.least_us(who, Work::Batches(1))?;
+                let batches = batches.ceil().clamp(1.0, MOST_BATCHES) as u32;
+                self.work[who] = Work::Batches(batches);
+                self.measurements[who].calls *= batches;
+            }
+            if self.measurements[who].calls > 1 && self.is_in(who) {
+                self.singles[who] = self.least_us(who, Work::Single)?;
             }
         }
         Ok(())
+    }
+
+    /// The least of a few times that count nowhere.
+    fn least_us(&mut self, who: usize, work: Work) -> Result<f64, S::Error> {
+        let mut least = f64::INFINITY;
+        for _ in 0..FEW {
+            least = least.min(self.turn_on(who, work, None)?.us);
+        }
+        Ok(least)
     }
 
     fn all_rounds(&mut self) -> Result<(), S::Error> {
@@ -323,7 +346,7 @@ impl<'a, S: Stage> Run<'a, S> {
                 continue;
             }
             let new = fresh && !std::mem::replace(&mut met[who], true);
-            let work = if self.rules.mode == Mode::Warm { Work::Batch } else { Work::Single };
+            let work = self.work[who];
             let timing = if new {
                 self.live = before;
                 self.turn_on(who, work, Some(next))?
@@ -345,7 +368,7 @@ impl<'a, S: Stage> Run<'a, S> {
             run.stage.load(live.slot)
         };
         match self.rules.mode {
-            Mode::Warm => {
+            Mode::Warm | Mode::Sustained => {
                 if next.is_some() {
                     load(self, self.live)?;
                 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::sensors::Reading;
 use crate::values::{Inputs, Values};
 
-/// Whether the caches held the inputs.
+/// What went before the call that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -13,14 +13,20 @@ pub enum Mode {
     Warm,
     /// L2 was filled with other data before.
     Cold,
+    /// As warm, and for so long, both untimed and timed, that the clocks are those which the device's power allows.
+    Sustained,
 }
 
 impl Mode {
+    /// Every mode.
+    pub const ALL: [Mode; 3] = [Mode::Warm, Mode::Cold, Mode::Sustained];
+
     /// The word in rows and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Mode::Warm => "warm",
             Mode::Cold => "cold",
+            Mode::Sustained => "sustained",
         }
     }
 
@@ -30,7 +36,7 @@ impl Mode {
     /// that comes out.
     pub const fn margin(self) -> f64 {
         match self {
-            Mode::Warm => 0.01,
+            Mode::Warm | Mode::Sustained => 0.01,
             Mode::Cold => 0.05,
         }
     }
@@ -41,8 +47,8 @@ impl Mode {
 pub enum Work {
     /// One call.
     Single,
-    /// [`Entrant::calls`] calls in a row, so that short kernels are not hidden by the timer and the launch.
-    Batch,
+    /// So many batches in a row, each of [`Entrant::calls`] calls, so that short kernels are not hidden by the timer and the launch.
+    Batches(u32),
 }
 
 /// Whose work it is.
@@ -62,7 +68,7 @@ pub struct Entrant {
     pub name: String,
     /// Whose it is; ours are held to the error model itself, peers to a multiple of it.
     pub origin: Origin,
-    /// Calls in [`Work::Batch`].
+    /// Calls in a batch.
     pub calls: u32,
 }
 

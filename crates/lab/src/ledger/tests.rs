@@ -330,7 +330,9 @@ fn two_processes_may_begin_one_ledger() {
         let (_folder, path) = scratch();
         let runs: Vec<RunId> = std::thread::scope(|scope| {
             let begun: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| begin(&Ledger::open_patient(&path, Duration::from_secs(20)).unwrap())))
+                .map(|_| {
+                    scope.spawn(|| begin(&Ledger::open_patient(&path, Duration::from_secs(20)).unwrap()))
+                })
                 .collect();
             begun.into_iter().map(|thread| thread.join().unwrap()).collect()
         });

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::bench::suites::OTHER;
-use crate::bench::{Comparison, OURS, Suite};
+use crate::bench::{Comparison, Mode, OURS, Suite};
 use crate::store::{StoreError, write};
 
 /// Why tables cannot be made, or are stale.
@@ -191,7 +191,8 @@ fn entries(rows: &[Row]) -> Vec<Entry> {
     };
     // The run that counts comes last of its kind.
     ours.sort_by_cached_key(|row| {
-        (row.problem.clone(), row.mode != "warm", !others_of(row).1.is_empty(), row.when.clone())
+        let mode = Mode::ALL.iter().position(|mode| mode.name() == row.mode);
+        (row.problem.clone(), mode, row.mode.clone(), !others_of(row).1.is_empty(), row.when.clone())
     });
     let last = |index: usize| {
         ours.get(index + 1)
@@ -391,9 +392,17 @@ mod tests {
         let more = [
             std::fs::read_to_string(folder.path("evidence/h200.jsonl")).unwrap(),
             row("flashcore", "4", "2026-01-04", "cold", 7.0, None),
+            row("flashcore", "5", "2026-01-03", "sustained", 5.0, Some(1.25)),
+            row("cudnn", "5", "2026-01-03", "sustained", 6.25, None),
         ];
         std::fs::write(folder.path("evidence/h200.jsonl"), more.join("\n")).unwrap();
         assert!(check(&root, &documents).unwrap_err().to_string().contains("README.md"));
+        update(&root, &documents).unwrap();
+        let text = std::fs::read_to_string(folder.path("README.md")).unwrap();
+        let places =
+            ["| warm | 4.50 |", "| cold | 7.00 |", "| sustained | 5.00 |"].map(|cells| text.find(cells));
+        assert!(places.is_sorted() && places[0].is_some(), "{text}");
+        assert!(text.contains("Sustained: geometric mean of 1 1.25× the best peer"), "{text}");
     }
 
     #[test]

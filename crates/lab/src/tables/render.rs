@@ -1,6 +1,7 @@
 //! Entries as Markdown and as a picture.
 
 use super::{Entry, Problem, Row};
+use crate::bench::Mode;
 use crate::report::chart::{Bar, bars, standalone};
 use crate::report::panels::{Panel, panels};
 
@@ -16,7 +17,7 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
     let unit = if rate { "TFLOP/s" } else { "µs" };
     let variants = names(entries, |entry| entry.variants.clone());
     let (peers, _) = contenders(entries);
-    let mut header = vec!["problem".to_owned(), "L2".to_owned(), format!("**FlashCore**, {unit}")];
+    let mut header = vec!["problem".to_owned(), "mode".to_owned(), format!("**FlashCore**, {unit}")];
     header.extend(variants.iter().map(|name| format!("{name}, {unit}")));
     header.extend(peers.iter().map(|name| format!("{name}, {unit}")));
     header.extend(["against the best [95 %]".to_owned(), "verdict".to_owned()]);
@@ -160,16 +161,21 @@ fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
 /// Means, errors, who was out and why, and where it all ran.
 fn summary(entries: &[Entry]) -> Vec<String> {
     let mut lines = Vec::new();
-    for mode in ["warm", "cold"] {
+    for mode in Mode::ALL {
+        let words = match mode {
+            Mode::Warm => "L2 warm",
+            Mode::Cold => "L2 cold",
+            Mode::Sustained => "Sustained",
+        };
         let ratios: Vec<f64> = entries
             .iter()
-            .filter(|entry| entry.ours.mode == mode)
+            .filter(|entry| entry.ours.mode == mode.name())
             .filter_map(|entry| entry.ours.against_best().map(|(_, c)| c.ratio))
             .collect();
         if !ratios.is_empty() {
             let ((mean, least), n) = (mean_and_least(&ratios), ratios.len());
             lines.push(format!(
-                "L2 {mode}: geometric mean of {n} {mean:.2}× the best peer, least {least:.2}×.  "
+                "{words}: geometric mean of {n} {mean:.2}× the best peer, least {least:.2}×.  "
             ));
         }
     }

@@ -137,7 +137,10 @@ impl Stage for Device {
     fn time(&mut self, who: usize, work: Work) -> Result<Timing, Infallible> {
         self.catch_up();
         self.timer = 1.0;
-        let calls = if work == Work::Batch { self.calls } else { 1 };
+        let calls = match work {
+            Work::Single => 1,
+            Work::Batches(batches) => batches * self.calls,
+        };
         let mut world = World {
             inputs: self.live.as_ref().expect("inputs were loaded"),
             out: &mut self.outs[who],

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use flashcore_lab::bench::schedule::palindrome;
 use flashcore_lab::bench::{
-    Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SpeedVerdict, median, race,
+    Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SUSTAINED_US, SpeedVerdict, median, race,
 };
 use flashcore_lab::values::Values;
 use problem::DType;
@@ -25,7 +25,7 @@ fn is_wrong(fault: &Fault) -> bool {
 
 #[test]
 fn the_honest_are_compared() {
-    for mode in [Mode::Warm, Mode::Cold] {
+    for mode in Mode::ALL {
         for (factor, verdict) in
             [(1.0, SpeedVerdict::Undecided), (1.1, SpeedVerdict::Faster), (0.9, SpeedVerdict::Slower)]
         {
@@ -38,6 +38,15 @@ fn the_honest_are_compared() {
             // Two turns of each of 24 rounds; three of them on inputs not seen before.
             assert_eq!((other.samples.len(), other.times().len()), (48, 45));
             assert!(other.looked_at >= 8 && other.samples.iter().all(|s| s.reading.clock_mhz == Some(1980)));
+            let takes = other.us() * f64::from(other.calls);
+            let (calls, sustained) = (other.calls, takes >= 0.9 * SUSTAINED_US);
+            match mode {
+                Mode::Warm => assert_eq!((calls, sustained), (CALLS, false)),
+                Mode::Cold => assert_eq!((calls, sustained), (1, false)),
+                Mode::Sustained => {
+                    assert!(sustained && calls.is_multiple_of(CALLS), "{calls} calls, {takes} µs")
+                }
+            }
         }
     }
 }
