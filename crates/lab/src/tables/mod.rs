@@ -83,6 +83,8 @@ struct Row {
     tflops: Option<f64>,
     err_max: Option<f64>,
     #[serde(default)]
+    err_rel: Option<f64>,
+    #[serde(default)]
     ratio_vs: Value,
     #[serde(default)]
     fault: Option<String>,

@@ -183,6 +183,7 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     let ours = entries.iter().map(|entry| &entry.ours);
     let error = ours.clone().filter_map(|row| row.err_max).fold(0.0, f64::max);
     lines.push(format!("Largest error of ours against f64: {error:.1e}.  "));
+    lines.extend(errors_against_peers(entries));
     let (_, slower) = contenders(entries);
     if !slower.is_empty() {
         lines.push(format!(
@@ -206,6 +207,25 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     places.dedup();
     lines.extend(places);
     lines
+}
+
+/// Errors of ours as multiples of each peer's on the same inputs, if there are peers.
+fn errors_against_peers(entries: &[Entry]) -> Option<String> {
+    let mean = |name: &String, error: fn(&Row) -> Option<f64>| {
+        let ratio = |entry: &Entry| {
+            let peer = entry.peers.iter().find(|row| row.implementation == *name && row.fault.is_none())?;
+            Some(error(&entry.ours)? / error(peer)?)
+        };
+        let ratios: Vec<f64> = entries.iter().filter_map(ratio).filter(|ratio| ratio.is_finite()).collect();
+        (!ratios.is_empty()).then(|| mean_and_least(&ratios).0)
+    };
+    let told = |name: String| {
+        let (rel, max) = (mean(&name, |row| row.err_rel)?, mean(&name, |row| row.err_max)?);
+        Some(format!("{rel:.2}× and {max:.2}× {name}'s"))
+    };
+    let told: Vec<String> = contenders(entries).0.into_iter().filter_map(told).collect();
+    (!told.is_empty())
+        .then(|| format!("‖O − O*‖ / ‖O*‖ and the largest error, geometric means: {}.  ", told.join(", ")))
 }
 
 /// A fault as readers need it: without the paths of the machine that told it, and without its full stop.
