@@ -41,6 +41,13 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
     )
 }
 
+/// How far the scores of two problems are apart in number, in powers of two.
+pub(super) fn sizes_apart(a: &Shape, b: &Shape) -> f64 {
+    let scores =
+        |s: &Shape| [s.batch, s.heads_q, s.seq_q, s.seq_kv].map(|n| n.max(1) as f64).iter().product::<f64>();
+    (scores(a) / scores(b)).log2().abs()
+}
+
 /// Row tiles for each multiprocessor.
 fn waves(shape: &Shape, multiprocessors: u32) -> f64 {
     let tiles = shape.seq_q.div_ceil(TILE_ROWS) as f64 * shape.batch as f64 * shape.heads_q as f64;

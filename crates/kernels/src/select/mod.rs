@@ -6,6 +6,8 @@ mod table;
 
 pub use table::{Fault, Kind, Shape, TableError, TunedRow, TunedTable};
 
+use std::cmp::Ordering;
+
 use problem::Problem;
 use serde::Serialize;
 
@@ -118,7 +120,8 @@ fn from(
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 
-/// Rows of a kind within reach, nearest first; of rows equally near, the fastest.
+/// Rows of a kind within reach, nearest first; of rows equally near, the nearest in size, and of those the fastest: times of problems
+/// that differ in size say nothing against each other.
 fn neighbours<'t>(
     problem: &Problem,
     device: &Device,
@@ -129,7 +132,12 @@ fn neighbours<'t>(
     let rows = table.rows().iter().filter(|row| row.kind == kind);
     let apart = rows.filter_map(|row| Some((distance::distance(row, &shape, device)?, row)));
     let mut near: Vec<_> = apart.filter(|&(distance, _)| distance <= distance::FARTHEST).collect();
-    near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.us.total_cmp(&b.1.us)));
+    let key =
+        |&(distance, row): &(f64, &TunedRow)| [distance, distance::sizes_apart(&row.problem, &shape), row.us];
+    near.sort_by(|a, b| {
+        let of_each = key(a).into_iter().zip(key(b));
+        of_each.fold(Ordering::Equal, |order, (a, b)| order.then(a.total_cmp(&b)))
+    });
     near
 }
 
@@ -269,9 +277,30 @@ mod tests {
             assert_eq!(block_n(&choice), expected, "{seq}: {:?}", choice.why);
             assert!(matches!(choice.source, Source::Tuned { .. }));
         }
+        // From a length on problems are equally far from each other. Each has its own row all the same.
+        let long = |seq| Problem::new(1, 32, seq, 64, DType::F16);
+        let rows =
+            vec![marked(long(32768), 32, 16.0), marked(long(8192), 48, 1.0), marked(long(16384), 80, 5.0)];
+        let longs = self::table(rows);
+        for (seq, expected) in [(8192, 48), (16384, 80), (32768, 32), (65536, 32)] {
+            assert_eq!(block_n(&choose(&long(seq), &H200, &longs).unwrap()), expected, "{seq}");
+        }
         // Sixteen times the work of any row: it says nothing of that.
         let choice = choose(&Problem::new(8, 64, 4096, 64, DType::F16), &H200, &table).unwrap();
         assert_eq!(choice.source, Source::Default);
+    }
+
+    #[test]
+    fn every_tuned_problem_gets_the_fastest_of_its_own_rows() {
+        let builtin = TunedTable::builtin();
+        let of_h200 =
+            |row: &&TunedRow| row.kind == Kind::Measured && distance::same_device(&row.device, "H200");
+        for row in builtin.rows().iter().filter(of_h200) {
+            let choice = choose(&row.problem.problem(), &H200, builtin).unwrap();
+            let Source::Tuned { row: taken, distance } = &choice.source else { panic!("{:?}", choice.why) };
+            assert!(taken.problem == row.problem && *distance == 0.0, "{:?}: {:?}", row.problem, choice.why);
+            assert!(taken.us <= row.us, "{:?}: {} µs, {:?}", row.problem, row.us, choice.why);
+        }
     }
 
     #[test]
