@@ -62,7 +62,7 @@ def propose(brief, rng):
         if us is None or entry["us"] < us:
             us, best = entry["us"], plan_of(entry["candidate"])
     if len(history) % 4 == 3 and incumbent.get("source") and incumbent.get("launch"):
-        ctas = rng.choice([2, 3, 4])
+        ctas = 2 + len(history) // 4 % 3  # another one each time
         text = bound_registers(incumbent["source"], ctas)
         if text:
             why = f"room for {ctas} CTAs on a multiprocessor: one computes while the other waits"

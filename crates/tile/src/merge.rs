@@ -3,7 +3,6 @@
 
 use ptx::{Builder, F32, Pointer, Shared};
 
-use crate::softmax::shift_against;
 use crate::{AccTile, OnlineSoftmax, Threads};
 
 /// Bytes of four registers of all lanes of a warp.
@@ -78,10 +77,9 @@ impl OnlineSoftmax {
         let mut weights = vec![[parts[0][0]; 2]; parts.len()];
         for row in 0..2 {
             let reference = parts[1..].iter().fold(parts[0][row], |a, part| k.max(a, part[row]));
-            let shift = shift_against(k, reference);
             let sum = k.mov(0.0f32);
             for (part, weights) in parts.iter().zip(&mut weights) {
-                let distance = k.sub(part[row], shift);
+                let distance = k.sub(part[row], reference);
                 weights[row] = k.ex2(distance);
                 k.mad_to(sum, part[2 + row], weights[row], sum);
             }

@@ -7,7 +7,7 @@
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
 use crate::scheduler::add_one;
-use crate::softmax::shift_against;
+use crate::softmax::NO_REFERENCE;
 use crate::tail::{Part, Shares};
 use crate::{AccTile, Consumer, OnlineSoftmax, Peers};
 
@@ -144,7 +144,7 @@ impl OnlineSoftmax {
     /// As before the first part.
     fn begin_parts(&self, k: &mut Builder, o: &AccTile) {
         for (&reference, &sum) in self.reference.iter().zip(&self.sum) {
-            k.mov_to(reference, f32::NEG_INFINITY);
+            k.mov_to(reference, NO_REFERENCE);
             k.mov_to(sum, 0.0f32);
         }
         o.clear(k);
@@ -156,9 +156,8 @@ impl OnlineSoftmax {
         let mut weights: [Vec<F32>; 2] = Default::default();
         for (row, (&reference, &sum)) in self.reference.iter().zip(&self.sum).enumerate() {
             let next = k.max(reference, part[row]);
-            let shift = shift_against(k, next);
             let [old, new] = [reference, part[row]].map(|reference| {
-                let distance = k.sub(reference, shift);
+                let distance = k.sub(reference, next);
                 k.ex2(distance)
             });
             k.mov_to(reference, next);

@@ -168,14 +168,14 @@ impl KvPipeline {
     pub fn for_each_block<S, F, C>(&self, k: &mut Builder, steps: Steps<S, F, C>)
     where
         S: Fn(&mut Builder, &Block) -> AccTile,
-        F: Fn(&mut Builder, &AccTile, &Block),
+        F: Fn(&mut Builder, &AccTile),
         C: Fn(&mut Builder, &AccTile, &Block),
     {
         match self.order {
             Order::InTurn => {
                 let visit = |k: &mut Builder, block: &Block| {
                     let s = (steps.scores)(k, block);
-                    (steps.follow)(k, &s, block);
+                    (steps.follow)(k, &s);
                     (steps.accumulate)(k, &s, block);
                 };
                 if let Some(full) = self.bound.full {
@@ -191,7 +191,7 @@ impl KvPipeline {
     fn visit_ahead<S, F, C>(&self, k: &mut Builder, steps: &Steps<S, F, C>)
     where
         S: Fn(&mut Builder, &Block) -> AccTile,
-        F: Fn(&mut Builder, &AccTile, &Block),
+        F: Fn(&mut Builder, &AccTile),
         C: Fn(&mut Builder, &AccTile, &Block),
     {
         let cautious = if self.bound.full.is_some() { Coverage::Partial } else { Coverage::Full };
@@ -199,7 +199,7 @@ impl KvPipeline {
         k.if_(some, |k| {
             let first = self.block(k, 0, cautious, Some(self.stage));
             let s = (steps.scores)(k, &first);
-            (steps.follow)(k, &s, &first);
+            (steps.follow)(k, &s);
             let round = |k: &mut Builder, coverage: Coverage| {
                 self.begin_round(k);
                 let key_stage = self.stage_after(k);
@@ -207,7 +207,7 @@ impl KvPipeline {
                 let current = self.block(k, 0, cautious, None);
                 let ahead = (steps.scores)(k, &next);
                 (steps.accumulate)(k, &s, &current);
-                (steps.follow)(k, &ahead, &next);
+                (steps.follow)(k, &ahead);
                 s.copy_from(k, &ahead);
                 self.next_stage(k);
                 k.sub_to(self.current, self.current, 1);

@@ -3,7 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 
-use crate::{AccTile, Coverage, ProbTile, Sums};
+use crate::{AccTile, ProbTile, Sums};
 
 /// When the accumulators follow a row's maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -16,6 +16,10 @@ pub enum Rescale {
     Beyond(u8),
 }
 
+/// The reference of a row that has seen no score but −∞, masked or from the inputs: finite, so that the distance of −∞ to it is −∞ and its
+/// weight 0, as the oracle has it, where −∞ − (−∞) would be NaN. No finite score lies below it.
+pub(crate) const NO_REFERENCE: f32 = f32::MIN;
+
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
 pub struct OnlineSoftmax {
@@ -23,7 +27,7 @@ pub struct OnlineSoftmax {
     pub(crate) when: Rescale,
     /// `scale · log2 e`.
     pub(crate) factor: F32,
-    /// What exponents are taken against, scaled, a row each; −∞ while nothing was seen.
+    /// What exponents are taken against, scaled, a row each; [`NO_REFERENCE`] while nothing was seen that weighs anything.
     pub(crate) reference: Vec<F32>,
     /// The lane's own part of each row's sum; the quad's parts are added at the end.
     pub(crate) sum: Vec<F32>,
@@ -44,7 +48,7 @@ impl OnlineSoftmax {
     /// For `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
     pub fn new(k: &mut Builder, half: Half, rescale: Rescale, factor: F32, rows: u32) -> OnlineSoftmax {
         let lane_rows = rows / 8;
-        let reference = (0..lane_rows).map(|_| k.mov(f32::NEG_INFINITY)).collect();
+        let reference = (0..lane_rows).map(|_| k.mov(NO_REFERENCE)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
         let (sums, headroom) = (Sums::Lanes, 0.0);
         OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom }
@@ -58,15 +62,15 @@ impl OnlineSoftmax {
     }
 
     /// Makes the references follow the scores of a block, and `o` and the running sums with them.
-    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile, coverage: Coverage) {
+    pub fn follow(&self, k: &mut Builder, s: &AccTile, o: &AccTile) {
         let own = LaneMaxima::of(k, s);
         let maxima = self.scaled(k, &own);
         match self.when {
-            Rescale::Always => self.rescale(k, &maxima, o, coverage),
+            Rescale::Always => self.rescale(k, &maxima, o),
             Rescale::Beyond(threshold) => {
                 let exceeds = self.exceeds(k, &maxima, self.above_reference(threshold));
                 let any = k.vote_any(exceeds);
-                k.if_(any, |k| self.rescale(k, &maxima, o, coverage));
+                k.if_(any, |k| self.rescale(k, &maxima, o));
             }
         }
     }
@@ -74,21 +78,21 @@ impl OnlineSoftmax {
     /// Takes the maxima of the first block as references: there is nothing to rescale yet.
     pub fn begin(&self, k: &mut Builder, maxima: &LaneMaxima) {
         for (&reference, maximum) in self.reference.iter().zip(self.scaled(k, maxima)) {
-            k.mov_to(reference, maximum);
+            k.max_to(reference, reference, maximum);
         }
     }
 
     /// Moves the references to the maxima where those are larger, and scales the running sums. Gives each row's factor, by
     /// which what was accumulated must be multiplied before more is added.
-    pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima, coverage: Coverage) -> Vec<F32> {
+    pub fn follow_maxima(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let maxima = self.scaled(k, maxima);
-        (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum, coverage)).collect()
+        (0..).zip(maxima).map(|(i, maximum)| self.follow_row(k, i, maximum)).collect()
     }
 
     /// Turns the scores of a block into probabilities, rounded to the input's type, and adds them to the running sums.
-    pub fn probabilities(&self, k: &mut Builder, s: &AccTile, coverage: Coverage) -> ProbTile {
+    pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> ProbTile {
         for i in 0..s.lane_rows() {
-            self.exponentiate(k, s, i, coverage);
+            self.exponentiate(k, s, i);
         }
         s.round(k, self.half)
     }
@@ -122,19 +126,18 @@ impl OnlineSoftmax {
     }
 
     /// Moves the references to the new maxima and rescales what was accumulated.
-    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile, coverage: Coverage) {
+    fn rescale(&self, k: &mut Builder, maxima: &[F32], o: &AccTile) {
         for (i, &maximum) in maxima.iter().enumerate() {
-            let alpha = self.follow_row(k, i, maximum, coverage);
+            let alpha = self.follow_row(k, i, maximum);
             o.scale_row(k, i as u32, alpha);
         }
     }
 
     /// Moves a row's reference and its sum; gives the factor of what was accumulated.
-    fn follow_row(&self, k: &mut Builder, i: usize, maximum: F32, coverage: Coverage) -> F32 {
+    fn follow_row(&self, k: &mut Builder, i: usize, maximum: F32) -> F32 {
         let reference = self.reference[i];
         let next = k.max(reference, maximum);
-        let shift = finite(k, next, coverage);
-        let distance = k.sub(reference, shift);
+        let distance = k.sub(reference, next);
         let alpha = k.ex2(distance);
         k.mov_to(reference, next);
         k.mul_to(self.sum[i], self.sum[i], alpha);
@@ -142,9 +145,8 @@ impl OnlineSoftmax {
     }
 
     /// `s = exp2(s · c − m)` in place, and the row's sum.
-    fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32, coverage: Coverage) {
-        let shift = finite(k, self.reference[i as usize], coverage);
-        let minus = k.neg(shift);
+    fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32) {
+        let minus = k.neg(self.reference[i as usize]);
         for score in s.row(i) {
             k.mad_to(score, score, self.factor, minus);
             k.ex2_to(score, score);
@@ -191,7 +193,7 @@ impl OnlineSoftmax {
     /// `ln Σ exp(scale · s)` of complete sums.
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
         let of_row = |(&sum, &reference): (&F32, &F32)| {
-            // log2(0) = −∞ and the reference of such a row is −∞ too.
+            // −∞ for a sum of 0.
             let log = k.lg2(sum);
             let log = k.add(log, reference);
             k.mul(log, std::f32::consts::LN_2)
@@ -218,18 +220,6 @@ impl LaneMaxima {
     pub fn and(self, k: &mut Builder, other: &LaneMaxima) -> LaneMaxima {
         LaneMaxima(self.0.iter().zip(&other.0).map(|(&a, &b)| k.max(a, b)).collect())
     }
-}
-
-/// A reference that exponents can be taken against: 0 for −∞, since −∞ − (−∞) is not a number. Where a block is fully
-/// seen, −∞ can only come from the inputs, and NaN is the right answer.
-pub(crate) fn finite(k: &mut Builder, reference: F32, coverage: Coverage) -> F32 {
-    if coverage == Coverage::Full { reference } else { shift_against(k, reference) }
-}
-
-/// The reference, or 0 for −∞.
-pub(crate) fn shift_against(k: &mut Builder, reference: F32) -> F32 {
-    let nothing = k.setp_f(CmpOp::Eq, reference, f32::NEG_INFINITY);
-    k.selp(0.0f32, reference, nothing)
 }
 
 /// Combines in four chains, which hides the latency of one.

@@ -3,8 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Pred};
 
-use crate::softmax::finite;
-use crate::{AccTile, Coverage, LaneMaxima, OnlineSoftmax, Rescale, Sums};
+use crate::{AccTile, LaneMaxima, OnlineSoftmax, Rescale, Sums};
 
 /// Independent chains of a row's reductions: more hide latency, and cost an instruction each at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -55,15 +54,15 @@ impl LaneMaxima {
 
 impl OnlineSoftmax {
     /// Moves the references after the scores of a block, as its [`Rescale`] says, and the running sums with them.
-    pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains, coverage: Coverage) -> Due {
+    pub fn move_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         match self.when {
-            Rescale::Always => Due { moved: None, factors: self.follow_maxima(k, &maxima, coverage) },
+            Rescale::Always => Due { moved: None, factors: self.follow_maxima(k, &maxima) },
             Rescale::Beyond(threshold) => {
                 let exceeds = self.lane_exceeds(k, &maxima, self.above_reference(threshold));
                 let moved = k.vote_any(exceeds);
                 let mut factors = Vec::new();
-                k.if_(moved, |k| factors = self.follow_maxima(k, &maxima, coverage));
+                k.if_(moved, |k| factors = self.follow_maxima(k, &maxima));
                 Due { moved: Some(moved), factors }
             }
         }
@@ -72,7 +71,7 @@ impl OnlineSoftmax {
     /// Moves the references to the maxima of a block, whatever they were.
     pub fn raise_references(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Due {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
-        Due { moved: None, factors: self.follow_maxima(k, &maxima, Coverage::Full) }
+        Due { moved: None, factors: self.follow_maxima(k, &maxima) }
     }
 
     /// Whether one of the lane's own scores exceeds its row's reference by more than `threshold`: no shuffle is needed
@@ -91,17 +90,10 @@ impl OnlineSoftmax {
     }
 
     /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a product makes them.
-    pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains, coverage: Coverage) -> Vec<F32> {
-        let shifts: Vec<F32> = self
-            .reference
-            .iter()
-            .map(|&reference| {
-                let shift = finite(k, reference, coverage);
-                k.neg(shift)
-            })
-            .collect();
+    pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
+        let minus: Vec<F32> = self.reference.iter().map(|&reference| k.neg(reference)).collect();
         let exponential = |k: &mut Builder, row: usize, score: F32| {
-            k.mad_to(score, score, self.factor, shifts[row]);
+            k.mad_to(score, score, self.factor, minus[row]);
             k.ex2_to(score, score);
             score
         };

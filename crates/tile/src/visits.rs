@@ -299,8 +299,8 @@ impl Visits {
     {
         self.hide(k, s, block, coverage, steps);
         // O is zero: it owes nothing.
-        softmax.move_references(k, s, self.chains, coverage);
-        let sums = softmax.exponentials(k, s, self.chains, coverage);
+        softmax.move_references(k, s, self.chains);
+        let sums = softmax.exponentials(k, s, self.chains);
         softmax.add_sums(k, &sums);
         s.round_to(k, self.half, p);
     }
@@ -461,15 +461,15 @@ impl Visits {
             _ => {
                 self.keys.release(k);
                 self.hide(k, &self.s, block, coverage, steps);
-                self.follow(k, coverage, softmax);
+                self.follow(k, softmax);
             }
         }
     }
 
     /// The softmax of a block by its maximum.
-    fn follow(&self, k: &mut Builder, coverage: Coverage, softmax: &OnlineSoftmax) {
-        let due = softmax.move_references(k, &self.s, self.chains, coverage);
-        let sums = softmax.exponentials(k, &self.s, self.chains, coverage);
+    fn follow(&self, k: &mut Builder, softmax: &OnlineSoftmax) {
+        let due = softmax.move_references(k, &self.s, self.chains);
+        let sums = softmax.exponentials(k, &self.s, self.chains);
         softmax.add_sums(k, &sums);
         k.wgmma_wait(0);
         self.values.release(k);
@@ -489,7 +489,7 @@ impl Visits {
     ) where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
-        let sums = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
+        let sums = softmax.exponentials(k, &self.s, self.chains);
         k.wgmma_wait(0);
         self.values.release(k);
         self.s.round_to(k, self.half, &self.p);
@@ -502,7 +502,7 @@ impl Visits {
             self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
             k.wgmma_wait(0);
             softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
-            let exact = softmax.exponentials(k, &self.s, self.chains, Coverage::Full);
+            let exact = softmax.exponentials(k, &self.s, self.chains);
             for (&sum, &exact) in sums.iter().zip(&exact) {
                 k.mov_to(sum, exact);
             }

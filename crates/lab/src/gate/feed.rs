@@ -33,7 +33,7 @@ impl Feed {
     /// Draws; `None` where the kernel's inputs cannot be of that style: codes hold neither NaN nor infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
         let quantises = bound.roles.contains(&Role::Scales);
-        if quantises && style == Style::NonFinite {
+        if quantises && !style.is_finite() {
             return None;
         }
         let drawn = bound.problem.as_ref().map(|problem| draw(problem, style, seed));

@@ -25,13 +25,15 @@ pub enum Style {
     Falling,
     /// NaN in one key of each head, and infinity in one value where every row sees it.
     NonFinite,
+    /// Logits of −∞ for all but the first third of the keys: they weigh nothing, also where a block has no others.
+    MinusInfinity,
     /// NaN in every element of the buffers that belongs to no row (the padding between rows).
     PoisonedPadding,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 8] = [
+    pub const ALL: [Style; 9] = [
         Style::Normal,
         Style::Positive,
         Style::HugeLogits,
@@ -39,8 +41,14 @@ impl Style {
         Style::Rising,
         Style::Falling,
         Style::NonFinite,
+        Style::MinusInfinity,
         Style::PoisonedPadding,
     ];
+
+    /// Whether all inputs are finite.
+    pub const fn is_finite(self) -> bool {
+        !matches!(self, Style::NonFinite | Style::MinusInfinity)
+    }
 
     /// The name in reports.
     pub const fn name(self) -> &'static str {
@@ -52,6 +60,7 @@ impl Style {
             Style::Rising => "rising maximum",
             Style::Falling => "falling maximum",
             Style::NonFinite => "NaN and Inf",
+            Style::MinusInfinity => "logits of -Inf",
             Style::PoisonedPadding => "NaN in padding",
         }
     }
@@ -126,7 +135,22 @@ fn element(
         {
             f32::INFINITY
         }
-        (Style::HugeLogits | Style::NearTies | Style::Rising | Style::Falling | Style::NonFinite, _) => noise,
+        // Of one sign, so that no infinity meets a zero or its opposite; a scale of zero has no such logits.
+        (Style::MinusInfinity, Tensor::Q) if d == 0 => 1.0 + noise.abs(),
+        (Style::MinusInfinity, Tensor::K)
+            if d == 0 && row >= problem.seq_kv.div_ceil(3) && problem.softmax_scale() != 0.0 =>
+        {
+            f32::NEG_INFINITY * problem.softmax_scale().signum()
+        }
+        (
+            Style::HugeLogits
+            | Style::NearTies
+            | Style::Rising
+            | Style::Falling
+            | Style::NonFinite
+            | Style::MinusInfinity,
+            _,
+        ) => noise,
     }
 }
 

@@ -153,8 +153,7 @@ pub fn ladder<M: Machine>(
                     continue;
                 }
             };
-            for (seed, &style) in settings.styles.iter().enumerate().filter(|(_, s)| **s != Style::NonFinite)
-            {
+            for (seed, &style) in settings.styles.iter().enumerate().filter(|(_, s)| s.is_finite()) {
                 let Some(feed) = Feed::draw(&bound, style, seed as u64 + 1) else { continue };
                 right.check.cases += 1;
                 let references = feed.references(&bound).ok().flatten();

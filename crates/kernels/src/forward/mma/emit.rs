@@ -132,11 +132,11 @@ impl<'a> Forward<'a> {
             mask.apply(k, &s, block.origin, block.coverage);
             s
         };
-        let follow = |k: &mut Builder, s: &AccTile, block: &Block| {
-            softmax.follow(k, s, &o, block.coverage); //         m = max(m, S·c); O, l rescaled
+        let follow = |k: &mut Builder, s: &AccTile| {
+            softmax.follow(k, s, &o); //                         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
-            let p = softmax.probabilities(k, s, block.coverage); // P = exp2(S·c − m); l += Σ P
+            let p = softmax.probabilities(k, s); //              P = exp2(S·c − m); l += Σ P
             let value = block.value(k);
             mma_pv(k, self.half, &p, &value, &o); //             O += P V
         };

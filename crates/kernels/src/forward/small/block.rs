@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use problem::Problem;
 use ptx::{Builder, F32, R32};
-use tile::{
-    AccTile, Accumulate, Coverage, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix,
-};
+use tile::{AccTile, Accumulate, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix};
 
 use super::loads::Loads;
 use super::paths::Seen;
@@ -97,11 +95,6 @@ impl<'a> Block<'a> {
     fn qk_pieces_of(&self, step: u32) -> Range<u32> {
         let Range { start, end } = self.plan.qk_pieces_of(step);
         start..end.min(self.seen.pieces(self.plan.qk_keys()))
-    }
-
-    /// Whether every row has a reference.
-    pub(super) fn coverage(&self) -> Coverage {
-        self.seen.of_rows()
     }
 
     /// Issues S = Q Kᵀ of a step of the softmax, each piece when its keys have landed.

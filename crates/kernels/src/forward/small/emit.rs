@@ -181,19 +181,18 @@ impl<'a> Forward<'a> {
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..steps {
             let maxima = block.maxima(k, mask, step);
-            let coverage = block.coverage();
             let alpha = if step == 0 {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
             } else {
-                Some(softmax.follow_maxima(k, &maxima, coverage)) //      m = max(m, S·c); l rescaled
+                Some(softmax.follow_maxima(k, &maxima)) //                m = max(m, S·c); l rescaled
             };
             if step + 1 >= ahead && step + 1 < steps {
                 block.issue_scores(k, step + 1);
             }
             for piece in block.pv_pieces_of(step) {
                 let s = block.scores_of(piece);
-                let p = softmax.probabilities(k, &s, coverage); //        P = exp2(S·c − m); l += Σ P
+                let p = softmax.probabilities(k, &s); //                  P = exp2(S·c − m); l += Σ P
                 if let (Some(alpha), true) = (&alpha, piece == block.pv_pieces_of(step).start) {
                     block.rescale(k, alpha); //                           O rescaled
                 }

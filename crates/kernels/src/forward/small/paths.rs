@@ -33,11 +33,6 @@ impl Seen {
     pub const fn coverage(self, piece: u32, keys: u32) -> Coverage {
         if (piece + 1) * keys <= self.hidden_from { Coverage::Full } else { Coverage::Partial }
     }
-
-    /// Whether every row sees a key; if not, its reference may be none.
-    pub const fn of_rows(self) -> Coverage {
-        if self.hidden_from > 0 { Coverage::Full } else { Coverage::Partial }
-    }
 }
 
 impl SmallPlan {
