@@ -48,3 +48,8 @@ pub enum PlanError {
     )]
     Misaligned { tensor: &'static str, what: &'static str, value: i64 },
 }
+
+/// Refuses a number that does not fit.
+pub(crate) fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
+    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
+}

@@ -123,7 +123,7 @@ impl Plan {
     pub fn with_lse(&self, lse: bool) -> Plan {
         match self {
             Plan::Mma(plan) => Plan::Mma(MmaPlan { lse, ..plan.clone() }),
-            Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { lse, sums: plan.sums.unless(lse), ..plan.clone() }),
+            Plan::Wgmma(plan) => Plan::Wgmma(plan.with_lse(lse)),
             Plan::Small(plan) => Plan::Small(SmallPlan { lse, ..plan.clone() }),
             Plan::Ladder { rung } => Plan::Ladder { rung: *rung },
         }
@@ -145,7 +145,8 @@ impl Plan {
 
 /// The kernel of a plan, with its launch contract for the problem. Buffers are `q`, `k`, `v`, `out` and, where the plan
 /// returns it, `lse`, in this order and of exactly the size the problem's strides span. A family that hands out its tiles at run time
-/// has a `counter` after them: zeros at the first launch, and left so by each.
+/// has a `counter` after them, one that shares its last round `scratch` and then a `counter`: counters are zeros at the first launch, and
+/// left so by each; scratch memory may hold anything.
 ///
 /// # Errors
 /// When the problem cannot be stated or the plan does not fit it or the architecture.

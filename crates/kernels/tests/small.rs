@@ -418,8 +418,19 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(|p| p.softmax_steps = 8).starts_with("softmax_steps = 8; accepted: divisors of qk_pieces"));
     assert!(of(|p| p.pv_pieces = 16).starts_with("pv_pieces = 16; accepted: divisors of block_n / (16"));
     assert!(of(|p| p.stages = 2).starts_with("key_copies = 4; accepted: 1 with stages > 1"));
-    assert!(of(|p| p.rescale = Rescale::Beyond(8)).starts_with("rescale threshold = 8;"));
-    assert!(of(|p| p.kv_warpgroups = 2).starts_with("cluster · kv_warpgroups = 4; accepted: a cluster of 2"));
+    // What wraps around to a divisor is none.
+    assert!(of(|p| p.pv_pieces = (1 << 28) + 1).starts_with("pv_pieces = 268435457; accepted: divisors"));
+    let wraps = |p: &mut SmallPlan| (p.key_copies, p.qk_pieces) = (1, (1 << 29) + 1);
+    assert!(of(wraps).starts_with("qk_pieces = 536870913; accepted: divisors"));
+    assert!(of(|p| p.rescale = Rescale::Beyond(8)).starts_with("stages = 1; accepted: 2 to 8 with rescale"));
+    assert!(of(|p| p.guess = Some(8)).starts_with("stages = 1; accepted: 2 to 8 with a guess"));
+    assert!(of(|p| p.turns = Turns::PingPong).starts_with("stages = 1; accepted: 2 to 8 with turns"));
+    assert!(
+        of(|p| p.kv_warpgroups = 2).starts_with("kv_warpgroups = 2; accepted: 1 with merge = peer_first")
+    );
+    let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
+    let by_rows = SmallPlan { order: RowOrder::LongestFirst, ..good.clone() };
+    assert!(reason(&crowd, &by_rows, &ARCH).starts_with("heads_q = 1073741824; accepted: fewer than 2^31"));
     assert!(of(|p| p.resident_ctas = 3).contains("bytes of shared memory are needed"));
     assert!(
         of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))

@@ -214,19 +214,28 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&|p| p.consumers = 0).starts_with("consumers = 0; accepted: 1 to 3"));
     assert!(of(&|p| p.consumers = 4).starts_with("consumers = 4; accepted: 1 to 3"));
     assert!(of(&|p| p.cluster = 3).starts_with("cluster = 3; accepted: 1 to 2"));
-    assert!(of(&|p| p.resident = 5).starts_with("resident CTAs = 5; accepted: 1 to 4"));
+    assert!(of(&|p| p.resident = 5).starts_with("resident = 5; accepted: 1 to 4"));
     assert!(of(&|p| (p.resident, p.consumers) = (2, 1)).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.resident, p.block_n) = (2, 32)).contains("registers per thread are needed"));
     assert!(of(&|p| p.block_n = 72).starts_with("block_n = 72; accepted: multiples of 16 up to 256"));
     let halved = |p: &mut WgmmaPlan| (p.diagonal, p.block_n) = (Diagonal::Halved, 112);
     assert!(of(&halved).starts_with("block_n = 112; accepted: multiples of 32 with diagonal = halved"));
+    let halved = WgmmaPlan { diagonal: Diagonal::Halved, ..plan.clone() };
+    let refused = reason(&good.clone().with_mask(Mask::None), &halved, &ARCH);
+    assert_eq!(refused, "mask = none is not computed by wgmma; accepted: causal with diagonal = halved");
+    let refused = reason(&good, &WgmmaPlan { ends: Ends::Common, ..halved }, &ARCH);
+    assert_eq!(refused, "ends = common is not computed by wgmma; accepted: own with diagonal = halved");
+    let mut grouped = good.clone().with_heads_kv(1, Layout::Bhsd);
+    grouped.q.head = 0;
+    let refused = reason(&grouped, &WgmmaPlan { packing: Packing::Packed, ..plan.clone() }, &ARCH);
+    assert!(refused.starts_with("q head stride = 0; accepted: other than 0"), "{refused}");
     assert!(of(&|p| p.queries_ahead = 3).starts_with("queries_ahead = 3; accepted: 0 to 2"));
     assert!(
         of(&|p| p.sums = Sums::Product).starts_with("head_dim_v = 128; accepted: 64 with sums = product")
     );
     assert!(of(&|p| p.stages = 0).starts_with("stages = 0;"));
     assert!(of(&|p| p.section_mib = 0).starts_with("section_mib = 0; accepted: 1 to 4096"));
-    assert!(of(&|p| p.chains.sum = 0).starts_with("chains of the sum = 0;"));
+    assert!(of(&|p| p.chains.sum = 0).starts_with("chains.sum = 0;"));
     assert!(of(&|p| p.stages = 4).contains("bytes of shared memory are needed"));
     assert!(of(&|p| (p.stages, p.block_n) = (1, 208)).contains("registers per thread are needed"));
     assert!(of(&|p| (p.consumers, p.turns) = (1, Turns::PingPong)).starts_with("consumers = 1;"));
@@ -245,6 +254,30 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&backwards, &plan, &ARCH).contains("k row stride = -128"));
     let float = Problem { dtype: DType::F32, ..good.clone() };
     assert!(reason(&float, &plan, &ARCH).starts_with("dtype = f32 is not computed by wgmma"));
+}
+
+/// Products' sums go with narrow limits in f16, and with no LSE.
+#[test]
+fn with_an_lse_lanes_sum_within_their_own_limits() {
+    for (dtype, limit) in [(DType::F16, 7), (DType::Bf16, 15)] {
+        let problem = Problem { dtype, ..problem(64, 8192, Mask::None) };
+        let plan = WgmmaPlan::default_for(&problem, &ARCH);
+        let slack = if limit == 7 { 6 } else { 8 };
+        assert_eq!((plan.sums, plan.softmax), (Sums::Product, Softmax::Optimistic { slack, limit }));
+        let with = plan.with_lse(true);
+        assert_eq!((with.sums, with.softmax), (Sums::Lanes, Softmax::Optimistic { slack: 8, limit: 15 }));
+        Plan::Wgmma(with).check(&problem, &ARCH).unwrap();
+        assert_eq!(plan.with_lse(false), plan);
+    }
+}
+
+/// Dimensions that no tile has are refused, and nothing is reckoned with them before.
+#[test]
+fn the_default_of_a_huge_head_dim_is_refused() {
+    for dim in [1 << 24, 1 << 40] {
+        let refused = Plan::default_for(&Problem::new(1, 1, 1, dim, DType::F16), &ARCH).unwrap_err();
+        assert!(refused.to_string().starts_with(&format!("head_dim = {dim}")), "{refused}");
+    }
 }
 
 #[test]
@@ -268,7 +301,7 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     let uneven = Problem::new(1, 12, 40, 128, DType::Bf16).with_heads_kv(1, Layout::Bshd);
     let reason = Plan::Wgmma(WgmmaPlan { consumers: 2, ..plan }).check(&uneven, &ARCH).expect_err("12 heads");
     assert!(
-        reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of the tile's rows")
+        reason.to_string().starts_with("query heads a key head = 12; accepted: divisors of a tile's rows")
     );
 }
 

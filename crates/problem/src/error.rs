@@ -17,8 +17,10 @@ pub enum ProblemError {
         /// Key/value heads.
         heads_kv: usize,
     },
-    /// The softmax scale is not a finite number.
-    #[error("scale = {value} is not finite; leave it out for 1/sqrt(head_dim)")]
+    /// The softmax scale is not a finite number, or not in units of log2, in which kernels take it.
+    #[error(
+        "scale = {value}; accepted: a number whose log2(e)-fold is finite in f32; leave it out for 1/sqrt(head_dim)"
+    )]
     Scale {
         /// The value, printed.
         value: String,

@@ -276,7 +276,8 @@ impl Problem {
         if !self.heads_q.is_multiple_of(self.heads_kv) {
             return Err(ProblemError::HeadsNotGrouped { heads_q: self.heads_q, heads_kv: self.heads_kv });
         }
-        if !self.softmax_scale().is_finite() {
+        // Scores are scaled in the log2 domain.
+        if !(self.softmax_scale() * std::f32::consts::LOG2_E).is_finite() {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
         for tensor in Tensor::ALL {
@@ -344,8 +345,10 @@ mod tests {
         p.k.head = i64::MAX;
         assert_eq!(p.check(), Err(ProblemError::TooLarge { tensor: "k" }));
         let mut p = Problem::mission();
-        p.scale = Some(f32::NAN);
-        assert!(matches!(p.check(), Err(ProblemError::Scale { .. })));
+        for scale in [f32::NAN, f32::INFINITY, 3e38, -3e38] {
+            p.scale = Some(scale);
+            assert!(matches!(p.check(), Err(ProblemError::Scale { .. })), "{scale}");
+        }
     }
 
     #[test]

@@ -16,14 +16,6 @@ pub enum Sums {
     Product,
 }
 
-impl Sums {
-    /// By the lanes where they are wanted as exact as f32 makes them, as an LSE is.
-    #[must_use]
-    pub const fn unless(self, exact: bool) -> Sums {
-        if exact { Sums::Lanes } else { self }
-    }
-}
-
 /// Ones, as a panel's rows that one step of a product reads. In whatever order the swizzle takes them, they are the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Ones {

@@ -156,8 +156,10 @@ fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<
             ours.grid = safe.grid;
         }
     }
-    if let Plan::Wgmma(ours) = &mut plan {
-        ours.softmax = ours.softmax.within(problem.dtype, ours.sums);
+    match &mut plan {
+        Plan::Wgmma(ours) => *ours = ours.clone().fitted(problem),
+        Plan::Small(ours) => *ours = ours.clone().fitted(problem),
+        Plan::Mma(_) | Plan::Ladder { .. } => {}
     }
     plan.check(problem, arch).map(|()| plan)
 }
@@ -288,6 +290,26 @@ mod tests {
         // Sixteen times the work of any row: it says nothing of that.
         let choice = choose(&Problem::new(8, 64, 4096, 64, DType::F16), &H200, &table).unwrap();
         assert_eq!(choice.source, Source::Default);
+    }
+
+    /// Strides that a row's stores do not fit cost it that gene, not the whole plan.
+    #[test]
+    fn stores_follow_the_strides() {
+        for problem in [Problem::mission(), Problem::new(4, 16, 4096, 128, DType::Bf16)] {
+            let dense = choose(&problem, &H200, TunedTable::builtin()).unwrap();
+            let mut padded = problem.clone();
+            let row = padded.out.row + 2;
+            (padded.out.row, padded.out.head) = (row, row * problem.seq_q as i64);
+            padded.out.batch = padded.out.head * problem.heads_q as i64;
+            let choice = choose(&padded, &H200, TunedTable::builtin()).unwrap();
+            let genes = |choice: &Choice| {
+                let mut genes = serde_json::to_value(&choice.plan).unwrap();
+                genes.as_object_mut().unwrap().remove("store").unwrap();
+                genes
+            };
+            assert_eq!(genes(&choice), genes(&dense));
+            assert_ne!(choice.plan, dense.plan);
+        }
     }
 
     #[test]

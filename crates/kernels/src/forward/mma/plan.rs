@@ -2,6 +2,7 @@ use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
+use crate::error::accept;
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are while keys go by.
@@ -89,6 +90,9 @@ impl MmaPlan {
             grid: if problem.mask == Mask::Causal { Grid::HeadsFirst } else { Grid::RowsFirst },
             lse: false,
         };
+        if plan.check_problem(problem).is_err() {
+            return plan; // what it would take of a multiprocessor may be no number
+        }
         if plan.check_alignment(problem).is_err() {
             plan.copy = CopyMode::Elements;
         }
@@ -243,7 +247,7 @@ impl MmaPlan {
         }
         if let Rescale::Beyond(threshold) = self.rescale {
             // 2^15 is the last power of two in f16.
-            accept("rescale threshold", threshold.into(), threshold <= 15, "0 to 15")?;
+            accept("rescale.beyond", threshold.into(), threshold <= 15, "0 to 15")?;
         }
         Ok(())
     }
@@ -318,8 +322,4 @@ fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
         (129..=176, false) => (64, 48, 4),
         (_, false) => (64, 32, 4),
     }
-}
-
-fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
-    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
 }

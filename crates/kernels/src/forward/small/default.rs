@@ -185,7 +185,7 @@ impl SmallPlan {
     }
 
     /// The plan with the joins and stores that it and the problem allow.
-    fn fitted(mut self, problem: &Problem) -> SmallPlan {
+    pub(crate) fn fitted(mut self, problem: &Problem) -> SmallPlan {
         if self.check_merge(problem).is_err() {
             self.merge = Merge::Shares;
         }

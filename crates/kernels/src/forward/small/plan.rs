@@ -4,6 +4,7 @@ use tile::{
     Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS,
 };
 
+use crate::error::accept;
 use crate::forward::contract::check_tensor_maps;
 use crate::{Arch, PlanError};
 
@@ -289,7 +290,7 @@ impl SmallPlan {
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 from 16 to 256")?;
         let divides = |what, pieces: u32, whole: u32, step: u32, accepted: &str| {
-            let fits = pieces > 0 && whole.is_multiple_of(pieces * step);
+            let fits = pieces > 0 && u64::from(whole).is_multiple_of(u64::from(pieces) * u64::from(step));
             accept(what, pieces.into(), fits, accepted)
         };
         // Eight rows are the swizzle's period and the least step of a product's columns, sixteen keys that of P V.
@@ -297,14 +298,8 @@ impl SmallPlan {
         divides("qk_pieces", self.qk_pieces, self.block_n, 8, "divisors of block_n / 8")?;
         divides("key_copies", self.key_copies, self.qk_pieces, 1, "divisors of qk_pieces")?;
         divides("softmax_steps", self.softmax_steps, self.qk_pieces, 1, "divisors of qk_pieces")?;
-        let step = 16 * self.softmax_steps;
-        divides(
-            "pv_pieces",
-            self.pv_pieces,
-            self.block_n,
-            step,
-            "divisors of block_n / (16 · softmax_steps)",
-        )?;
+        let (step, accepted) = (16 * self.softmax_steps, "divisors of block_n / (16 · softmax_steps)");
+        divides("pv_pieces", self.pv_pieces, self.block_n, step, accepted)?;
         accept("paths", self.paths.into(), [1, 2, MOST_PATHS].contains(&self.paths), "1, 2, 4")?;
         accept("stages", self.stages.into(), (1..=MOST_STAGES).contains(&self.stages), "1 to 8")?;
         if self.streams() {
@@ -317,19 +312,22 @@ impl SmallPlan {
                 accept(what, pieces.into(), pieces == 1, "1 with stages > 1")?;
             }
         }
+        let streams = |accepted| accept("stages", self.stages.into(), self.streams(), accepted);
         // 2^15 is the last power of two in f16.
         if let Rescale::Beyond(threshold) = self.rescale {
-            let fits = threshold <= 15 && self.streams();
-            accept("rescale threshold", threshold.into(), fits, "0 to 15, with stages > 1")?;
+            streams("2 to 8 with rescale = beyond")?;
+            accept("rescale.beyond", threshold.into(), threshold <= 15, "0 to 15")?;
         }
         if let Some(limit) = self.guess {
-            let fits = (1..=15).contains(&limit) && self.streams();
-            accept("guess", limit.into(), fits, "1 to 15, with stages > 1")?;
+            streams("2 to 8 with a guess")?;
+            accept("guess", limit.into(), (1..=15).contains(&limit), "1 to 15")?;
         }
         if self.turns == Turns::PingPong {
-            let rows = self.row_warpgroups > 1 && self.kv_warpgroups == 1 && self.streams();
-            let accepted = "2 to 4 with turns = ping_pong, kv_warpgroups = 1 and stages > 1";
-            accept("row_warpgroups", self.row_warpgroups.into(), rows, accepted)?;
+            streams("2 to 8 with turns = ping_pong")?;
+            let one = self.kv_warpgroups == 1;
+            accept("kv_warpgroups", self.kv_warpgroups.into(), one, "1 with turns = ping_pong")?;
+            let rows = self.row_warpgroups > 1;
+            accept("row_warpgroups", self.row_warpgroups.into(), rows, "2 to 4 with turns = ping_pong")?;
         }
         let resident = (1..=8).contains(&self.resident_ctas);
         accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")
@@ -341,8 +339,9 @@ impl SmallPlan {
         let even = (columns / 8).is_multiple_of(parts);
         accept("cluster · kv_warpgroups", parts.into(), even, "divisors of head_dim_v / 8")?;
         if self.merge == Merge::PeerFirst {
-            let pair = self.cluster == 2 && self.kv_warpgroups == 1;
-            accept("cluster · kv_warpgroups", parts.into(), pair, "a cluster of 2 with merge = peer_first")?;
+            accept("cluster", self.cluster.into(), self.cluster == 2, "2 with merge = peer_first")?;
+            let one = self.kv_warpgroups == 1;
+            accept("kv_warpgroups", self.kv_warpgroups.into(), one, "1 with merge = peer_first")?;
             accept("stages", self.stages.into(), !self.streams(), "1 with merge = peer_first")?;
             let panel = SwizzledTile::PANEL;
             let halves = columns <= panel || (columns / 2).is_multiple_of(panel);
@@ -388,7 +387,9 @@ impl SmallPlan {
         for (what, value) in [y, z] {
             accept(what, value as u64, value as u64 <= GRID_LIMIT, "up to 65535")?;
         }
-        Ok(())
+        let heads = problem.heads_q as u64;
+        let fits = heads.saturating_mul(self.cluster.into()) < 1 << 31;
+        accept("heads_q", heads, fits, "fewer than 2^31 / cluster")
     }
 
     fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
@@ -418,11 +419,7 @@ impl SmallPlan {
     }
 }
 
-/// What plans have that do not say.
+/// As plans have it that were written before the gene was.
 const fn most_paths() -> u32 {
     MOST_PATHS
-}
-
-fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
-    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
 }

@@ -2,6 +2,7 @@ use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Chains, Handout, LastRound, Ones, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns};
 
+use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::{Arch, PlanError};
 
@@ -34,9 +35,20 @@ impl Softmax {
     /// The nearest that probabilities of a type allow, and who sums them.
     pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
         match self {
+            Softmax::Classic => Softmax::Classic,
+            Softmax::Lazy { slack } => Softmax::Lazy { slack: slack.min(largest_power(dtype) as u8) },
             Softmax::Optimistic { slack, limit } => {
                 let limit = limit.min(largest_limit(dtype, sums) as u8);
                 Softmax::Optimistic { slack: slack.min(limit.saturating_sub(1)), limit }
+            }
+        }
+    }
+
+    /// As wide as lanes' sums allow in either type, where it was narrow for the sake of products' sums.
+    pub(crate) fn for_lanes(self) -> Softmax {
+        match self {
+            Softmax::Optimistic { slack, limit } => {
+                Softmax::Optimistic { slack: slack.max(8), limit: limit.max(15) }
             }
             other => other,
         }
@@ -44,7 +56,7 @@ impl Softmax {
 }
 
 /// The largest power of two that a probability may reach: 2^15 is the last in f16; a bf16 has the range of the f32 that the
-/// sums are.
+/// sums are, and so has O: it overflows, where the mean of the values would not, from values of about 2^60 on.
 const fn largest_power(dtype: DType) -> u32 {
     match dtype {
         DType::F16 => 15,
@@ -222,7 +234,10 @@ impl WgmmaPlan {
             (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
             _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
         };
-        plan.softmax = plan.softmax.within(problem.dtype, plan.sums);
+        plan = plan.fitted(problem);
+        if plan.check_problem(problem).is_err() {
+            return plan; // what it would take of a multiprocessor may be no number
+        }
         if packs_well(problem, plan.block_m()) {
             plan.packing = Packing::Packed;
         }
@@ -240,9 +255,27 @@ impl WgmmaPlan {
         plan
     }
 
+    /// The nearest that the problem's type and its output's strides allow.
+    pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
+        self.softmax = self.softmax.within(problem.dtype, self.sums);
+        if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
+            self.store = Store::Direct;
+        }
+        self
+    }
+
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)
+    }
+
+    /// The same plan, returning the LSE or not: that is not of rounded probabilities, which products would sum.
+    #[must_use]
+    pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
+        if lse && self.sums == Sums::Product {
+            return WgmmaPlan { lse, sums: Sums::Lanes, softmax: self.softmax.for_lanes(), ..self.clone() };
+        }
+        WgmmaPlan { lse, ..self.clone() }
     }
 
     /// Query rows of a CTA.
@@ -415,27 +448,40 @@ impl WgmmaPlan {
             accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
         };
         within("consumers", self.consumers, 1, 3)?;
-        within("resident CTAs", self.resident, 1, 4)?;
+        within("resident", self.resident, 1, 4)?;
         within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
         let heads = self.packed_heads(problem);
-        let packs = self.block_m().is_multiple_of(heads) && (heads == 1 || problem.q.head != 0);
-        let accepted = "divisors of the tile's rows where heads are packed, whose stride is not 0";
-        accept("query heads a key head", heads.into(), packs, accepted)?;
+        let divides = self.block_m().is_multiple_of(heads);
+        let accepted = "divisors of a tile's rows (64 · consumers) with packing = packed";
+        accept("query heads a key head", heads.into(), divides, accepted)?;
+        let apart = heads == 1 || problem.q.head != 0;
+        accept("q head stride", problem.q.head.unsigned_abs(), apart, "other than 0 with packing = packed")?;
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
         if self.diagonal == Diagonal::Halved {
-            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own;
-            let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask and ends = own";
-            accept("block_n", self.block_n.into(), fits && self.block_n.is_multiple_of(32), accepted)?;
+            let refuse = |what: &str, value: &str, accepted: &str| PlanError::Problem {
+                family: FAMILY,
+                what: what.to_owned(),
+                value: value.to_owned(),
+                accepted: format!("{accepted} with diagonal = halved"),
+            };
+            if problem.mask != Mask::Causal {
+                return Err(refuse("mask", problem.mask.name(), Mask::Causal.name()));
+            }
+            if self.ends != Ends::Own {
+                return Err(refuse("ends", "common", "own"));
+            }
+            let halves = self.block_n.is_multiple_of(32);
+            accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")?;
         }
         within("queries_ahead", self.queries_ahead, 0, 2)?;
         if self.store == Store::Bulk {
             self.check_bulk_store(problem)?;
         }
-        within("chains of the maximum", self.chains.max, 1, 8)?;
-        within("chains of the sum", self.chains.sum, 1, 8)?;
+        within("chains.max", self.chains.max, 1, 8)?;
+        within("chains.sum", self.chains.sum, 1, 8)?;
         if self.sums == Sums::Product {
             let dim = problem.head_dim_v as u64;
             accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
@@ -540,8 +586,4 @@ fn aligned(problem: &Problem, store: RowStore) -> bool {
     let width = i64::from(store.elements());
     let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
     origin % width == 0 && steps.iter().all(|&(extent, stride)| extent == 1 || stride % width == 0)
-}
-
-fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
-    if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }
 }
