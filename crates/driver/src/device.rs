@@ -28,8 +28,6 @@ pub struct DeviceInfo {
     pub shared_per_cta: u32,
     /// Shared memory of a multiprocessor, in bytes.
     pub shared_per_sm: u32,
-    /// Threads resident on a multiprocessor.
-    pub threads_per_sm: u32,
     /// Whether memory can be allocated in the order of a stream.
     pub pools: bool,
     /// Version of CUDA that the driver supports: 13000 for 13.0.
@@ -106,7 +104,6 @@ pub(crate) fn describe(device: sys::CUdevice, ordinal: i32) -> Result<DeviceInfo
         l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
         shared_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         shared_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
-        threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
         pools: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
         driver: ready()?,
         driver_build: driver_build(),

@@ -74,18 +74,18 @@ impl Family {
     }
 
     /// Whether the family is at its best: the grid it was made for.
-    fn suits(self, plan: &Plan, problem: &Problem, arch: &Arch) -> bool {
+    fn suits(self, problem: &Problem, arch: &Arch) -> bool {
         let (sms, heads) = (u64::from(arch.multiprocessors), (problem.batch * problem.heads_q) as u64);
         let row_tiles = |rows: u32| problem.seq_q.div_ceil(rows as usize) as u64 * heads;
-        match (self, plan) {
+        match self {
             // Warpgroups of 64 rows, and a CTA for each multiprocessor: few rows leave most of both idle.
-            (Family::Wgmma, Plan::Wgmma(_)) => row_tiles(64) >= sms,
+            Family::Wgmma => row_tiles(64) >= sms,
             // A wave of CTAs that do not overlap costs the whole chain of loads and products.
-            (Family::Small, Plan::Small(_)) => {
+            Family::Small => {
                 let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
                 row_tiles(64) <= if narrow { 8 * sms } else { 2 * sms }
             }
-            _ => true,
+            Family::Mma => true,
         }
     }
 }
@@ -100,7 +100,7 @@ impl Plan {
         let specific = Family::ALL.into_iter().rev().filter(|&family| family != Family::Mma);
         for family in specific {
             if let Ok(plan) = family.default_for(problem, arch)
-                && family.suits(&plan, problem, arch)
+                && family.suits(problem, arch)
             {
                 return Ok(plan);
             }

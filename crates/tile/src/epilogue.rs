@@ -7,8 +7,8 @@ use crate::{AccTile, CopyMode, Threads, TileCopy};
 
 /// Rounds the accumulators of each warp and stores them as rows, through shared memory so that every store is a whole
 /// chunk: `tile` has room for the CTA's rows. A warp that has its rows to itself sends them off itself; warps that share
-/// rows hold a part of their columns each, and the CTA stores all rows together. `to` points at the CTA's
-/// tile of the tensor, whose rows lie `row_bytes` apart; those at or beyond `limit` are not stored.
+/// rows hold a part of their columns each, and the CTA stores all rows together. `(tensor, first, limit)`: the head's row 0,
+/// the CTA's first row, and one past the last row that is stored; rows of the tensor lie `row_bytes` apart.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
     k: &mut Builder,

@@ -13,7 +13,7 @@ use crate::{AccTile, Mbarriers, OnlineSoftmax, Threads, WARPGROUP_THREADS, divid
 /// Bytes of four registers of a warpgroup's threads.
 const VECTOR_BYTES: u32 = 16 * WARPGROUP_THREADS;
 
-/// How keys are divided in a cluster. All are powers of two.
+/// How a cluster divides a tile: its keys among `ctas · kv_warpgroups`, both powers of two, its rows among `row_warpgroups`, 1 to 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
     /// CTAs that divide the keys of the same rows.

@@ -107,12 +107,6 @@ impl Handover {
         k.mbarrier_wait_parity(barrier, at.parity);
     }
 
-    /// Whether the stage is full.
-    pub fn test_full(&self, k: &mut Builder, at: &Ring) -> Pred {
-        let barrier = self.full(k, at);
-        k.mbarrier_try_wait_parity(barrier, at.parity)
-    }
-
     /// Says that the stage is full, of what the thread itself has written there.
     pub fn publish(&self, k: &mut Builder, at: &Ring) {
         let barrier = self.full(k, at);

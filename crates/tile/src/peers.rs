@@ -12,7 +12,7 @@ pub struct Peers {
     pub ctas: u32,
     /// Which of them this one is.
     pub rank: R32,
-    /// Which of them a lane speaks to, in the warps' first lanes.
+    /// The rank that a lane arrives at: the first `ctas` lanes of a warp speak to one CTA each.
     to: R32,
     /// All of them, a bit each.
     mask: R16,

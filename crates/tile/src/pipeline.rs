@@ -69,7 +69,7 @@ pub struct Block<'a> {
     /// What its rows see of it.
     pub coverage: Coverage,
     pipeline: &'a KvPipeline,
-    /// The offset of the stage of its keys, where the ring waits for whole rounds; `None` where the block does itself.
+    /// The offset of the stage of its keys, which the round has waited for; `None` where [`Block::key`] waits.
     key_stage: Option<R32>,
 }
 

@@ -148,7 +148,7 @@ impl Circle {
 pub struct Agreement(R32);
 
 impl Agreement {
-    /// The first of its barriers, of which there are as many: those before are the CTA's and the [`Circle`]'s.
+    /// Named barriers 8 to 15 are the warpgroups', one each; 0 is the CTA's, 1 to 7 are the [`Circle`]'s.
     const FIRST: u32 = 8;
 
     /// For a warpgroup of that number, below 8, in its CTA.

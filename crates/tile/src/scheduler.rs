@@ -59,7 +59,7 @@ pub struct WorkTile {
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// Its blocks of keys that are meant, where tiles of the last round are shared.
+    /// The blocks of keys to compute; `None` for all, unless tiles of the last round are shared.
     pub part: Option<Part>,
 }
 
@@ -149,7 +149,8 @@ impl Mailbox {
         k.shared_index(self.slots, at.stage, Letter::BYTES)
     }
 
-    /// Takes a number, into a register: the next tile's, less the first tiles, which nobody takes. Nothing waits for it here.
+    /// Takes a number from the counter: that plus the number of CTAs is the next tile, since each CTA's first is its own. The latency
+    /// is not waited for here.
     fn take(&self, k: &mut Builder) -> R32 {
         k.atom(AtomicOp::Add, self.counter, 1)
     }

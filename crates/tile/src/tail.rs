@@ -90,7 +90,7 @@ impl Shares {
 /// What a CTA computes of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its first block of keys, the last to be visited.
+    /// Its lowest block of keys: blocks are visited downward, so the last.
     pub from: R32,
     /// One past its last block.
     pub end: R32,

@@ -76,10 +76,10 @@ pub enum Masked {
     From(R32),
 }
 
-/// The blocks of a tile that are visited, from the last to the first. There is at least one.
+/// The blocks of a tile that are visited, downward. There is at least one.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// The first.
+    /// The lowest, which comes last.
     pub from: Src<R32>,
     /// One past the last.
     pub end: R32,
@@ -127,7 +127,7 @@ pub struct Visits {
     pub guess: Option<Guess>,
     /// Chains of maxima and sums.
     pub chains: Chains,
-    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited, if that is to be made use of.
+    /// Not zero where the warpgroup's rows see no more than the first half of the first block visited; `None` where no use is made of it.
     pub halved: Option<R32>,
     /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
     pub skips: Option<Skips>,
@@ -331,7 +331,7 @@ impl Visits {
     /// Skips the keys of all blocks before any of their values.
     fn skip_ahead(&self, k: &mut Builder) {
         let Some(skips) = &self.skips else { return };
-        // Tiles overlap only where there are fewer than the rings have stages.
+        // Tiles overlap only where fewer blocks are skipped than there are stages ([`Visits::overlaps`]): of one stage, none.
         if self.keys.stages() > 1 {
             k.mov_to(skips.values, skips.blocks);
             skips.each(k, skips.blocks, |k| self.skip_keys(k));

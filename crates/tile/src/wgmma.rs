@@ -100,15 +100,6 @@ impl SharedMatrix {
         SharedMatrix { descriptor: k.add(self.descriptor, advance), ..self }
     }
 
-    /// Another tile of the same kind, `bytes` further on: a stage of a ring.
-    #[must_use]
-    pub fn advance(self, k: &mut Builder, bytes: R32) -> SharedMatrix {
-        debug_assert_eq!(self.unit, 1, "a tile whose next panel moves with it");
-        let units = k.shr_u(bytes, 4);
-        let units = k.zext(units);
-        SharedMatrix { descriptor: k.add(self.descriptor, units), ..self }
-    }
-
     const fn column_offset(self, column: u32) -> u32 {
         column / SwizzledTile::PANEL * self.tile.panel_bytes() + column % SwizzledTile::PANEL * 2
     }

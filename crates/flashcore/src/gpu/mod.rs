@@ -160,7 +160,6 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
         multiprocessors: info.sms,
         shared_per_cta: info.shared_per_cta,
         shared_per_sm: info.shared_per_sm,
-        threads_per_sm: info.threads_per_sm,
     })
 }
 
@@ -206,7 +205,6 @@ mod tests {
             l2: 1 << 20,
             shared_per_cta: 99 << 10,
             shared_per_sm: 100 << 10,
-            threads_per_sm: 1536,
             pools: true,
             driver: 13000,
             driver_build: None,

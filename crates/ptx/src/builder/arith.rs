@@ -38,8 +38,6 @@ numbers! {
     F64: F64, Mul, Fma, RN;
 }
 
-const FTZ: FloatMods = FloatMods { ftz: true, ..FloatMods::NONE };
-
 /// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a register, so
 /// that it fixes the kind of the others.
 macro_rules! instructions {
@@ -180,11 +178,6 @@ impl Builder {
 
     // ---- floating point ----------------------------------------------------------------------------------------
 
-    /// `a · b`, subnormals flushed.
-    pub fn mul_ftz_to(&mut self, d: F32, a: impl Into<Src<F32>>, b: impl Into<Src<F32>>) {
-        self.compute(d, Op::Binary(BinaryOp::Mul, Type::F32, FTZ), [a.into().into(), b.into().into()]);
-    }
-
     /// `2^a`, approximate, subnormals flushed: −∞ gives 0 exactly.
     pub fn ex2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Ex2, a)
@@ -303,24 +296,9 @@ impl Builder {
         self.cvt(Type::U64, Type::U32, None, a)
     }
 
-    /// `a` as 64 bits, the sign repeated.
-    pub fn sext(&mut self, a: R32) -> R64 {
-        self.cvt(Type::S64, Type::S32, None, a)
-    }
-
     /// The low 32 bits.
     pub fn trunc(&mut self, a: R64) -> R32 {
         self.cvt(Type::U32, Type::U64, None, a)
-    }
-
-    /// 16 bits with zeros added.
-    pub fn zext16(&mut self, a: R16) -> R32 {
-        self.cvt(Type::U32, Type::U16, None, a)
-    }
-
-    /// The low 16 bits.
-    pub fn trunc16(&mut self, a: R32) -> R16 {
-        self.cvt(Type::U16, Type::U32, None, a)
     }
 
     /// An unsigned integer as f32, rounded to nearest even.
@@ -336,16 +314,6 @@ impl Builder {
     /// An f32 as a signed integer, rounded as said; out of range clamps, NaN gives 0.
     pub fn f32_to_s32(&mut self, rounding: Rounding, a: F32) -> R32 {
         self.cvt(Type::S32, Type::F32, Some(CvtRounding::Integer(rounding)), a)
-    }
-
-    /// An f32 as an unsigned integer, rounded as said; out of range clamps, NaN gives 0.
-    pub fn f32_to_u32(&mut self, rounding: Rounding, a: F32) -> R32 {
-        self.cvt(Type::U32, Type::F32, Some(CvtRounding::Integer(rounding)), a)
-    }
-
-    /// An f32 as f64, exactly.
-    pub fn f32_to_f64(&mut self, a: F32) -> F64 {
-        self.cvt(Type::F64, Type::F32, None, a)
     }
 
     pub(super) fn cvt<A: Value, D: Value>(

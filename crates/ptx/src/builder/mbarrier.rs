@@ -1,7 +1,7 @@
 //! mbarrier objects: phases that count arrivals and bytes.
 
 use super::{Builder, Pointer, Pred, R32, Shared, SharedPointer, Src};
-use crate::{Mbarrier, MbarrierOp, MemSem, Op, Operand, Scope};
+use crate::{Mbarrier, MbarrierOp, Op, Operand, Scope};
 
 fn on<P: SharedPointer>(op: MbarrierOp) -> Mbarrier {
     Mbarrier { space: P::SPACE, ..Mbarrier::new(op) }
@@ -33,17 +33,6 @@ impl Builder {
     /// Arrives; releases to the own CTA what the thread did before.
     pub fn mbarrier_arrive<P: SharedPointer>(&mut self, bar: P) {
         self.arrive(on::<P>(MbarrierOp::Arrive), bar, None);
-    }
-
-    /// Arrives; releases at cluster scope, which ptxas makes of a fence of the whole GPU.
-    pub fn mbarrier_arrive_release_cluster<P: SharedPointer>(&mut self, bar: P) {
-        self.arrive(Mbarrier { scope: Scope::Cluster, ..on::<P>(MbarrierOp::Arrive) }, bar, None);
-    }
-
-    /// Arrives without ordering anything, at cluster scope (`.version` 8.6): for slots that were only read.
-    pub fn mbarrier_arrive_relaxed_cluster<P: SharedPointer>(&mut self, bar: P) {
-        let relaxed = Mbarrier { sem: MemSem::Relaxed, scope: Scope::Cluster, ..on::<P>(MbarrierOp::Arrive) };
-        self.arrive(relaxed, bar, None);
     }
 
     /// Lets the phase also wait for `bytes` more bytes, and arrives.

@@ -154,7 +154,13 @@ fn hopper() -> Builder {
     k.st_async_vec(there, sums, there_bar);
     k.mbarrier_arrive(there_bar);
     k.fence_proxy_async_shared();
+    k.st_async(there, warp, there_bar);
+    k.bulk_send(there, tile, 128, there_bar);
+    k.mbarrier_expect_tx(bar, 256);
+    k.bulk_load(tile, out, 256, bar, BulkOptions::default());
+    k.mbarrier_inval(bar);
     k.tma_store(map, &[0.into(), warp.into()], tile);
+    k.tma_reduce(AtomicOp::Add, map, &[0.into(), warp.into()], tile);
     k.bulk_store(out, tile, 64);
     k.bulk_commit();
     k.bulk_wait_read(0);
@@ -188,6 +194,12 @@ fn a_kernel_of_sm_90a_says_what_it_was_told() {
         "mapa.shared::cluster.u32 %r5, %r0, 1;",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%r5+64], {%f0, %f1, %f2, %f3}, [%r6];",
         "mbarrier.arrive.shared::cluster.b64 _, [%r6];",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5+64], %r4, [%r6];",
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r5+64], [%r0], 128, [%r6];",
+        "mbarrier.expect_tx.shared.b64 [%r1], 256;",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd3], 256, [%r1];",
+        "mbarrier.inval.shared.b64 [%r1];",
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {0, %r4}], [%r0];",
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {0, %r4}], [%r0];",
         "cp.async.bulk.global.shared::cta.bulk_group [%rd3], [%r0], 64;",
     ] {

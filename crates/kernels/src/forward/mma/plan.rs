@@ -55,8 +55,6 @@ pub struct MmaPlan {
     pub lse: bool,
 }
 
-/// Largest extent in y and z of a grid.
-const GRID_LIMIT: u64 = 65_535;
 /// Registers beside the tiles: addresses, loop state and fragments of B (measured on ptxas' figures of the defaults).
 const OTHER_REGISTERS: u32 = 44;
 
@@ -275,10 +273,10 @@ impl MmaPlan {
         let rows = problem.seq_q.div_ceil(self.block_m as usize) as u64;
         let (heads, batch) = (problem.heads_q as u64, problem.batch as u64);
         let limits = match self.grid {
-            Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, GRID_LIMIT)],
-            Grid::HeadsFirst => [("row blocks", rows, GRID_LIMIT), ("heads_q", heads, 1 << 30)],
+            Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
+            Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
         };
-        for (what, value, limit) in limits.into_iter().chain([("batch", batch, GRID_LIMIT)]) {
+        for (what, value, limit) in limits.into_iter().chain([("batch", batch, Arch::GRID_YZ)]) {
             accept(what, value, value <= limit, &format!("up to {limit} with grid = {:?}", self.grid))?;
         }
         Ok(())

@@ -32,8 +32,7 @@ impl Wave {
     /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is for the grid to see that their
     /// lengths add up; where others follow, the long ones come first.
     fn order(self, problem: &Problem) -> RowOrder {
-        // The grid's third extent is limited.
-        let few = problem.seq_q <= 1 << 20;
+        let few = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) as u64 <= Arch::GRID_YZ;
         match (self, problem.mask) {
             (_, Mask::None) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
             (Wave::Two, _) => RowOrder::Folded,

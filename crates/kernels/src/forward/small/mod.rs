@@ -5,8 +5,10 @@
 //! softmax runs over the scores in few steps, P goes to the tensor cores from registers, and the parts are joined through
 //! distributed shared memory.
 //!
-//! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole, and the plan.
-//! Parameters of the launch: tensor maps of Q, K and V, the output's pointer and strides, `seq_q`, `seq_kv`, the scale.
+//! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole and whether all keys fit the stages
+//! (then nothing is refilled), by how much the diagonal is off the tiles, `heads_q` for an LSE, and the plan. Parameters of the launch: tensor maps
+//! of Q, K and V, the output's pointer and strides, `seq_q`, `seq_kv`, the scale. A kernel serves another problem only if that one's text
+//! is the same: compare modules, not shapes.
 
 mod block;
 mod default;

@@ -113,8 +113,6 @@ pub struct SmallPlan {
 pub(super) const MOST_PATHS: u32 = 4;
 /// Stages of a ring.
 pub(super) const MOST_STAGES: u32 = 8;
-/// Largest extent in y and z of a grid.
-const GRID_LIMIT: u64 = 65_535;
 /// Registers beside the accumulators, of plans without a loop and of those with one (measured on ptxas' figures).
 const OTHER_REGISTERS: [u32; 2] = [57, 40];
 
@@ -385,7 +383,7 @@ impl SmallPlan {
             _ => (("batch", problem.batch), ("tiles of query rows", row_tiles)),
         };
         for (what, value) in [y, z] {
-            accept(what, value as u64, value as u64 <= GRID_LIMIT, "up to 65535")?;
+            accept(what, value as u64, value as u64 <= Arch::GRID_YZ, "up to 65535")?;
         }
         let heads = problem.heads_q as u64;
         let fits = heads.saturating_mul(self.cluster.into()) < 1 << 31;

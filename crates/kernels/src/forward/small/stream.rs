@@ -120,7 +120,8 @@ impl Forward<'_> {
         k.setp_u(CmpOp::Eq, thread, 0)
     }
 
-    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries.
+    /// Prepares the mbarriers of the part's rings, and with the first part's those of the queries; then waits for the launch before, on
+    /// whose end all that follows depends.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         if self.plan.kv_warpgroups == 1 {
             queries.handover.init_full(k);

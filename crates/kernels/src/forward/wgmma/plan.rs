@@ -21,7 +21,7 @@ pub enum Softmax {
     },
     /// No maximum is taken of blocks that need no mask, but for the first: exponentials are taken against the old reference, and
     /// a block of which a lane's sum reaches `2^limit` is computed once more, with its maximum. Where products make the sums, a block
-    /// is of which a probability would reach `2^(limit + 1)`.
+    /// is where a probability reaches 2, as of a score that exceeds the maximum that its reference was taken from by `limit + 1` powers.
     Optimistic {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
@@ -178,7 +178,7 @@ const fn section_mib() -> u32 {
     32
 }
 
-/// Registers of a thread that feeds, the fewest that there can be.
+/// Registers of a producer's thread where several CTAs are resident: the fewest that `setmaxnreg` takes.
 const FEEDING_REGISTERS: u32 = 24;
 /// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
 /// hold without serialising products).
