@@ -10,7 +10,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
-use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
 use wgmma_plan::plain;
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.
@@ -268,17 +268,20 @@ fn genes_get_along() {
             block_n: [16, 32, 48, 64][draw(4)],
             stages: 1 + draw(3) as u32,
             tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
+            products: [Order::ScoresAhead, Order::InTurn][draw(2)],
+            producer_registers: [None, Some(24), Some(40)][draw(3)],
             queries_ahead: draw(2) as u32,
             store: [Store::Direct, Store::Bulk][draw(2)],
             turns: [Turns::Free, Turns::PingPong][draw(2)],
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
+            exps_by_fma: [0, 0, 3, 8][draw(4)],
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
             ends: [Ends::Common, Ends::Own][draw(2)],
-            handout: [Handout::Static, Handout::Dynamic, Handout::Folded][draw(3)],
+            handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
             tail: [Tail::Whole, Tail::Shared][draw(2)],
-            order: [TileOrder::InOrder, TileOrder::LongestFirst][draw(2)],
+            order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
             section_mib: 1 + draw(2) as u32,
             lse: draw(2) == 0,
         };

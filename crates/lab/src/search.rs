@@ -70,8 +70,8 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         [alone, together].concat(),
         product(&[softmax, values("ends", ["common", "own"]), values("sums", ["lanes", "product"])]),
         product(&[
-            values("handout", ["static", "folded", "dynamic"]),
-            values("order", ["in_order", "longest_first"]),
+            values("handout", ["static", "folded", "dynamic", "grid"]),
+            values("order", ["in_order", "longest_first", "strided"]),
             values("tiles", ["in_turn", "overlapped"]),
         ]),
         product(&[values("cluster", [1, 2]), values("stages", [2, 3, 4])]),
@@ -82,6 +82,9 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         ]),
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
         values("section_mib", [16, 32, 48, 64, 96, 128]),
+        values("products", ["in_turn"]),
+        values("producer_registers", [24, 32, 40]),
+        values("exps_by_fma", [0, 1, 2, 3]),
         tails,
     ]
 }

@@ -14,6 +14,7 @@ mod copy;
 mod divide;
 mod epilogue;
 mod exchange;
+mod exp2;
 mod fragment;
 mod fragments_out;
 mod gemm;

@@ -19,6 +19,8 @@ pub enum Handout {
     Folded,
     /// CTAs take the next tile of an atomic counter when they are done with one.
     Dynamic,
+    /// Each CTA takes the tile of its number and there are as many CTAs, which the hardware starts as others end: not persistent.
+    Grid,
 }
 
 /// The order of the tiles.
@@ -30,6 +32,9 @@ pub enum TileOrder {
     /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first, which see most
     /// of a causal mask.
     LongestFirst,
+    /// Each a stride behind the one before, in the order of [`TileOrder::InOrder`] and around its end, with a stride that is coprime to the
+    /// number of tiles: neighbours in time are of all lengths and of different heads.
+    Strided,
 }
 
 /// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and after a launch.
@@ -46,7 +51,8 @@ pub struct TileGrid {
     pub row_blocks: R32,
     /// Heads of a batch entry.
     pub heads: R32,
-    /// Heads of a section, a divisor of all heads.
+    /// Of [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; of [`TileOrder::Strided`] the stride, of which as many as
+    /// there are tiles fit 32 bits.
     pub section: R32,
 }
 
@@ -66,9 +72,11 @@ pub struct WorkTile {
 impl TileGrid {
     fn tile(&self, k: &mut Builder, index: R32) -> WorkTile {
         let (row_block, batch_head) = match self.order {
-            TileOrder::InOrder => {
-                let batch_head = k.div_u(index, self.row_blocks);
-                (remainder(k, index, batch_head, self.row_blocks), batch_head)
+            TileOrder::InOrder => self.in_order(k, index),
+            TileOrder::Strided => {
+                let line = k.mul(index, self.section);
+                let index = k.rem_u(line, self.tiles);
+                self.in_order(k, index)
             }
             TileOrder::LongestFirst => {
                 let of_section = k.mul(self.section, self.row_blocks);
@@ -82,6 +90,12 @@ impl TileGrid {
         };
         let batch = k.div_u(batch_head, self.heads);
         WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, part: None }
+    }
+
+    /// Row block and batch entry's head of a tile's number, head by head.
+    fn in_order(&self, k: &mut Builder, index: R32) -> (R32, R32) {
+        let batch_head = k.div_u(index, self.row_blocks);
+        (remainder(k, index, batch_head, self.row_blocks), batch_head)
     }
 }
 

@@ -35,6 +35,8 @@ pub struct OnlineSoftmax {
     pub(crate) sums: Sums,
     /// Powers of two by which references lie above the maxima that they are taken from.
     pub(crate) headroom: f32,
+    /// Of eight exponentials of a guessed block, how many the FMA pipe takes.
+    pub(crate) by_fma: u32,
 }
 
 /// What remains of the softmax at the end, a row each.
@@ -51,7 +53,7 @@ impl OnlineSoftmax {
         let reference = (0..lane_rows).map(|_| k.mov(NO_REFERENCE)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
         let (sums, headroom) = (Sums::Lanes, 0.0);
-        OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom }
+        OnlineSoftmax { half, when: rescale, factor, reference, sum, sums, headroom, by_fma: 0 }
     }
 
     /// The same with sums that a product makes ([`OnlineSoftmax::take_sums`]), and references so many powers of two above maxima.
@@ -59,6 +61,13 @@ impl OnlineSoftmax {
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
+    }
+
+    /// The same with so many of eight exponentials of a guessed block on the FMA pipe, which are large where they should be infinite or not a
+    /// number: for a block that is done once more then.
+    #[must_use]
+    pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
+        OnlineSoftmax { by_fma: of_eight, ..self }
     }
 
     /// Makes the references follow the scores of a block, and `o` and the running sums with them.

@@ -3,6 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Pred};
 
+use crate::exp2::exp2_by_fma;
 use crate::{AccTile, LaneMaxima, OnlineSoftmax, Rescale, Sums};
 
 /// Independent chains of a row's reductions: more hide latency, and cost an instruction each at the end.
@@ -91,10 +92,24 @@ impl OnlineSoftmax {
 
     /// `s = exp2(s · c − m)` in place; gives the lane's part of each row's sum of the block, or none where a product makes them.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
+        self.exponentials_by(k, s, chains, 0)
+    }
+
+    /// The same of a block whose exponentials are looked at afterwards.
+    pub fn guessed_exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
+        self.exponentials_by(k, s, chains, self.by_fma)
+    }
+
+    /// The same with the first `by_fma` of eight columns on the FMA pipe.
+    fn exponentials_by(&self, k: &mut Builder, s: &AccTile, chains: Chains, by_fma: u32) -> Vec<F32> {
         let minus: Vec<F32> = self.reference.iter().map(|&reference| k.neg(reference)).collect();
-        let exponential = |k: &mut Builder, row: usize, score: F32| {
+        let exponential = |k: &mut Builder, (row, column): (usize, usize), score: F32| {
             k.mad_to(score, score, self.factor, minus[row]);
-            k.ex2_to(score, score);
+            if (column as u32 % 8) < by_fma {
+                exp2_by_fma(k, score);
+            } else {
+                k.ex2_to(score, score);
+            }
             score
         };
         match self.sums {
@@ -105,7 +120,7 @@ impl OnlineSoftmax {
                 let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|row| s.row(row).collect()).collect();
                 for column in 0..rows[0].len() {
                     for (row, scores) in rows.iter().enumerate() {
-                        exponential(k, row, scores[column]);
+                        exponential(k, (row, column), scores[column]);
                     }
                 }
                 Vec::new()
@@ -121,13 +136,13 @@ impl OnlineSoftmax {
     }
 }
 
-/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares an element, `fold` adds it to one of
+/// Folds each row of a tile, columns in order and the rows side by side: `map` prepares the element of a row and column, `fold` adds it to one of
 /// `chains`, `join` joins those.
 fn fold_rows(
     k: &mut Builder,
     s: &AccTile,
     chains: u32,
-    map: impl Fn(&mut Builder, usize, F32) -> F32,
+    map: impl Fn(&mut Builder, (usize, usize), F32) -> F32,
     fold: impl Fn(&mut Builder, F32, F32),
     join: impl Fn(&mut Builder, F32, F32) -> F32,
 ) -> Vec<F32> {
@@ -136,7 +151,7 @@ fn fold_rows(
     let mut folded: Vec<Vec<F32>> = vec![Vec::new(); rows.len()];
     for column in 0..rows[0].len() {
         for (row, folded) in folded.iter_mut().enumerate() {
-            let element = map(k, row, rows[row][column]);
+            let element = map(k, (row, column), rows[row][column]);
             if column < chains {
                 let chain = k.mov(element);
                 folded.push(chain);

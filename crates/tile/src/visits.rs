@@ -8,7 +8,8 @@
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
 use crate::{
-    AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, ProbTile, SharedMatrix, Sums, TileStream,
+    AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, Order, ProbTile, SharedMatrix, Sums,
+    TileStream,
 };
 
 /// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
@@ -115,6 +116,8 @@ pub struct Visits {
     pub block_n: u32,
     /// How successive tiles of query rows follow.
     pub tiles: Tiles,
+    /// Whether what a block adds to O is in flight while the softmax of the next one runs.
+    pub products: Order,
     /// Queries: the warpgroup's own rows.
     pub queries: TileStream,
     /// Keys.
@@ -455,7 +458,10 @@ impl Visits {
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
         self.issue_both(k, steps);
-        k.wgmma_wait(1); // S is complete, O perhaps not.
+        match self.products {
+            Order::ScoresAhead => k.wgmma_wait(1), // S is complete, O perhaps not.
+            Order::InTurn => k.wgmma_wait(0),
+        }
         match (&self.guess, coverage) {
             (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
             _ => {
@@ -466,13 +472,20 @@ impl Visits {
         }
     }
 
+    /// Waits for what the block before adds to O, and gives its values back.
+    fn settle_values(&self, k: &mut Builder) {
+        if self.products == Order::ScoresAhead {
+            k.wgmma_wait(0);
+        }
+        self.values.release(k);
+    }
+
     /// The softmax of a block by its maximum.
     fn follow(&self, k: &mut Builder, softmax: &OnlineSoftmax) {
         let due = softmax.move_references(k, &self.s, self.chains);
         let sums = softmax.exponentials(k, &self.s, self.chains);
         softmax.add_sums(k, &sums);
-        k.wgmma_wait(0);
-        self.values.release(k);
+        self.settle_values(k);
         self.s.round_to(k, self.half, &self.p);
         due.pay(k, &self.o);
     }
@@ -489,9 +502,8 @@ impl Visits {
     ) where
         S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
     {
-        let sums = softmax.exponentials(k, &self.s, self.chains);
-        k.wgmma_wait(0);
-        self.values.release(k);
+        let sums = softmax.guessed_exponentials(k, &self.s, self.chains);
+        self.settle_values(k);
         self.s.round_to(k, self.half, &self.p);
         let good = match softmax.sums {
             Sums::Lanes => all_below(k, &sums, guess.limit),

@@ -1,7 +1,7 @@
 //! The plan of the persistent family that tests begin with.
 
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
 
 /// Small, and each gene as it does least.
 pub fn plain() -> WgmmaPlan {
@@ -13,10 +13,13 @@ pub fn plain() -> WgmmaPlan {
         block_n: 32,
         stages: 2,
         tiles: Tiles::InTurn,
+        products: Order::ScoresAhead,
+        producer_registers: None,
         queries_ahead: 0,
         store: Store::Direct,
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
+        exps_by_fma: 0,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
         diagonal: Diagonal::Whole,

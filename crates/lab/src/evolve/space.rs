@@ -345,6 +345,7 @@ fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
             numbers("stages", &[2, 3, 4, 5, 6]),
             numbers("resident", &[1, 2, 3, 4]),
             numbers("queries_ahead", &[0, 1, 2]),
+            numbers("exps_by_fma", &[0, 1, 2, 3, 4]),
             (
                 "softmax",
                 vec![

@@ -104,6 +104,14 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ),
         ("half of the diagonal", json!({ "diagonal": "halved", "ends": "own" })),
         ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
+        ("products in turn", json!({ "products": "in_turn" })),
+        (
+            "exponentials by FMAs",
+            json!({ "exps_by_fma": 8, "softmax": { "optimistic": { "slack": 4, "limit": 12 } } }),
+        ),
+        ("a CTA for each tile", json!({ "handout": "grid", "tail": "whole" })),
+        ("tiles by a coprime stride", json!({ "order": "strided" })),
+        ("more registers for the producer", json!({ "producer_registers": 40, "block_n": 32 })),
         ("sums by lanes", json!({ "sums": "lanes" })),
         ("sums by products", json!({ "sums": "product", "lse": false })),
     ]

@@ -38,6 +38,8 @@ numbers! {
     F64: F64, Mul, Fma, RN;
 }
 
+const OR_NAN: FloatMods = FloatMods { nan: true, ..FloatMods::NONE };
+
 /// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a register, so
 /// that it fixes the kind of the others.
 macro_rules! instructions {
@@ -181,6 +183,24 @@ impl Builder {
     /// `2^a`, approximate, subnormals flushed: −∞ gives 0 exactly.
     pub fn ex2(&mut self, a: F32) -> F32 {
         self.approx(UnaryOp::Ex2, a)
+    }
+
+    /// The larger, or NaN if one is, written to `d`.
+    pub fn max_nan_to(&mut self, d: F32, a: F32, b: impl Into<Src<F32>>) {
+        self.compute(
+            d,
+            Op::Binary(BinaryOp::Max, Type::F32, OR_NAN),
+            [Operand::Reg(a.reg()), b.into().into()],
+        );
+    }
+
+    /// The smaller, or NaN if one is, written to `d`.
+    pub fn min_nan_to(&mut self, d: F32, a: F32, b: impl Into<Src<F32>>) {
+        self.compute(
+            d,
+            Op::Binary(BinaryOp::Min, Type::F32, OR_NAN),
+            [Operand::Reg(a.reg()), b.into().into()],
+        );
     }
 
     /// `2^a`, approximate, subnormals flushed, written to `d`.

@@ -5,8 +5,8 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, Chains, Circle, Consumer, Coverage, Guess,
-    Handover, MaskRule, Masked, Masker, OnlineSoftmax, ProbTile, RowRange, SharedMatrix, Skips, Supply,
-    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
+    Handover, MaskRule, Masked, Masker, OnlineSoftmax, Order, ProbTile, RowRange, SharedMatrix, Skips,
+    Supply, SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -96,6 +96,7 @@ impl Forward<'_> {
             half: self.half,
             block_n: plan.cluster_keys(),
             tiles: Tiles::InTurn,
+            products: Order::ScoresAhead,
             queries: TileStream::own_rows(k, rings[0], &consumer),
             keys,
             values,

@@ -47,7 +47,7 @@ impl WgmmaPlan {
         let tiles = query_stages * q.bytes() + self.stages * (key.bytes() + value.bytes());
         let barriers = Handover::bytes(query_stages) + 2 * Handover::bytes(self.stages);
         let mailbox = match self.handout {
-            Handout::Static | Handout::Folded => 0,
+            Handout::Static | Handout::Folded | Handout::Grid => 0,
             Handout::Dynamic => Mailbox::SHARED_BYTES,
         };
         let rows_out = match self.store {
@@ -360,6 +360,7 @@ impl<'a> Forward<'a> {
             half: self.half,
             block_n: plan.block_n,
             tiles: plan.tiles,
+            products: plan.products,
             queries: TileStream::own_rows(k, self.queries, consumer),
             keys: TileStream::over_columns(k, self.keys, consumer),
             values: match self.ones {
@@ -384,7 +385,8 @@ impl<'a> Forward<'a> {
     }
 
     fn softmax(&self, k: &mut Builder) -> OnlineSoftmax {
-        let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16);
+        let softmax = OnlineSoftmax::new(k, self.half, self.rescale(), self.params.factor, 16)
+            .with_exponentials_by_fma(self.plan.exps_by_fma);
         match (self.plan.sums, self.plan.softmax) {
             (Sums::Lanes, _) => softmax,
             // A block is computed once more where a probability reaches 2.

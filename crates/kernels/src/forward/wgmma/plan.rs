@@ -1,6 +1,8 @@
 use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Chains, Handout, LastRound, Ones, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns};
+use tile::{
+    Chains, Handout, LastRound, Ones, Order, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns,
+};
 
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
@@ -137,6 +139,13 @@ pub struct WgmmaPlan {
     pub stages: u32,
     /// How successive tiles of query rows follow.
     pub tiles: Tiles,
+    /// Whether what a block adds to O is in flight while the softmax of the next one runs (`scores_ahead`, FlashAttention-3's overlap within a
+    /// warpgroup), or is waited for.
+    #[serde(default = "scores_ahead")]
+    pub products: Order,
+    /// Registers of a producer's thread, where not FlashAttention-3's split; consumers share what it leaves.
+    #[serde(default)]
+    pub producer_registers: Option<u32>,
     /// Places of queries beyond those that the order of tiles needs.
     #[serde(default)]
     pub queries_ahead: u32,
@@ -147,6 +156,9 @@ pub struct WgmmaPlan {
     pub turns: Turns,
     /// How rows keep to their maximum.
     pub softmax: Softmax,
+    /// Of eight exponentials of a block without a maximum, how many are computed by FMAs, not by the special-function unit.
+    #[serde(default)]
+    pub exps_by_fma: u32,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
     /// Who makes the rows' sums. A product needs a head dim of values of 64 and returns no LSE, for which it is not exact enough.
@@ -180,6 +192,8 @@ const fn section_mib() -> u32 {
 
 /// Registers of a producer's thread where several CTAs are resident: the fewest that `setmaxnreg` takes.
 const FEEDING_REGISTERS: u32 = 24;
+/// The most that `setmaxnreg` takes.
+const MOST_REGISTERS: u32 = 256;
 /// Registers of a consumer beside its tiles: addresses, rows' references and sums, loop state (measured on what ptxas can
 /// hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
@@ -199,10 +213,13 @@ impl WgmmaPlan {
             block_n: 128,
             stages: 2,
             tiles: Tiles::InTurn,
+            products: Order::ScoresAhead,
+            producer_registers: None,
             queries_ahead: 0,
             store: Store::Direct,
             turns: Turns::Free,
             softmax: optimistic,
+            exps_by_fma: 0,
             chains: Chains { max: 2, sum: 1 },
             sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
             diagonal: Diagonal::Whole,
@@ -283,18 +300,24 @@ impl WgmmaPlan {
         64 * self.consumers
     }
 
-    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split, where one CTA is resident).
+    /// Registers that a thread of the producer keeps, and what a consumer's takes (FlashAttention-3's split, where one CTA is resident and
+    /// no gene says otherwise).
     pub const fn register_split(&self) -> (u32, u32) {
-        match (self.consumers, self.resident) {
-            (1, 1) => (56, 256),
-            (2, 1) => (24, 240),
-            (3, 1) => (32, 160),
-            _ => {
-                let at_launch = Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8;
-                let left = at_launch * (self.consumers + 1) - FEEDING_REGISTERS;
-                (FEEDING_REGISTERS, left / self.consumers / 8 * 8)
-            }
-        }
+        let producer = match (self.producer_registers, self.consumers, self.resident) {
+            (None, 1, 1) => return (56, 256),
+            (None, 2, 1) => return (24, 240),
+            (None, 3, 1) => return (32, 160),
+            (None, ..) => FEEDING_REGISTERS,
+            (Some(registers), ..) => registers,
+        };
+        let left = self.registers_at_launch() * (self.consumers + 1) - producer;
+        let consumer = left / self.consumers / 8 * 8;
+        (producer, if consumer < MOST_REGISTERS { consumer } else { MOST_REGISTERS })
+    }
+
+    /// Registers of every thread until the roles part.
+    const fn registers_at_launch(&self) -> u32 {
+        Arch::REGISTERS_PER_SM / (self.resident * self.threads()) / 8 * 8
     }
 
     /// Tiles of Q, K and V in shared memory.
@@ -366,7 +389,11 @@ impl WgmmaPlan {
             Tail::Whole => 1,
             Tail::Shared => self.blocks(problem),
         };
-        self.room(arch).min(self.tile_count(problem).saturating_mul(blocks))
+        let tiles = self.tile_count(problem);
+        match self.handout {
+            Handout::Grid => tiles,
+            _ => self.room(arch).min(tiles.saturating_mul(blocks)),
+        }
     }
 
     /// Blocks of keys of a tile, without a mask.
@@ -389,8 +416,12 @@ impl WgmmaPlan {
         4 * self.consumers * self.cluster
     }
 
-    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2.
+    /// Heads that are taken together when long tiles come first: a divisor of all of them, whose keys and values fit L2. Of
+    /// [`TileOrder::Strided`], the stride.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
+        if self.order == TileOrder::Strided {
+            return stride(self.tile_count(problem));
+        }
         let heads = problem.batch * self.tile_heads(problem) as usize;
         let bytes = 2 * problem.seq_kv * (problem.head_dim + problem.head_dim_v);
         let group = problem.group_size() / self.packed_heads(problem) as usize;
@@ -411,7 +442,13 @@ impl WgmmaPlan {
         self.check_resources(problem, arch)?;
         self.check_tail(problem, arch)?;
         let tiles = self.tile_count(problem);
-        accept("tiles of query rows", tiles, tiles < 1 << 31, "fewer than 2^31")?;
+        let most = (1 << 31) / u64::from(if self.handout == Handout::Grid { self.cluster } else { 1 });
+        accept(
+            "tiles of query rows",
+            tiles,
+            tiles < most,
+            "fewer than 2^31, or than 2^31 / cluster with handout = grid",
+        )?;
         let rows = self.rows(problem);
         accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
     }
@@ -477,6 +514,17 @@ impl WgmmaPlan {
             accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")?;
         }
         within("queries_ahead", self.queries_ahead, 0, 2)?;
+        if let Some(registers) = self.producer_registers {
+            let most = self.registers_at_launch();
+            let fits = registers.is_multiple_of(8) && (FEEDING_REGISTERS..=most).contains(&registers);
+            let accepted = format!("multiples of 8 from {FEEDING_REGISTERS} to {most}");
+            accept("producer_registers", registers.into(), fits, &accepted)?;
+        }
+        if self.exps_by_fma > 0 {
+            within("exps_by_fma", self.exps_by_fma, 0, 8)?;
+            let guesses = matches!(self.softmax, Softmax::Optimistic { .. });
+            accept("exps_by_fma", self.exps_by_fma.into(), guesses, "0 without softmax = optimistic")?;
+        }
         if self.store == Store::Bulk {
             self.check_bulk_store(problem)?;
         }
@@ -569,6 +617,23 @@ impl WgmmaPlan {
 
 const fn one() -> u32 {
     1
+}
+
+const fn scores_ahead() -> Order {
+    Order::ScoresAhead
+}
+
+/// The stride that is coprime to so many tiles next below their golden section, as long as a line of so many strides fits 32 bits.
+fn stride(tiles: u64) -> u64 {
+    const GOLDEN: f64 = 0.618_033_988_749_895;
+    let most = u64::from(u32::MAX) / tiles.max(1);
+    let wanted = ((tiles as f64 * GOLDEN) as u64).clamp(1, most.max(1));
+    (1..=wanted).rev().find(|&stride| coprime(stride, tiles)).unwrap_or(1)
+}
+
+/// Whether 1 is the greatest common divisor (Euclid).
+const fn coprime(a: u64, b: u64) -> bool {
+    if b == 0 { a == 1 } else { coprime(b, a % b) }
 }
 
 /// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
