@@ -7,7 +7,7 @@ mod common;
 mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
@@ -275,6 +275,7 @@ fn genes_get_along() {
             turns: [Turns::Free, Turns::PingPong][draw(2)],
             softmax: [OPTIMISTIC, Softmax::Lazy { slack: 8 }, Softmax::Classic][draw(3)],
             exps_by_fma: [0, 0, 3, 8][draw(4)],
+            probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
             diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],

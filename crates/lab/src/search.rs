@@ -83,6 +83,7 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         values("chains", [1, 2, 4].map(|max| json!({ "max": max, "sum": 1 }))),
         values("section_mib", [16, 32, 48, 64, 96, 128]),
         values("products", ["in_turn"]),
+        values("probabilities", ["shared"]),
         values("producer_registers", [24, 32, 40]),
         values("exps_by_fma", [0, 1, 2, 3]),
         tails,

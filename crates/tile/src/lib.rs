@@ -37,6 +37,7 @@ mod threads;
 mod tile_stream;
 mod tma;
 mod visits;
+mod warp_rows;
 mod wgmma;
 
 pub use bulk_out::BulkStore;
@@ -65,5 +66,6 @@ pub use tail::{LastRound, Part, Shares, Tail};
 pub use threads::Threads;
 pub use tile_stream::{Supply, TileStream};
 pub use tma::{SwizzledTile, TensorRows};
-pub use visits::{BlockSteps, Blocks, Guess, Masked, Skips, Tiles, Visits};
+pub use visits::{BlockSteps, Blocks, Guess, Masked, SharedProbs, Skips, Tiles, Visits};
+pub use warp_rows::WarpRows;
 pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};

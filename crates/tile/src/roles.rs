@@ -156,6 +156,11 @@ impl Agreement {
         Agreement(k.add(warpgroup, Agreement::FIRST))
     }
 
+    /// Waits until all threads of the warpgroup have come here.
+    pub fn meet(&self, k: &mut Builder) {
+        k.named_barrier_sync(self.0, WARPGROUP_THREADS);
+    }
+
     /// Whether the predicate holds in all threads of the warpgroup. The vote changes nothing but what ptxas knows: without it a
     /// branch on the barrier's result counts as divergent, and matrix descriptors leave the uniform registers.
     pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {

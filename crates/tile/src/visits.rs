@@ -9,7 +9,7 @@ use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
 use crate::{
     AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, Order, ProbTile, SharedMatrix, Sums,
-    TileStream,
+    TileStream, WarpRows,
 };
 
 /// Blocks of a tile that none of a warpgroup's own rows sees, the first to come by: it lets them pass, and the tensor cores are
@@ -98,6 +98,26 @@ pub struct BlockSteps<S, M, A> {
     pub accumulate: A,
 }
 
+/// Probabilities in shared memory, for products that take them from there.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedProbs {
+    /// The rows of the warp.
+    pub rows: WarpRows,
+    /// Those of the warpgroup, as an operand.
+    pub matrix: SharedMatrix,
+    /// How the warpgroup's warps wait for each other's.
+    pub agreement: Agreement,
+}
+
+impl SharedProbs {
+    /// Writes what the warpgroup's next product takes.
+    fn publish(&self, k: &mut Builder, p: &ProbTile) {
+        self.rows.write(k, p);
+        k.fence_proxy_async_shared();
+        self.agreement.meet(k);
+    }
+}
+
 /// A guess that a block's scores do not exceed the references by much, and how it is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Guess {
@@ -138,6 +158,8 @@ pub struct Visits {
     pub s: AccTile,
     /// Probabilities.
     pub p: ProbTile,
+    /// Where products take them from, if not from registers.
+    pub shared_probs: Option<SharedProbs>,
     /// The sums of the tile, those of the probabilities in the last columns where products make them.
     pub o: AccTile,
 }
@@ -570,6 +592,9 @@ impl Visits {
     where
         A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
     {
+        if let Some(probs) = &self.shared_probs {
+            probs.publish(k, &self.p);
+        }
         let value = self.values.matrix(k);
         (steps.accumulate)(k, &self.p, value, &self.o);
     }

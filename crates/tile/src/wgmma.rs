@@ -190,6 +190,15 @@ impl Products {
         }
     }
 
+    /// O += P V with probabilities in shared memory: `p` has a column for each row of `value`.
+    pub fn wgmma_pv_shared(&self, k: &mut Builder, p: SharedMatrix, value: SharedMatrix, o: &AccTile) {
+        let registers = o.registers();
+        for step in 0..p.column_steps() {
+            let (a, b) = (p.step(k, step), value.step(k, step));
+            k.wgmma_ss(self.half, &registers, a, b, true);
+        }
+    }
+
     /// O = P V, or O += P V: `p` has a column for each row of `value`, `o` a column for each column of it. The probabilities go
     /// from registers: what the softmax leaves of S, rounded, is the A fragment lane by lane.
     pub fn wgmma_pv(

@@ -1,6 +1,6 @@
 //! The plan of the persistent family that tests begin with.
 
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
 use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
 
 /// Small, and each gene as it does least.
@@ -20,6 +20,7 @@ pub fn plain() -> WgmmaPlan {
         turns: Turns::Free,
         softmax: Softmax::Lazy { slack: 8 },
         exps_by_fma: 0,
+        probabilities: Probabilities::Registers,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
         diagonal: Diagonal::Whole,

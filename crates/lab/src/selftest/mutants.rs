@@ -7,7 +7,7 @@
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use rayon::prelude::*;
@@ -230,6 +230,7 @@ fn wgmma() -> Vec<Suspect> {
                 turns: Turns::Free,
                 softmax,
                 exps_by_fma: 0,
+                probabilities: Probabilities::Registers,
                 chains: Chains { max: 2, sum: 1 },
                 sums,
                 diagonal: Diagonal::Whole,

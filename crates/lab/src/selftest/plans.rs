@@ -104,6 +104,7 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ),
         ("half of the diagonal", json!({ "diagonal": "halved", "ends": "own" })),
         ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
+        ("probabilities in shared memory", json!({ "probabilities": "shared", "block_n": 32 })),
         ("products in turn", json!({ "products": "in_turn" })),
         (
             "exponentials by FMAs",

@@ -97,6 +97,7 @@ impl Forward<'_> {
             block_n: plan.cluster_keys(),
             tiles: Tiles::InTurn,
             products: Order::ScoresAhead,
+            shared_probs: None,
             queries: TileStream::own_rows(k, rings[0], &consumer),
             keys,
             values,

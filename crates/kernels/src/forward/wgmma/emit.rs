@@ -5,9 +5,9 @@ use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, 
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, BulkStore, Circle, Consumer, Coverage, Guess,
     Handout, Handover, Mailbox, MaskRule, Masked, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile,
-    Products, Rescale, Roles, RowRange, Scheduler, SharedMatrix, Shares, Skips, Sums, SwizzledTile, Tail,
-    TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WorkTile, store_fragments_at,
-    store_lse_at,
+    Products, Rescale, Roles, RowRange, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Sums,
+    SwizzledTile, Tail, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WarpRows,
+    WorkTile, store_fragments_at, store_lse_at,
 };
 
 use super::launch::LOADED;
@@ -54,11 +54,12 @@ impl WgmmaPlan {
             Store::Direct => 0,
             Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes(),
         };
+        let probs = self.prob_tile().map_or(0, |tile| self.consumers * tile.bytes());
         let ones = match self.sums {
             Sums::Lanes => 0,
             Sums::Product => Ones::BYTES,
         };
-        tiles + rows_out + ones + barriers + mailbox
+        tiles + probs + rows_out + ones + barriers + mailbox
     }
 }
 
@@ -95,6 +96,8 @@ struct Forward<'a> {
     partials: Option<Partials>,
     /// Where rows of O are that TMA stores.
     rows_out: Option<(TensorMapPtr, Shared)>,
+    /// Where the first warpgroup's probabilities are, if products take them from shared memory; those of the others follow.
+    probs: Option<(SwizzledTile, Shared)>,
     /// Beside values, where products make the rows' sums.
     ones: Option<Ones>,
 }
@@ -170,6 +173,7 @@ impl<'a> Forward<'a> {
         // Tiles first: what follows them need not be aligned as they are.
         let places = [(q, plan.query_stages(), None), (key, plan.stages, peers), (value, plan.stages, peers)]
             .map(|(tile, stages, peers)| (tile, stages, peers, take(stages * tile.bytes())));
+        let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
         let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
@@ -205,6 +209,7 @@ impl<'a> Forward<'a> {
             },
             partials,
             rows_out,
+            probs,
             ones,
             params,
         }
@@ -281,13 +286,17 @@ impl<'a> Forward<'a> {
     fn compute(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
         let visits = self.visits(k, consumer);
+        let shared_probs = visits.shared_probs;
         let products = Products::new(self.half);
         let products = if self.problem.softmax_scale() < 0.0 { products.negating_scores() } else { products };
         let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
             products.wgmma_qk(k, q, key, s); //                               S = Q Kᵀ
         };
         let accumulate = |k: &mut Builder, p: &ProbTile, value: SharedMatrix, o: &AccTile| {
-            products.wgmma_pv(k, p, value, o, Accumulate::Add); //            O += P V
+            match shared_probs {
+                None => products.wgmma_pv(k, p, value, o, Accumulate::Add), //    O += P V
+                Some(p) => products.wgmma_pv_shared(k, p.matrix, value, o),
+            }
         };
         let bulk = self
             .rows_out
@@ -380,6 +389,16 @@ impl<'a> Forward<'a> {
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
+            shared_probs: self.probs.map(|(tile, first)| {
+                let own = k.shared_index(first, consumer.group, tile.bytes());
+                let warp = k.and(consumer.threads.warp, 3);
+                let rows = k.shared_index(own, warp, WarpRows::ROWS * SwizzledTile::ROW_BYTES);
+                SharedProbs {
+                    rows: WarpRows::new(k, tile, rows, &consumer.threads),
+                    matrix: SharedMatrix::over_columns(k, tile, own),
+                    agreement: Agreement::new(k, consumer.group),
+                }
+            }),
             o: AccTile::unset(k, 16, plan.columns_out(self.problem)),
         }
     }

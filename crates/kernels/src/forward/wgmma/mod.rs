@@ -18,4 +18,4 @@ mod emit;
 mod launch;
 mod plan;
 
-pub use plan::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};

@@ -2,6 +2,7 @@ use problem::{DType, Mask, Problem, Strides, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
     Chains, Handout, LastRound, Ones, Order, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns,
+    WARPGROUP_ROWS,
 };
 
 use crate::error::accept;
@@ -119,6 +120,17 @@ pub enum Store {
     Bulk,
 }
 
+/// Where products take probabilities from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Probabilities {
+    /// The registers in which the softmax leaves them.
+    #[default]
+    Registers,
+    /// Shared memory, where they are written for it.
+    Shared,
+}
+
 /// Genes of the family. Those with a default came later; a plan without them means it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
@@ -159,6 +171,9 @@ pub struct WgmmaPlan {
     /// Of eight exponentials of a block without a maximum, how many are computed by FMAs, not by the special-function unit.
     #[serde(default)]
     pub exps_by_fma: u32,
+    /// Where products take probabilities from.
+    #[serde(default)]
+    pub probabilities: Probabilities,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
     /// Who makes the rows' sums. A product needs a head dim of values of 64 and returns no LSE, for which it is not exact enough.
@@ -220,6 +235,7 @@ impl WgmmaPlan {
             turns: Turns::Free,
             softmax: optimistic,
             exps_by_fma: 0,
+            probabilities: Probabilities::Registers,
             chains: Chains { max: 2, sum: 1 },
             sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
             diagonal: Diagonal::Whole,
@@ -328,6 +344,11 @@ impl WgmmaPlan {
             SwizzledTile::new(self.block_n, dim).in_parts(self.cluster),
             SwizzledTile::new(self.block_n, dim_v).in_parts(self.cluster),
         ]
+    }
+
+    /// A warpgroup's probabilities, where products take them from shared memory.
+    pub(super) fn prob_tile(&self) -> Option<SwizzledTile> {
+        (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
 
     /// Registers of a consumer's thread, about: accumulators of O and S, and P, which is read while S is written.
