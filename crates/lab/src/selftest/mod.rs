@@ -101,7 +101,7 @@ impl Settings {
     pub fn short() -> Settings {
         Settings {
             families: Family::ALL.to_vec(),
-            kinds: vec![(DType::F16, 64, 4), (DType::Bf16, 128, 2)],
+            kinds: vec![(DType::F16, 64, 5), (DType::Bf16, 128, 2)],
             styles: vec![Style::Normal],
             every: 7,
             bit_styles: Vec::new(),

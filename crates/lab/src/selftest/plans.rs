@@ -74,6 +74,20 @@ fn mma() -> Vec<(&'static str, Value)> {
 
 fn wgmma() -> Vec<(&'static str, Value)> {
     vec![
+        // What a short list has: each kind of memory and of meeting.
+        (
+            "a cluster, output by TMA, tiles by a counter",
+            json!({ "cluster": 2, "store": "bulk", "handout": "dynamic", "block_n": 32 }),
+        ),
+        (
+            "last tiles shared",
+            json!({ "tail": "shared", "handout": "static", "ends": "common", "order": "in_order" }),
+        ),
+        ("sums by products", json!({ "sums": "product", "lse": false })),
+        (
+            "half of the diagonal, tiles folded",
+            json!({ "diagonal": "halved", "ends": "own", "handout": "folded", "order": "longest_first" }),
+        ),
         ("one consumer", json!({ "consumers": 1, "turns": "free" })),
         ("two consumers in turns", json!({ "consumers": 2, "turns": "ping_pong", "block_n": 64 })),
         ("three consumers", json!({ "consumers": 3, "turns": "free", "block_n": 64 })),
@@ -98,10 +112,6 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("output by TMA", json!({ "store": "bulk", "block_n": 32 })),
         ("warpgroups end together", json!({ "ends": "common" })),
         ("warpgroups end where their rows do", json!({ "ends": "own" })),
-        (
-            "last tiles shared",
-            json!({ "tail": "shared", "handout": "static", "ends": "common", "order": "in_order" }),
-        ),
         ("half of the diagonal", json!({ "diagonal": "halved", "ends": "own" })),
         ("many chains", json!({ "chains": { "max": 4, "sum": 4 } })),
         ("probabilities in shared memory", json!({ "probabilities": "shared", "block_n": 32 })),
@@ -114,7 +124,6 @@ fn wgmma() -> Vec<(&'static str, Value)> {
         ("tiles by a coprime stride", json!({ "order": "strided" })),
         ("more registers for the producer", json!({ "producer_registers": 40, "block_n": 32 })),
         ("sums by lanes", json!({ "sums": "lanes" })),
-        ("sums by products", json!({ "sums": "product", "lse": false })),
     ]
 }
 
@@ -132,10 +141,13 @@ fn small() -> Vec<(&'static str, Value)> {
         all
     };
     vec![
+        ("keys stream to a cluster", streams(json!({ "cluster": 2, "row_warpgroups": 2 }))),
+        ("keys stream, maxima guessed", streams(json!({ "rescale": { "beyond": 8 }, "guess": 12 }))),
+        ("keys stream in turns", streams(json!({ "row_warpgroups": 2, "turns": "ping_pong" }))),
+        ("four CTAs", json!({ "cluster": 4, "merge": "shares" })),
         ("one CTA", json!({ "cluster": 1, "kv_warpgroups": 1, "merge": "shares" })),
         ("parts exchanged by shares", json!({ "merge": "shares" })),
         ("may overlap", json!({ "overlapping": true })),
-        ("four CTAs", json!({ "cluster": 4, "merge": "shares" })),
         ("two warpgroups share rows", json!({ "kv_warpgroups": 2, "merge": "shares" })),
         ("two warpgroups of rows", json!({ "row_warpgroups": 2 })),
         ("one path for all that see a part", json!({ "paths": 1 })),
@@ -157,12 +169,9 @@ fn small() -> Vec<(&'static str, Value)> {
         ("keys stream", streams(json!({}))),
         ("keys stream and stay", streams(json!({ "stages": 8 }))),
         ("keys stream to two warpgroups of rows", streams(json!({ "row_warpgroups": 2, "stages": 3 }))),
-        ("keys stream to a cluster", streams(json!({ "cluster": 2, "row_warpgroups": 2 }))),
         ("keys stream in two parts", streams(json!({ "kv_warpgroups": 2, "block_n": 32 }))),
         ("keys stream, rescaled late", streams(json!({ "rescale": { "beyond": 8 } }))),
-        ("keys stream, maxima guessed", streams(json!({ "rescale": { "beyond": 8 }, "guess": 12 }))),
         ("keys stream, all guesses wrong", streams(json!({ "guess": 1 }))),
-        ("keys stream in turns", streams(json!({ "row_warpgroups": 2, "turns": "ping_pong" }))),
         ("keys stream, may overlap", streams(json!({ "overlapping": true }))),
     ]
 }
