@@ -6,7 +6,7 @@
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 
-use crate::scheduler::add_one;
+use crate::mailbox::add_one;
 use crate::softmax::NO_REFERENCE;
 use crate::tail::{Part, Shares};
 use crate::{AccTile, Consumer, OnlineSoftmax, Peers};

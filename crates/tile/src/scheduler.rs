@@ -1,12 +1,10 @@
-//! How the tiles of query rows reach the CTAs of a persistent kernel, and in which order.
+//! How the tiles of query rows reach the CTAs of a persistent kernel.
 
-use ptx::{
-    Atomic, AtomicOp, Builder, CmpOp, Global, MemSem, Op, Operand, Pointer, Pred, R32, Scope, SpecialReg,
-    Src, Type,
-};
-use ptx::{Shared, Value};
+use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
-use crate::{Consumer, Handover, Part, Peers, Ring, Shares};
+use crate::mailbox::Letter;
+use crate::tile_grid::remainder;
+use crate::{Consumer, Mailbox, Part, Peers, Ring, Shares, TileGrid, WorkTile};
 
 /// How tiles are handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -21,208 +19,6 @@ pub enum Handout {
     Dynamic,
     /// Each CTA takes the tile of its number and there are as many CTAs, which the hardware starts as others end: not persistent.
     Grid,
-}
-
-/// The order of the tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TileOrder {
-    /// Head by head, rows in order.
-    InOrder,
-    /// By sections of heads whose keys and values fit L2 together; in a section, all heads' last rows first, which see most
-    /// of a causal mask.
-    LongestFirst,
-    /// Each a stride behind the one before, in the order of [`TileOrder::InOrder`] and around its end, with a stride that is coprime to the
-    /// number of tiles: neighbours in time are of all lengths and of different heads.
-    Strided,
-}
-
-/// Bytes of the counter in global memory: the next tile, and the CTAs that are done. All zero before and after a launch.
-pub const COUNTER_BYTES: usize = 8;
-
-/// The grid of tiles, in registers.
-#[derive(Clone, Copy, Debug)]
-pub struct TileGrid {
-    /// Their order.
-    pub order: TileOrder,
-    /// Tiles in all.
-    pub tiles: R32,
-    /// Tiles of a head.
-    pub row_blocks: R32,
-    /// Heads of a batch entry.
-    pub heads: R32,
-    /// Of [`TileOrder::LongestFirst`] the heads of a section, a divisor of all heads; of [`TileOrder::Strided`] the stride, of which as many as
-    /// there are tiles fit 32 bits.
-    pub section: R32,
-}
-
-/// A tile of query rows.
-#[derive(Clone, Copy, Debug)]
-pub struct WorkTile {
-    /// Which of the head's tiles.
-    pub row_block: R32,
-    /// The query head, or the group of packed heads.
-    pub head: R32,
-    /// The batch entry.
-    pub batch: R32,
-    /// The blocks of keys to compute; `None` for all, unless tiles of the last round are shared.
-    pub part: Option<Part>,
-}
-
-impl TileGrid {
-    fn tile(&self, k: &mut Builder, index: R32) -> WorkTile {
-        let (row_block, batch_head) = match self.order {
-            TileOrder::InOrder => self.in_order(k, index),
-            TileOrder::Strided => {
-                let line = k.mul(index, self.section);
-                let index = k.rem_u(line, self.tiles);
-                self.in_order(k, index)
-            }
-            TileOrder::LongestFirst => {
-                let of_section = k.mul(self.section, self.row_blocks);
-                let section = k.div_u(index, of_section);
-                let index = remainder(k, index, section, of_section);
-                let from_last = k.div_u(index, self.section);
-                let head = remainder(k, index, from_last, self.section);
-                let last = k.sub(self.row_blocks, 1);
-                (k.sub(last, from_last), k.mad(section, self.section, head))
-            }
-        };
-        let batch = k.div_u(batch_head, self.heads);
-        WorkTile { row_block, head: remainder(k, batch_head, batch, self.heads), batch, part: None }
-    }
-
-    /// Row block and batch entry's head of a tile's number, head by head.
-    fn in_order(&self, k: &mut Builder, index: R32) -> (R32, R32) {
-        let batch_head = k.div_u(index, self.row_blocks);
-        (remainder(k, index, batch_head, self.row_blocks), batch_head)
-    }
-}
-
-/// `a − quotient · by`.
-fn remainder(k: &mut Builder, a: R32, quotient: R32, by: R32) -> R32 {
-    let whole = k.mul(quotient, by);
-    k.sub(a, whole)
-}
-
-/// A tile's number, which may be beyond the last, and what it stands for: worked out once, by the thread that feeds, so that the
-/// divisions are nobody's wait.
-#[derive(Clone, Copy, Debug)]
-struct Letter {
-    index: R32,
-    tile: WorkTile,
-}
-
-impl Letter {
-    /// Bytes of one.
-    const BYTES: u32 = 16;
-
-    fn new(k: &mut Builder, grid: &TileGrid, index: R32) -> Letter {
-        Letter { index: k.mov(index), tile: grid.tile(k, index) }
-    }
-
-    fn words(&self) -> [R32; 4] {
-        [self.index, self.tile.row_block, self.tile.head, self.tile.batch]
-    }
-
-    /// Takes another one's words.
-    fn copy_from(&self, k: &mut Builder, other: &Letter) {
-        for (to, from) in self.words().into_iter().zip(other.words()) {
-            k.mov_to(to, from);
-        }
-    }
-}
-
-/// Where tiles that are handed out at run time pass from the feeding thread to the others.
-#[derive(Clone, Copy, Debug)]
-pub struct Mailbox {
-    /// Its barriers.
-    pub handover: Handover,
-    /// A [`Letter`] a stage.
-    slots: Shared,
-    /// [`COUNTER_BYTES`] in global memory.
-    counter: Global,
-}
-
-impl Mailbox {
-    /// Tiles that are announced ahead.
-    const STAGES: u32 = 2;
-    /// Shared memory that it takes.
-    pub const SHARED_BYTES: u32 = Handover::bytes(Mailbox::STAGES) + Letter::BYTES * Mailbox::STAGES;
-
-    /// With its barriers and slots at `place`, a multiple of 16 bytes. In a cluster the first CTA sends to all, and waits for all: those who feed receive the
-    /// number as everyone does.
-    pub fn new(place: Shared, counter: Global, peers: Option<Peers>) -> Mailbox {
-        let slots = place.at(i64::from(Handover::bytes(Mailbox::STAGES)));
-        let handover = Handover::new(place, Mailbox::STAGES);
-        let handover = if peers.is_some() { handover.among(peers).read_by_feeder() } else { handover };
-        Mailbox { handover, slots, counter }
-    }
-
-    fn slot(&self, k: &mut Builder, at: &Ring) -> Shared {
-        k.shared_index(self.slots, at.stage, Letter::BYTES)
-    }
-
-    /// Takes a number from the counter: that plus the number of CTAs is the next tile, since each CTA's first is its own. The latency
-    /// is not waited for here.
-    fn take(&self, k: &mut Builder) -> R32 {
-        k.atom(AtomicOp::Add, self.counter, 1)
-    }
-
-    fn send(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
-        self.handover.wait_free(k, at);
-        let slot = self.slot(k, at);
-        match self.handover.peers() {
-            None => {
-                k.st_vec(slot, letter.words());
-                self.handover.publish(k, at);
-            }
-            Some(peers) => {
-                let full = self.handover.full(k, at);
-                for rank in 0..peers.ctas {
-                    let [slot, full] = [slot, full].map(|place| k.mapa(place, rank));
-                    k.mbarrier_arrive_expect_tx(full, Letter::BYTES);
-                    k.st_async_vec(slot, letter.words(), full);
-                }
-            }
-        }
-        at.advance(k);
-    }
-
-    fn receive(&self, k: &mut Builder, at: &Ring, speaks: Pred, letter: &Letter) {
-        self.handover.wait_full(k, at);
-        let slot = self.slot(k, at);
-        // The lane that reads the slot is the one that frees it.
-        k.guarded(speaks, |k| k.ld_vec_to(letter.words(), slot));
-        for word in letter.words() {
-            let sent = k.uniform(word);
-            k.mov_to(word, sent);
-        }
-        self.release(k, at, speaks);
-        at.advance(k);
-    }
-
-    /// As [`Mailbox::receive`], for the thread that feeds.
-    fn receive_alone(&self, k: &mut Builder, at: &Ring, letter: &Letter) {
-        self.handover.wait_full(k, at);
-        let slot = self.slot(k, at);
-        k.ld_vec_to(letter.words(), slot);
-        let always = k.setp_u(CmpOp::Eq, at.stage, at.stage);
-        self.release(k, at, always);
-        at.advance(k);
-    }
-
-    /// Frees the place of a number that was read.
-    fn release(&self, k: &mut Builder, at: &Ring, speaks: Pred) {
-        match self.handover.peers() {
-            None => self.handover.release(k, at, speaks),
-            Some(_) => {
-                let free = self.handover.free(k, at);
-                let sender = k.mapa(free, 0);
-                k.guarded(speaks, |k| k.mbarrier_arrive(sender));
-            }
-        }
-    }
 }
 
 /// The numbers of a CTA's tiles, where they are known before.
@@ -290,7 +86,7 @@ impl Scheduler {
                     letter.copy_from(k, &next);
                     k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
                 });
-                reset(k, mailbox.counter, takers);
+                mailbox.reset(k, takers);
             }
             (Some(mailbox), Some(peers)) => {
                 let (sent, received) = (mailbox.handover.filler(k), mailbox.handover.reader(k));
@@ -307,7 +103,7 @@ impl Scheduler {
                     mailbox.receive_alone(k, &received, &letter);
                     k.setp_u(CmpOp::Lt, letter.index, self.grid.tiles)
                 });
-                k.if_(sends, |k| reset(k, mailbox.counter, takers));
+                k.if_(sends, |k| mailbox.reset(k, takers));
             }
         }
     }
@@ -476,34 +272,4 @@ impl Turn<'_> {
             Some(post) => post.next.tile,
         }
     }
-}
-
-/// Adds one to a counter that CTAs share: `before` is what it was. What the thread did before is released by it, and what others released before is
-/// acquired.
-pub(crate) fn add_one(k: &mut Builder, before: R32, counter: Global) {
-    let atomic = Atomic {
-        op: AtomicOp::Add,
-        space: Global::SPACE,
-        ty: Type::U32,
-        vector: 1,
-        sem: MemSem::AcqRel,
-        scope: Some(Scope::Gpu),
-        noftz: false,
-        cache_hint: false,
-    };
-    let one: Src<R32> = 1.into();
-    k.op(Op::Atom(atomic), [Operand::Reg(before.reg()), Operand::Address(counter.address()), one.into()]);
-}
-
-/// The last CTA that is done leaves the counter as it was before the launch. The others have taken their last tiles before they
-/// say that they are done, so their atomic releases and the last one's acquires.
-fn reset(k: &mut Builder, counter: Global, takers: R32) {
-    let done: R32 = k.reg();
-    add_one(k, done, counter.at(4));
-    let after = k.add(done, 1);
-    let last = k.setp_u(CmpOp::Eq, after, takers);
-    k.if_(last, |k| {
-        let zero: R32 = k.mov(0);
-        k.st_vec(counter, [zero, zero]);
-    });
 }
