@@ -17,12 +17,14 @@ pub struct Call {
 impl Call {
     /// The contract of a kernel.
     pub fn of(kernel: &Kernel) -> Call {
-        Call::new(kernel.launch, kernel.args.clone(), kernel.tensor_maps.clone())
+        let names = kernel.buffers.iter().map(|buffer| buffer.name.clone()).collect();
+        let maps = TensorMaps::new(kernel.tensor_maps.clone(), names);
+        Call { launch: kernel.launch, args: kernel.args.clone(), maps }
     }
 
-    /// A contract by its parts; tensor maps are what [`Arg::TensorMap`] names.
-    pub fn new(launch: Launch, args: Vec<Arg>, maps: Vec<ptx::TensorMapSpec>) -> Call {
-        Call { launch, args, maps: TensorMaps::new(maps) }
+    /// A contract without tensor maps.
+    pub fn new(launch: Launch, args: Vec<Arg>) -> Call {
+        Call { launch, args, maps: TensorMaps::new(Vec::new(), Vec::new()) }
     }
 
     /// Whether the driver takes the tensor maps, wherever the buffers may lie (at multiples of 16 bytes).

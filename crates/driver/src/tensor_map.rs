@@ -68,7 +68,7 @@ fn accept(field: &'static str, value: impl ToString, fits: bool, accepted: &str)
         return Ok(());
     }
     let (value, accepted) = (value.to_string(), accepted.to_owned());
-    Err(DriverError::TensorMap(TensorMapError { field, value, accepted }))
+    Err(DriverError::TensorMap(TensorMapError { buffer: None, field, value, accepted }))
 }
 
 const fn element(element: Element) -> sys::CUtensorMapDataType {
@@ -112,6 +112,8 @@ const fn promotion(promotion: L2Promotion) -> sys::CUtensorMapL2promotion {
 #[derive(Debug)]
 pub(crate) struct TensorMaps {
     specs: Vec<TensorMapSpec>,
+    /// Of the buffers that they name, as far as known.
+    names: Vec<String>,
     last: Mutex<Option<Encoded>>,
 }
 
@@ -124,8 +126,15 @@ struct Encoded {
 }
 
 impl TensorMaps {
-    pub(crate) fn new(specs: Vec<TensorMapSpec>) -> TensorMaps {
-        TensorMaps { specs, last: Mutex::new(None) }
+    pub(crate) fn new(specs: Vec<TensorMapSpec>, names: Vec<String>) -> TensorMaps {
+        TensorMaps { specs, names, last: Mutex::new(None) }
+    }
+
+    fn encode(&self, spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<TensorMap, DriverError> {
+        TensorMap::encode(spec, buffer).map_err(|error| match (error, self.names.get(spec.buffer)) {
+            (DriverError::TensorMap(error), Some(name)) => DriverError::TensorMap(error.of(name)),
+            (error, _) => error,
+        })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -136,7 +145,7 @@ impl TensorMaps {
     pub(crate) fn check(&self) -> Result<(), DriverError> {
         // Encoding touches no memory: any address will do.
         let anywhere = DeviceSlice::new(1 << 32, usize::MAX);
-        self.specs.iter().try_for_each(|spec| TensorMap::encode(spec, anywhere).map(drop))
+        self.specs.iter().try_for_each(|spec| self.encode(spec, anywhere).map(drop))
     }
 
     /// The maps for these buffers; `missing` gives the error for a buffer that is not there.
@@ -159,7 +168,7 @@ impl TensorMaps {
         let mut maps = Vec::with_capacity(self.specs.len());
         for spec in &self.specs {
             let slice = slice(spec).ok_or_else(|| missing(spec.buffer))?;
-            maps.push(TensorMap::encode(spec, slice)?);
+            maps.push(self.encode(spec, slice)?);
             from.push(slice);
         }
         let maps: Arc<[TensorMap]> = maps.into();

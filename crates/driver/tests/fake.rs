@@ -321,7 +321,7 @@ fn contract() {
     let k = kernel("store");
     let store = load(&context, &k).unwrap();
     let refuse = |launch: &Launch, args: &[Arg], words: &str| {
-        let call = Call::new(*launch, args.to_vec(), Vec::new());
+        let call = Call::new(*launch, args.to_vec());
         let error = store.launch(&stream, &call, &[DeviceSlice::EMPTY]).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
@@ -427,13 +427,17 @@ fn tensor_maps() {
     refuse(
         |_| (),
         &[short],
-        "tensor map: memory in bytes = 1039; accepted: at least 1040, which the extents reach",
+        "tensor map of to: memory in bytes = 1039; accepted: at least 1040, which the extents reach",
     );
     let odd = whole.part(8, 1032).unwrap();
     refuse(|_| (), &[odd], "accepted: multiples of 16 that are not 0");
     refuse(|_| (), &[DeviceSlice::EMPTY], "accepted: multiples of 16 that are not 0");
     refuse(|_| (), &[], "names buffer 0 of 0");
-    refuse(|k| k.tensor_maps[0].strides[0] = 24, &[whole], "= 24; accepted: multiples of 16");
+    refuse(
+        |k| k.tensor_maps[0].strides[0] = 24,
+        &[whole],
+        "tensor map of to: stride in bytes = 24; accepted: multiples of 16",
+    );
     refuse(|k| k.args[0] = Arg::TensorMap { index: 1 }, &[whole], "names tensor map 1 of 1");
 }
 

@@ -88,14 +88,28 @@ pub struct TensorMapSpec {
 
 /// Why a tensor map cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("tensor map: {field} = {value}; accepted: {accepted}")]
+#[error("tensor map{}: {field} = {value}; accepted: {accepted}", of_buffer(.buffer.as_deref()))]
 pub struct TensorMapError {
+    /// The buffer, where its name is known.
+    pub buffer: Option<String>,
     /// What is wrong.
     pub field: &'static str,
     /// The value given.
     pub value: String,
     /// What would be accepted.
     pub accepted: String,
+}
+
+impl TensorMapError {
+    /// The same of a buffer by its name.
+    #[must_use]
+    pub fn of(self, buffer: &str) -> TensorMapError {
+        TensorMapError { buffer: Some(buffer.to_owned()), ..self }
+    }
+}
+
+fn of_buffer(name: Option<&str>) -> String {
+    name.map_or(String::new(), |name| format!(" of {name}"))
 }
 
 impl TensorMapSpec {
@@ -152,14 +166,16 @@ impl TensorMapSpec {
     /// As [`TensorMapSpec::check`], and that the tensor lies inside its buffer.
     ///
     /// # Errors
-    /// Names the field, its value and what is accepted.
+    /// Names the buffer, the field, its value and what is accepted.
     pub fn check_in(&self, buffers: &[BufferSpec]) -> Result<(), TensorMapError> {
-        self.check()?;
         let known = format!("0 to {}", buffers.len().saturating_sub(1));
         accept("buffer", self.buffer, self.buffer < buffers.len(), &known)?;
-        let have = buffers[self.buffer].bytes as u128;
+        let BufferSpec { name, bytes, .. } = &buffers[self.buffer];
         let needed = u128::from(self.offset) + self.reach();
-        accept("buffer's bytes", have, needed <= have, &format!("at least {needed}, which the extents reach"))
+        let reached = format!("at least {needed}, which the extents reach");
+        self.check()
+            .and_then(|()| accept("buffer's bytes", bytes, needed <= *bytes as u128, &reached))
+            .map_err(|error| error.of(name))
     }
 }
 
@@ -172,7 +188,7 @@ fn accept(
     if fits {
         return Ok(());
     }
-    Err(TensorMapError { field, value: value.to_string(), accepted: accepted.to_owned() })
+    Err(TensorMapError { buffer: None, field, value: value.to_string(), accepted: accepted.to_owned() })
 }
 
 #[cfg(test)]

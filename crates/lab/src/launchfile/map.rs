@@ -38,7 +38,9 @@ impl MapSpec {
     /// # Errors
     /// What it would refuse, and what is accepted.
     pub(super) fn check(&self, bytes: usize) -> Result<(), TensorMapError> {
-        self.map.check_in(&[BufferSpec { name: String::new(), bytes, access: Access::ReadWrite }])
+        let memory = BufferSpec { name: String::new(), bytes, access: Access::ReadWrite };
+        // Which buffer it is is told by where the map stands in the file.
+        self.map.check_in(&[memory]).map_err(|error| TensorMapError { buffer: None, ..error })
     }
 }
 
