@@ -85,6 +85,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
             ctas: kernel.launch.cluster.count() as usize,
             warps: (kernel.launch.block.count() as usize).div_ceil(32),
             asynchronous: program.asynchronous,
+            overlapping: kernel.launch.overlapping,
         },
         maps: &kernel.tensor_maps,
         stands_for: 1,

@@ -110,6 +110,7 @@ pub enum HazardKind {
     TransactionMismatch,
     MissingWgmmaFence,
     UnwrittenOutput,
+    BeforeGridWait,
 }
 
 impl HazardKind {
@@ -127,6 +128,7 @@ impl HazardKind {
             HazardKind::TransactionMismatch => "transaction_mismatch",
             HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
             HazardKind::UnwrittenOutput => "unwritten_output",
+            HazardKind::BeforeGridWait => "before_grid_wait",
         }
     }
 }

@@ -14,6 +14,7 @@ mod copy;
 mod deadlock;
 mod descriptor;
 mod fence;
+mod grid_wait;
 mod matrix;
 mod mbarrier;
 mod moves;

@@ -1,6 +1,6 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::{FenceSem, Op, ProxyFence};
+use ptx::{FenceSem, GridDependency, Op, ProxyFence};
 
 use super::Env;
 use super::control::parts;
@@ -200,9 +200,10 @@ impl Env<'_> {
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
             | Op::CpAsyncBulkPrefetchTensor { .. }
-            // Registers are the assembler's business, and launches run one after the other.
+            // Registers are the assembler's business; whoever depends on this grid waits for its end all the same.
             | Op::Setmaxnreg(_)
-            | Op::Griddepcontrol(_) => {}
+            | Op::Griddepcontrol(GridDependency::LaunchDependents) => {}
+            Op::Griddepcontrol(GridDependency::Wait) => warp.view.wait_for_grid(mask, warp.live),
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
             Op::Mov(ty) => self.mov(warp, inst, ty, mask),
             Op::Cvta { space, to_space, .. } => self.cvta(warp, inst, space, to_space, mask),
