@@ -111,6 +111,7 @@ pub enum HazardKind {
     MissingWgmmaFence,
     UnwrittenOutput,
     BeforeGridWait,
+    RegisterPool,
 }
 
 impl HazardKind {
@@ -129,6 +130,7 @@ impl HazardKind {
             HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
             HazardKind::UnwrittenOutput => "unwritten_output",
             HazardKind::BeforeGridWait => "before_grid_wait",
+            HazardKind::RegisterPool => "register_pool",
         }
     }
 }

@@ -69,6 +69,10 @@ impl Env<'_> {
                 let what = "for the other warps of its warpgroup to issue the same wgmma";
                 return (here, format!("{name} waits at line {here} {what}"));
             }
+            Op::Setmaxnreg(_) => {
+                let what = self.describe_pool(warp, &code[split.pc as usize]);
+                return (here, format!("{name} waits at line {here} {what}"));
+            }
             _ => {}
         }
         // It gave up its turn right behind the read.

@@ -18,6 +18,7 @@ mod grid_wait;
 mod matrix;
 mod mbarrier;
 mod moves;
+mod register_pool;
 mod registers;
 mod run;
 mod scalar;
@@ -48,11 +49,13 @@ use barrier::{Barrier, Wake};
 use bulk::Flight;
 use cluster::{ClusterRendezvous, Visits};
 use mbarrier::Mbarriers;
+use register_pool::RegisterPool;
 use warp::Warp;
 
 pub(crate) use atomic::atomic_supported;
 pub(crate) use bulk::reduce_supported;
 pub(crate) use matrix::mma_supported;
+pub(crate) use register_pool::registers_at_entry;
 pub(crate) use scalar::evaluate;
 pub(crate) use tensor_map::map_image;
 pub(crate) use wgmma::wgmma_supported;
@@ -68,6 +71,8 @@ pub(crate) struct Context<'a> {
     /// Clusters run one by one and cannot see each other.
     pub apart: bool,
     pub actors: Actors,
+    /// Registers per thread when it starts, where known.
+    pub registers: Option<u32>,
     /// Tensor maps of the launch.
     pub maps: &'a [TensorMapSpec],
     /// Clusters that each one stands for: more than itself where a sketch leaves some out.
@@ -153,6 +158,8 @@ pub(crate) struct Env<'a> {
     /// Groups of wgmma that each warp has committed, and that each warpgroup has waited for.
     wgmma_committed: Vec<u32>,
     wgmma_waited: Vec<u32>,
+    /// Of registers that `setmaxnreg` moves.
+    pool: RegisterPool,
     counters: Counters,
     findings: Findings,
     recorder: Option<Recorder>,
@@ -200,6 +207,7 @@ impl<'a> Cluster<'a> {
             senders: HashMap::new(),
             wgmma_committed: vec![0; actors.threads()],
             wgmma_waited: vec![0; actors.threads()],
+            pool: RegisterPool::new(actors, context.registers),
             counters: Counters {
                 instructions: vec![Counter::default(); program.code.len()],
                 shared_bytes: program.layout.shared_bytes,
@@ -366,6 +374,7 @@ impl<'a> Cluster<'a> {
             self.env.land_all(warp);
         }
         self.env.land_flights();
+        self.env.check_changes();
         for rank in 0..self.env.ctas.len() {
             let cta = self.warps_of(rank);
             self.end_interval(cta);

@@ -176,7 +176,7 @@ impl Env<'_> {
             Op::StAsync(_) | Op::RedAsync(_) => self.store_async(warp, inst, mask),
             Op::CpAsyncBulkCommitGroup => warp.bulk.commit(mask),
             Op::CpAsyncBulkWaitGroup { read } => self.bulk_wait(warp, inst, read, mask),
-            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => {
                 return self.warpgroup(warp, split, inst, mask);
             }
             Op::FenceProxy(kind) => {
@@ -200,8 +200,7 @@ impl Env<'_> {
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
             | Op::CpAsyncBulkPrefetchTensor { .. }
-            // Registers are the assembler's business; whoever depends on this grid waits for its end all the same.
-            | Op::Setmaxnreg(_)
+            // Whoever depends on this grid waits for its end all the same.
             | Op::Griddepcontrol(GridDependency::LaunchDependents) => {}
             Op::Griddepcontrol(GridDependency::Wait) => warp.view.wait_for_grid(mask, warp.live),
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),

@@ -20,7 +20,7 @@ use crate::order::{Access, Strength, Touch};
 use crate::report::{Fidelity, HazardKind};
 
 /// Warps of a warpgroup.
-const WARPS: usize = 4;
+pub(super) const WARPS: usize = 4;
 
 /// What a product does with a register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +79,7 @@ fn signs(input: Input) -> u32 {
 }
 
 impl Env<'_> {
+    /// What the threads of a warpgroup execute together.
     pub(super) fn warpgroup(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         if mask != !0 && !split.forced {
             if mask != warp.live {
@@ -99,13 +100,14 @@ impl Env<'_> {
                 self.wgmma_committed[warp.index] = warp.wgmma.committed;
             }
             Op::WgmmaWaitGroup => return self.wgmma_wait(warp, split, inst),
+            Op::Setmaxnreg(change) => return self.change_registers(warp, split, inst, change),
             _ => {}
         }
         Flow::Next
     }
 
     /// The warps of a warp's warpgroup.
-    fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
+    pub(super) fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
         let warps = self.actors.warps;
         let first = warp.index - warp.index % warps % WARPS;
         first..(first + WARPS).min(warp.index - warp.index % warps + warps)
