@@ -24,6 +24,7 @@ mod run;
 mod scalar;
 mod tensor_map;
 mod undefined;
+mod wait_for;
 mod warp;
 mod wgmma;
 mod wmma;
