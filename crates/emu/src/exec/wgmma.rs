@@ -15,7 +15,7 @@ use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
-use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape, TensorRules};
+use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
 use crate::order::{Access, Strength, Touch};
 use crate::report::{Fidelity, HazardKind};
 
@@ -61,6 +61,8 @@ fn kind(w: &Wgmma) -> Option<MmaKind> {
     }
     let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
     let exact = w.shape.k * w.a.bits() as u16 == 256;
+    // Of bits there is `.and` alone.
+    let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
     if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
 }
 
