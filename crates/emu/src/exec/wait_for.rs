@@ -143,11 +143,19 @@ impl Env<'_> {
             Awaited::Memory => !itself,
             Awaited::Lanes => return (same_warp && !itself).then_some(Match::AsItStands),
         };
+        if !may {
+            return None;
+        }
         let code = &self.context.program.code;
-        let found = other.ahead.iter().filter_map(|pc| self.ends(waiter.awaited, other, &code[*pc as usize]));
-        let found = found.max().filter(|_| may)?;
+        let mut found = None;
+        for pc in &other.ahead {
+            found = found.max(self.ends(waiter.awaited, other, &code[*pc as usize]));
+            if found == Some(Match::AsItStands) {
+                break;
+            }
+        }
         // Of itself only what is certain: a loop has other arrivals ahead.
-        (!itself || found == Match::AsItStands).then_some(found)
+        found.filter(|sure| !itself || *sure == Match::AsItStands)
     }
 
     /// Whether an instruction ahead of a split ends such a wait, by what its registers hold now.
