@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::EmuError;
 use crate::counters::{Counter, Counters};
 use crate::decode::{Program, decode};
-use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress};
+use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress, registers_at_entry};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::Actors;
@@ -80,11 +80,13 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
         global: &global,
         options,
         rules,
+        registers: registers_at_entry(&entry.bounds, &program),
         apart: !program.communicates,
         actors: Actors {
             ctas: kernel.launch.cluster.count() as usize,
             warps: (kernel.launch.block.count() as usize).div_ceil(32),
             asynchronous: program.asynchronous,
+            overlapping: kernel.launch.overlapping,
         },
         maps: &kernel.tensor_maps,
         stands_for: 1,

@@ -110,6 +110,8 @@ pub enum HazardKind {
     TransactionMismatch,
     MissingWgmmaFence,
     UnwrittenOutput,
+    BeforeGridWait,
+    RegisterPool,
 }
 
 impl HazardKind {
@@ -127,6 +129,8 @@ impl HazardKind {
             HazardKind::TransactionMismatch => "transaction_mismatch",
             HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
             HazardKind::UnwrittenOutput => "unwritten_output",
+            HazardKind::BeforeGridWait => "before_grid_wait",
+            HazardKind::RegisterPool => "register_pool",
         }
     }
 }

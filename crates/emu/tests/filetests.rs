@@ -1,7 +1,7 @@
 //! Runs `filetests/run` and `filetests/hazard`: PTX with the launch, and what must come of it, in comments.
 //!
 //! ```text
-//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2)
+//! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
@@ -160,6 +160,7 @@ impl Case {
             "cluster" => self.kernel.launch.cluster = Dim3(next(), next(), next()),
             "block" => self.kernel.launch.block = Dim3(next(), next(), next()),
             "shared" => self.kernel.launch.dynamic_shared = next(),
+            "overlapping" => self.kernel.launch.overlapping = next() == 1,
             _ => panic!("`{key}` is no setting of a launch"),
         }
     }

@@ -8,7 +8,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
-use ptx::{Arg, Item, Kernel, Op, Statement};
+use ptx::{Arg, GridDependency, Item, Kernel, Op, Statement};
 use tile::{Rescale, RowStore, Turns};
 use tools::Assembled;
 
@@ -312,6 +312,7 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
                         | Op::WgmmaFence
                         | Op::WgmmaCommitGroup
                         | Op::WgmmaWaitGroup
+                        | Op::Griddepcontrol(GridDependency::Wait)
                 )
             {
                 found.push((i, j, inst.op));
@@ -336,9 +337,9 @@ fn every_synchronisation_is_needed() {
             merge: Merge::PeerFirst,
             ..plain()
         },
-        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
-        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
     ];
     for plan in plans {
         let problem = Problem::new(1, 1, 64, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);

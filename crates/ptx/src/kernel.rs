@@ -31,7 +31,8 @@ pub struct Launch {
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
     /// Whether it may start while the launch before it still runs (programmatic dependent launch). The kernel itself must
-    /// then wait (`griddepcontrol.wait`) before it touches what that launch writes, or writes what it reads.
+    /// then wait (`griddepcontrol.wait`) before it touches what that launch writes, or writes what it reads; the emulator asks for
+    /// it before any access to global memory.
     #[serde(default)]
     pub overlapping: bool,
 }

@@ -445,6 +445,7 @@ impl<'a> Env<'a> {
                     self.misaligned(warp, site, lane, address);
                     return None;
                 }
+                self.check_grid_wait(warp, site.inst, lane, address);
                 Some((region, offset as usize))
             }
             found => {

@@ -174,6 +174,16 @@ impl Env<'_> {
         (32 * barrier.arrived.len(), barrier.expected.unwrap_or(32 * self.actors.warps as u32))
     }
 
+    /// Whether a warp has arrived at a barrier since that last let go.
+    pub(super) fn has_arrived(&self, barrier: u8, warp: usize) -> bool {
+        self.barriers[usize::from(barrier)].arrived.contains(&warp)
+    }
+
+    /// Whether a barrier waits for a number of threads, rather than for all that run.
+    pub(super) fn is_counted(&self, barrier: u8) -> bool {
+        self.barriers[usize::from(barrier)].expected.is_some()
+    }
+
     /// A waiting split goes on behind its barrier.
     pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
         let ((clock, carried), tally) = (&*wake.release, wake.tally);

@@ -71,6 +71,13 @@ pub(crate) struct Attendance {
     phase: u64,
 }
 
+impl Attendance {
+    /// Whether lanes of `live` have not arrived.
+    pub fn absent(self, live: u32) -> bool {
+        live & !self.lanes != 0
+    }
+}
+
 /// Accesses to the shared memory of another CTA, which must not exit before (PTX ISA, "mapa"; CUDA C++ Programming Guide,
 /// "Distributed Shared Memory").
 #[derive(Debug)]

@@ -37,6 +37,7 @@ pub(super) fn parts(op: &Op) -> bool {
             | Op::WgmmaFence
             | Op::WgmmaCommitGroup
             | Op::WgmmaWaitGroup
+            | Op::Setmaxnreg(_)
     )
 }
 

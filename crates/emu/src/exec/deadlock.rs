@@ -1,98 +1,151 @@
-//! Nobody can go on: who waits for what.
+//! Nobody can go on: who waits for what, and in which circle.
 
-use ptx::{Op, Space};
+use ptx::Space;
 
 use super::Env;
-use super::access::addresses;
-use super::warp::{Split, State, Warp};
-use crate::memory::resolve;
+use super::wait_for::{Awaited, Waiter, cycle};
+use super::warp::{Split, Warp};
 use crate::report::{HazardKind, ThreadId};
 
-/// A thread that waits.
-struct Waiter {
-    line: u32,
-    thread: ThreadId,
-    what: String,
-}
-
 impl Env<'_> {
-    /// Nobody can go on, or only in circles: says who waits for what.
+    /// Nobody can go on, or only in circles: says who waits for what, and for whom.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
-        let mut waiters = Vec::new();
-        for warp in warps {
-            for split in &warp.splits {
-                waiters.extend(self.waiter(warp, split));
-                self.report_bytes(warp, split);
+        let waiters = self.waiters(warps);
+        let helpers = self.helpers(&waiters);
+        let mut told: Vec<(String, Vec<usize>)> = Vec::new();
+        let mut places: Vec<(u32, ThreadId)> = Vec::new();
+        for (waiter, helpers) in waiters.iter().zip(&helpers) {
+            if waiter.awaited == Awaited::Lanes {
+                continue;
+            }
+            let mut what = format!("at line {} {}", self.line_of(waiter), self.describe_wait(waiter));
+            if helpers.is_empty() {
+                what += &self.describe_absent(waiter, warps);
+            }
+            let place = (self.line_of(waiter), self.thread_in(waiter));
+            places.push(place);
+            match told.iter_mut().find(|(known, first)| *known == what && self.same_cta(first[0], waiter)) {
+                Some((_, names)) => names.push(waiter.warp.index),
+                None => told.push((what, vec![waiter.warp.index])),
             }
         }
-        let line = waiters.first().map_or(0, |w| w.line);
-        let other = waiters.iter().find(|other| other.line != line);
-        let threads = waiters.first().into_iter().chain(other).map(|w| w.thread).collect();
-        let other_line = other.map(|w| w.line);
-        let message = waiters.iter().map(|w| w.what.as_str()).collect::<Vec<_>>().join("; ");
+        let told = told.into_iter().map(|(what, mut names)| {
+            names.dedup();
+            let verb = if names.len() == 1 { "waits" } else { "wait" };
+            format!("{} {verb} {what}", self.names(&names))
+        });
+        let circle = cycle(&helpers).map(|circle| self.describe_cycle(&waiters, &circle));
+        let message = told.chain(circle).collect::<Vec<_>>().join("; ");
+        for waiter in &waiters {
+            self.report_bytes(waiter.warp, waiter.split);
+        }
+        let line = places.first().map_or(0, |place| place.0);
+        let other = places.iter().find(|place| place.0 != line);
+        let threads = places.first().into_iter().chain(other).map(|place| place.1).collect();
+        let other_line = other.map(|place| place.0);
         self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, message));
     }
 
-    fn waiter(&self, warp: &Warp, split: &Split) -> Option<Waiter> {
-        let thread = self.thread(warp.index, split.mask.trailing_zeros() as usize);
-        let name = match self.actors.ctas {
-            1 => format!("warp {}", thread.warp),
-            _ => format!("CTA {} warp {}", thread.cta, thread.warp),
-        };
-        let (line, what) = match split.state {
-            State::Barrier(id) => {
-                let line = self.line(split.pc);
-                let (arrived, expected) = self.attendance(id);
-                let id = id % 16;
-                (
-                    line,
-                    format!(
-                        "{name} waits at line {line} for barrier {id}, where {arrived} of {expected} threads have arrived"
-                    ),
-                )
-            }
-            State::Run => self.poller(warp, split, &name),
-            State::Parked | State::Lanes(_) => return None,
-        };
-        Some(Waiter { line, thread, what })
+    fn same_cta(&self, warp: usize, waiter: &Waiter) -> bool {
+        warp / self.actors.warps == self.rank(waiter.warp)
     }
 
-    /// Of lanes that try again and again.
-    fn poller(&self, warp: &Warp, split: &Split, name: &str) -> (u32, String) {
-        let code = &self.context.program.code;
-        let here = code[split.pc as usize].line;
-        match code[split.pc as usize].op {
-            Op::BarrierCluster(_) => {
-                return (here, format!("{name} waits at line {here} {}", self.describe_cluster_wait()));
-            }
-            Op::WgmmaWaitGroup => {
-                let what = "for the other warps of its warpgroup to issue the same wgmma";
-                return (here, format!("{name} waits at line {here} {what}"));
-            }
-            _ => {}
-        }
-        // It gave up its turn right behind the read.
-        let line = self.line(split.pc.saturating_sub(1));
-        if let Some(address) = self.awaited(warp, split) {
-            let place = self.place(Space::Shared, address);
-            let state = self.mbarriers.describe(address);
-            return (line, format!("{name} waits at line {line} for the mbarrier {place}, {state}"));
-        }
-        let what = "reads the same again and again, and nothing is left to change it";
-        (line, format!("{name} (lanes {:#010x}) at line {line} {what}", split.mask))
+    fn thread_in(&self, waiter: &Waiter) -> ThreadId {
+        self.thread(waiter.warp.index, waiter.split.mask.trailing_zeros() as usize)
     }
 
-    /// The mbarrier that lanes wait for.
-    fn awaited(&self, warp: &Warp, split: &Split) -> Option<u64> {
-        let inst = &self.context.program.code[split.pc.checked_sub(1)? as usize];
-        let lane = split.mask.trailing_zeros() as usize;
-        let waits = split.state == State::Run && matches!(inst.op, Op::Mbarrier(m) if m.op.waits());
-        waits.then(|| resolve(addresses(&warp.registers, inst)[lane]).1)
+    fn line_of(&self, waiter: &Waiter) -> u32 {
+        let polls = matches!(waiter.awaited, Awaited::Mbarrier(_) | Awaited::Memory);
+        self.line(waiter.split.pc - u32::from(polls && waiter.split.pc > 0))
+    }
+
+    /// Warps of one CTA, in words.
+    fn names(&self, warps: &[usize]) -> String {
+        let number = |warp: &usize| (warp % self.actors.warps).to_string();
+        let listed = match warps {
+            [] => String::new(),
+            [one] => format!("warp {}", number(one)),
+            [first @ .., last] => {
+                let first = first.iter().map(number).collect::<Vec<_>>().join(", ");
+                format!("warps {first} and {}", number(last))
+            }
+        };
+        match (self.actors.ctas, warps.first()) {
+            (2.., Some(warp)) => format!("CTA {} {listed}", self.ctas[warp / self.actors.warps]),
+            _ => listed,
+        }
+    }
+
+    fn describe_wait(&self, waiter: &Waiter) -> String {
+        let inst = &self.context.program.code[waiter.split.pc as usize];
+        match waiter.awaited {
+            Awaited::Barrier(at) => {
+                let (arrived, expected) = self.attendance(at);
+                format!("for barrier {}, where {arrived} of {expected} threads have arrived", at % 16)
+            }
+            Awaited::Mbarrier(address) => {
+                let (place, state) = (self.place(Space::Shared, address), self.mbarriers.describe(address));
+                format!("for the mbarrier {place}, {state}")
+            }
+            Awaited::Cluster => self.describe_cluster_wait(),
+            Awaited::Products => "for the other warps of its warpgroup to issue the same wgmma".into(),
+            Awaited::Registers => self.describe_pool(waiter.warp, inst),
+            Awaited::Memory => {
+                format!("for memory to change that lanes {:#010x} read again and again", waiter.split.mask)
+            }
+            Awaited::Lanes => "for its other lanes".into(),
+        }
+    }
+
+    /// Nobody who waits could end this wait: those who might have are gone.
+    fn describe_absent(&self, waiter: &Waiter, warps: &[Warp]) -> String {
+        let own = self.warpgroup_of(waiter.warp);
+        let missed = |warp: &&Warp| match waiter.awaited {
+            // A barrier of the whole CTA does not wait for those that have exited, nor does that of the cluster.
+            Awaited::Barrier(at) => {
+                self.is_counted(at) && self.same_cta(warp.index, waiter) && !self.has_arrived(at, warp.index)
+            }
+            Awaited::Products => own.contains(&warp.index),
+            Awaited::Mbarrier(_) | Awaited::Registers => self.same_cta(warp.index, waiter),
+            Awaited::Cluster | Awaited::Memory | Awaited::Lanes => false,
+        };
+        let gone: Vec<usize> =
+            warps.iter().filter(|w| w.splits.is_empty()).filter(missed).map(|w| w.index).collect();
+        let nobody = match waiter.awaited {
+            Awaited::Memory => "nothing is left to change it",
+            Awaited::Registers => "nobody is left to give any back",
+            _ => "nobody is left to come",
+        };
+        match &gone[..] {
+            [] => format!(", and {nobody}"),
+            [_] => format!(", and {nobody}: {} has exited", self.names(&gone)),
+            _ => format!(", and {nobody}: {} have exited", self.names(&gone)),
+        }
+    }
+
+    /// `warp 0 (line 12, barrier 2) → warp 1 (line 9, barrier 1) → warp 0`.
+    fn describe_cycle(&self, waiters: &[Waiter], circle: &[usize]) -> String {
+        let step = |&at: &usize| {
+            let waiter = &waiters[at];
+            let awaited = match waiter.awaited {
+                Awaited::Barrier(at) => format!("barrier {}", at % 16),
+                Awaited::Mbarrier(address) => format!("mbarrier {}", self.place(Space::Shared, address)),
+                Awaited::Cluster => "the cluster's barrier".into(),
+                Awaited::Products => "products".into(),
+                Awaited::Registers => "registers".into(),
+                Awaited::Memory => "memory".into(),
+                Awaited::Lanes => "other lanes".into(),
+            };
+            format!("{} (line {}, {awaited})", self.names(&[waiter.warp.index]), self.line_of(waiter))
+        };
+        let first = self.names(&[waiters[circle[0]].warp.index]);
+        let steps: Vec<String> = circle.iter().map(step).chain([first]).collect();
+        format!("the circle: {}", steps.join(" → "))
     }
 
     /// A phase whose arrivals have all come, but whose bytes never will.
     fn report_bytes(&mut self, warp: &Warp, split: &Split) {
-        let Some(address) = self.awaited(warp, split) else { return };
+        let Some(address) = self.polled(warp, split) else { return };
         let Some((_, _, bytes)) = self.mbarriers.unbalanced().find(|(at, ..)| *at == address) else { return };
         let inst = &self.context.program.code[split.pc as usize - 1];
         let lane = split.mask.trailing_zeros() as usize;

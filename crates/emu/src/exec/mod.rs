@@ -14,14 +14,17 @@ mod copy;
 mod deadlock;
 mod descriptor;
 mod fence;
+mod grid_wait;
 mod matrix;
 mod mbarrier;
 mod moves;
+mod register_pool;
 mod registers;
 mod run;
 mod scalar;
 mod tensor_map;
 mod undefined;
+mod wait_for;
 mod warp;
 mod wgmma;
 mod wmma;
@@ -47,11 +50,13 @@ use barrier::{Barrier, Wake};
 use bulk::Flight;
 use cluster::{ClusterRendezvous, Visits};
 use mbarrier::Mbarriers;
+use register_pool::RegisterPool;
 use warp::Warp;
 
 pub(crate) use atomic::atomic_supported;
 pub(crate) use bulk::reduce_supported;
 pub(crate) use matrix::mma_supported;
+pub(crate) use register_pool::registers_at_entry;
 pub(crate) use scalar::evaluate;
 pub(crate) use tensor_map::map_image;
 pub(crate) use wgmma::wgmma_supported;
@@ -67,6 +72,8 @@ pub(crate) struct Context<'a> {
     /// Clusters run one by one and cannot see each other.
     pub apart: bool,
     pub actors: Actors,
+    /// Registers per thread when it starts, where known.
+    pub registers: Option<u32>,
     /// Tensor maps of the launch.
     pub maps: &'a [TensorMapSpec],
     /// Clusters that each one stands for: more than itself where a sketch leaves some out.
@@ -152,6 +159,8 @@ pub(crate) struct Env<'a> {
     /// Groups of wgmma that each warp has committed, and that each warpgroup has waited for.
     wgmma_committed: Vec<u32>,
     wgmma_waited: Vec<u32>,
+    /// Of registers that `setmaxnreg` moves.
+    pool: RegisterPool,
     counters: Counters,
     findings: Findings,
     recorder: Option<Recorder>,
@@ -199,6 +208,7 @@ impl<'a> Cluster<'a> {
             senders: HashMap::new(),
             wgmma_committed: vec![0; actors.threads()],
             wgmma_waited: vec![0; actors.threads()],
+            pool: RegisterPool::new(actors, context.registers),
             counters: Counters {
                 instructions: vec![Counter::default(); program.code.len()],
                 shared_bytes: program.layout.shared_bytes,
@@ -365,6 +375,7 @@ impl<'a> Cluster<'a> {
             self.env.land_all(warp);
         }
         self.env.land_flights();
+        self.env.check_changes();
         for rank in 0..self.env.ctas.len() {
             let cta = self.warps_of(rank);
             self.end_interval(cta);

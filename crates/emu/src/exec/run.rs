@@ -1,6 +1,6 @@
 //! One warp's turn: fetch, guard, execute.
 
-use ptx::{FenceSem, Op, ProxyFence};
+use ptx::{FenceSem, GridDependency, Op, ProxyFence};
 
 use super::Env;
 use super::control::parts;
@@ -176,7 +176,7 @@ impl Env<'_> {
             Op::StAsync(_) | Op::RedAsync(_) => self.store_async(warp, inst, mask),
             Op::CpAsyncBulkCommitGroup => warp.bulk.commit(mask),
             Op::CpAsyncBulkWaitGroup { read } => self.bulk_wait(warp, inst, read, mask),
-            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => {
                 return self.warpgroup(warp, split, inst, mask);
             }
             Op::FenceProxy(kind) => {
@@ -200,9 +200,9 @@ impl Env<'_> {
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
             | Op::CpAsyncBulkPrefetchTensor { .. }
-            // Registers are the assembler's business, and launches run one after the other.
-            | Op::Setmaxnreg(_)
-            | Op::Griddepcontrol(_) => {}
+            // Whoever depends on this grid waits for its end all the same.
+            | Op::Griddepcontrol(GridDependency::LaunchDependents) => {}
+            Op::Griddepcontrol(GridDependency::Wait) => warp.view.wait_for_grid(mask, warp.live),
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
             Op::Mov(ty) => self.mov(warp, inst, ty, mask),
             Op::Cvta { space, to_space, .. } => self.cvta(warp, inst, space, to_space, mask),

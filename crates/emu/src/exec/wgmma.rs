@@ -15,12 +15,12 @@ use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
-use crate::numerics::tensor::{self, Accumulator, Input, MmaKind, Shape, TensorRules};
+use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
 use crate::order::{Access, Strength, Touch};
 use crate::report::{Fidelity, HazardKind};
 
 /// Warps of a warpgroup.
-const WARPS: usize = 4;
+pub(super) const WARPS: usize = 4;
 
 /// What a product does with a register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +61,8 @@ fn kind(w: &Wgmma) -> Option<MmaKind> {
     }
     let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
     let exact = w.shape.k * w.a.bits() as u16 == 256;
+    // Of bits there is `.and` alone.
+    let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
     if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
 }
 
@@ -79,6 +81,7 @@ fn signs(input: Input) -> u32 {
 }
 
 impl Env<'_> {
+    /// What the threads of a warpgroup execute together.
     pub(super) fn warpgroup(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         if mask != !0 && !split.forced {
             if mask != warp.live {
@@ -99,13 +102,14 @@ impl Env<'_> {
                 self.wgmma_committed[warp.index] = warp.wgmma.committed;
             }
             Op::WgmmaWaitGroup => return self.wgmma_wait(warp, split, inst),
+            Op::Setmaxnreg(change) => return self.change_registers(warp, split, inst, change),
             _ => {}
         }
         Flow::Next
     }
 
     /// The warps of a warp's warpgroup.
-    fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
+    pub(super) fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
         let warps = self.actors.warps;
         let first = warp.index - warp.index % warps % WARPS;
         first..(first + WARPS).min(warp.index - warp.index % warps + warps)

@@ -7,8 +7,8 @@ const WARPGROUP: usize = 4;
 
 /// Who accesses memory in a cluster, in this order: its warps; the wgmma of each warpgroup, whose epochs are its groups; and,
 /// whose accesses no read slot is kept for, the bulk copies of each warp, whose epochs are their groups, what each warp
-/// knows to be ordered for the asynchronous proxy, and to be initialised of mbarriers; and the mbarriers that copies
-/// complete on, whose epochs are their phases.
+/// knows to be ordered for the asynchronous proxy, and to be initialised of mbarriers; the mbarriers that copies
+/// complete on, whose epochs are their phases; and the grid before, all that it does being of one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actors {
     /// CTAs of the cluster.
@@ -17,6 +17,8 @@ pub(crate) struct Actors {
     pub warps: usize,
     /// Whether there is any but warps.
     pub asynchronous: bool,
+    /// Whether the grid before may still run.
+    pub overlapping: bool,
 }
 
 /// One of them, in words.
@@ -47,7 +49,12 @@ impl Actors {
     /// All of a cluster.
     pub const fn total(self) -> usize {
         let more = if self.asynchronous { 3 * self.threads() + MBARRIERS * self.ctas } else { 0 };
-        self.slots() + more
+        self.slots() + more + self.overlapping as usize
+    }
+
+    /// The grid before, where it may still run. Its accesses are watched nowhere: it counts as accessing all global memory.
+    pub const fn grid_before(self) -> Option<usize> {
+        if self.overlapping { Some(self.total() - 1) } else { None }
     }
 
     /// The warpgroup that a warp belongs to, counted over the cluster.
@@ -116,16 +123,18 @@ mod tests {
 
     #[test]
     fn nobody_is_two() {
-        let actors = Actors { ctas: 2, warps: 6, asynchronous: true };
+        let actors = Actors { ctas: 2, warps: 6, asynchronous: true, overlapping: true };
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
             all.extend([actors.bulk(warp), warp + actors.fenced(), actors.initialised(warp)]);
         }
         all.extend((0..2).flat_map(|cta| (0..MBARRIERS).map(move |n| actors.mbarrier(cta, n))));
+        all.extend(actors.grid_before());
         all.sort_unstable();
         assert_eq!(all, (0..actors.total()).collect::<Vec<_>>());
         assert_eq!(actors.name(actors.wgmma(11) as Agent), Actor::Wgmma(10));
         assert_eq!(actors.name((actors.total() + actors.bulk(3)) as Agent), Actor::Bulk(3));
-        assert_eq!(Actors { ctas: 1, warps: 3, asynchronous: false }.total(), 3);
+        let plain = Actors { ctas: 1, warps: 3, asynchronous: false, overlapping: false };
+        assert_eq!((plain.total(), plain.grid_before()), (3, None));
     }
 }

@@ -125,6 +125,20 @@ impl WarpView {
         self.acquire(lanes, live, &clock);
     }
 
+    /// `lanes` have waited for the grid before.
+    pub fn wait_for_grid(&mut self, lanes: u32, live: u32) {
+        if let Some(grid) = self.actors.grid_before() {
+            self.learn(lanes, live, (grid, !0), 1);
+        }
+    }
+
+    /// Whether the grid before has ended for `lane`: it waited, or learned from a thread that did.
+    #[inline(always)]
+    pub fn is_behind_grid(&self, lane: usize) -> bool {
+        let Some(grid) = self.actors.grid_before() else { return true };
+        self.base.warp(grid) > 0 || self.was_told(lane, self.home + grid as Agent, 1, 1)
+    }
+
     /// A proxy fence by `lanes`: all that they know and did is ordered for the asynchronous proxy.
     pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
         let mut clock = self.release(lanes);

@@ -156,8 +156,9 @@ fn triton_attends_with_wgmma() {
     });
 }
 
-/// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that counts on it; the CUDA C++
-/// Programming Guide ("Using TMA to transfer multi-dimensional arrays") asks for one. Nothing else is found.
+/// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that counts on it; the PTX ISA
+/// ("membar, fence") and the CUDA C++ Programming Guide ("Using TMA to transfer multi-dimensional arrays") have one. That is
+/// found, once for each copy's line, and nothing else is: see `docs/notes/emulator.md`.
 #[test]
 fn triton_multiplies_boxes_of_tensor_maps() {
     let (m, n, depth) = (100, 120, 192);
@@ -184,7 +185,7 @@ fn triton_multiplies_boxes_of_tensor_maps() {
     case.each_schedule(&kernel, |hazards, buffers| {
         let known =
             |hazard: &String| hazard.contains("missing_proxy_fence") && hazard.contains("on an mbarrier");
-        assert!(hazards.iter().all(known), "{hazards:#?}");
+        assert!(hazards.len() == 6 && hazards.iter().all(known), "{hazards:#?}");
         assert_close("c", &f16s(&buffers[2]), &expected, 16.0 / 2048.0);
     });
 }

@@ -302,7 +302,7 @@ fn mn_major(kind: MmaKind, swizzles: &[Swizzle]) -> impl Iterator<Item = Product
     })
 }
 
-/// The products of 16 rows and 8 columns that `wgmma` has: 32 bytes of K.
+/// The products of 16 rows and 8 columns that `wgmma` has, but for those of bits: 32 bytes of K.
 fn kinds() -> Vec<MmaKind> {
     let whole = |kind: &MmaKind| {
         let (a, shape) = (kind.a(), kind.shape());
@@ -372,7 +372,7 @@ mod tests {
             }
             Input::S8 => (bits as u8 as i8).into(),
             Input::U8 => bits.into(),
-            Input::F64 | Input::Bits(_) => unreachable!("wgmma has no {element:?}"),
+            Input::F64 | Input::Bits(_) => unreachable!("no product of {element:?} is compared"),
         }
     }
 

@@ -2,8 +2,8 @@
 //! pass proves nothing.
 
 use ptx::{
-    Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, Imm, Instruction, Item, Kernel, Mbarrier,
-    MbarrierOp, Op, Operand, Space, Statement, TernaryOp, Type,
+    Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Imm, Instruction, Item, Kernel,
+    Mbarrier, MbarrierOp, Op, Operand, Space, Statement, TernaryOp, Type,
 };
 
 /// A kind of fault. Each has a number of sites in a kernel.
@@ -35,6 +35,8 @@ pub enum Fault {
     DropProductGroup,
     /// A wait for products (`wgmma.wait_group`) is left out.
     DropProductWait,
+    /// A wait for the end of the grid before (`griddepcontrol.wait`) is left out.
+    DropGridWait,
     /// An asynchronous copy is left out, so that its stage keeps what was there.
     DropCopy,
     /// A bulk copy lands behind its slot.
@@ -53,7 +55,7 @@ pub enum Fault {
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Fault; 20] = [
+    pub const ALL: [Fault; 21] = [
         Fault::DropBarrier,
         Fault::DropWarpBarrier,
         Fault::DropAsyncWait,
@@ -67,6 +69,7 @@ impl Fault {
         Fault::DropProductFence,
         Fault::DropProductGroup,
         Fault::DropProductWait,
+        Fault::DropGridWait,
         Fault::DropCopy,
         Fault::WrongSlot,
         Fault::BoundTooLarge,
@@ -116,6 +119,7 @@ impl Fault {
             (Fault::DropProductFence, Op::WgmmaFence) => true,
             (Fault::DropProductGroup, Op::WgmmaCommitGroup) => true,
             (Fault::DropProductWait, Op::WgmmaWaitGroup) => true,
+            (Fault::DropGridWait, Op::Griddepcontrol(GridDependency::Wait)) => true,
             (Fault::DropCopy, Op::CpAsync(_)) => true,
             (Fault::DropCopy | Fault::WrongSlot, op) if brings(&op) => true,
             (Fault::BoundTooLarge, Op::Setp { ty, .. }) => {
@@ -184,6 +188,7 @@ impl Fault {
             | Fault::DropProductFence
             | Fault::DropProductGroup
             | Fault::DropProductWait
+            | Fault::DropGridWait
             | Fault::DropCopy
             | Fault::SkipRescale
             | Fault::SkipStore => return Vec::new(),

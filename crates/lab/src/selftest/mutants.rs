@@ -131,6 +131,7 @@ fn fitting(fault: Fault) -> &'static [&'static str] {
         Fault::DropFence => &["missing_proxy_fence at", "race at"],
         Fault::DropExpectation => &["transaction_mismatch at", "deadlock at"],
         Fault::DropArrival => &["deadlock at"],
+        Fault::DropGridWait => &["before_grid_wait at"],
         Fault::DropClusterBarrier => &["barrier_divergence at", "race at", "deadlock at"],
         _ => &[
             "race at",
@@ -283,14 +284,18 @@ fn small() -> Vec<Suspect> {
     };
     let two_ctas = SmallPlan { cluster: 2, ..plain.clone() };
     let pairs = RowStore::Pairs;
+    // Of either kind, one overlaps with the grid before.
     let plans = [
         ("small, one warpgroup", plain.clone()),
-        ("small, scores step by step", SmallPlan { scores: Scores::StepByStep, ..plain.clone() }),
+        (
+            "small, scores step by step",
+            SmallPlan { scores: Scores::StepByStep, overlapping: true, ..plain.clone() },
+        ),
         ("small, two warpgroups share rows", SmallPlan { kv_warpgroups: 2, store: pairs, ..plain }),
         ("small, two CTAs, shares", SmallPlan { store: pairs, ..two_ctas.clone() }),
         ("small, two CTAs, peer first", SmallPlan { merge: Merge::PeerFirst, ..two_ctas }),
         (STREAM, streams.clone()),
-        (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, ..streams }),
+        (STREAM_TO_TWO, SmallPlan { row_warpgroups: 2, overlapping: true, ..streams }),
     ];
     let of = |(name, plan): (&'static str, SmallPlan)| {
         let keys = plan.cluster_keys() as usize;

@@ -1,0 +1,166 @@
+//! `setmaxnreg` (PTX ISA, "setmaxnreg"): warpgroups hand registers to each other through a pool of their CTA.
+//!
+//! How many a warp has at first is ptxas' word, and it gives it only where directives bound the registers: `.maxnreg`, or
+//! threads and CTAs per SM; without a bound it ignores the instruction (C7508), and so nothing waits here. With one it takes
+//! as many as are allowed, or as the largest `.inc` asks for where that is less (seen of ptxas 13.5). The pool is empty at
+//! first; registers of warps that have exited do not come back to it, of which the ISA says nothing.
+
+use ptx::{LaunchBounds, Op, RegisterChange};
+
+use super::Env;
+use super::run::Flow;
+use super::warp::{Split, Warp};
+use super::wgmma::WARPS;
+use crate::decode::{Inst, Program};
+use crate::order::{Actors, Epoch};
+use crate::report::HazardKind;
+
+/// Registers of an SM, and of a thread at most; they are handed out in steps of 8 (CUDA C++ Programming Guide, "Compute
+/// Capabilities").
+const REGISTERS: u32 = 65536;
+const MOST: u32 = 256;
+const STEP: u32 = 8;
+
+/// Registers per thread when the kernel starts; `None` where ptxas would not know them.
+pub(crate) fn registers_at_entry(bounds: &LaunchBounds, program: &Program) -> Option<u32> {
+    let threads: Option<u32> = bounds.required_threads.or(bounds.max_threads).map(|n| n.iter().product());
+    let fitting = threads.zip(bounds.min_ctas_per_sm).map(|(threads, ctas)| {
+        // Warps are spread over the four parts of an SM, each with its registers.
+        let places = threads.max(1).next_multiple_of(128).saturating_mul(ctas.max(1));
+        REGISTERS / places / STEP * STEP
+    });
+    let bound = fitting.into_iter().chain(bounds.max_registers).min()?.min(MOST);
+    let increase = |inst: &Inst| {
+        let (slot, value) = program.constants.iter().find(|(slot, _)| *slot == inst.s[0])?;
+        (slot.is_some() && inst.op == Op::Setmaxnreg(RegisterChange::Inc)).then_some(*value as u32)
+    };
+    let wanted = program.code.iter().filter_map(increase).max().unwrap_or(MOST);
+    Some(bound.min(wanted).next_multiple_of(STEP))
+}
+
+/// What a warp has, and the changes that it has begun.
+#[derive(Clone, Debug, Default)]
+struct Owner {
+    /// Registers of a thread.
+    registers: u32,
+    /// When each change was.
+    changes: Vec<Epoch>,
+    /// Whether the last of them still waits for registers.
+    waits: bool,
+}
+
+/// The pools of a cluster.
+#[derive(Debug)]
+pub(crate) struct RegisterPool {
+    owners: Vec<Owner>,
+    /// By CTA, counted in registers of each of a warp's threads.
+    free: Vec<u32>,
+    /// By warpgroup, the instructions that its warps execute, in their order.
+    sequences: Vec<Vec<u32>>,
+}
+
+impl RegisterPool {
+    pub fn new(actors: Actors, at_entry: Option<u32>) -> RegisterPool {
+        let owner = Owner { registers: at_entry.unwrap_or(0), ..Owner::default() };
+        let warpgroups = actors.ctas * actors.warps.div_ceil(WARPS);
+        RegisterPool {
+            owners: vec![owner; actors.threads()],
+            free: vec![0; actors.ctas],
+            sequences: vec![Vec::new(); warpgroups],
+        }
+    }
+}
+
+impl Env<'_> {
+    /// `setmaxnreg`, for the whole warp. `.inc` waits until the pool has what it asks for.
+    pub(super) fn change_registers(
+        &mut self,
+        warp: &mut Warp,
+        split: &mut Split,
+        inst: &Inst,
+        change: RegisterChange,
+    ) -> Flow {
+        if !self.pool.owners[warp.index].waits {
+            self.check_change(warp, inst);
+        }
+        let (rank, target) = (self.rank(warp), warp.registers.lane(inst.s[0], 0) as u32);
+        let owner = &mut self.pool.owners[warp.index];
+        owner.waits = false;
+        let (Some(_), has) = (self.context.registers, owner.registers) else { return Flow::Next };
+        match change {
+            RegisterChange::Dec if target <= has => self.pool.free[rank] += has - target,
+            RegisterChange::Inc if target >= has => match self.pool.free[rank].checked_sub(target - has) {
+                Some(rest) => self.pool.free[rank] = rest,
+                None => {
+                    owner.waits = true;
+                    return self.retry(split);
+                }
+            },
+            _ => {
+                self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
+                    format!("goes from {has} registers to {target}, in the direction that the instruction does not have")
+                });
+                return Flow::Next;
+            }
+        }
+        self.pool.owners[warp.index].registers = target;
+        split.polls = 0;
+        Flow::Next
+    }
+
+    /// All warps of a warpgroup execute the same changes, and meet in between.
+    fn check_change(&mut self, warp: &Warp, inst: &Inst) {
+        let (group, warpgroup) = (self.warpgroup_of(warp), self.actors.warpgroup(warp.index));
+        if group.len() < WARPS {
+            self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
+                "a warpgroup has four warps, and this one fewer".into()
+            });
+        }
+        let number = self.pool.owners[warp.index].changes.len();
+        let sequence = &mut self.pool.sequences[warpgroup];
+        let expected = *sequence.get(number).unwrap_or(&inst.pc);
+        if number == sequence.len() {
+            sequence.push(inst.pc);
+        }
+        if expected != inst.pc {
+            let (thread, other) = (self.thread(warp.index, 0), self.line(expected));
+            self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(other), || {
+                let message = "the warps of a warpgroup execute different setmaxnreg";
+                (vec![thread], None, message.into())
+            });
+        }
+        let met = |other: usize| {
+            let last = number.checked_sub(1).map(|last| self.pool.owners[other].changes.get(last).copied());
+            last.is_none_or(|epoch| epoch.is_some_and(|e| warp.view.knows(0, other, !0, e)))
+        };
+        if !group.filter(|other| *other != warp.index).all(met) {
+            self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
+                "nothing orders it after the setmaxnreg before it of another warp of the warpgroup".into()
+            });
+        }
+        self.pool.owners[warp.index].changes.push(warp.view.now());
+    }
+
+    /// At the end: no warp has exited without a change that others of its warpgroup made.
+    pub(super) fn check_changes(&mut self) {
+        for warp in 0..self.actors.threads() {
+            let sequence = &self.pool.sequences[self.actors.warpgroup(warp)];
+            let Some(&missing) = sequence.get(self.pool.owners[warp].changes.len()) else { continue };
+            if self.live[warp] == 0 {
+                let inst = &self.context.program.code[missing as usize];
+                self.report(HazardKind::BarrierDivergence, inst, warp, 0, None, || {
+                    "a warp of the warpgroup exits without having executed this setmaxnreg".into()
+                });
+            }
+        }
+    }
+
+    /// What a warp waits for, in words.
+    pub(super) fn describe_pool(&self, warp: &Warp, inst: &Inst) -> String {
+        let (has, free) = (self.pool.owners[warp.index].registers, self.pool.free[self.rank(warp)]);
+        let target = warp.registers.lane(inst.s[0], 0);
+        format!(
+            "for {target} registers a thread: it has {has}, and the pool of its CTA has {free} more for one warp"
+        )
+    }
+}
