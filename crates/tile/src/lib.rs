@@ -44,7 +44,7 @@ pub use fragments_out::{RowStore, store_fragments, store_fragments_at, store_lse
 pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use handover::{Handover, TileRing};
 pub use layout::TileLayout;
-pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
+pub use mask::{Bound, Corner, Coverage, MaskRule, Masker, RowRange};
 pub use mbarrier::{Mbarriers, Ring};
 pub use merge::merge_bytes;
 pub use ones::{Ones, Sums};

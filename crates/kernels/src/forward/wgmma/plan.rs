@@ -175,7 +175,7 @@ const OTHER_REGISTERS: u32 = 26;
 impl WgmmaPlan {
     /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
-        let causal = problem.mask == Mask::Causal;
+        let causal = problem.mask.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
         let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
         let lazy = Softmax::Lazy { slack: 8 };
@@ -426,7 +426,7 @@ impl WgmmaPlan {
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
         if self.diagonal == Diagonal::Halved {
-            let fits = problem.mask == Mask::Causal && self.ends == Ends::Own;
+            let fits = problem.mask.is_causal() && self.ends == Ends::Own;
             let accepted = "multiples of 32 with diagonal = halved, which needs a causal mask and ends = own";
             accept("block_n", self.block_n.into(), fits && self.block_n.is_multiple_of(32), accepted)?;
         }
