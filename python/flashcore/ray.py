@@ -319,7 +319,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flashcore.ray",
         description="Evolve kernels on a Ray cluster: the cluster that RAY_ADDRESS names, or a local one.",
     )
-    parser.add_argument("--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]; may be repeated")
+    parser.add_argument(
+        "--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]; may be repeated"
+    )
     parser.add_argument("--device", default="h200", help="cpu, cuda, or a machine that is predicted, as in h200")
     parser.add_argument("--candidates", type=int, help="budget: candidates of both arms")
     parser.add_argument("--minutes", type=float, help="budget: minutes")
