@@ -27,7 +27,7 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Enqueues attention on the current stream of q's device."""
     device, dtype = q.get_device(), q.dtype
@@ -38,14 +38,14 @@ def attend(
         q, k, v, code = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), _CODES[dtype]
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, causal, scale, want_lse)
+            return attend(q, k, v, heads, mask, scale, want_lse)
     try:
-        return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
+        return _launch(q, k, v, heads, mask, scale, want_lse, device, code)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
-        return _launch(q, k, v, heads, causal, scale, want_lse, device, code)
+        return _launch(q, k, v, heads, mask, scale, want_lse, device, code)
     except RuntimeError:
         check(q, k, v)  # a layout without strides or addresses is refused by name
         raise
@@ -56,7 +56,7 @@ def _launch(
     k: Tensor,
     v: Tensor,
     heads: int,
-    causal: bool,
+    mask: int,
     scale: float | None,
     want_lse: bool,
     device: int,
@@ -73,17 +73,17 @@ def _launch(
         None if lse is None else lse.data_ptr(),
         heads,
         code,
-        causal,
+        mask,
         scale,
         device,
         _current_stream(device),
     )
     if copies:
-        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, causal, scale, want_lse)
+        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, mask, scale, want_lse)
     return out, lse
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> dict[str, Any]:
+def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int) -> dict[str, Any]:
     """Which kernel :func:`attend` runs."""
     check(q, k, v)
     q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
@@ -94,7 +94,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> dict[s
         output_like(q, v.shape[3]).stride(),
         heads,
         _CODES[q.dtype],
-        causal,
+        mask,
         q.get_device(),
     )
     return {**told, "plan": json.loads(told["plan"])}

@@ -16,7 +16,7 @@ def attention_cpu(
     out: _Described,
     lse: int | None,
     dtype: str,
-    causal: bool,
+    mask: int,
     scale: float | None,
     threads: int | None = None,
 ) -> None:
@@ -37,7 +37,7 @@ def enqueue(
     lse: int | None,
     heads: int,
     dtype: int,
-    causal: bool,
+    mask: int,
     scale: float | None,
     ordinal: int,
     stream: int,
@@ -48,7 +48,7 @@ def enqueue(
     """
 
 def explain(
-    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, causal: bool, ordinal: int
+    q: _Handed, k: _Handed, v: _Handed, out: _Four, heads: int, dtype: int, mask: int, ordinal: int
 ) -> dict[str, Any]:
     """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
 

@@ -15,6 +15,9 @@ _numpy: Any = None
 
 _NO_WINDOW = (-1, -1)
 
+# Masks as Rust counts them: an integer is the cheapest thing to hand over, and a constant to whoever traces a call.
+_FULL, _CAUSAL, _CAUSAL_TOP_LEFT = 0, 1, 2
+
 #: A tensor or array: results are of q's kind.
 T = TypeVar("T")
 
@@ -109,7 +112,8 @@ def flash_attn_func(
     _check_dims(q, k, v)
     if window_size != _NO_WINDOW:
         causal = _is_causal(window_size, causal, q.shape[1], k.shape[1])
-    out, lse = backend.attend(q, k, v, 2, causal, softmax_scale, return_attn_probs)
+    mask = _CAUSAL if causal else _FULL
+    out, lse = backend.attend(q, k, v, 2, mask, softmax_scale, return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -139,8 +143,7 @@ def scaled_dot_product_attention(
         ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. Where there is no key at all the
         result is 0.
 
-    Memory, streams and errors are as in :func:`flash_attn_func`. A causal problem with ``L > S`` runs as a square and a
-    rest, which are then joined by a copy.
+    Memory, streams and errors are as in :func:`flash_attn_func`.
     """
     if attn_mask is not None or dropout_p:
         mask = None if attn_mask is None else "given"
@@ -154,10 +157,7 @@ def scaled_dot_product_attention(
     lead = None
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
         lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
-    if is_causal and q.shape[2] != k.shape[2]:
-        out = _top_left(backend, q, k, v, scale)
-    else:
-        out = backend.attend(q, k, v, 1, is_causal, scale, False)[0]
+    out = backend.attend(q, k, v, 1, _CAUSAL_TOP_LEFT if is_causal else _FULL, scale, False)[0]
     result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
     return result
 
@@ -192,18 +192,8 @@ def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
     backend = _backend_of(q)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
-    told: dict[str, Any] = backend.explain(q, k, v, 2, causal)
+    told: dict[str, Any] = backend.explain(q, k, v, 2, _CAUSAL if causal else _FULL)
     return told
-
-
-def _top_left(backend: Any, query: Any, key: Any, value: Any, scale: float | None) -> Any:
-    """A causal mask aligned to the top left, of problems that are causal squares or see everything."""
-    rows, keys = query.shape[2], key.shape[2]
-    if rows < keys:  # no row sees the keys beyond the square
-        return backend.attend(query, key[:, :, :rows], value[:, :, :rows], 1, True, scale, False)[0]
-    square = backend.attend(query[:, :, :keys], key, value, 1, True, scale, False)[0]
-    rest = backend.attend(query[:, :, keys:], key, value, 1, False, scale, False)[0]
-    return backend.join(square, rest)
 
 
 def _leads_agree(q: Any, k: Any, v: Any, enable_gqa: bool) -> bool:

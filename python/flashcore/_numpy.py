@@ -31,11 +31,6 @@ def reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[A
     return array.reshape(shape)
 
 
-def join(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows of ``second`` below those of ``first``, ``(batch, heads, sequence, dim)``."""
-    return np.concatenate((first, second), axis=2)
-
-
 def check_kinds(q: Any, k: Any, v: Any) -> None:
     """Refuses a mixture of NumPy arrays and others."""
     for name, array in (("k", k), ("v", v)):
@@ -67,7 +62,7 @@ def attend(
     k: np.ndarray[Any, Any],
     v: np.ndarray[Any, Any],
     heads: int,
-    causal: bool,
+    mask: int,
     scale: float | None,
     want_lse: bool,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
@@ -88,7 +83,7 @@ def attend(
         _describe(out, heads),
         lse_address,
         _DTYPES[q.dtype.name],
-        causal,
+        mask,
         scale,
     )
     return out, lse

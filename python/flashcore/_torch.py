@@ -33,7 +33,7 @@ _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_st
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -44,9 +44,9 @@ def attend(
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
     if _is_compiling() or not _is_plain(q, k, v):
-        out, lse = torch.ops.flashcore.attention(q, k, v, heads, causal, scale, want_lse)
+        out, lse = torch.ops.flashcore.attention(q, k, v, heads, mask, scale, want_lse)
         return out, lse if want_lse else None
-    return _now(q, k, v, heads, causal, scale, want_lse)
+    return _now(q, k, v, heads, mask, scale, want_lse)
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -56,10 +56,10 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _now(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, causal, scale, want_lse)
+        return _cuda.attend(q, k, v, heads, mask, scale, want_lse)
     _cuda.check(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
@@ -74,7 +74,7 @@ def _now(
         _describe(out, heads),
         lse_address,
         _cuda.DTYPES[q.dtype],
-        causal,
+        mask,
         scale,
         torch.get_num_threads(),
     )
@@ -92,11 +92,6 @@ def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view where there can be one, else a copy."""
     return tensor.reshape(shape)
-
-
-def join(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of ``second`` below those of ``first``, ``(batch, heads, sequence, dim)``."""
-    return torch.cat((first, second), dim=2)
 
 
 def check_kinds(q: Any, k: Any, v: Any) -> None:
@@ -179,18 +174,18 @@ def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tu
 @library.custom_op(
     "flashcore::attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, int heads, bool causal, float? scale, bool want_lse) -> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, int heads, int mask, float? scale, bool want_lse) -> (Tensor, Tensor)",
 )
 def _operator(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _now(q, k, v, heads, causal, scale, want_lse)
+    out, lse = _now(q, k, v, heads, mask, scale, want_lse)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
 @_operator.register_fake
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, scale: float | None, want_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor]:
     _cuda.check(q, k, v)
     q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)

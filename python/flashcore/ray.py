@@ -78,7 +78,7 @@ def evolve(
     before.
 
     Args:
-        problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,causal]``, or several of these.
+        problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]``, or several of these.
         device: ``"cpu"``, ``"cuda"``, or a machine of the time model's table, as in ``"h200"``.
         candidates, minutes: the budget; at least one of them.
         ledger: the ledger's file, on a disk of this process's node. Network file systems do not lock as SQLite needs.
@@ -319,7 +319,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flashcore.ray",
         description="Evolve kernels on a Ray cluster: the cluster that RAY_ADDRESS names, or a local one.",
     )
-    parser.add_argument("--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal]; may be repeated")
+    parser.add_argument(
+        "--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]; may be repeated"
+    )
     parser.add_argument("--device", default="h200", help="cpu, cuda, or a machine that is predicted, as in h200")
     parser.add_argument("--candidates", type=int, help="budget: candidates of both arms")
     parser.add_argument("--minutes", type=float, help="budget: minutes")

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
-use crate::tensor::{Described, is_empty, problem_of};
+use crate::tensor::{Described, is_empty, mask_of, problem_of};
 
 type Four<T> = (T, T, T, T);
 
@@ -55,7 +55,7 @@ static KNOWN: LazyLock<Mutex<HashMap<Key, Known>>> = LazyLock::new(Mutex::defaul
 /// The result is 0, or nothing was done and it has a bit for each of q (1), k (2) and v (4) whose last dimension is not
 /// contiguous, so that the caller copies it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtype, causal, scale, ordinal, stream))]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtype, mask, scale, ordinal, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn enqueue(
     py: Python<'_>,
@@ -66,7 +66,7 @@ pub fn enqueue(
     lse: Option<u64>,
     heads: usize,
     dtype: u8,
-    causal: bool,
+    mask: u8,
     scale: Option<f32>,
     ordinal: i32,
     stream: u64,
@@ -76,7 +76,7 @@ pub fn enqueue(
         strides: [q.2, k.2, v.2, out.1],
         heads,
         dtype: dtype_of(dtype)?,
-        mask: if causal { Mask::Causal } else { Mask::None },
+        mask: mask_of(mask)?,
         scale: scale.map(f32::to_bits),
         lse: lse.is_some(),
         ordinal,
@@ -170,7 +170,7 @@ impl Known {
 
 /// Which plan a call of [`enqueue`] with such tensors runs by and why, and what the driver's compiler made of it.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, heads, dtype, causal, ordinal))]
+#[pyo3(signature = (q, k, v, out, heads, dtype, mask, ordinal))]
 #[expect(clippy::too_many_arguments, reason = "those of `enqueue`")]
 pub fn explain<'py>(
     py: Python<'py>,
@@ -180,7 +180,7 @@ pub fn explain<'py>(
     out: Four<i64>,
     heads: usize,
     dtype: u8,
-    causal: bool,
+    mask: u8,
     ordinal: i32,
 ) -> Result<Bound<'py, PyDict>, Error> {
     let key = Key {
@@ -188,7 +188,7 @@ pub fn explain<'py>(
         strides: [q.2, k.2, v.2, out],
         heads,
         dtype: dtype_of(dtype)?,
-        mask: if causal { Mask::Causal } else { Mask::None },
+        mask: mask_of(mask)?,
         scale: None,
         lse: false,
         ordinal,

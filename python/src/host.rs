@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cpu::{CpuPlan, Element};
 use half::{bf16, f16};
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{DType, Problem, Tensor};
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
-use crate::tensor::{Described, is_empty, problem_of};
+use crate::tensor::{Described, is_empty, mask_of, problem_of};
 
 /// The threads that share calls, and the process that they live in.
 static POOL: Mutex<Option<(u32, Arc<ThreadPool>)>> = Mutex::new(None);
@@ -34,7 +34,7 @@ fn pool(_py: Python<'_>) -> Option<Arc<ThreadPool>> {
 /// Computes attention of tensors on the host into `out` and, where given, the log-sum-exp into `lse` (address of
 /// `batch * heads_q * seq_q` floats), on at most `threads` threads. Releases the interpreter meanwhile.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, dtype, causal, scale, threads=None))]
+#[pyo3(signature = (q, k, v, out, lse, dtype, mask, scale, threads=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attention_cpu(
     py: Python<'_>,
@@ -44,12 +44,12 @@ pub fn attention_cpu(
     out: Described,
     lse: Option<usize>,
     dtype: &str,
-    causal: bool,
+    mask: u8,
     scale: Option<f32>,
     threads: Option<usize>,
 ) -> Result<(), Error> {
     let dtype: DType = dtype.parse()?;
-    let mask = if causal { Mask::Causal } else { Mask::None };
+    let mask = mask_of(mask)?;
     let problem = problem_of([&q, &k, &v, &out], dtype, mask, scale)?;
     if is_empty(&problem) {
         return Ok(());

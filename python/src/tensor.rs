@@ -52,6 +52,15 @@ pub fn problem_of(
     Ok(problem)
 }
 
+/// The mask by its number in [`Mask::ALL`].
+pub fn mask_of(code: u8) -> Result<Mask, Error> {
+    let known = Mask::ALL.get(usize::from(code)).copied();
+    known.ok_or_else(|| {
+        let accepted = Mask::ALL.map(Mask::name).join(", ");
+        Error::Argument(format!("mask code {code} is unknown; accepted: {accepted} as 0, 1, 2"))
+    })
+}
+
 /// Whether there is nothing to compute: no batch, no head or no row.
 pub fn is_empty(problem: &Problem) -> bool {
     problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0

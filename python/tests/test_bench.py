@@ -19,7 +19,8 @@ from flashcore.bench import _peers, _plot, _table  # noqa: E402
 def test_problems_are_parsed():
     assert Problem.parse("1,32/8,1x8192,128,bf16,causal") == Problem(1, 32, 8, 1, 8192, 128, "bf16", "causal")
     assert str(Problem.parse("1,8,512,64,f16")) == "B1 H8 S512 D64 f16"
-    for text in ("1,8,512,64", "1,8,512,64,f32", "1,8,512,64,f16,window", "x,8,512,64,f16"):
+    assert str(Problem.parse("1,8,2x3,64,f16,causal-top-left")) == "B1 H8 S2x3 D64 f16 causal-top-left"
+    for text in ("1,8,512,64", "1,8,512,64,f32", "1,8,512,64,f16,window", "1,8,512,64,f16,none", "x,8,512,64,f16"):
         with pytest.raises(ValueError, match="BATCH,HEADS,SEQ,DIM"):
             Problem.parse(text)
 
@@ -41,6 +42,12 @@ def test_peers_refuse_what_they_compute_otherwise():
     peers = {peer.key: peer for peer in _peers.PEERS}
     with pytest.raises(NotImplementedError, match="top left"):
         peers["sdpa-flash"].load(Problem.parse("1,8,512x1024,64,f16,causal"))
+    assert peers["sdpa-flash"].load(Problem.parse("1,8,512x1024,64,f16,causal-top-left"))
+    for rows, keys in [(512, 512), (512, 1024), (1024, 512)]:
+        of = [Problem.parse(f"1,8,{rows}x{keys},64,f16{mask}") for mask in ("", ",causal", ",causal-top-left")]
+        square = rows == keys
+        assert [p.masked_as("causal") for p in of] == [True, True, square]
+        assert [p.masked_as("causal-top-left") for p in of] == [True, square, True]
     with pytest.raises(NotImplementedError, match="GB of scores"):
         peers["sdpa-math"].load(Problem.parse("1,32,16384,64,f16"))
 

@@ -136,7 +136,7 @@ pub struct Explain {
     /// its own target, which the architecture must run)
     #[arg(long, value_name = "NN[a]")]
     pub sm: Option<ptx::Target>,
-    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
+    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16
     #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"])]
     pub problem: Option<String>,
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
@@ -164,6 +164,9 @@ pub struct Run {
     /// Each query sees the keys up to its own position, counted from the end
     #[arg(long)]
     pub causal: bool,
+    /// Each query sees the keys up to its own position, counted from the start, as PyTorch's is_causal
+    #[arg(long, conflicts_with = "causal")]
+    pub causal_top_left: bool,
     /// Factor on Q·Kᵀ; default 1/sqrt(head_dim)
     #[arg(long, allow_negative_numbers = true)]
     pub scale: Option<f32>,
@@ -180,7 +183,7 @@ pub struct Bench {
     /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16; may be given several times
+    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16; may be given several times
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
     pub problem: Vec<String>,
     /// Append rows to FILE; refused unless the commit is known and clean; default evidence/DEVICE.jsonl
@@ -198,7 +201,7 @@ pub struct Bench {
     /// Its element type: f32, f16 or bf16
     #[arg(long, default_value = "f32", requires = "shape")]
     pub dtype: String,
-    /// Its mask: none or causal
+    /// Its mask: none, causal or causal-top-left
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
     /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
@@ -305,7 +308,7 @@ pub struct LedgerFile {
 
 #[derive(Debug, Args)]
 pub struct Topk {
-    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16
+    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16
     #[arg(long)]
     pub problem: String,
     /// The device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
@@ -358,7 +361,7 @@ pub struct ForecastAdd {
     /// The device: its name
     #[arg(long, required_unless_present = "candidate")]
     pub device: Option<String>,
-    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`
+    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`
     #[arg(long)]
     pub problem: Option<String>,
     /// A candidate of the ledger, on its device and problem: its measurement is the outcome
@@ -509,7 +512,7 @@ pub struct Evolve {
     /// For which device: cpu or cuda, cuda:N (this machine's, measured), or h200, h100, a100, l4, rtx4090 (predicted)
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// What is to be computed: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal]`, as in 1,8,512,64,f16; may be given several times; default: the
+    /// What is to be computed: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16; may be given several times; default: the
     /// mission problem
     #[arg(long, value_name = "PROBLEM")]
     pub problem: Vec<String>,

@@ -94,7 +94,11 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         heads_kv: b[1],
         seq_kv: b[2],
         head_dim_v: c[3],
-        mask: if args.causal { Mask::Causal } else { Mask::None },
+        mask: match (args.causal, args.causal_top_left) {
+            (true, _) => Mask::Causal,
+            (_, true) => Mask::CausalTopLeft,
+            _ => Mask::None,
+        },
         scale: args.scale,
         ..Problem::new(a[0], a[1], a[2], a[3], q.values.dtype())
     };

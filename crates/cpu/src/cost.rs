@@ -76,7 +76,7 @@ impl Bound {
 impl CpuPlan {
     /// What this plan costs for a problem.
     pub fn cost(&self, problem: &Problem) -> Cost {
-        let p = problem;
+        let p = &*problem.canonical();
         let together = if self.rows == Rows::Group { p.group_size() } else { 1 };
         let rows = p.seq_q * together;
         let blocks = rows.div_ceil(self.block_q);
@@ -191,16 +191,18 @@ struct Count {
 
 /// Keys that a panel of so many rows goes through, on average.
 fn mean_keys(p: &Problem, rows: usize) -> f64 {
-    let keys = p.seq_kv as f64;
-    match p.mask {
-        Mask::None => keys,
-        // The last row sees all keys, each row before one fewer; a panel goes up to its last row's.
-        _ => {
-            let queries = p.seq_q as f64;
-            let mean = if keys > queries { keys - queries / 2.0 } else { keys * keys / (2.0 * queries) };
-            (mean + rows as f64 / 2.0).min(keys)
-        }
-    }
+    let (queries, keys) = (p.seq_q as f64, p.seq_kv as f64);
+    let mean = match p.mask {
+        Mask::None => return keys,
+        // The first row sees one key, each row after it one more, until all are seen.
+        Mask::CausalTopLeft if queries > keys => keys - keys * keys / (2.0 * queries),
+        Mask::CausalTopLeft => queries / 2.0,
+        // The last row sees all keys, each row before one fewer.
+        _ if keys > queries => keys - queries / 2.0,
+        _ => keys * keys / (2.0 * queries),
+    };
+    // A panel goes up to its last row's.
+    (mean + rows as f64 / 2.0).min(keys)
 }
 
 /// bf16 terms of a number.
@@ -259,6 +261,20 @@ mod tests {
             cycles(plan(64, 128), &causal)
                 < 0.7 * cycles(plan(64, 128), &causal.clone().with_mask(Mask::None))
         );
+    }
+
+    /// Against the count, row by row.
+    #[test]
+    fn causal_rows_see_so_many_keys_on_average() {
+        for mask in Mask::ALL {
+            for (rows, keys) in [(100, 100), (300, 100), (100, 300), (1, 50), (50, 1)] {
+                let p =
+                    Problem::new(1, 1, rows, 8, DType::F32).with_seq_kv(keys, Layout::Bhsd).with_mask(mask);
+                let seen: usize = (0..rows).map(|row| mask.keys(row, rows, keys).len()).sum();
+                let (mean, exact) = (mean_keys(&p, 1), seen as f64 / rows as f64);
+                assert!((mean - exact).abs() <= 0.5, "{mask} {rows} {keys}: {mean}, counted {exact}");
+            }
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub fn attention<T: Element>(
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
     let inputs = Inputs::check(problem, q, k, v)?;
+    // Its tensors begin where the problem's do.
+    let problem = &*problem.canonical();
     let origin = origin(problem, Tensor::Out, out.len())?;
     let lse_rows = problem.batch * problem.heads_q * problem.seq_q;
     if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {

@@ -121,6 +121,7 @@ impl CpuPlan {
     /// A good plan for `problem` with the instructions of `isa`: of a few that differ in how the work is cut, the one that
     /// costs least ([`CpuPlan::cost`]).
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
+        let problem = &*problem.canonical();
         let threads = rayon::current_num_threads().clamp(1, MAX_THREADS);
         let cheapest = |threads| {
             let costs = CpuPlan::cuts(problem, isa, threads)
@@ -204,7 +205,7 @@ impl CpuPlan {
     /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene that has none as in
     /// [`CpuPlan::widest`]: equal for plans that run the same code.
     pub fn canonical(&self, problem: &Problem) -> CpuPlan {
-        let p = problem;
+        let p = &*problem.canonical();
         let mut plan = *self;
         if !plan.isa.is_for(p) {
             plan.isa = Isa::Avx512;

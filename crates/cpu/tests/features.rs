@@ -49,6 +49,7 @@ fn grouped_query_heads() {
             p = p.with_heads_kv(heads_kv, Layout::Bshd);
             check_everywhere(&p, 4, 1.0);
             check_everywhere(&p.clone().with_mask(Mask::Causal), 4, 1.0);
+            check_everywhere(&p.clone().with_mask(Mask::CausalTopLeft), 4, 1.0);
         }
     }
 }
@@ -61,7 +62,31 @@ fn strides_zero_negative_and_padded() {
     p.q = Strides { batch: 0, head: 45 * 20, row: 20 };
     p.out = Strides { batch: -4000, head: 17, row: 40 };
     check_everywhere(&p, 5, 1.0);
-    check_everywhere(&p.with_mask(Mask::Causal), 5, 1.0);
+    check_everywhere(&p.clone().with_mask(Mask::Causal), 5, 1.0);
+    // Keys that no row sees, behind the others in memory, before them, or in the same place.
+    for row in [19, -19, 0] {
+        (p.seq_kv, p.k.row) = (90, row);
+        check_everywhere(&p.clone().with_mask(Mask::CausalTopLeft), 5, 1.0);
+    }
+}
+
+#[test]
+fn keys_that_no_row_sees_are_not_touched() {
+    let p =
+        Problem::new(1, 1, 40, 8, DType::F32).with_seq_kv(300, Layout::Bhsd).with_mask(Mask::CausalTopLeft);
+    let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
+    inputs.k[40 * 8..].fill(f32::NAN);
+    inputs.v[40 * 8..].fill(f32::INFINITY);
+    for isa in Isa::available() {
+        check(&p, &inputs, &small_plan(isa));
+    }
+    // As the square of its rows, bit for bit, by the same plan.
+    let square = Problem::new(1, 1, 40, 8, DType::F32).with_mask(Mask::Causal);
+    let plan = CpuPlan::for_problem(&p);
+    assert_eq!(plan, CpuPlan::for_problem(&square));
+    let seen =
+        Inputs::<f32> { k: inputs.k[..40 * 8].to_vec(), v: inputs.v[..40 * 8].to_vec(), ..inputs.clone() };
+    assert!(run(&p, &inputs, &plan) == run(&square, &seen, &plan));
 }
 
 #[test]
@@ -280,13 +305,13 @@ proptest! {
     #[test]
     fn any_problem_and_plan(
         batch in 1usize..3, heads_kv in 1usize..3, grouped in 1usize..4, seq_q in 1usize..90, seq_kv in 0usize..150,
-        dim in 1usize..40, dim_v in 1usize..40, causal: bool, seed: u64,
+        dim in 1usize..40, dim_v in 1usize..40, mask in 0usize..3, seed: u64,
         threads in 1usize..4, block_q in 1usize..200, block_kv in 1usize..80,
         dims: bool, group: bool, heads_first: bool, vectors in 1usize..5, tile_rows in 1usize..13, splits in 1usize..5,
     ) {
         let mut p = Problem::new(batch, heads_kv * grouped, seq_q, dim, DType::F32);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
-        p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
+        p = p.with_layout(Layout::Bshd).with_mask(Mask::ALL[mask]);
         for isa in Isa::available() {
             let vectors = vectors.min(isa.tile().0);
             let plan = CpuPlan {

@@ -67,9 +67,15 @@ pub fn attention<'a, T: Element>(
 }
 
 impl<T: Element> Attention<'_, T> {
-    /// Each query sees the keys up to its own position, counted from the end.
+    /// Each query sees the keys up to its own position, counted from the end, as in FlashAttention.
     pub fn causal(self) -> Self {
         self.mask(Mask::Causal)
+    }
+
+    /// Each query sees the keys up to its own position, counted from the start, as with PyTorch's `is_causal`. Of a square it is
+    /// [`causal`](Attention::causal).
+    pub fn causal_top_left(self) -> Self {
+        self.mask(Mask::CausalTopLeft)
     }
 
     /// Which keys a query sees.
@@ -213,15 +219,18 @@ mod tests {
     fn agrees_with_the_oracle<T: Element>(tolerance: f64) {
         let (q, k, v) = (ramp::<T>(4 * 5 * 8, 3), ramp::<T>(2 * 7 * 8, 5), ramp::<T>(2 * 7 * 8, 11));
         let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
-        let call = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8])).causal();
-        let output = call.run().unwrap();
-        let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8)).unwrap();
-        let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
-        for (ours, exact) in output.data.iter().zip(&oracle.out) {
-            assert!((f64::from(ours.to_f32()) - exact).abs() < tolerance, "{} {exact}", ours.to_f32());
-        }
-        for (ours, exact) in output.lse.iter().zip(&oracle.lse) {
-            assert!((f64::from(*ours) - exact).abs() < 1e-5);
+        let full = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8]));
+        for (call, mask) in [(full.causal(), Mask::Causal), (full.causal_top_left(), Mask::CausalTopLeft)] {
+            let output = call.run().unwrap();
+            let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8)).unwrap();
+            assert_eq!(problem.mask, mask);
+            let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
+            for (ours, exact) in output.data.iter().zip(&oracle.out) {
+                assert!((f64::from(ours.to_f32()) - exact).abs() < tolerance, "{} {exact}", ours.to_f32());
+            }
+            for (ours, exact) in output.lse.iter().zip(&oracle.lse) {
+                assert!((f64::from(*ours) - exact).abs() < 1e-5);
+            }
         }
     }
 

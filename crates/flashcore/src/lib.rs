@@ -19,7 +19,7 @@
 //!
 //! Element types are `f32`, [`half::f16`] and [`half::bf16`]; sums are always f32. Memory grows linearly with the
 //! sequence. Query heads may share key/value heads (grouped-query attention), and a causal mask is aligned to the
-//! bottom right, as in FlashAttention.
+//! bottom right, as in FlashAttention, or to the top left, as in PyTorch.
 //!
 //! With an NVIDIA driver of CUDA 12.0 or later and a GPU of sm_80 or later, f16 and bf16 run there; nothing else has to be
 //! installed. Tensors that are in device memory already go through [`gpu`], which enqueues on a stream and returns:

@@ -83,6 +83,18 @@ fn slices() {
     assert_eq!(call.device(Device::Cuda(0)).run().unwrap(), best);
     close(&call.device(Device::Cpu).run().unwrap().data, &oracle.out);
 
+    // The other alignment, with keys that no row sees and with rows that see all.
+    let long = ramp(4 * 30 * 16, 3);
+    for (rows, keys) in [(20, 30), (30, 20)] {
+        let queries = TensorView::dense(&long[..4 * rows * 16], [1, 4, rows, 16], Layout::Bhsd).unwrap();
+        let [k, v] =
+            [&k, &v].map(|x| TensorView::dense(&x[..2 * keys * 16], [1, 2, keys, 16], Layout::Bhsd).unwrap());
+        let call = attention(queries, k, v).causal_top_left();
+        let [gpu, cpu] = [Device::Cuda(0), Device::Cpu].map(|device| call.device(device).run().unwrap());
+        close(&gpu.data, &cpu.data.iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>());
+        close_lse(&gpu.lse, &cpu.lse.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+    }
+
     let seven = f16::from_f32(7.0);
     let mut gaps = vec![seven; 4 * 20 * 24];
     let strides = Strides { batch: 0, head: 20 * 24, row: 24 };

@@ -2,6 +2,7 @@ use problem::Problem;
 use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
+use crate::forward::contract::tensor_buffers;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::SmallPlan;
 use crate::forward::wgmma::WgmmaPlan;
@@ -66,6 +67,7 @@ impl Family {
 
     /// The same where it does not fit, too: genes to begin with.
     pub fn proposal(self, problem: &Problem, arch: &Arch) -> Plan {
+        let problem = &*problem.canonical();
         match self {
             Family::Mma => Plan::Mma(MmaPlan::default_for(problem, arch)),
             Family::Wgmma => Plan::Wgmma(WgmmaPlan::default_for(problem, arch)),
@@ -134,6 +136,7 @@ impl Plan {
     /// # Errors
     /// The first reason why not.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let problem = &*problem.canonical();
         match self {
             Plan::Mma(plan) => plan.check(problem, arch),
             Plan::Small(plan) => plan.check(problem, arch),
@@ -143,7 +146,8 @@ impl Plan {
     }
 }
 
-/// The kernel of a plan, with its launch contract for the problem. Buffers are `q`, `k`, `v`, `out` and, where the plan
+/// The kernel of a plan, with its launch contract for the problem; that of its [canonical](Problem::canonical) statement, so keys that
+/// no row sees cost nothing. Buffers are `q`, `k`, `v`, `out` and, where the plan
 /// returns it, `lse`, in this order and of exactly the size the problem's strides span. A family that hands out its tiles at run time
 /// has a `counter` after them, one that shares its last round `scratch` and then a `counter`: counters are zeros at the first launch, and
 /// left so by each; scratch memory may hold anything.
@@ -153,10 +157,17 @@ impl Plan {
 pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Kernel, KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;
-    match plan {
-        Plan::Mma(plan) => Ok(plan.emit(problem, arch)),
-        Plan::Small(plan) => Ok(plan.emit(problem)),
-        Plan::Wgmma(plan) => Ok(plan.emit(problem, arch)),
-        Plan::Ladder { rung } => Ok(rung.emit(problem, arch)),
+    let canonical = &*problem.canonical();
+    let mut kernel = match plan {
+        Plan::Mma(plan) => plan.emit(canonical, arch),
+        Plan::Small(plan) => plan.emit(canonical),
+        Plan::Wgmma(plan) => plan.emit(canonical, arch),
+        Plan::Ladder { rung } => rung.emit(canonical, arch),
+    };
+    if canonical.seq_kv != problem.seq_kv {
+        for (buffer, whole) in kernel.buffers.iter_mut().zip(tensor_buffers(problem, false)) {
+            buffer.bytes = whole.bytes;
+        }
     }
+    Ok(kernel)
 }

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::ladder::RungPlan;
-use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use flashcore_kernels::select::{Device, TunedTable, choose_of};
+use flashcore_kernels::{Arch, Family, Plan, emit};
+use problem::{DType, Layout, Mask, Problem, Tensor};
 use ptx::{Item, Kernel, Statement};
 use tile::{CopyMode, Rescale};
 use tools::Assembled;
@@ -213,6 +214,40 @@ fn ptxas_assembles_the_ladder_without_spills() {
             let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap();
             let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
             assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
+        }
+    }
+}
+
+/// A top-left mask of a square, or of more keys than rows, is the same kernel by the same plan as a square one aligned to the bottom
+/// right; of more rows than keys it is another.
+#[test]
+fn alignments_that_are_one_are_one_kernel() {
+    let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+    let of = |mask, seq_q, seq_kv, dim| {
+        let problem = Problem::new(2, 8, seq_q, dim, DType::Bf16).with_mask(mask);
+        problem.with_seq_kv(seq_kv, Layout::Bshd)
+    };
+    for family in Family::ALL {
+        for (seq, dim) in [(512, 64), (1000, 128)] {
+            let plan =
+                |problem: &Problem| choose_of(family, problem, &device, TunedTable::builtin()).unwrap().plan;
+            let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap();
+            let square = of(Mask::Causal, seq, seq, dim);
+            for seq_kv in [seq, seq + 300] {
+                let same = of(Mask::CausalTopLeft, seq, seq_kv, dim);
+                assert_eq!(plan(&same), plan(&square), "{}", family.name());
+                let (kernel, of_square) = (text(&same), text(&square));
+                assert_eq!(kernel.module.to_string(), of_square.module.to_string(), "{}", family.name());
+                assert_eq!(kernel.launch, of_square.launch);
+                // The caller's tensors are as large as they are.
+                let bytes = |tensor| 2 * same.span(tensor).unwrap().0;
+                assert_eq!([1, 2].map(|i| kernel.buffers[i].bytes), [Tensor::K, Tensor::V].map(bytes));
+            }
+            let (fewer, rectangle) =
+                (of(Mask::CausalTopLeft, seq, 300, dim), of(Mask::Causal, seq, 300, dim));
+            let kernels =
+                [&fewer, &rectangle].map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap());
+            assert_ne!(kernels[0].module.to_string(), kernels[1].module.to_string(), "{}", family.name());
         }
     }
 }

@@ -65,7 +65,7 @@ fn torture_set_is_right_and_without_hazards() {
 #[test]
 fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
-        let mask = Mask::ALL[i % 2];
+        let mask = Mask::ALL[i % Mask::ALL.len()];
         let problem = Problem::new(1, 1, 260, 64, DType::F16).with_mask(mask);
         prove(&problem, default_plan(&problem, &arch), &arch, Options::default());
     }
@@ -100,7 +100,13 @@ fn parts_of_the_keys_are_joined() {
     let plans =
         [small(2, 32, 4, 64, 2), small(4, 16, 4, 64, 3), small(8, 32, 8, 128, 1), small(4, 64, 8, 64, 2)];
     for (i, plan) in plans.iter().enumerate() {
-        for (keys, mask) in [(200, Mask::None), (70, Mask::Causal), (0, Mask::None), (7, Mask::Causal)] {
+        for (keys, mask) in [
+            (200, Mask::None),
+            (70, Mask::Causal),
+            (0, Mask::None),
+            (7, Mask::Causal),
+            (70, Mask::CausalTopLeft),
+        ] {
             for dim in [64, 128] {
                 let problem = Problem::new(1, 2, 90, dim, [DType::F16, DType::Bf16][i % 2])
                     .with_mask(mask)

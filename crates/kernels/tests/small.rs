@@ -215,8 +215,17 @@ fn every_path_is_right() {
         SmallPlan { qk_pieces: 16, pv_pieces: 8, requests: Requests::FirstKeysOnly, ..pieces },
     ];
     for (i, plan) in plans.iter().enumerate() {
-        for (j, (rows, keys)) in [(256, 256), (320, 250), (199, 236), (70, 256)].into_iter().enumerate() {
-            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_mask(Mask::Causal);
+        for (j, (mask, rows, keys)) in [
+            (Mask::Causal, 256, 256),
+            (Mask::Causal, 320, 250),
+            (Mask::Causal, 199, 236),
+            (Mask::Causal, 70, 256),
+            (Mask::CausalTopLeft, 260, 170),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_mask(mask);
             let problem = problem.with_seq_kv(keys, Layout::Bhsd);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
             prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
@@ -240,13 +249,33 @@ fn unseen_keys_are_no_work() {
     assert_eq!([4, 2, 1].map(|paths| 16 * flop(Mask::Causal, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
+/// A diagonal that ends among the rows: each gene with rows that see all keys beside rows that do not.
+#[test]
+fn rows_beyond_a_top_left_diagonal_see_all_keys() {
+    for (i, plan) in genes().iter().enumerate() {
+        let keys = if plan.streams() {
+            2 * plan.stages * plan.cluster_keys() - 21
+        } else {
+            plan.cluster_keys() - 21
+        };
+        let problem = Problem::new(1, 1, keys as usize + 40, 64, [DType::F16, DType::Bf16][i % 2]);
+        let problem = problem.with_mask(Mask::CausalTopLeft).with_seq_kv(keys as usize, Layout::Bshd);
+        let schedule = SCHEDULES[i % SCHEDULES.len()];
+        prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+    }
+}
+
 /// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
-    for (rows, keys, warpgroups, stages) in
-        [(256, 256, 4, 2), (130, 140, 3, 3), (200, 90, 2, 4), (128, 128, 2, 8)]
-    {
-        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_mask(Mask::Causal);
+    for (mask, rows, keys, warpgroups, stages) in [
+        (Mask::Causal, 256, 256, 4, 2),
+        (Mask::Causal, 130, 140, 3, 3),
+        (Mask::Causal, 200, 90, 2, 4),
+        (Mask::Causal, 128, 128, 2, 8),
+        (Mask::CausalTopLeft, 250, 90, 4, 2),
+    ] {
+        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_mask(mask);
         let problem = problem.with_seq_kv(keys, Layout::Bhsd);
         for guess in [None, Some(12)] {
             let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, guess, ..plain() };

@@ -86,7 +86,7 @@ fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
     let p = &row["problem"];
     let number = |name: &str| p[name].as_u64().map(|n| n as usize);
     let dtype = DType::ALL.into_iter().find(|d| Some(d.name()) == p["dtype"].as_str())?;
-    let mask = [Mask::None, Mask::Causal].into_iter().find(|m| Some(m.name()) == p["mask"].as_str())?;
+    let mask = Mask::ALL.into_iter().find(|m| Some(m.name()) == p["mask"].as_str())?;
     let problem =
         Problem::new(number("batch")?, number("heads_q")?, number("seq_q")?, number("head_dim")?, dtype)
             .with_mask(mask)

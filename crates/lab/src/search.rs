@@ -216,8 +216,8 @@ fn mma(problem: &Problem) -> Vec<Vec<Value>> {
         json!({ "order": "scores_ahead", "rescale": "always" }),
     ];
     let grids = match problem.mask {
-        Mask::Causal => values("grid", ["heads_first", "rows_first"]),
-        _ => Vec::new(),
+        Mask::None => Vec::new(),
+        _ => values("grid", ["heads_first", "rows_first"]),
     };
     vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, grids]
 }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -238,22 +239,51 @@ impl Problem {
         (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
     }
 
+    /// The same computation as it is usually stated, which is how plans are known and kernels made: keys that no row sees are left
+    /// out, and of a square the mask is the one aligned to the bottom right. Every row that is left lies where it did, so keys that
+    /// lie backwards in memory, whose last row is the first of the buffer, all stay.
+    pub fn canonical(&self) -> Cow<'_, Problem> {
+        let forwards = self.k.row >= 0 && self.v.row >= 0;
+        match self.mask {
+            Mask::CausalTopLeft if self.seq_q == self.seq_kv || self.seq_q < self.seq_kv && forwards => {
+                Cow::Owned(Problem { mask: Mask::Causal, seq_kv: self.seq_q, ..self.clone() })
+            }
+            _ => Cow::Borrowed(self),
+        }
+    }
+
+    /// Keys but for the last ones that a mask shows to no row.
+    fn keys_shown(&self) -> usize {
+        match self.mask {
+            Mask::None | Mask::Causal => self.seq_kv,
+            Mask::CausalTopLeft => self.seq_kv.min(self.seq_q),
+        }
+    }
+
     /// Floating-point operations of the two matrix products, masked scores not counted (the field's convention:
     /// a causal square counts half).
     pub fn flops(&self) -> f64 {
+        let (rows, keys) = (self.seq_q, self.keys_shown());
         let scores: f64 = match self.mask {
-            Mask::None => self.seq_q as f64 * self.seq_kv as f64,
-            Mask::Causal if self.seq_q == self.seq_kv => self.seq_q as f64 * self.seq_kv as f64 / 2.0,
-            mask => (0..self.seq_q).map(|i| mask.keys(i, self.seq_q, self.seq_kv).len() as f64).sum(),
+            Mask::None => rows as f64 * keys as f64,
+            Mask::Causal | Mask::CausalTopLeft if rows == keys => rows as f64 * keys as f64 / 2.0,
+            mask => (0..rows).map(|i| mask.keys(i, rows, keys).len() as f64).sum(),
         };
         2.0 * (self.head_dim + self.head_dim_v) as f64 * scores * self.batch as f64 * self.heads_q as f64
     }
 
-    /// The fewest bytes the problem moves: each input read once, the output written once.
+    /// The fewest bytes the problem moves: each input read once, but for keys and values that the mask shows to no row; the output
+    /// written once.
     pub fn bytes(&self) -> f64 {
-        let elements: f64 =
-            Tensor::ALL.into_iter().map(|t| self.extents(t).iter().map(|&n| n as f64).product::<f64>()).sum();
-        elements * self.dtype.bytes() as f64
+        let rows_of = |tensor| match tensor {
+            Tensor::K | Tensor::V => self.keys_shown(),
+            Tensor::Q | Tensor::Out => self.seq_q,
+        };
+        let of = |tensor| {
+            let [batch, heads, _, dim] = self.extents(tensor);
+            [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product::<f64>()
+        };
+        Tensor::ALL.into_iter().map(of).sum::<f64>() * self.dtype.bytes() as f64
     }
 
     /// Refuses what no implementation could compute.
@@ -313,22 +343,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causal_is_aligned_to_the_bottom_right() {
-        assert_eq!(Mask::Causal.keys(0, 4, 4).len(), 1);
-        assert_eq!(Mask::Causal.keys(0, 2, 5).len(), 4);
-        assert_eq!(Mask::Causal.keys(1, 2, 5).len(), 5);
-        assert!(Mask::Causal.keys(2, 5, 2).is_empty());
-        assert_eq!(Mask::Causal.keys(4, 5, 2).len(), 2);
-        assert!(Mask::None.keys(0, 5, 0).is_empty());
-    }
-
-    #[test]
     fn mission_costs() {
         let p = Problem::mission();
         p.check().unwrap();
         assert_eq!(p.flops(), 4.0 * 8.0 * 512.0 * 512.0 * 64.0);
         assert_eq!(p.bytes(), 4.0 * 8.0 * 512.0 * 64.0 * 2.0);
         assert_eq!(p.softmax_scale(), 0.125);
+    }
+
+    /// A causal rectangle is counted score by score, a square by convention as a half, and what no row sees not at all.
+    #[test]
+    fn masked_work_is_not_counted() {
+        let of = |mask, seq_q, seq_kv| {
+            let p =
+                Problem::new(1, 1, seq_q, 8, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd).with_mask(mask);
+            (p.flops() / 32.0, p.bytes() / 16.0)
+        };
+        assert_eq!(of(Mask::CausalTopLeft, 4, 4), of(Mask::Causal, 4, 4));
+        assert_eq!(of(Mask::CausalTopLeft, 4, 9), of(Mask::Causal, 4, 4));
+        assert_eq!(of(Mask::CausalTopLeft, 5, 2), (9.0, 14.0));
+        assert_eq!(of(Mask::Causal, 5, 2), (3.0, 14.0));
+        assert_eq!(of(Mask::Causal, 2, 5), (9.0, 14.0));
+        assert_eq!(of(Mask::CausalTopLeft, 3, 0), (0.0, 6.0));
+    }
+
+    #[test]
+    fn the_canonical_problem_computes_the_same() {
+        for (seq_q, seq_kv) in [(4, 4), (4, 9), (9, 4), (3, 0), (1, 7)] {
+            for (mask, backwards) in Mask::ALL.into_iter().flat_map(|mask| [(mask, false), (mask, true)]) {
+                let mut p = Problem::new(2, 4, seq_q, 8, DType::F16)
+                    .with_seq_kv(seq_kv, Layout::Bshd)
+                    .with_mask(mask);
+                p.v.row *= if backwards { -1 } else { 1 };
+                let same = p.canonical();
+                assert_eq!(same.canonical().as_ref(), same.as_ref());
+                for row in 0..seq_q {
+                    let keys = |p: &Problem| p.mask.keys(row, p.seq_q, p.seq_kv);
+                    assert_eq!(keys(&p), keys(&same), "{mask} {seq_q} {seq_kv}");
+                }
+                let stays = seq_q > seq_kv || seq_q < seq_kv && backwards;
+                let top_left = mask == Mask::CausalTopLeft && stays;
+                assert_eq!(same.mask == Mask::CausalTopLeft, top_left);
+                let origins = |p: &Problem| Tensor::ALL.map(|tensor| p.span(tensor).unwrap().1);
+                assert_eq!(origins(&p), origins(&same));
+            }
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub use gemm::{KeyTile, Queries, Sign, mma_pv, mma_qk};
 pub use handover::{Handover, TileRing};
 pub use layout::TileLayout;
 pub use mailbox::{COUNTER_BYTES, Mailbox};
-pub use mask::{Bound, Coverage, MaskRule, Masker, RowRange};
+pub use mask::{Bound, Corner, Coverage, MaskRule, Masker, RowRange};
 pub use mbarrier::{Mbarriers, Ring};
 pub use merge::merge_bytes;
 pub use ones::{Ones, Sums};

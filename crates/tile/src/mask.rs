@@ -9,8 +9,17 @@ use crate::{AccTile, Threads, divide};
 pub enum MaskRule {
     /// Keys below `seq_kv`.
     All,
-    /// Keys up to `row + seq_kv − seq_q`: aligned to the bottom right.
-    Causal,
+    /// Keys up to a diagonal, which goes on by one with each row.
+    Causal(Corner),
+}
+
+/// The corner of the scores that the diagonal runs through: the two differ where lengths do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Corner {
+    /// Keys up to `row + seq_kv − seq_q`.
+    BottomRight,
+    /// Keys up to `row`.
+    TopLeft,
 }
 
 /// How much of a block its rows see.
@@ -48,18 +57,31 @@ impl RowRange {
     pub fn keys_seen(&self, k: &mut Builder, rule: MaskRule) -> [R32; 2] {
         match rule {
             MaskRule::All => [self.seq_kv; 2],
-            MaskRule::Causal => {
-                let shift = k.sub(self.seq_kv, self.seq_q);
+            MaskRule::Causal(corner) => {
+                let shift = self.shift(k, corner);
+                // Rows end where keys do, and may begin before them; or begin where keys do, and may go on after them.
+                let within = |k: &mut Builder, end: R32| match corner {
+                    Corner::BottomRight => k.max_s(end, 0),
+                    Corner::TopLeft => k.min_u(end, self.seq_kv),
+                };
                 let past_last = k.add(self.first, self.rows + self.heads - 1);
                 let past_last = self.position(k, past_last);
                 let past_last = k.min_u(past_last, self.seq_q);
-                let by_any = k.add(past_last, shift);
-                let by_any = k.max_s(by_any, 0);
+                let by_any = shifted(k, past_last, shift);
+                let by_any = within(k, by_any);
                 let first = self.position(k, self.first);
-                let first = k.add(first, shift);
+                let first = shifted(k, first, shift);
                 let first = k.add(first, 1);
-                [k.max_s(first, 0), by_any]
+                [within(k, first), by_any]
             }
+        }
+    }
+
+    /// From a position to the last key that it sees; `None` where that is the same number.
+    fn shift(&self, k: &mut Builder, corner: Corner) -> Option<R32> {
+        match corner {
+            Corner::BottomRight => Some(k.sub(self.seq_kv, self.seq_q)),
+            Corner::TopLeft => None,
         }
     }
 }
@@ -80,6 +102,10 @@ impl Bound {
         let every_block = rule == MaskRule::All && divides;
         Bound { full: (!every_block).then(|| divide(k, by_all, block_n)), end: blocks_up(k, by_any, block_n) }
     }
+}
+
+fn shifted(k: &mut Builder, position: R32, shift: Option<R32>) -> R32 {
+    shift.map_or(position, |shift| k.add(position, shift))
 }
 
 fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
@@ -152,16 +178,16 @@ impl Masker {
     fn keys_seen(&self, k: &mut Builder, i: u32) -> R32 {
         match self.rule {
             MaskRule::All => self.rows.seq_kv,
-            MaskRule::Causal => {
-                let shift = k.sub(self.rows.seq_kv, self.rows.seq_q);
+            MaskRule::Causal(corner) => {
+                let shift = self.rows.shift(k, corner);
                 let below = i / 2 * 16 + i % 2 * 8;
                 let end = if self.rows.heads == 1 {
-                    let diagonal = k.add(self.row, shift);
+                    let diagonal = shifted(k, self.row, shift);
                     k.add(diagonal, below + 1)
                 } else {
                     let row = k.add(self.row, below);
                     let position = self.rows.position(k, row);
-                    let diagonal = k.add(position, shift);
+                    let diagonal = shifted(k, position, shift);
                     k.add(diagonal, 1)
                 };
                 k.min_s(end, self.rows.seq_kv)

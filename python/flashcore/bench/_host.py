@@ -23,13 +23,12 @@ CALLS = 50  # in a row: far fewer than what a stream queues before a launch wait
 def host(run: Run, problem: Problem) -> list[Row]:
     """A row for each function; turns are interleaved, every other round in the opposite order."""
     sdpa, flash = inputs(problem, "bhsd", run.device), inputs(problem, "bshd", run.device)
-    calls: dict[str, tuple[Call, Call]] = {
-        OURS: (
-            lambda: scaled_dot_product_attention(*sdpa, is_causal=problem.causal),
-            nullcontext,
-        ),
-        f"{OURS} flash_attn_func": (lambda: flash_attn_func(*flash, causal=problem.causal), nullcontext),
-    }
+    calls: dict[str, tuple[Call, Call]] = {}
+    if problem.masked_as("causal-top-left"):
+        calls[OURS] = (lambda: scaled_dot_product_attention(*sdpa, is_causal=problem.causal), nullcontext)
+    if problem.masked_as("causal"):
+        name = f"{OURS} flash_attn_func"
+        calls[name] = (lambda: flash_attn_func(*flash, causal=problem.causal), nullcontext)
     rows = []
     with torch.no_grad():
         for peer in run.peers:

@@ -46,7 +46,7 @@ _MATH_BYTES = 1 << 30
 
 
 def _sdpa(problem: Problem) -> Attention:
-    if problem.causal and problem.seq_q != problem.seq_kv:
+    if not problem.masked_as("causal-top-left"):
         raise NotImplementedError("its causal mask is aligned to the top left")
     options: dict[str, Any] = {"is_causal": problem.causal}
     if problem.heads_q != problem.heads_kv:
@@ -65,12 +65,14 @@ def _math(problem: Problem) -> Attention:
 def _flash_attention_3(problem: Problem) -> Attention:
     from fa3_fwd_interface import flash_attn_func
 
+    _needs_bottom_right(problem)
     return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
 
 
 def _flash_attention_4(problem: Problem) -> Attention:
     from flash_attn.cute import flash_attn_func
 
+    _needs_bottom_right(problem)
     return lambda q, k, v: _first(flash_attn_func(q, k, v, causal=problem.causal))
 
 
@@ -79,10 +81,15 @@ def _xformers(problem: Problem) -> Attention:
 
     if problem.heads_q != problem.heads_kv:
         raise NotImplementedError("it takes grouped heads as five dimensions; not tried")
-    square = problem.seq_q == problem.seq_kv
-    mask = ops.LowerTriangularMask if square else ops.fmha.attn_bias.LowerTriangularFromBottomRightMask
+    top_left = problem.masked_as("causal-top-left")
+    mask = ops.LowerTriangularMask if top_left else ops.fmha.attn_bias.LowerTriangularFromBottomRightMask
     bias, kernel = mask() if problem.causal else None, (ops.fmha.cutlass.FwOp, None)
     return lambda q, k, v: ops.memory_efficient_attention(q, k, v, attn_bias=bias, op=kernel)
+
+
+def _needs_bottom_right(problem: Problem) -> None:
+    if not problem.masked_as("causal"):
+        raise NotImplementedError("its causal mask is aligned to the bottom right")
 
 
 def _first(result: Any) -> Any:

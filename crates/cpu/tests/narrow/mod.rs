@@ -199,14 +199,14 @@ proptest! {
     #[test]
     fn any_inputs(
         heads_kv in 1usize..3, group in 1usize..3, seq_q in 64usize..140, seq_kv in 0usize..200, dim in 1usize..80,
-        dim_v in 1usize..80, causal: bool, seed: u64, block_kv in 1usize..100, half: bool,
+        dim_v in 1usize..80, mask in 0usize..3, seed: u64, block_kv in 1usize..100, half: bool,
         size_q in -8.0f64..3.0, size_v in -8.0f64..4.0, mean_v in -2.0f64..2.0,
         replaced in proptest::collection::vec((0usize..3, any::<prop::sample::Index>(), 0usize..5), 0..3),
     ) {
         let dtype = if half { DType::F16 } else { DType::Bf16 };
         let mut p = Problem::new(2, heads_kv * group, seq_q, dim, dtype);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
-        p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
+        p = p.with_layout(Layout::Bshd).with_mask(Mask::ALL[mask]);
         let sizes = [size_q.exp2(), size_v.exp2(), mean_v];
         let isa = if Isa::Avx512Vnni.is_available() { Isa::Avx512Vnni } else { Isa::Portable };
         let plan = CpuPlan { block_kv, ..plan(isa) };

@@ -131,7 +131,7 @@ proptest! {
     #[test]
     fn any_inputs(
         heads_kv in 1usize..3, group in 1usize..3, seq_q in 32usize..140, seq_kv in 0usize..300, dim in 1usize..140,
-        dim_v in 1usize..140, causal: bool, seed: u64, half: bool,
+        dim_v in 1usize..140, mask in 0usize..3, seed: u64, half: bool,
         (block_q, block_kv, vectors, tile_rows, splits, grouped) in
             (1usize..200, 1usize..300, 1usize..3, 1usize..3, 1usize..4, any::<bool>()),
         size_q in -8.0f64..3.0, size_v in -8.0f64..4.0, mean_v in -2.0f64..2.0,
@@ -143,7 +143,7 @@ proptest! {
         let dtype = if half { f16::DTYPE } else { bf16::DTYPE };
         let mut p = Problem::new(2, heads_kv * group, seq_q, dim, dtype);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
-        p = p.with_layout(Layout::Bshd).with_mask(if causal { Mask::Causal } else { Mask::None });
+        p = p.with_layout(Layout::Bshd).with_mask(Mask::ALL[mask]);
         let sizes = [size_q.exp2(), size_v.exp2(), mean_v];
         if half {
             check(&p, &with(normal::<f16>(&p, seed, sizes), &replaced), &plan);

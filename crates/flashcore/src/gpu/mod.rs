@@ -232,6 +232,7 @@ mod tests {
             Problem { seq_kv: 511, ..p.clone() },
             Problem { scale: Some(0.5), ..p.clone() },
             p.clone().with_mask(Mask::Causal),
+            p.clone().with_mask(Mask::CausalTopLeft),
             p.clone().with_layout(problem::Layout::Bshd),
         ] {
             assert_ne!(key(&p), key(&other));

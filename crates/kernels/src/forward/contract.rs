@@ -1,8 +1,8 @@
 //! What the forward families' launch contracts share: buffers, strides and scale.
 
-use problem::{DType, Problem, Strides, Tensor};
+use problem::{DType, Mask, Problem, Strides, Tensor};
 use ptx::{Access, Arg, BufferSpec, Element, Half};
-use tile::TensorRows;
+use tile::{Corner, MaskRule, TensorRows};
 
 use crate::PlanError;
 
@@ -12,6 +12,15 @@ const STRIDE_LIMIT: i64 = 1 << 40;
 /// The element type of all four tensors; a plan's check has refused f32.
 pub(crate) fn half(problem: &Problem) -> Half {
     if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+}
+
+/// The rule of the mask. Where the alignments are one, the kernels are.
+pub(crate) fn rule(problem: &Problem) -> MaskRule {
+    match problem.mask {
+        mask if !mask.is_causal() => MaskRule::All,
+        Mask::CausalTopLeft if problem.seq_q != problem.seq_kv => MaskRule::Causal(Corner::TopLeft),
+        _ => MaskRule::Causal(Corner::BottomRight),
+    }
 }
 
 /// A stride in bytes; 0 where it is never stepped over.

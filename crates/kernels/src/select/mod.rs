@@ -65,7 +65,7 @@ const NEIGHBOURS: usize = 4;
 /// # Errors
 /// When the problem cannot be stated or no family computes it.
 pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<Choice, KernelError> {
-    from(table, Plan::default_for(problem, &device.arch)?, problem, device)
+    from(table, Plan::default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
 
 /// The same among the plans of one family.
@@ -78,7 +78,7 @@ pub fn choose_of(
     device: &Device,
     table: &TunedTable,
 ) -> Result<Choice, KernelError> {
-    from(&table.of(family), family.default_for(problem, &device.arch)?, problem, device)
+    from(&table.of(family), family.default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
 
 /// The nearest row's plan, or else the default.

@@ -13,6 +13,8 @@ pub fn torture() -> Vec<Problem> {
             (Mask::Causal, 100, 100),
             (Mask::Causal, 17, 150),
             (Mask::Causal, 90, 37),
+            (Mask::CausalTopLeft, 90, 37),
+            (Mask::CausalTopLeft, 40, 150),
         ] {
             let mut p = Problem::new(1, 1, seq_q, dim, dtype).with_mask(mask);
             p.seq_kv = seq_kv;
@@ -29,6 +31,18 @@ pub fn torture() -> Vec<Problem> {
         Mask::ALL
             .map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_mask(mask).with_seq_kv(0, Layout::Bhsd)),
     );
+    let top_left = |heads, seq_q, seq_kv, dtype| {
+        let problem = Problem::new(1, heads, seq_q, 64, dtype).with_mask(Mask::CausalTopLeft);
+        problem.with_seq_kv(seq_kv, Layout::Bshd)
+    };
+    // Diagonals that end within a block, with one, and rows of which most see all.
+    all.extend([
+        top_left(1, 1, 90, DType::F16),
+        top_left(1, 130, 1, DType::Bf16),
+        top_left(2, 100, 64, DType::F16),
+        top_left(1, 200, 70, DType::Bf16),
+        top_left(4, 66, 65, DType::F16).with_heads_kv(2, Layout::Bhsd),
+    ]);
     all.push(Problem::new(1, 1, 1, 64, DType::F16).with_seq_kv(1, Layout::Bhsd));
     all.push(Problem::new(1, 1, 1, 128, DType::Bf16).with_seq_kv(300, Layout::Bhsd));
     all.extend(strided());
@@ -63,11 +77,14 @@ fn strided() -> Vec<Problem> {
     backwards.k.row = -64;
     backwards.v.head = -backwards.v.head;
     backwards.out.row = -64;
+    // Keys that no row sees lie before the others.
+    let mut unseen = base().with_mask(Mask::CausalTopLeft).with_seq_kv(90, Layout::Bhsd);
+    (unseen.k.row, unseen.v.row) = (-64, -64);
     let mut broadcast = base();
     (broadcast.k.batch, broadcast.v.row, broadcast.q.head) = (0, 0, 0);
     let mut odd = base().with_mask(Mask::Causal);
     for strides in [&mut odd.q, &mut odd.k, &mut odd.v, &mut odd.out] {
         *strides = Strides { batch: 2 * 50 * 67, head: 50 * 67, row: 67 };
     }
-    vec![padded, backwards, broadcast, odd]
+    vec![padded, backwards, unseen, broadcast, odd]
 }

@@ -5,7 +5,7 @@
 //! because the output was filled with NaN before.
 
 use cpu::CpuError;
-use problem::{Layout, Problem, Tensor};
+use problem::{Layout, Mask, Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
@@ -62,9 +62,15 @@ impl Answer {
             return Ok(Answer { inputs, blocks: vec![whole] });
         }
         let rows = block_rows(&problem);
-        let blocks = places(&problem, rows, seed)
+        let places = places(&problem, rows, seed).into_iter();
+        let runs: Vec<_> = places
+            .flat_map(|(batch, head, row)| {
+                runs(&problem, row, rows).map(move |(row, rows)| (batch, head, row, rows))
+            })
+            .collect();
+        let blocks = runs
             .into_par_iter()
-            .map(|(batch, head, row)| block(&problem, &inputs, batch, head, row, rows))
+            .map(|(batch, head, row, rows)| block(&problem, &inputs, batch, head, row, rows))
             .collect::<Result<_, _>>()?;
         Ok(Answer { inputs, blocks })
     }
@@ -133,8 +139,18 @@ fn places(problem: &Problem, rows: usize, seed: u64) -> Vec<(usize, usize, usize
     [(0, 0, 0), (problem.batch - 1, problem.heads_q - 1, last)].into_iter().chain(drawn).collect()
 }
 
-/// Rows from `row` on, against the keys that the last of them sees: the mask is aligned to the bottom right, so that it is the
-/// same mask.
+/// First row and number of the rows that are judged together of `rows` from `row` on: a top-left diagonal ends where keys do, and rows
+/// after it are another block's.
+fn runs(problem: &Problem, row: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let end = (row + rows).min(problem.seq_q);
+    let cut = match problem.mask {
+        Mask::CausalTopLeft => problem.seq_kv.clamp(row, end),
+        _ => end,
+    };
+    [(row, cut - row), (cut, end - cut)].into_iter().filter(|&(_, rows)| rows > 0)
+}
+
+/// Rows from `row` on, against the keys that the last of them sees: a diagonal then runs through their bottom right.
 fn block(
     problem: &Problem,
     inputs: &Inputs,
@@ -143,7 +159,11 @@ fn block(
     row: usize,
     rows: usize,
 ) -> Result<Block, CpuError> {
-    let rows = rows.min(problem.seq_q - row);
+    let mask = match problem.mask {
+        Mask::CausalTopLeft if row < problem.seq_kv => Mask::Causal,
+        Mask::CausalTopLeft => Mask::None,
+        mask => mask,
+    };
     let keys = problem.mask.keys(row + rows - 1, problem.seq_q, problem.seq_kv).end;
     let part = Problem {
         heads_q: 1,
@@ -151,6 +171,7 @@ fn block(
         seq_q: rows,
         seq_kv: keys,
         batch: 1,
+        mask,
         scale: Some(problem.softmax_scale()),
         ..problem.clone()
     };
@@ -225,9 +246,10 @@ mod tests {
 
     #[test]
     fn a_large_problem_is_judged_by_blocks_as_if_whole() {
-        for mask in [Mask::None, Mask::Causal] {
+        let top_left = Mask::CausalTopLeft;
+        for (mask, keys) in [(Mask::None, 700), (Mask::Causal, 700), (top_left, 700), (top_left, 560)] {
             let problem = Problem::new(2, 4, 640, 96, DType::F16).with_mask(mask);
-            let problem = problem.with_heads_kv(2, Layout::Bhsd).with_seq_kv(700, Layout::Bhsd);
+            let problem = problem.with_heads_kv(2, Layout::Bhsd).with_seq_kv(keys, Layout::Bhsd);
             let answer = Answer::draw(&problem, 1).unwrap();
             assert!(answer.blocks.len() >= 4 && answer.rows() < 2 * 4 * 640);
             let out = attention(&problem, &answer.inputs);

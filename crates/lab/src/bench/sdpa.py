@@ -44,11 +44,10 @@ for line in sys.stdin:
                     state[name] = values
             how = state["how"] = {"scale": command["scale"]}
             rows, keys = command["shape_q"][2], command["shape_k"][2]
-            if command["causal"] and rows == keys:
+            if command["diagonal"] == 0:  # the top left, to which is_causal is aligned
                 how["is_causal"] = True
-            elif command["causal"]:
-                # Ours is aligned to the bottom right, is_causal to the top left.
-                how["attn_mask"] = torch.ones(rows, keys, dtype=torch.bool).tril(diagonal=keys - rows)
+            elif command["diagonal"] is not None:
+                how["attn_mask"] = torch.ones(rows, keys, dtype=torch.bool).tril(diagonal=command["diagonal"])
             if command["shape_q"][1] != command["shape_k"][1]:
                 how["enable_gqa"] = True  # torch 2.5 or later
             answer(ok=True)

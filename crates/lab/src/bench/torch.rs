@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use problem::{Mask, Problem, Tensor};
+use problem::{Problem, Tensor};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -109,7 +109,7 @@ impl Torch {
             "q": q, "k": k, "v": v,
             "shape_q": problem.extents(Tensor::Q), "shape_k": problem.extents(Tensor::K),
             "shape_v": problem.extents(Tensor::V),
-            "causal": problem.mask == Mask::Causal, "scale": problem.softmax_scale(),
+            "diagonal": problem.mask.diagonal(problem.seq_q, problem.seq_kv), "scale": problem.softmax_scale(),
         }))?;
         Ok(())
     }

@@ -18,6 +18,7 @@ pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
     let dense =
         |seq_q: usize, seq_kv: usize| Problem::new(1, 2, seq_q, head_dim, dtype).with_seq_kv(seq_kv, layout);
     let causal = |seq_q, seq_kv| dense(seq_q, seq_kv).with_mask(Mask::Causal);
+    let top_left = |seq_q, seq_kv| dense(seq_q, seq_kv).with_mask(Mask::CausalTopLeft);
     let set = [
         ("one row, one key", dense(1, 1)),
         ("one row", dense(1, 130)),
@@ -32,6 +33,10 @@ pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
         ("causal, more keys", causal(37, 101)),
         ("causal, rows that see nothing", causal(101, 37)),
         ("causal, no key", causal(5, 0)),
+        ("top left", top_left(67, 67)),
+        ("top left, keys that nothing sees", top_left(37, 101)),
+        ("top left, rows that see all", top_left(101, 37)),
+        ("top left, no key", top_left(5, 0)),
         ("grouped queries", grouped(dense(40, 72))),
         ("[batch, seq, head, dim]", dense(67, 70).with_layout(Layout::Bshd)),
         ("several batches", Problem { batch: 3, ..dense(20, 24) }.with_layout(layout)),

@@ -94,7 +94,7 @@ fn refusals_name_key_value_and_what_is_accepted() {
         ("seq_q = 5", "seq_q = 0", "problem.seq_q = 0 is not possible; accepted: 1 or more"),
         ("heads_kv = 2", "heads_kv = 3", "heads_q = 8 is not a multiple of heads_kv = 3"),
         ("\"bf16\"", "\"fp8\"", "dtype = \"fp8\" is unknown; accepted: f16, bf16, f32"),
-        ("\"causal\"", "\"casual\"", "mask = \"casual\" is unknown; accepted: none, causal"),
+        ("\"causal\"", "\"casual\"", "mask = \"casual\" is unknown; accepted: none, causal, causal-top-left"),
         ("grid = [8, 2]", "grid = []", "launch.grid = [] is not possible; accepted: one to three numbers"),
         ("grid = [8, 2]", "grid = [8, -2]", "launch.grid = [8, -2]"),
         ("[128, 1, 1]", "[64, 64, 1]", "launch.block = [64, 64, 1] is not possible; accepted: 1 to 1024"),

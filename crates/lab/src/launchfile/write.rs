@@ -103,6 +103,12 @@ mod tests {
             (Problem::new(1, 2, 128, 64, DType::F16), Arch::SM_90),
             (Problem::new(2, 4, 200, 128, DType::Bf16).with_mask(Mask::Causal), Arch::SM_90),
             (
+                Problem::new(1, 2, 200, 128, DType::Bf16)
+                    .with_mask(Mask::CausalTopLeft)
+                    .with_seq_kv(300, problem::Layout::Bhsd),
+                Arch::SM_90,
+            ),
+            (
                 Problem { heads_kv: 1, ..Problem::new(1, 2, 96, 64, DType::F16) }
                     .with_layout(problem::Layout::Bhsd),
                 Arch::SM_80,

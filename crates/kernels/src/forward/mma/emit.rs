@@ -1,6 +1,6 @@
 //! The generator.
 
-use problem::{Mask, Problem, Tensor};
+use problem::{Problem, Tensor};
 use ptx::{Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
@@ -10,7 +10,7 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
-use crate::forward::contract::{factor, half, head_strides, pointer, stepped, tensor_buffers};
+use crate::forward::contract::{factor, half, head_strides, pointer, rule, stepped, tensor_buffers};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -89,10 +89,7 @@ impl Params {
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
         let params = Params::declare(k, plan.lse);
-        let rule = match problem.mask {
-            Mask::Causal => MaskRule::Causal,
-            _ => MaskRule::All,
-        };
+        let rule = rule(problem);
         let row_block = row_block(k, plan.grid, rule);
         let first = k.mul(row_block, plan.block_m);
         Forward {
@@ -316,7 +313,7 @@ fn row_block(k: &mut Builder, grid: Grid, rule: MaskRule) -> R32 {
     let index = k.special(index);
     match rule {
         MaskRule::All => index,
-        MaskRule::Causal => {
+        MaskRule::Causal(_) => {
             let count = k.special(count);
             let last = k.sub(count, 1);
             k.sub(last, index)

@@ -1,4 +1,4 @@
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
@@ -85,7 +85,7 @@ impl MmaPlan {
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
-            grid: if problem.mask == Mask::Causal { Grid::HeadsFirst } else { Grid::RowsFirst },
+            grid: if problem.mask.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
             lse: false,
         };
         if plan.check_problem(problem).is_err() {

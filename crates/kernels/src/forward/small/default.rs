@@ -133,7 +133,7 @@ impl SmallPlan {
     /// Plans by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
     /// many keys a block; beyond, four of them with few, which take exponentials while others have the tensor cores.
     fn streamed(problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
-        let causal = problem.mask == Mask::Causal;
+        let causal = problem.mask.is_causal();
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
         // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and keys of a block.
         type Shape = (u32, u32, u32, &'static [u32]);

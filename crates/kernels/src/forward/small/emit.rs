@@ -1,6 +1,6 @@
 //! The generator.
 
-use problem::{Mask, Problem, Tensor};
+use problem::{Problem, Tensor};
 use ptx::{
     Arg, Builder, CmpOp, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg,
     Target, TensorMapPtr,
@@ -14,7 +14,7 @@ use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, RowOrder, Scores, SmallPlan};
 use crate::forward::contract::{
-    half, head_strides, pointer, stepped, tensor_buffers, tensor_rows, unsigned_factor,
+    half, head_strides, pointer, rule, stepped, tensor_buffers, tensor_rows, unsigned_factor,
 };
 
 const ENTRY: &str = "flash_forward_small";
@@ -107,7 +107,7 @@ pub(super) struct Forward<'a> {
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan) -> Forward<'a> {
         let params = Params::declare(k, plan.lse);
-        let rule = if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All };
+        let rule = rule(problem);
         let place = Place::new(k, plan.division());
         let threads = place.threads(k, plan.division());
         let work = Work::of_cluster(k, plan, rule);
@@ -307,7 +307,7 @@ impl Work {
         let x = divide(k, x, plan.cluster);
         match plan.order {
             RowOrder::ByHead => {
-                let tile = if rule == MaskRule::Causal {
+                let tile = if rule != MaskRule::All {
                     let count = k.special(SpecialReg::NctaidX);
                     let count = divide(k, count, plan.cluster);
                     from_last(k, x, count)

@@ -49,7 +49,7 @@ impl SmallPlan {
     /// How many of a path's last steps hide something from a row, where a row sees one key more than the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (rows, keys) = (WARPGROUP_ROWS, self.path_keys());
-        let shift = problem.seq_kv as i64 - problem.seq_q as i64;
+        let shift = problem.mask.diagonal(problem.seq_q, problem.seq_kv).unwrap_or(0);
         if keys.is_multiple_of(rows) && shift % i64::from(rows) == 0 { 1 } else { (rows - 2) / keys + 2 }
     }
 }

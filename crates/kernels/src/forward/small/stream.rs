@@ -26,7 +26,7 @@ impl Forward<'_> {
         let masked = match (self.rule, own.full) {
             (_, None) => Masked::Never,
             (MaskRule::All, _) => Masked::First,
-            (MaskRule::Causal, Some(full)) => Masked::From(full),
+            (MaskRule::Causal(_), Some(full)) => Masked::From(full),
         };
         let visits = self.visits(k, tile.end);
         if let Some(skips) = &visits.skips {
@@ -61,7 +61,7 @@ impl Forward<'_> {
     /// requests would wait for a place that the next one leaves in a turn it has not been given.
     fn ends_differ(&self) -> bool {
         let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
-        self.rule == MaskRule::Causal && several
+        self.rule != MaskRule::All && several
     }
 
     /// The warpgroup's registers and rings, with the first of its blocks on their way.

@@ -1,6 +1,6 @@
 //! The generator.
 
-use problem::{Mask, Problem, Tensor};
+use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, BulkStore, Circle, Consumer, Coverage, Guess,
@@ -13,7 +13,7 @@ use tile::{
 use super::launch::LOADED;
 use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::{half, stepped};
+use crate::forward::contract::{half, rule, stepped};
 
 const ENTRY: &str = "flash_forward_wgmma";
 
@@ -196,7 +196,7 @@ impl<'a> Forward<'a> {
             plan,
             problem,
             half: half(problem),
-            rule: if problem.mask == Mask::Causal { MaskRule::Causal } else { MaskRule::All },
+            rule: rule(problem),
             queries,
             keys,
             values,
@@ -465,7 +465,7 @@ impl<'a> Forward<'a> {
         let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
         match self.rule {
             MaskRule::All => end,
-            MaskRule::Causal => k.max_s(end, 1),
+            MaskRule::Causal(_) => k.max_s(end, 1),
         }
     }
 
@@ -527,7 +527,7 @@ impl<'a> Forward<'a> {
         match self.rule {
             MaskRule::All if self.divides() => Masked::Never,
             MaskRule::All => Masked::First,
-            MaskRule::Causal => {
+            MaskRule::Causal(_) => {
                 let bound = Bound::new(k, self.rule, own, self.plan.block_n, false);
                 bound.full.map_or(Masked::First, Masked::From)
             }

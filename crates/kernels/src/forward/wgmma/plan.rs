@@ -216,7 +216,7 @@ const OTHER_REGISTERS: u32 = 26;
 impl WgmmaPlan {
     /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
-        let causal = problem.mask == Mask::Causal;
+        let causal = problem.mask.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
         let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
         let lazy = Softmax::Lazy { slack: 8 };
@@ -525,7 +525,7 @@ impl WgmmaPlan {
                 value: value.to_owned(),
                 accepted: format!("{accepted} with diagonal = halved"),
             };
-            if problem.mask != Mask::Causal {
+            if !problem.mask.is_causal() {
                 return Err(refuse("mask", problem.mask.name(), Mask::Causal.name()));
             }
             if self.ends != Ends::Own {
