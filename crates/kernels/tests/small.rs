@@ -1,11 +1,17 @@
 //! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and O; its contract and what
 //! it refuses; and ptxas' and nvdisasm's word on what it emits.
 
+#[path = "common/cases.rs"]
+#[allow(dead_code, reason = "the torture set is of other families")]
+mod cases;
 mod common;
+#[path = "common/each.rs"]
+mod each;
 #[path = "common/small_plan.rs"]
 mod small_plan;
 mod tools;
 
+use each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
@@ -107,6 +113,22 @@ fn defaults_are_right() {
             few.seq_q = 128.min(seq);
             let problem = if mask == Mask::None { few.with_layout(Layout::Bshd) } else { problem };
             let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
+            prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Keys wider than values, with the default plans of grids of one wave and of many, and with keys that are divided.
+#[test]
+fn values_may_be_narrower_than_keys() {
+    for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
+        let plans = [
+            SmallPlan::default_for(&problem, &ARCH),
+            SmallPlan::default_for(&problem, &small_gpu(1)),
+            SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain() },
+            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, guess: Some(12), ..plain() },
+        ];
+        for plan in plans {
             prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -405,7 +427,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&float, &good, &ARCH).starts_with("dtype = f32 is not computed by small"));
 }
 
-/// Genes together, and the defaults of every width and length.
+/// Genes together, and the defaults of every width and length, of values that are narrower than keys, too.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -432,16 +454,13 @@ fn products_are_not_serialised_and_nothing_spills() {
             cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
         }
     }
-    std::thread::scope(|scope| {
-        for share in cases.chunks(cases.len().div_ceil(2)) {
-            let ptxas = &ptxas;
-            scope.spawn(move || {
-                for (problem, plan) in share {
-                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
-                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
-                }
-            });
-        }
+    for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        cases.push((problem, plan));
+    }
+    each(&cases, |(problem, plan)| {
+        let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel(problem, plan));
+        assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
     });
 }
 

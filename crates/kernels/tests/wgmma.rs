@@ -1,13 +1,17 @@
 //! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on what it emits.
 
+#[path = "common/cases.rs"]
+#[allow(dead_code, reason = "the torture set is for the emulator")]
+mod cases;
+#[path = "common/each.rs"]
+mod each;
 mod tools;
 
-use std::collections::HashSet;
 use std::path::Path;
 
+use each::each;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, WgmmaPlan};
-use flashcore_kernels::select::{Choice, Device, TunedTable, choose_of};
-use flashcore_kernels::{Arch, Family, Plan, emit};
+use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
 use tile::{Handout, Sums, Tail, TileOrder, Tiles, Turns};
@@ -214,7 +218,7 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     );
 }
 
-/// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
+/// Defaults, of values narrower than keys, too; the longest code; and the largest tiles that the plan's estimate of registers admits.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -252,45 +256,17 @@ fn products_are_not_serialised_and_nothing_spills() {
         );
         cases.push((problem, plan));
     }
-    assemble_all(&ptxas, &cases);
-}
-
-/// What the table of tuned plans gives to its own problems, in both types: a plan near the limit of registers can be fast in one kernel
-/// and serialised in the next.
-#[test]
-fn tuned_plans_are_not_serialised() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let table = TunedTable::builtin();
-    let mut cases: Vec<(Problem, WgmmaPlan)> = Vec::new();
-    let mut seen = HashSet::new();
-    for row in table.rows().iter().filter(|row| row.plan.family() == Family::Wgmma.name()) {
-        for dtype in [DType::Bf16, DType::F16] {
-            let problem = Problem { dtype, ..row.problem.problem() };
-            let device = Device { name: &row.device, arch: ARCH };
-            let choice = choose_of(Family::Wgmma, &problem, &device, table);
-            let Ok(Choice { plan: Plan::Wgmma(plan), .. }) = choice else {
-                panic!("{}: no plan of the table's family", row.device);
-            };
-            if seen.insert(kernel(&problem, &plan).module.to_string()) {
-                cases.push((problem, plan));
-            }
-        }
-    }
-    assert!(cases.len() > 40);
+    cases.extend(
+        cases::narrow_values(4001, 4001).into_iter().map(|p| (p.clone(), with_lse(default_plan(&p)))),
+    );
     assemble_all(&ptxas, &cases);
 }
 
 /// None of the kernels spills, and of none are products serialised.
 fn assemble_all(ptxas: &Path, cases: &[(Problem, WgmmaPlan)]) {
-    std::thread::scope(|scope| {
-        for share in cases.chunks(cases.len().div_ceil(2)) {
-            scope.spawn(move || {
-                for (problem, plan) in share {
-                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
-                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
-                }
-            });
-        }
+    each(cases, |(problem, plan)| {
+        let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
+        assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
     });
 }
 

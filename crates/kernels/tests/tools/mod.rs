@@ -86,6 +86,25 @@ pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// The instructions of many kernels' machine codes: the disassembler takes longer to start than to read all of them.
+#[allow(dead_code, reason = "not every test reads machine code")]
+pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
+    /// Bytes of an instruction.
+    const INSTRUCTION: usize = 16;
+    let file = scratch("bin");
+    std::fs::write(&file.0, codes.concat()).unwrap();
+    let output = Command::new(nvdisasm).args(["-ndf", "-b", "SM90a"]).arg(&file.0).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut instructions = text.lines().filter(|line| line.trim_start().starts_with("/*"));
+    let of = |code: &Vec<u8>| {
+        let own: Vec<_> = instructions.by_ref().take(code.len() / INSTRUCTION).map(str::to_owned).collect();
+        assert_eq!(own.len() * INSTRUCTION, code.len(), "an instruction is a line");
+        own
+    };
+    codes.iter().map(of).collect()
+}
+
 /// The number that stands before `what`.
 fn number_before(log: &str, what: &str) -> Option<u32> {
     let before = &log[..log.find(what)?];
