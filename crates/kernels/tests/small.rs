@@ -18,7 +18,7 @@ use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
 use ptx::{Arg, Item, Kernel, Op, Statement};
 use small_plan::plain;
-use tile::{Rescale, RowStore};
+use tile::{Rescale, RowStore, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -331,25 +331,40 @@ fn every_synchronisation_is_needed() {
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
+        SmallPlan { stages: 2, block_n: 16, guess: Some(1), ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
+        SmallPlan { cluster: 4, block_n: 32, ..plain() },
     ];
+    // Turns share out the tensor cores: what is in memory, the rings order, and a turn that is taken without waiting upsets the next alone.
+    let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
     for plan in plans {
-        let problem = Problem::new(1, 1, 64, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);
-        let kernel = kernel(&problem, &plan);
-        for (item, at, op) in synchronisations(&kernel) {
-            let mut mutant = kernel.clone();
-            if let Item::Function(function) = &mut mutant.module.items[item]
-                && let Some(body) = &mut function.body
-            {
-                // Of a wait, the branch back to it: it asks once.
-                let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-                body.statements.remove(if wait { at + 1 } else { at });
-            }
-            let caught = SCHEDULES.into_iter().any(|schedule| {
-                let options = Options { schedule, ..Options::default() };
-                common::run_kernel(&mut Emulator::new(options), &problem, &mutant, 1).is_err()
-            });
-            assert!(caught, "{plan:?} is right without statement {at}, {op:?}");
-        }
+        // An even and an odd number of turns, where blocks stream by.
+        let problems = [128, 112].map(|keys| {
+            let rows = plan.rows() as usize;
+            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd)
+        });
+        let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
+        let both = if plan.streams() { 2 } else { 1 };
+        let survives = |&(item, at, op): &(usize, usize, Op)| {
+            !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {
+                let mut mutant = kernel.clone();
+                if let Item::Function(function) = &mut mutant.module.items[item]
+                    && let Some(body) = &mut function.body
+                {
+                    // With a wait goes the branch back to it: a warp that asked once could learn of the rest from another that was luckier.
+                    let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+                    body.statements.drain(at..=at + usize::from(wait));
+                }
+                SCHEDULES.into_iter().any(|schedule| {
+                    let options = Options { schedule, ..Options::default() };
+                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, 1).is_err()
+                })
+            })
+        };
+        let survivors = synchronisations(&kernels[0]).into_iter().filter(survives);
+        let survivors: Vec<String> = survivors.map(|(_, _, op)| op.to_string()).collect();
+        assert_eq!(survivors, surviving(&plan), "{plan:?} is right without them");
     }
 }
 

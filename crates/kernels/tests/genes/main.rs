@@ -191,8 +191,7 @@ fn every_gene_changes_what_runs() {
     })
     .into_iter()
     .collect();
-    let runs =
-        |kernel: &Kernel| (&code[&kernel.module.to_string()], kernel.launch.clone(), kernel.args.clone());
+    let runs = |kernel: &Kernel| (&code[&kernel.module.to_string()], kernel.launch, kernel.args.clone());
     for (change, [(_, base), (_, plan)]) in changes.iter().zip(&kernels) {
         assert!(runs(base) != runs(plan), "{} of {:?} changes nothing that runs", change.gene, change.plan);
     }
