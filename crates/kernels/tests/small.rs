@@ -1,14 +1,23 @@
 //! The family for small grids: on the emulator, every hazard check on, results within the rounding of P and O; its contract and what
 //! it refuses; and ptxas' and nvdisasm's word on what it emits.
 
+#[path = "common/cases.rs"]
+#[allow(dead_code, reason = "the torture set is of other families")]
+mod cases;
 mod common;
+#[path = "common/each.rs"]
+mod each;
+#[path = "common/small_plan.rs"]
+mod small_plan;
 mod tools;
 
+use each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
 use ptx::{Arg, GridDependency, Item, Kernel, Op, Statement};
+use small_plan::plain;
 use tile::{Rescale, RowStore, Turns};
 use tools::Assembled;
 
@@ -21,46 +30,16 @@ fn prove(problem: &Problem, plan: &SmallPlan, options: Options) {
     common::run(&mut Emulator::new(options), problem, &plan, &ARCH, seed).check();
 }
 
-/// One warpgroup with all keys, nothing early or late.
-fn plain() -> SmallPlan {
-    SmallPlan {
-        row_warpgroups: 1,
-        cluster: 1,
-        kv_warpgroups: 1,
-        block_n: 128,
-        stages: 1,
-        rescale: Rescale::Always,
-        guess: None,
-        turns: Turns::Free,
-        order: RowOrder::ByHead,
-        key_copies: 1,
-        qk_pieces: 1,
-        softmax_steps: 1,
-        pv_pieces: 1,
-        paths: 4,
-        requests: Requests::AtOnce,
-        scores: Scores::AllAtOnce,
-        merge: Merge::Shares,
-        store: RowStore::Pairs,
-        overlapping: false,
-        resident_ctas: 1,
-        lse: true,
-    }
-}
-
-/// Every value that a gene takes elsewhere, beside the plain plan.
-fn genes() -> Vec<SmallPlan> {
+/// Genes together; `genes` has each alone.
+fn together() -> Vec<SmallPlan> {
     let plain = plain();
     let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..plain.clone() };
     vec![
-        plain.clone(),
-        SmallPlan { row_warpgroups: 2, ..plain.clone() },
         SmallPlan { cluster: 2, block_n: 64, ..plain.clone() },
         SmallPlan { cluster: 4, block_n: 32, ..plain.clone() },
         SmallPlan { kv_warpgroups: 2, block_n: 64, ..plain.clone() },
         SmallPlan { kv_warpgroups: 4, block_n: 32, ..plain.clone() },
         SmallPlan { cluster: 2, kv_warpgroups: 2, row_warpgroups: 2, block_n: 32, ..plain.clone() },
-        SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain.clone() },
         SmallPlan { cluster: 2, row_warpgroups: 2, block_n: 64, merge: Merge::PeerFirst, ..plain.clone() },
         pieces.clone(),
         SmallPlan { key_copies: 2, scores: Scores::StepByStep, ..pieces.clone() },
@@ -69,12 +48,9 @@ fn genes() -> Vec<SmallPlan> {
         SmallPlan { kv_warpgroups: 2, block_n: 64, requests: Requests::ValuesLate, ..plain.clone() },
         SmallPlan { overlapping: true, requests: Requests::ValuesLate, resident_ctas: 2, ..pieces },
         SmallPlan { lse: false, store: RowStore::Chunks, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 64, ..plain.clone() },
         SmallPlan { stages: 3, block_n: 32, rescale: Rescale::Beyond(8), overlapping: true, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 16, cluster: 2, row_warpgroups: 2, ..plain.clone() },
         SmallPlan { stages: 2, block_n: 32, kv_warpgroups: 2, row_warpgroups: 2, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 32, row_warpgroups: 2, turns: Turns::PingPong, ..plain.clone() },
-        SmallPlan { stages: 2, block_n: 32, guess: Some(12), ..plain.clone() },
         SmallPlan {
             stages: 3,
             block_n: 16,
@@ -89,8 +65,8 @@ fn genes() -> Vec<SmallPlan> {
 }
 
 #[test]
-fn every_gene_is_right_without_hazards() {
-    for (i, plan) in genes().iter().enumerate() {
+fn genes_get_along() {
+    for (i, plan) in together().iter().enumerate() {
         // Where blocks stream by, so many that every stage is filled again.
         let blocks = if plan.streams() { 2 * plan.stages as usize + 1 } else { 1 };
         let keys = blocks * plan.cluster_keys() as usize;
@@ -137,6 +113,22 @@ fn defaults_are_right() {
             few.seq_q = 128.min(seq);
             let problem = if mask == Mask::None { few.with_layout(Layout::Bshd) } else { problem };
             let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
+            prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Keys wider than values, with the default plans of grids of one wave and of many, and with keys that are divided.
+#[test]
+fn values_may_be_narrower_than_keys() {
+    for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
+        let plans = [
+            SmallPlan::default_for(&problem, &ARCH),
+            SmallPlan::default_for(&problem, &small_gpu(1)),
+            SmallPlan { cluster: 2, block_n: 64, merge: Merge::PeerFirst, ..plain() },
+            SmallPlan { kv_warpgroups: 2, stages: 2, block_n: 32, guess: Some(12), ..plain() },
+        ];
+        for plan in plans {
             prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -249,22 +241,6 @@ fn unseen_keys_are_no_work() {
     assert_eq!([4, 2, 1].map(|paths| 16 * flop(Mask::Causal, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
-/// A diagonal that ends among the rows: each gene with rows that see all keys beside rows that do not.
-#[test]
-fn rows_beyond_a_top_left_diagonal_see_all_keys() {
-    for (i, plan) in genes().iter().enumerate() {
-        let keys = if plan.streams() {
-            2 * plan.stages * plan.cluster_keys() - 21
-        } else {
-            plan.cluster_keys() - 21
-        };
-        let problem = Problem::new(1, 1, keys as usize + 40, 64, [DType::F16, DType::Bf16][i % 2]);
-        let problem = problem.with_mask(Mask::CausalTopLeft).with_seq_kv(keys as usize, Layout::Bshd);
-        let schedule = SCHEDULES[i % SCHEDULES.len()];
-        prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
-    }
-}
-
 /// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
@@ -369,36 +345,40 @@ fn every_synchronisation_is_needed() {
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
+        SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
+        SmallPlan { stages: 2, block_n: 16, guess: Some(1), ..plain() },
+        SmallPlan { cluster: 2, stages: 2, block_n: 16, ..plain() },
+        SmallPlan { cluster: 4, block_n: 32, ..plain() },
     ];
+    // Turns share out the tensor cores: what is in memory, the rings order, and a turn that is taken without waiting upsets the next alone.
+    let surviving = |plan: &SmallPlan| if plan.turns == Turns::PingPong { &["bar.sync"][..] } else { &[] };
     for plan in plans {
-        let problem = Problem::new(1, 1, 64, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);
-        let kernel = kernel(&problem, &plan);
-        for (item, at, op) in synchronisations(&kernel) {
-            let mut mutant = kernel.clone();
-            if let Item::Function(function) = &mut mutant.module.items[item]
-                && let Some(body) = &mut function.body
-            {
-                // Of a wait, the branch back to it: it asks once.
-                let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
-                body.statements.remove(if wait { at + 1 } else { at });
-            }
-            let caught = SCHEDULES.into_iter().any(|schedule| {
-                let options = Options { schedule, ..Options::default() };
-                common::run_kernel(&mut Emulator::new(options), &problem, &mutant, 1).is_err()
-            });
-            assert!(caught, "{plan:?} is right without statement {at}, {op:?}");
-        }
-    }
-}
-
-#[test]
-fn every_gene_changes_the_kernel() {
-    let problem = Problem::new(1, 1, 100, 64, DType::F16).with_seq_kv(128, Layout::Bhsd);
-    let mut texts: Vec<String> = Vec::new();
-    for plan in genes() {
-        let text = kernel(&problem, &plan).module.to_string();
-        assert!(!texts.contains(&text), "{plan:?} changes nothing");
-        texts.push(text);
+        // An even and an odd number of turns, where blocks stream by.
+        let problems = [128, 112].map(|keys| {
+            let rows = plan.rows() as usize;
+            Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd)
+        });
+        let kernels = problems.each_ref().map(|problem| kernel(problem, &plan));
+        let both = if plan.streams() { 2 } else { 1 };
+        let survives = |&(item, at, op): &(usize, usize, Op)| {
+            !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {
+                let mut mutant = kernel.clone();
+                if let Item::Function(function) = &mut mutant.module.items[item]
+                    && let Some(body) = &mut function.body
+                {
+                    // With a wait goes the branch back to it: a warp that asked once could learn of the rest from another that was luckier.
+                    let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
+                    body.statements.drain(at..=at + usize::from(wait));
+                }
+                SCHEDULES.into_iter().any(|schedule| {
+                    let options = Options { schedule, ..Options::default() };
+                    common::run_kernel(&mut Emulator::new(options), problem, &mutant, 1).is_err()
+                })
+            })
+        };
+        let survivors = synchronisations(&kernels[0]).into_iter().filter(survives);
+        let survivors: Vec<String> = survivors.map(|(_, _, op)| op.to_string()).collect();
+        assert_eq!(survivors, surviving(&plan), "{plan:?} is right without them");
     }
 }
 
@@ -487,24 +467,14 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(&float, &good, &ARCH).starts_with("dtype = f32 is not computed by small"));
 }
 
-#[test]
-fn plans_survive_serde() {
-    for plan in genes() {
-        let plan = Plan::Small(plan);
-        let json = serde_json::to_string(&plan).unwrap();
-        assert!(json.starts_with(r#"{"family":"small""#), "{json}");
-        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
-    }
-}
-
-/// Every gene, and the defaults of every width and length.
+/// Genes together, and the defaults of every width and length, of values that are narrower than keys, too.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_mask(mask);
     let ragged = problem(100, 64, Mask::Causal);
     let mut cases: Vec<(Problem, SmallPlan)> =
-        genes().into_iter().map(|plan| (ragged.clone(), plan)).collect();
+        together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
     // Multiprocessors, so that 8 heads are from half a wave to four.
     let common =
         [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
@@ -524,16 +494,13 @@ fn products_are_not_serialised_and_nothing_spills() {
             cases.push((problem, SmallPlan { lse: dim == 128, ..plan }));
         }
     }
-    std::thread::scope(|scope| {
-        for share in cases.chunks(cases.len().div_ceil(2)) {
-            let ptxas = &ptxas;
-            scope.spawn(move || {
-                for (problem, plan) in share {
-                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
-                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
-                }
-            });
-        }
+    for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        cases.push((problem, plan));
+    }
+    each(&cases, |(problem, plan)| {
+        let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel(problem, plan));
+        assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
     });
 }
 

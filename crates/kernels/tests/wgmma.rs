@@ -1,16 +1,20 @@
 //! The persistent family of sm_90a: its launch contract, what it refuses, and ptxas' and nvdisasm's word on what it emits.
 
+#[path = "common/cases.rs"]
+#[allow(dead_code, reason = "the torture set is for the emulator")]
+mod cases;
+#[path = "common/each.rs"]
+mod each;
 mod tools;
 
-use std::collections::HashSet;
 use std::path::Path;
 
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, Store, WgmmaPlan};
-use flashcore_kernels::select::{Choice, Device, TunedTable, choose_of};
-use flashcore_kernels::{Arch, Family, Plan, emit};
+use each::each;
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
-use tile::{Chains, Handout, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Sums, Tail, TileOrder, Tiles, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -60,57 +64,10 @@ fn paired(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan { cluster: 2, ..default_plan(problem) }
 }
 
-/// Plans that differ from a base in one gene each.
-fn mutants(base: &WgmmaPlan) -> Vec<WgmmaPlan> {
-    vec![
-        WgmmaPlan { consumers: 1, ..base.clone() },
-        WgmmaPlan { consumers: 3, block_n: 64, ..base.clone() },
-        WgmmaPlan { block_n: 96, ..base.clone() },
-        WgmmaPlan { cluster: 2, ..base.clone() },
-        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..base.clone() },
-        WgmmaPlan { consumers: 1, resident: 2, block_n: 64, ..base.clone() },
-        WgmmaPlan { stages: 1, ..base.clone() },
-        WgmmaPlan { queries_ahead: 1, block_n: 96, ..base.clone() },
-        WgmmaPlan { store: Store::Bulk, ..base.clone() },
-        WgmmaPlan { stages: 3, block_n: 64, ..base.clone() },
-        WgmmaPlan { tiles: Tiles::Overlapped, ..base.clone() },
-        WgmmaPlan { turns: Turns::PingPong, ..base.clone() },
-        WgmmaPlan {
-            tiles: Tiles::Overlapped,
-            turns: Turns::PingPong,
-            handout: Handout::Dynamic,
-            ..base.clone()
-        },
-        WgmmaPlan { softmax: Softmax::Classic, ..base.clone() },
-        WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..base.clone() },
-        WgmmaPlan { softmax: Softmax::Lazy { slack: 4 }, ..base.clone() },
-        WgmmaPlan { softmax: Softmax::Optimistic { slack: 8, limit: 12 }, ..base.clone() },
-        WgmmaPlan { chains: Chains { max: 4, ..base.chains }, ..base.clone() },
-        WgmmaPlan { chains: Chains { sum: 2, ..base.chains }, ..base.clone() },
-        WgmmaPlan { handout: Handout::Dynamic, ..base.clone() },
-        WgmmaPlan { handout: Handout::Folded, ..base.clone() },
-        WgmmaPlan { ends: Ends::Common, ..base.clone() },
-        WgmmaPlan { diagonal: Diagonal::Halved, ..base.clone() },
-        WgmmaPlan { order: TileOrder::LongestFirst, ..base.clone() },
-        WgmmaPlan { lse: true, ..base.clone() },
-    ]
-}
-
 fn base() -> (Problem, WgmmaPlan) {
     let problem = problem(128, 8192, Mask::Causal);
     let plan = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..default_plan(&problem) };
     (problem, plan)
-}
-
-#[test]
-fn every_gene_changes_the_kernel() {
-    let (problem, base) = base();
-    let mut texts = vec![kernel(&problem, &base).module.to_string()];
-    for plan in mutants(&base) {
-        let text = kernel(&problem, &plan).module.to_string();
-        assert!(!texts.contains(&text), "{plan:?} changes nothing");
-        texts.push(text);
-    }
 }
 
 /// A column of the product in place of an addition for each probability; not where the LSE is returned.
@@ -281,17 +238,6 @@ fn the_default_of_a_huge_head_dim_is_refused() {
 }
 
 #[test]
-fn plans_survive_serde() {
-    let (_, base) = base();
-    for plan in mutants(&base) {
-        let plan = Plan::Wgmma(plan);
-        let json = serde_json::to_string(&plan).unwrap();
-        assert!(json.starts_with(r#"{"family":"wgmma""#), "{json}");
-        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan, "{json}");
-    }
-}
-
-#[test]
 fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     let problem = problem(128, 40, Mask::Causal).with_heads_kv(2, Layout::Bshd);
     let plan = default_plan(&problem);
@@ -305,7 +251,7 @@ fn packing_heads_changes_the_kernel_and_needs_even_groups() {
     );
 }
 
-/// Defaults, the longest code, and the largest tiles that the plan's estimate of registers admits.
+/// Defaults, of values narrower than keys, too; the longest code; and the largest tiles that the plan's estimate of registers admits.
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
@@ -343,45 +289,17 @@ fn products_are_not_serialised_and_nothing_spills() {
         );
         cases.push((problem, plan));
     }
-    assemble_all(&ptxas, &cases);
-}
-
-/// What the table of tuned plans gives to its own problems, in both types: a plan near the limit of registers can be fast in one kernel
-/// and serialised in the next.
-#[test]
-fn tuned_plans_are_not_serialised() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let table = TunedTable::builtin();
-    let mut cases: Vec<(Problem, WgmmaPlan)> = Vec::new();
-    let mut seen = HashSet::new();
-    for row in table.rows().iter().filter(|row| row.plan.family() == Family::Wgmma.name()) {
-        for dtype in [DType::Bf16, DType::F16] {
-            let problem = Problem { dtype, ..row.problem.problem() };
-            let device = Device { name: &row.device, arch: ARCH };
-            let choice = choose_of(Family::Wgmma, &problem, &device, table);
-            let Ok(Choice { plan: Plan::Wgmma(plan), .. }) = choice else {
-                panic!("{}: no plan of the table's family", row.device);
-            };
-            if seen.insert(kernel(&problem, &plan).module.to_string()) {
-                cases.push((problem, plan));
-            }
-        }
-    }
-    assert!(cases.len() > 40);
+    cases.extend(
+        cases::narrow_values(4001, 4001).into_iter().map(|p| (p.clone(), with_lse(default_plan(&p)))),
+    );
     assemble_all(&ptxas, &cases);
 }
 
 /// None of the kernels spills, and of none are products serialised.
 fn assemble_all(ptxas: &Path, cases: &[(Problem, WgmmaPlan)]) {
-    std::thread::scope(|scope| {
-        for share in cases.chunks(cases.len().div_ceil(2)) {
-            scope.spawn(move || {
-                for (problem, plan) in share {
-                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
-                    assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
-                }
-            });
-        }
+    each(cases, |(problem, plan)| {
+        let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel(problem, plan));
+        assert_eq!(spills, 0, "head_dim {} {plan:?}: {registers} registers", problem.head_dim);
     });
 }
 

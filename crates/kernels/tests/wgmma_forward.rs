@@ -175,6 +175,22 @@ fn torture_set_is_right_and_without_hazards() {
     assert_eq!((proven > 60, refused), (true, 7));
 }
 
+/// Keys wider than values, with the default plan and with genes that divide or store either.
+#[test]
+fn values_may_be_narrower_than_keys() {
+    for (i, problem) in cases::narrow_values(150, 170).into_iter().enumerate() {
+        let two = WgmmaPlan { consumers: 2, block_n: 48, ..plain() };
+        let plans = [
+            WgmmaPlan::default_for(&problem, &SMALL),
+            WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..two.clone() },
+            WgmmaPlan { tiles: Tiles::Overlapped, softmax: OPTIMISTIC, ends: Ends::Own, ..two },
+        ];
+        for plan in plans {
+            prove(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
 /// Groups of heads that divide a tile's rows evenly or not at the ends, masked position by position.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {

@@ -7,7 +7,7 @@ mod common;
 mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
@@ -202,6 +202,26 @@ fn tiles_in_turn_by_a_counter() {
         ..plain()
     };
     assert_needed(&plan, &[SENT_OFF]);
+}
+
+#[test]
+fn queries_ahead() {
+    let plan = WgmmaPlan { queries_ahead: 1, tiles: Tiles::Overlapped, handout: Handout::Dynamic, ..plain() };
+    assert_needed(&plan, &[]);
+}
+
+/// Of three warpgroups the first skips blocks enough for a ring to wrap.
+#[test]
+fn halved_diagonals() {
+    let plan = WgmmaPlan {
+        consumers: 3,
+        block_n: 32,
+        turns: Turns::PingPong,
+        ends: Ends::Own,
+        diagonal: Diagonal::Halved,
+        ..plain()
+    };
+    assert_needed(&plan, &[]);
 }
 
 #[test]

@@ -88,3 +88,15 @@ fn strided() -> Vec<Problem> {
     }
     vec![padded, backwards, unseen, broadcast, odd]
 }
+
+/// Keys wider than values, as DeepSeek's latent attention has them: both masks, types and layouts, with ragged ends.
+#[allow(dead_code, reason = "not every family is tried on them")]
+pub fn narrow_values(seq_q: usize, seq_kv: usize) -> Vec<Problem> {
+    let problem = |(mask, dtype, layout)| {
+        let problem = Problem { head_dim_v: 128, ..Problem::new(1, 2, seq_q, 192, dtype) };
+        problem.with_mask(mask).with_seq_kv(seq_kv, layout)
+    };
+    let of_type = |dtype| [Layout::Bhsd, Layout::Bshd].map(|layout| (dtype, layout));
+    let laid_out = [DType::F16, DType::Bf16].into_iter().flat_map(of_type);
+    laid_out.flat_map(|(dtype, layout)| Mask::ALL.map(|mask| problem((mask, dtype, layout)))).collect()
+}

@@ -24,6 +24,24 @@ impl Drop for Scratch {
     }
 }
 
+impl Assembled {
+    /// The machine code, as it lies in the cubin: an ELF file, of whose sections one is executable.
+    #[allow(dead_code, reason = "not every test compares machine code")]
+    pub fn code(&self) -> Vec<u8> {
+        let file = std::fs::read(&self.cubin.0).unwrap();
+        let number = |at: usize, bytes: usize| {
+            file[at..at + bytes].iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte))
+        };
+        // Fields of the header and of a section's: Elf64_Ehdr, Elf64_Shdr.
+        let (headers, size, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
+        let sections = (0..count).map(|section| headers + section * size);
+        let executable: Vec<usize> = sections.filter(|section| number(section + 8, 8) & 4 != 0).collect();
+        let [section] = executable[..] else { panic!("{} executable sections", executable.len()) };
+        let (start, bytes) = (number(section + 0x18, 8), number(section + 0x20, 8));
+        file[start..start + bytes].to_vec()
+    }
+}
+
 fn scratch(suffix: &str) -> Scratch {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -60,11 +78,31 @@ pub fn assemble(ptxas: &Path, kernel: &Kernel) -> Assembled {
     }
 }
 
-/// The machine code of a kernel.
+/// The machine code of a kernel, as text.
+#[allow(dead_code, reason = "not every test reads machine code")]
 pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     let output = Command::new(nvdisasm).arg("-c").arg(&kernel.cubin.0).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The instructions of many kernels' machine codes: the disassembler takes longer to start than to read all of them.
+#[allow(dead_code, reason = "not every test reads machine code")]
+pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
+    /// Bytes of an instruction.
+    const INSTRUCTION: usize = 16;
+    let file = scratch("bin");
+    std::fs::write(&file.0, codes.concat()).unwrap();
+    let output = Command::new(nvdisasm).args(["-ndf", "-b", "SM90a"]).arg(&file.0).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut instructions = text.lines().filter(|line| line.trim_start().starts_with("/*"));
+    let of = |code: &Vec<u8>| {
+        let own: Vec<_> = instructions.by_ref().take(code.len() / INSTRUCTION).map(str::to_owned).collect();
+        assert_eq!(own.len() * INSTRUCTION, code.len(), "an instruction is a line");
+        own
+    };
+    codes.iter().map(of).collect()
 }
 
 /// The number that stands before `what`.

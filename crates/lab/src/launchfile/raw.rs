@@ -22,6 +22,7 @@ pub(super) struct RawProblem {
     pub seq_q: i64,
     pub seq_kv: Option<i64>,
     pub head_dim: i64,
+    pub head_dim_v: Option<i64>,
     pub dtype: String,
     pub mask: Option<String>,
     pub scale: Option<f64>,

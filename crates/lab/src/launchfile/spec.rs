@@ -318,7 +318,9 @@ fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
     let heads_q = size("heads_q", raw.heads_q, 1)?;
     let seq_q = size("seq_q", raw.seq_q, 1)?;
     let batch = size("batch", raw.batch.unwrap_or(1), 1)?;
-    let mut problem = Problem::new(batch, heads_q, seq_q, size("head_dim", raw.head_dim, 1)?, dtype);
+    let head_dim = size("head_dim", raw.head_dim, 1)?;
+    let mut problem = Problem::new(batch, heads_q, seq_q, head_dim, dtype);
+    problem.head_dim_v = raw.head_dim_v.map_or(Ok(head_dim), |d| size("head_dim_v", d, 1))?;
     problem.heads_kv = raw.heads_kv.map_or(Ok(heads_q), |h| size("heads_kv", h, 1))?;
     problem.seq_kv = raw.seq_kv.map_or(Ok(seq_q), |s| size("seq_kv", s, 0))?;
     problem.mask = raw.mask.as_deref().map_or(Ok(Mask::None), str::parse)?;

@@ -92,6 +92,12 @@ fn refusal(from: &str, to: &str) -> String {
 fn refusals_name_key_value_and_what_is_accepted() {
     let cases = [
         ("seq_q = 5", "seq_q = 0", "problem.seq_q = 0 is not possible; accepted: 1 or more"),
+        (
+            "head_dim = 16",
+            "head_dim = 16\nhead_dim_v = 0",
+            "problem.head_dim_v = 0 is not possible; accepted: 1 or more",
+        ),
+        ("head_dim = 16", "head_dim = 16\nhead_dim_v = \"16\"", "head_dim_v = \"16\""),
         ("heads_kv = 2", "heads_kv = 3", "heads_q = 8 is not a multiple of heads_kv = 3"),
         ("\"bf16\"", "\"fp8\"", "dtype = \"fp8\" is unknown; accepted: f16, bf16, f32"),
         ("\"causal\"", "\"casual\"", "mask = \"casual\" is unknown; accepted: none, causal, causal-top-left"),
@@ -120,6 +126,17 @@ fn refusals_name_key_value_and_what_is_accepted() {
         assert!(error.contains(expected), "{to}: {error}");
     }
     assert!(matches!("[launch".parse::<LaunchSpec>(), Err(LaunchError::Syntax(_))));
+}
+
+/// Values may be narrower or wider than keys: V and O are, Q and K are not.
+#[test]
+fn values_have_an_extent_of_their_own() {
+    let problem = |file: &str| file.parse::<LaunchSpec>().unwrap().problem.unwrap();
+    assert_eq!(problem(FILE).head_dim_v, 16);
+    let wider = problem(&FILE.replacen("head_dim = 16", "head_dim = 16\nhead_dim_v = 24", 1));
+    assert_eq!((wider.head_dim, wider.head_dim_v), (16, 24));
+    assert_eq!([wider.q.row, wider.k.row, wider.v.row, wider.out.row], [16 * 8, 16, 24, 24]);
+    assert_eq!(wider.softmax_scale(), 0.25, "the keys' extent decides");
 }
 
 #[test]

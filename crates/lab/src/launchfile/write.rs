@@ -10,15 +10,11 @@ use super::{Bound, Role};
 
 impl Bound {
     /// The launch file that binds the kernel's text to the same launch; `None` where launch files cannot say it: a counter, codes,
-    /// launches that overlap, values of another extent than keys.
+    /// launches that overlap.
     pub fn launch_file(&self) -> Option<String> {
         let (kernel, problem) = (&self.kernel, self.problem.as_ref()?);
         let launch = &kernel.launch;
-        // Launch files know one extent of heads.
-        if launch.overlapping
-            || problem.head_dim_v != problem.head_dim
-            || *problem != Shape::of(problem).problem()
-        {
+        if launch.overlapping || *problem != Shape::of(problem).problem() {
             return None;
         }
         let mut text = problem_table(problem);
@@ -79,11 +75,12 @@ impl Bound {
 }
 
 fn problem_table(problem: &Problem) -> String {
-    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, dtype, mask, .. } = Shape::of(problem);
+    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtype, mask } =
+        Shape::of(problem);
     let scale = problem.scale.map_or_else(String::new, |scale| format!("scale = {scale:?}\n"));
     format!(
         "[problem]\nbatch = {batch}\nheads_q = {heads_q}\nheads_kv = {heads_kv}\nseq_q = {seq_q}\nseq_kv = {seq_kv}\n\
-         head_dim = {head_dim}\ndtype = \"{dtype}\"\nmask = \"{mask}\"\n{scale}"
+         head_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = \"{dtype}\"\nmask = \"{mask}\"\n{scale}"
     )
 }
 
@@ -113,6 +110,11 @@ mod tests {
                     .with_layout(problem::Layout::Bhsd),
                 Arch::SM_80,
             ),
+            (
+                Problem { head_dim_v: 128, ..Problem::new(1, 2, 96, 192, DType::Bf16) }
+                    .with_layout(problem::Layout::Bhsd),
+                Arch::SM_90,
+            ),
         ] {
             for family in Family::ALL {
                 let Ok(plan) = family.default_for(&problem, &arch) else { continue };
@@ -137,6 +139,6 @@ mod tests {
                 written += 1;
             }
         }
-        assert!(written >= 4, "{written}");
+        assert!(written >= 6, "{written}");
     }
 }

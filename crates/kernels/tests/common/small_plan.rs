@@ -1,0 +1,31 @@
+//! The plan of the family for small grids that tests begin with.
+
+use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
+use tile::{Rescale, RowStore, Turns};
+
+/// One warpgroup with all keys, nothing early or late.
+pub fn plain() -> SmallPlan {
+    SmallPlan {
+        row_warpgroups: 1,
+        cluster: 1,
+        kv_warpgroups: 1,
+        block_n: 128,
+        stages: 1,
+        rescale: Rescale::Always,
+        guess: None,
+        turns: Turns::Free,
+        order: RowOrder::ByHead,
+        key_copies: 1,
+        qk_pieces: 1,
+        softmax_steps: 1,
+        pv_pieces: 1,
+        paths: 4,
+        requests: Requests::AtOnce,
+        scores: Scores::AllAtOnce,
+        merge: Merge::Shares,
+        store: RowStore::Pairs,
+        overlapping: false,
+        resident_ctas: 1,
+        lse: true,
+    }
+}

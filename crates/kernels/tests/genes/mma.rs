@@ -1,0 +1,43 @@
+//! Genes of the family for every GPU.
+
+use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use tile::{CopyMode, Order, Rescale};
+
+use crate::{Line, causal, full};
+
+/// Each gene as it does least.
+pub fn plain() -> MmaPlan {
+    MmaPlan {
+        block_m: 64,
+        block_n: 64,
+        warps: 4,
+        kv_warps: 1,
+        stages: 2,
+        order: Order::InTurn,
+        resident_ctas: None,
+        queries: QueryHome::Shared,
+        rescale: Rescale::Always,
+        copy: CopyMode::Async16,
+        grid: Grid::RowsFirst,
+        lse: true,
+    }
+}
+
+fn alone(_: &mut MmaPlan) {}
+
+pub const TABLE: &[Line<MmaPlan>] = &[
+    (full, alone, |p| p.block_m = 128),
+    (causal, alone, |p| p.block_n = 48),
+    (full, alone, |p| p.warps = 2),
+    (causal, alone, |p| p.kv_warps = 2),
+    (full, alone, |p| p.stages = 1),
+    (causal, alone, |p| p.stages = 3),
+    (causal, alone, |p| p.order = Order::ScoresAhead),
+    (full, alone, |p| p.resident_ctas = Some(2)),
+    (causal, alone, |p| p.queries = QueryHome::Registers),
+    (full, alone, |p| p.rescale = Rescale::Beyond(8)),
+    (causal, alone, |p| p.rescale = Rescale::Beyond(0)),
+    (causal, alone, |p| p.copy = CopyMode::Elements),
+    (causal, alone, |p| p.grid = Grid::HeadsFirst),
+    (full, alone, |p| p.lse = false),
+];

@@ -1,0 +1,90 @@
+//! Genes of the persistent family.
+
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
+use problem::{DType, Layout, Problem};
+use tile::{Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+
+use crate::{Line, causal, full};
+
+/// Heads in groups that are packed.
+fn grouped() -> Problem {
+    Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd)
+}
+
+/// Heads whose keys and values are more than a MiB together.
+fn many_heads() -> Problem {
+    Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd)
+}
+
+fn alone(_: &mut WgmmaPlan) {}
+
+fn two(p: &mut WgmmaPlan) {
+    p.consumers = 2;
+}
+
+fn own(p: &mut WgmmaPlan) {
+    p.ends = Ends::Own;
+}
+
+fn longest_first(p: &mut WgmmaPlan) {
+    p.order = TileOrder::LongestFirst;
+}
+
+fn guessing(p: &mut WgmmaPlan) {
+    p.softmax = optimistic(0, 1);
+}
+
+fn without_lse(p: &mut WgmmaPlan) {
+    p.lse = false;
+}
+
+const fn optimistic(slack: u8, limit: u8) -> Softmax {
+    Softmax::Optimistic { slack, limit }
+}
+
+pub const TABLE: &[Line<WgmmaPlan>] = &[
+    (causal, alone, |p| p.consumers = 2),
+    (full, alone, |p| p.consumers = 3),
+    (full, alone, |p| p.resident = 2),
+    (causal, alone, |p| p.resident = 3),
+    (full, alone, |p| p.resident = 4),
+    (causal, alone, |p| p.cluster = 2),
+    (grouped, alone, |p| p.packing = Packing::Packed),
+    (causal, alone, |p| p.block_n = 16),
+    (full, alone, |p| p.block_n = 48),
+    (causal, alone, |p| p.block_n = 144),
+    (full, alone, |p| p.block_n = 160),
+    (full, alone, |p| p.stages = 1),
+    (causal, alone, |p| p.stages = 3),
+    (full, alone, |p| p.stages = 4),
+    (full, alone, |p| p.stages = 8),
+    (causal, alone, |p| p.tiles = Tiles::Overlapped),
+    (causal, alone, |p| p.products = Order::InTurn),
+    (full, alone, |p| p.producer_registers = Some(40)),
+    (causal, alone, |p| p.queries_ahead = 1),
+    (full, alone, |p| p.queries_ahead = 2),
+    (causal, alone, |p| p.store = Store::Bulk),
+    (causal, two, |p| p.turns = Turns::PingPong),
+    (full, alone, |p| p.softmax = Softmax::Classic),
+    (causal, alone, |p| p.softmax = Softmax::Lazy { slack: 4 }),
+    (causal, alone, |p| p.softmax = optimistic(8, 15)),
+    (full, alone, |p| p.softmax = optimistic(8, 40)),
+    (full, alone, |p| p.softmax = optimistic(0, 1)),
+    (full, guessing, |p| p.exps_by_fma = 3),
+    (causal, guessing, |p| p.exps_by_fma = 8),
+    (causal, two, |p| p.probabilities = Probabilities::Shared),
+    (causal, alone, |p| p.chains.max = 1),
+    (full, alone, |p| p.chains.max = 4),
+    (full, alone, |p| p.chains.sum = 2),
+    (full, without_lse, |p| p.sums = Sums::Product),
+    (causal, two, |p| p.ends = Ends::Own),
+    (causal, own, |p| p.diagonal = Diagonal::Halved),
+    (causal, alone, |p| p.handout = Handout::Folded),
+    (causal, alone, |p| p.handout = Handout::Dynamic),
+    (causal, alone, |p| p.handout = Handout::Grid),
+    (full, alone, |p| p.tail = Tail::Shared),
+    (causal, alone, |p| p.order = TileOrder::LongestFirst),
+    (causal, alone, |p| p.order = TileOrder::Strided),
+    (many_heads, longest_first, |p| p.section_mib = 1),
+    (causal, alone, |p| p.lse = false),
+];
