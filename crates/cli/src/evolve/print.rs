@@ -108,7 +108,12 @@ fn promotion(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
         )?;
     }
     if refused.is_object() {
-        writeln!(out, "not promoted: candidate {} beat the baseline, but {}", refused["id"], text(&refused["why"]))?;
+        writeln!(
+            out,
+            "not promoted: candidate {} beat the baseline, but {}",
+            refused["id"],
+            text(&refused["why"])
+        )?;
     }
     Ok(())
 }

@@ -208,7 +208,9 @@ pub(super) fn promotion(evolution: &Evolution, case: usize) -> Promotion {
     let Some(first) = victors(population).first().copied() else { return Promotion::Nobody };
     let refused = |member: &Member, why: String| Promotion::Refused(member.id, why);
     match is_sound(population) {
-        None => return refused(first, "the control did not race: there was no time, or it failed".to_owned()),
+        None => {
+            return refused(first, "the control did not race: there was no time, or it failed".to_owned());
+        }
         Some(false) => return refused(first, Objection::Control.words()),
         Some(true) => {}
     }
@@ -220,7 +222,8 @@ pub(super) fn promotion(evolution: &Evolution, case: usize) -> Promotion {
         return refused(member, format!("it was not tried {race}: there was no time"));
     }
     if evolution.config.cases[case].shipped.is_some() {
-        let race = shipped(population).and_then(|shipped| shipped.race).filter(|race| race.incumbent == member.id);
+        let race =
+            shipped(population).and_then(|shipped| shipped.race).filter(|race| race.incumbent == member.id);
         if race.is_none_or(|race| race.verdict == SpeedVerdict::Faster) {
             return refused(member, Objection::Shipped(race).words());
         }
@@ -238,7 +241,9 @@ impl Objection {
             HeldOut::Open | HeldOut::NotComputed => "not run".to_owned(),
         };
         match self {
-            Objection::Control => "the control, the baseline against itself, did not come out even".to_owned(),
+            Objection::Control => {
+                "the control, the baseline against itself, did not come out even".to_owned()
+            }
             Objection::Second(fate) => format!("its second race against the baseline was {}", lost(fate)),
             Objection::HeldOut(shape, fate) => {
                 format!("its race on the held-out problem {} was {}", words(&shape), lost(fate))

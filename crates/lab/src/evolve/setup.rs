@@ -124,7 +124,8 @@ fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) 
     };
     let computes = |family: &Family, shape: &Shape| family.default_for(&shape.problem(), arch).is_ok();
     let names = |fit: &dyn Fn(&Family) -> bool| -> String {
-        let fit: Vec<&str> = Family::ALL.iter().filter(|family| fit(family)).map(|family| family.name()).collect();
+        let fit: Vec<&str> =
+            Family::ALL.iter().filter(|family| fit(family)).map(|family| family.name()).collect();
         if fit.is_empty() { "none here".to_owned() } else { fit.join(", ") }
     };
     for name in families {

@@ -359,9 +359,7 @@ fn all_agree_on_the_best() {
         let (report, ledger, problem) = (evolution.report(), page.open(), config.cases[0].problem);
         let best = &report["best"];
         let top = ledger.topk(&problem, "NVIDIA H200", 3).unwrap();
-        let told = |r: &Ranked| {
-            json!([r.candidate, r.us, r.against.map(|race| race.ratio)])
-        };
+        let told = |r: &Ranked| json!([r.candidate, r.us, r.against.map(|race| race.ratio)]);
         assert_eq!(told(&top[0]), json!([best["id"], best["us"], report["speedup"]]));
         assert_eq!(ledger.best_of_run(evolution.run(), &problem, 3).unwrap(), top);
         let drawn = ledger.best_of_arm(evolution.run(), &problem, Arm::Random).unwrap().unwrap();
@@ -370,13 +368,19 @@ fn all_agree_on_the_best() {
         let view = crate::report::evolution::RunView::of(&ledger, evolution.run()).unwrap();
         let shown = &view.problems[0];
         assert_eq!(shown.best.as_ref().map(told), Some(told(&top[0])));
-        assert_eq!(shown.speedup().map(|(ratio, range)| (json!(ratio), range.is_some())), Some((report["speedup"].clone(), true)));
+        assert_eq!(
+            shown.speedup().map(|(ratio, range)| (json!(ratio), range.is_some())),
+            Some((report["speedup"].clone(), true))
+        );
         assert_eq!((view.candidates, json!(view.candidates)), (60, report["candidates"]["total"].clone()));
         let decided = ledger.decisions(evolution.run()).unwrap();
         let advice = decided.last().unwrap().decision.candidate;
         assert_eq!(advice, Some(top[0].candidate));
         let deaths: i64 = view.deaths.iter().map(|death| death.count).sum();
-        assert_eq!(json!(deaths), json!(report["rejected"].as_object().unwrap().values().filter_map(Value::as_i64).sum::<i64>()));
+        assert_eq!(
+            json!(deaths),
+            json!(report["rejected"].as_object().unwrap().values().filter_map(Value::as_i64).sum::<i64>())
+        );
     }
 }
 
@@ -516,7 +520,10 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
     assert_eq!(ledger.events(run).unwrap().last().map(|(_, event)| *event), Some(RunEvent::Finished));
     assert_eq!(super::setup::which(&ledger, None).unwrap(), None);
     let why = &ledger.decisions(run).unwrap()[0].decision;
-    assert!(why.what == "failed" && why.why["why"].as_str().is_some_and(|why| why.contains("no room")), "{why:?}");
+    assert!(
+        why.what == "failed" && why.why["why"].as_str().is_some_and(|why| why.contains("no room")),
+        "{why:?}"
+    );
     assert!(!PathBuf::from(format!("{}.run-1.lock", page.0.display())).exists());
     // Named, it says the same again, and ends no second time.
     drop(evolution);

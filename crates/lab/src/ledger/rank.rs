@@ -163,7 +163,13 @@ impl Ledger {
         Ok(self.best_among(run, problem, &[arm], 1)?.pop())
     }
 
-    fn best_among(&self, run: RunId, problem: &Shape, arms: &[Arm], k: usize) -> Result<Vec<Ranked>, LedgerError> {
+    fn best_among(
+        &self,
+        run: RunId,
+        problem: &Shape,
+        arms: &[Arm],
+        k: usize,
+    ) -> Result<Vec<Ranked>, LedgerError> {
         let sql = format!(
             "{RANKED} WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.us IS NOT NULL AND s.arm IN {}
              AND {SOUND} ORDER BY s.grade DESC, s.us, s.candidate LIMIT ?",

@@ -493,7 +493,8 @@ fn who_raced_is_ranked_by_its_last_race() {
     let (_folder, path) = scratch();
     let ledger = Ledger::open(&path).unwrap();
     let (run, [seed, child, ..], _) = story(&ledger);
-    let [slow_hour, lucky, twice] = ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
+    let [slow_hour, lucky, twice] =
+        ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
     for (candidate, us, ratio) in [(slow_hour, 20.0, 1.3), (lucky, 1.0, 1.25), (twice, 9.0, 1.4)] {
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, 9.0, None))).unwrap();
         ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, us, race(seed, ratio)))).unwrap();
@@ -503,7 +504,9 @@ fn who_raced_is_ranked_by_its_last_race() {
     };
     assert_eq!(order(), [twice, slow_hour, lucky, child]);
     let second = |candidate, ratio| {
-        ledger.tell(&outcome(candidate, Stage::HeldOut, timed(Trial::HeldOut, 9.0, race(seed, ratio)))).unwrap();
+        ledger
+            .tell(&outcome(candidate, Stage::HeldOut, timed(Trial::HeldOut, 9.0, race(seed, ratio))))
+            .unwrap();
     };
     second(twice, 0.95);
     assert_eq!(order(), [slow_hour, lucky, child, twice]);
@@ -512,8 +515,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     let top = ledger.topk(&shape(128), "L4", 1).unwrap();
     assert_eq!((top[0].candidate, top[0].us, top[0].against.unwrap().ratio), (lucky, 10.0 / 1.1, 1.1));
     // A race elsewhere is none of these, and what goes wrong there is no fault here.
-    let elsewhere =
-        |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
+    let elsewhere = |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
     let Finding::Timed { proof, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
         unreachable!()
     };

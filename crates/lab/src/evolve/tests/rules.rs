@@ -86,7 +86,10 @@ fn who_wins_by_luck_is_not_promoted() {
     let why = report["refused"]["why"].as_str().unwrap();
     assert!(why.contains("second race") && why.contains("UNDECIDED at 1.000×"), "{why}");
     let decisions = page.open().decisions(evolution.run()).unwrap();
-    assert!(decisions.iter().any(|d| d.decision.what == "refused" && d.decision.why["why"] == why), "{decisions:?}");
+    assert!(
+        decisions.iter().any(|d| d.decision.what == "refused" && d.decision.why["why"] == why),
+        "{decisions:?}"
+    );
 }
 
 /// A winner's second race is the one that is reported.
@@ -193,7 +196,9 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
     assert!(promoted["race"]["ratio"].as_f64() < report["speedup"].as_f64());
     assert_eq!((&promoted["race"]["verdict"], &promoted["row"]["problem"]), (&json!("FASTER"), &json!(own)));
     assert_eq!(promoted["row"]["plan"], promoted["candidate"]["gpu"]);
-    let ends = |who: &Value| who["held_out"].as_array().unwrap().iter().map(|h| h["race"]["verdict"].clone()).collect::<Vec<_>>();
+    let ends = |who: &Value| {
+        who["held_out"].as_array().unwrap().iter().map(|h| h["race"]["verdict"].clone()).collect::<Vec<_>>()
+    };
     assert_eq!(ends(promoted), [json!("UNDECIDED"), json!("UNDECIDED")]);
     assert_eq!(ends(&report)[0], json!("SLOWER"));
 }
@@ -311,7 +316,9 @@ fn open_questions_are_of_the_budget() {
                         }
                         (_, still) => {
                             open = still;
-                            evolution.tell(&Evaluator::evaluate(&mut landscape, &under_way.remove(0))).unwrap();
+                            evolution
+                                .tell(&Evaluator::evaluate(&mut landscape, &under_way.remove(0)))
+                                .unwrap();
                         }
                     }
                 }
@@ -488,7 +495,11 @@ fn races_for_which_there_is_no_time_are_not_run() {
         for batch in 2..=count {
             // Of another size, so that the landscape spares the baseline of each.
             let case = config.cases[0].clone();
-            config.cases.push(Case { problem: Shape { batch, ..case.problem }, held_out: Vec::new(), ..case });
+            config.cases.push(Case {
+                problem: Shape { batch, ..case.problem },
+                held_out: Vec::new(),
+                ..case
+            });
         }
         (config.candidates, config.seconds, config.timing) = (None, Some(seconds), [0.15, 1.5]);
         let mut evolution = begin(&page, &config, Limits::ALONE);

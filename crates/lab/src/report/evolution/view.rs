@@ -313,7 +313,8 @@ impl ProblemView {
         // The same plan may come again in another arm.
         let found = ledger.best_of_run(run, shape, 4 * TOP)?;
         let mut seen = HashSet::new();
-        let top: Vec<Ranked> = found.into_iter().filter(|r| seen.insert(r.subject.hash())).take(TOP).collect();
+        let top: Vec<Ranked> =
+            found.into_iter().filter(|r| seen.insert(r.subject.hash())).take(TOP).collect();
         let best = top.first().cloned();
         Ok(ProblemView {
             problem: *shape,
