@@ -58,7 +58,7 @@ fn in_time(evolution: &Evolution, case: usize, races: usize) -> bool {
 /// The next race; `None` when all are over, or there is no time for another.
 pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveError> {
     for case in 0..evolution.searches.len() {
-        if let Some(task) = first_race(evolution, case) {
+        if let Some(task) = first_race(evolution, case, closing(evolution, case)) {
             return Ok(Some(task));
         }
         if !in_time(evolution, case, 1) {
@@ -70,18 +70,24 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
         if let Some(task) = against_shipped(evolution, case)? {
             return Ok(Some(task));
         }
+        // Nobody won so far: what was kept for who does is for those who have not raced.
+        if contender(evolution, case).is_none()
+            && let Some(task) = first_race(evolution, case, 0)
+        {
+            return Ok(Some(task));
+        }
     }
     Ok(None)
 }
 
-/// The next race of those who race at all. Beyond the first two, only what leaves time for the races of who won.
-fn first_race(evolution: &Evolution, case: usize) -> Option<Task> {
+/// The next race of those who race at all. Beyond the first two, only what leaves time for so many races of who won.
+fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     let population = &evolution.searches[case].population;
     let racers = racers(population, evolution.config.finalists);
     let open = |id: &CandidateId| !evolution.was_told(*id, Stage::Race, &population.problem);
     let (rank, id) = racers.into_iter().enumerate().find(|(_, id)| open(id))?;
-    let left = if rank < 2 { 0 } else { closing(evolution, case) };
-    if in_time(evolution, case, 1 + left) { evolution.task(case, id, Stage::Race) } else { None }
+    let kept = if rank < 2 { 0 } else { kept };
+    if in_time(evolution, case, 1 + kept) { evolution.task(case, id, Stage::Race) } else { None }
 }
 
 /// Who races against the baseline, in order: the fastest and the control, without which no race is worth anything; the best of each arm;

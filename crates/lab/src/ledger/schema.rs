@@ -537,6 +537,42 @@ mod tests {
         assert_eq!(row, (1, 2), "each step once");
     }
 
+    /// Who raced in an older ledger is ranked by its last race, too, and what befell it elsewhere is no fault here.
+    #[test]
+    fn an_older_ledger_is_ranked() {
+        let connection = Connection::open_in_memory().unwrap();
+        upgrade(&connection, &MIGRATIONS[..2]).unwrap();
+        let race = |trial: &str, problem: i64, us: f64, ratio: f64, verdict: &str| {
+            format!(
+                "INSERT INTO measurement (at, candidate, trial, kind, problem, samples, us, low_us, high_us, incumbent, ratio, ratio_low,
+                   ratio_high, noise, verdict) VALUES (0, 2, '{trial}', 'measured', {problem}, x'', {us}, 1.0, 9.0, 1, {ratio}, {ratio} / 1.25,
+                   {ratio} * 1.25, 1.0, '{verdict}');"
+            )
+        };
+        let story = [
+            "INSERT INTO problem VALUES (1, 'p'), (2, 'q'); INSERT INTO device VALUES (1, 'd'); INSERT INTO subject VALUES (1, 'h', 'b');
+             INSERT INTO run VALUES (1, 0, 1, '{}', '{}', NULL);
+             INSERT INTO candidate VALUES (1, 0, 1, 1, 1, 'baseline', 'a', '{}'), (2, 0, 1, 1, 1, 'evolution', 'b', '{}');
+             INSERT INTO measurement (at, candidate, trial, kind, problem, samples, us, low_us, high_us)
+               VALUES (0, 1, 'microbench', 'measured', 1, x'', 10.0, 9.0, 11.0), (0, 2, 'microbench', 'measured', 1, x'', 4.0, 3.0, 5.0);"
+                .to_owned(),
+            race("race", 1, 3.0, 2.0, "FASTER"),
+            race("held_out", 1, 3.0, 1.25, "FASTER"),
+            race("held_out", 2, 3.0, 0.5, "SLOWER"),
+            "INSERT INTO rejection (at, candidate, stage, reason, detail) VALUES (0, 2, 'held_out', 'wrong', '')".to_owned(),
+        ];
+        story.iter().for_each(|facts| connection.execute_batch(facts).unwrap());
+        migrate(&connection).unwrap();
+        let row: String = connection
+            .query_row(
+                "SELECT concat_ws(' ', grade, us, low_us, high_us, coalesce(rejected, 'sound')) FROM standing WHERE candidate = 2",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(row, "2 8.0 6.4 10.0 sound");
+    }
+
     #[test]
     fn facts_are_never_changed() {
         let connection = Connection::open_in_memory().unwrap();
