@@ -26,7 +26,8 @@
 //! ledger of a million candidates: `standing` (one row a candidate: how far it came, its rank and best-founded time), `tally` (counts per
 //! run, problem and arm), `operator_tally` (what operators earned), `death` (rejections counted), `cost` (seconds counted),
 //! `progress` (the candidates that were the best so far: a curve's corners), `niche` (elites), `pair` (forecast against measured). They hold nothing
-//! that the facts do not say; `flashcore ledger check` counts after.
+//! that the facts do not say; `flashcore ledger check` counts after. The view `race` is what races say of times: the incumbent's
+//! over the ratio.
 //!
 //! Times of writing (`at`) are milliseconds since 1970, UTC. Words are those of the records in `facts.rs`.
 
