@@ -150,7 +150,7 @@ fn a_run_that_is_killed_loses_nothing() {
         "--problem",
         SMALL,
         "--held-out",
-        SMALL,
+        "1,1,64,64,f16",
         "--candidates",
         "8",
         "--jobs",
@@ -229,6 +229,34 @@ fn an_interrupted_run_says_how_to_go_on() {
     assert_eq!(events.last().unwrap().1, RunEvent::Stopped);
 }
 
+/// Ctrl-C twice: it ends at once, in the midst of a task, and says how to go on all the same.
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_ended_at_once_says_how_to_go_on() {
+    let folder = Folder::new("at-once");
+    let problem = "4,16,4096,128,bf16,causal";
+    // What is under way may come to its end between the two.
+    for attempt in 0..5 {
+        let ledger = folder.file(&format!("{attempt}.ledger"));
+        let args =
+            ["--device", "h200", "--problem", problem, "--minutes", "5", "--jobs", "1", "--ledger", &ledger];
+        let child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().to_string();
+        std::thread::sleep(Duration::from_millis(1500));
+        for _ in 0..2 {
+            let _ = Command::new("kill").args(["-INT", &pid]).status().unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let output = child.wait_with_output().unwrap();
+        if output.status.code() == Some(130) {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("ended at once; `flashcore evolve --resume 1 --ledger"), "{said}");
+            return;
+        }
+    }
+    panic!("it stopped in time, each time");
+}
+
 #[test]
 fn bad_usage_is_told() {
     let folder = Folder::new("usage");
@@ -249,6 +277,9 @@ fn bad_usage_is_told() {
         (vec!["--resume"], "there is no ledger here"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
+        (vec!["--device", "h200", "--held-out", "1,1,64,67,f16"], "held_out = 1,1,64,67,f16"),
+        (vec!["--device", "l4", "--family", "wgmma"], "family = wgmma is not possible; accepted: mma"),
+        (vec!["--device", "cpu", "--family", "mma"], "family = mma is not possible"),
     ] {
         let found = run(&[&args[..], &["--ledger", &ledger]].concat());
         let said = String::from_utf8_lossy(&found.stderr).into_owned();

@@ -2,7 +2,7 @@
 //! reason, and the run goes on to its end.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kernels::select::Shape;
 use kernels::{Arch, Family};
@@ -12,7 +12,7 @@ use lab::evolve::proposer::Proposer;
 use lab::evolve::workers::{Crew, Program, Worker};
 use lab::evolve::{Ask, Candidate, Case, Config, Evolution, Stage, Target, config};
 use lab::gate::Verdict;
-use lab::ledger::{CandidateId, Dossier, Environment, Judge, Ledger};
+use lab::ledger::{CandidateId, Dossier, Environment, Judge, Ledger, RunEvent};
 use lab::store::Scratch;
 use problem::{DType, Problem};
 
@@ -56,6 +56,8 @@ deeds = [
 deeds[turn % len(deeds)][1]()
 "#;
 const DEEDS: usize = 15;
+/// By a clock that stands until the last of them is judged; then the time is up.
+const SECONDS: f64 = 1e6;
 
 struct Folder {
     scratch: Scratch,
@@ -107,8 +109,7 @@ fn evolution(ledger: &Folder, problem: &Problem) -> Evolution {
     };
     let (target, device) = (Target::Cuda { ordinal: 0 }, "emulator, sm_90");
     let mut config = Config::new(target, device, Some(ARCH), vec![case]);
-    config.candidates = Some(400);
-    config.random_share = 0.1;
+    (config.candidates, config.seconds, config.random_share) = (Some(400), Some(SECONDS), 0.1);
     config.early_stop = false;
     config.proposer = Some("proposer.py".to_owned());
     let ledger = Ledger::open(&ledger.path("ledger.sqlite")).unwrap();
@@ -126,9 +127,12 @@ fn a_run_survives_every_proposer() {
     let mut evolution = evolution(&folder, &problem);
     let run = evolution.run();
     let crew = Crew::start(vec![worker(), worker()], vec![worker()]);
-    let (began, mut left) = (Instant::now(), 120);
+    let mut now = 0.0;
     loop {
-        match evolution.ask(began.elapsed().as_secs_f64()).unwrap() {
+        if folder.turns() >= DEEDS && proposed(&evolution).iter().take(DEEDS).all(is_judged) {
+            now = SECONDS;
+        }
+        match evolution.ask(now).unwrap() {
             Ask::Task(task) => crew.submit(*task),
             Ask::Propose(question) => {
                 let answer = proposer.propose(&question.brief);
@@ -141,25 +145,11 @@ fn a_run_survives_every_proposer() {
             }
             Ask::Done => break,
         }
-        // When every deed was done, what came of the last ones is waited for, and that is enough.
-        if folder.turns() >= DEEDS {
-            left -= 1;
-            if left == 0 {
-                break;
-            }
-        }
     }
     assert!(folder.turns() >= DEEDS, "{} of {DEEDS} turns", folder.turns());
     let ledger = evolution.ledger();
-    let all = ledger.candidates(run, CandidateId(0), 10_000).unwrap().len();
-    println!("{all} candidates, {:.1} s", began.elapsed().as_secs_f64());
-    let proposed: Vec<Dossier> = ledger
-        .candidates(run, CandidateId(0), 10_000)
-        .unwrap()
-        .into_iter()
-        .filter(|known| known.new.operator == "proposer")
-        .map(|known| ledger.candidate(known.id).unwrap())
-        .collect();
+    assert_eq!(ledger.events(run).unwrap().last().map(|(_, event)| *event), Some(RunEvent::Finished));
+    let proposed = proposed(&evolution);
     assert!(proposed.len() >= DEEDS, "{} of {DEEDS} are in the ledger", proposed.len());
     for (dossier, (deed, stage, reason, said)) in proposed.iter().zip(EXPECTED) {
         let found = dossier.rejections.first().unwrap_or_else(|| panic!("{deed} lives: {dossier:?}"));
@@ -175,10 +165,27 @@ fn a_run_survives_every_proposer() {
         right.proofs.iter().any(|proof| proof.judge == Judge::Emulator && proof.verdict == Verdict::Proven),
         "{right:?}"
     );
+    // Everyone came to an end, and only what was on its way when the time was up ended of that.
+    let rejected =
+        evolution.report()["rejected"].as_object().unwrap().values().filter_map(|n| n.as_u64()).sum::<u64>();
+    assert_eq!(evolution.report()["candidates"]["total"], rejected);
     // And none of their children lives.
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     assert_eq!(lines.filter(|line| String::from_utf8_lossy(line).contains("61234.5")).count(), 0);
+}
+
+/// What came of the proposer's answers, in order.
+fn proposed(evolution: &Evolution) -> Vec<Dossier> {
+    let ledger = evolution.ledger();
+    let all = ledger.candidates(evolution.run(), CandidateId(0), 10_000).unwrap().into_iter();
+    all.filter(|known| known.new.operator == "proposer")
+        .map(|known| ledger.candidate(known.id).unwrap())
+        .collect()
+}
+
+fn is_judged(answer: &Dossier) -> bool {
+    !answer.rejections.is_empty() || !answer.proofs.is_empty()
 }
 
 /// What each deed comes to: where, why, and a word of the detail.

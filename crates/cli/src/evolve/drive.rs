@@ -56,7 +56,7 @@ impl Asked {
 
 /// Runs to the end, or until someone asks for it.
 pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evolution, Ended), CliError> {
-    let presses = interruptions();
+    let presses = interruptions(how_to_go_on(&evolution));
     let asked = Asked::new(evolution.config().proposer.as_ref());
     let bar = if args.json { ProgressBar::hidden() } else { bar(&evolution) };
     let began = Instant::now();
@@ -96,13 +96,20 @@ pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evo
     Ok((evolution, ended))
 }
 
-/// Counts Ctrl-C. The second ends at once: what the ledger has is whole.
-fn interruptions() -> Arc<AtomicU32> {
+/// The command that goes on with a run.
+pub fn how_to_go_on(evolution: &Evolution) -> String {
+    let ledger = evolution.ledger().path().display();
+    format!("`flashcore evolve --resume {} --ledger {ledger}` goes on", evolution.run().0)
+}
+
+/// Counts Ctrl-C. The second ends at once: what the ledger has is whole, and the run can go on.
+fn interruptions(how_to_go_on: String) -> Arc<AtomicU32> {
     let presses = Arc::new(AtomicU32::new(0));
     let counted = presses.clone();
     // Where no handler can be set, Ctrl-C ends the program at once, as the second does.
     let _ = ctrlc::set_handler(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 0 {
+            eprintln!("flashcore: ended at once; {how_to_go_on}");
             std::process::exit(INTERRUPTED);
         }
     });

@@ -22,7 +22,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
         None => setup::begin(args)?,
     };
     let (evolution, ended) = drive::drive(evolution, crew, args)?;
-    let report = evolution.report();
+    let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
         writeln!(out, "{report}").map_err(CliError::from)
@@ -34,11 +34,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
             keep(&evolution, report, args)?;
             promote(&evolution, args)?;
         }
-        Ended::Stopped => eprintln!(
-            "flashcore: stopped; `flashcore evolve --resume {} --ledger {}` goes on",
-            evolution.run().0,
-            args.ledger.path.display()
-        ),
+        Ended::Stopped => eprintln!("flashcore: stopped; {going_on}"),
     }
     Ok(Status::Proven)
 }
@@ -63,7 +59,7 @@ fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
     let Some(file) = &args.promote else { return Ok(()) };
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let run = format!("ledger-{}", evolution.run().0);
-    for winner in evolution.promoted(&environment, &run, &iso8601_now())? {
+    for winner in evolution.promoted(&environment, &run, &iso8601_now()) {
         match winner {
             Promoted::Row(row) => append_line(file, &json!(row).to_string())?,
             Promoted::NoRow { candidate, why } => eprintln!(

@@ -76,20 +76,46 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     if let Some(ratio) = case["shipped"]["race"]["ratio"].as_f64() {
         writeln!(
             out,
-            "what ships against the best found: {ratio:.3}× its speed, {}",
+            "what ships against candidate {}: {ratio:.3}× its speed, {}",
+            case["shipped"]["race"]["incumbent"],
             text(&case["shipped"]["race"]["verdict"])
         )?;
     }
-    if !case["promoted"].is_null() {
-        let no_row =
-            case["no_row"].as_str().map(|why| format!(" (no row of the table of tuned plans: {why})"));
-        writeln!(out, "promoted: candidate {}{}", case["promoted"], no_row.unwrap_or_default())?;
+    promotion(out, case)?;
+    let skipped: Vec<&str> = case["skipped"].as_array().into_iter().flatten().map(text).collect();
+    if !skipped.is_empty() {
+        writeln!(out, "no time was left for: {}", skipped.join("; "))?;
     }
     operators(out, case)?;
     let rejected = case["rejected"].as_object().into_iter().flatten();
     let rejected: Vec<String> = rejected.map(|(reason, count)| format!("{count} {reason}")).collect();
     writeln!(out, "rejected: {}", rejected.join(", "))?;
     decision(out, &case["decision"])
+}
+
+/// Who is promoted, or why the best who beat the baseline is not.
+fn promotion(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
+    let (promoted, refused) = (&case["promoted"], &case["refused"]);
+    if promoted.is_object() {
+        let no_row = promoted["no_row"].as_str();
+        let no_row = no_row.map(|why| format!(" (no row of the table of tuned plans: {why})"));
+        writeln!(
+            out,
+            "promoted: candidate {}, {}× the baseline's speed{}",
+            promoted["id"],
+            shown(&promoted["race"]["ratio"], 3),
+            no_row.unwrap_or_default()
+        )?;
+    }
+    if refused.is_object() {
+        writeln!(
+            out,
+            "not promoted: candidate {} beat the baseline, but {}",
+            refused["id"],
+            text(&refused["why"])
+        )?;
+    }
+    Ok(())
 }
 
 fn operators(out: &mut impl Write, case: &Value) -> Result<(), CliError> {

@@ -12,8 +12,8 @@
 use serde::Serialize;
 
 use super::engine::Evolution;
-use super::finals;
 use super::population::Population;
+use super::rank;
 use crate::bench::{Mode, Peaks};
 
 /// Times below which a curve says nothing.
@@ -112,12 +112,12 @@ pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
 
 /// Weighs what is known.
 fn weigh(population: &Population, floor_us: Option<f64>, peer_us: Option<f64>) -> Advice {
-    let best_us = finals::best(population).map(|m| m.expected_us());
+    let best_us = rank::best(population).and_then(|best| rank::us(population, best));
     let best_us = [best_us, population.baseline_us()].into_iter().flatten().min_by(f64::total_cmp);
     let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
     let gain = expected_gain(&population.curve).map(f64::exp);
     let expected = gain.map(|gain| possible.map_or(gain, |possible| gain.min(possible)));
-    let noise = finals::best(population).and_then(|m| m.race).map_or(1.0 + WORTH, |race| race.noise);
+    let noise = rank::best(population).and_then(rank::race).map_or(1.0 + WORTH, |race| race.noise);
     let worth = (1.0 + WORTH).max(noise);
     let mut rows = Vec::new();
     let mut row =

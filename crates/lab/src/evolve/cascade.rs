@@ -65,6 +65,11 @@ pub fn not_reached(place: Place) -> Rejection {
     reject(stage, "budget", detail.to_owned())
 }
 
+/// Among the fastest, but the budget ended before it raced.
+pub fn not_raced() -> Rejection {
+    reject(Stage::Race, "budget", "no time was left for its race".to_owned())
+}
+
 /// Why a judged candidate goes no further.
 pub fn judged(proof: &ProofFact, stage: Stage) -> Option<Rejection> {
     let reason = match (proof.verdict, stage) {

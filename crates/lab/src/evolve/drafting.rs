@@ -36,7 +36,8 @@ impl Evolution {
     /// Whether a case may have another candidate.
     fn budget_left(&self, case: usize) -> bool {
         let search = &self.searches[case];
-        let made = members_made(&search.population);
+        // A question that is open will be a candidate, whatever the answer.
+        let made = members_made(&search.population) + search.asked();
         let cases = self.searches.len();
         let share = |all: usize| all / cases + usize::from(case < all % cases);
         self.in_time() && self.config.candidates.is_none_or(|all| made < share(all)) && !search.flat

@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Limits};
 use super::faults::Faults;
+use super::finals::Promotion;
 use super::insight::Insights;
 use super::population::{Place, Population};
 use super::space::Space;
-use super::task::{Outcome, Stage, Task};
+use super::task::{Finding, Outcome, Stage, Task};
 use super::workers::is_of_device;
-use super::{advice, finals};
+use super::{advice, finals, rank};
 use crate::ledger::{
     CandidateId, Decision, Environment, Ledger, LedgerError, Rejection, Run, RunEvent, RunId,
 };
@@ -108,6 +109,8 @@ pub(super) struct Search {
     pub(super) exhausted: bool,
     /// The search ended before its budget.
     pub(super) flat: bool,
+    /// Seconds of the longest evaluation on the device that came to a time.
+    pub(super) longest: f64,
 }
 
 impl Search {
@@ -206,6 +209,7 @@ impl Evolution {
             questions: [0, 0],
             exhausted: false,
             flat: false,
+            longest: 0.0,
         });
         let searches = searches.collect();
         let mut insights = Insights::default();
@@ -254,7 +258,10 @@ impl Evolution {
     /// When the ledger cannot be written, or a baseline is no good.
     pub fn ask(&mut self, elapsed: f64) -> Result<Ask, EvolveError> {
         self.elapsed = elapsed;
-        self.check_baselines()?;
+        if let Some(error) = self.bad_baseline() {
+            self.fail(&error)?;
+            return Err(error);
+        }
         if self.finished {
             return Ok(Ask::Done);
         }
@@ -265,7 +272,7 @@ impl Evolution {
         if let Some(task) = self.ready() {
             return Ok(self.fly(task));
         }
-        if self.has_room() {
+        if self.has_room() && !self.is_over() {
             for case in self.turns() {
                 if let Some(ask) = self.create(case)? {
                     return Ok(ask);
@@ -344,8 +351,14 @@ impl Evolution {
     /// Takes in an answer, without writing: who died of it.
     fn learn(&mut self, outcome: &Outcome) -> Vec<(CandidateId, Rejection)> {
         self.account(outcome);
-        let owner = self.searches.iter_mut().find(|s| s.population.members.contains_key(&outcome.candidate));
-        owner.map(|search| search.population.learn(outcome, &mut self.insights)).unwrap_or_default()
+        let mut searches = self.searches.iter_mut();
+        let Some(search) = searches.find(|s| s.population.members.contains_key(&outcome.candidate)) else {
+            return Vec::new();
+        };
+        if is_of_device(outcome.stage) && matches!(outcome.finding, Finding::Timed { .. }) {
+            search.longest = search.longest.max(outcome.seconds);
+        }
+        search.population.learn(outcome, &mut self.insights)
     }
 
     /// It was told, and what it took is spent.
@@ -374,7 +387,12 @@ impl Evolution {
 
     /// Whether there is time for more than the races at the end.
     pub(super) fn in_time(&self) -> bool {
-        self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(&self.config))
+        self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(self))
+    }
+
+    /// Whether the time is up, for races, too.
+    fn is_over(&self) -> bool {
+        self.config.seconds.is_some_and(|seconds| self.elapsed >= seconds)
     }
 
     /// The next stage of a candidate that is on its way: the dearest stage first, so that the device has work.
@@ -387,14 +405,18 @@ impl Evolution {
             true => device < self.limits.device,
             false => host < self.limits.host,
         };
-        // What is not proven when the time is up comes to nothing any more.
+        if self.is_over() {
+            return None;
+        }
+        // When only the time of the races is left nothing is screened or proven any more, nor timed, but where there would be no one to race.
         let in_time = self.in_time();
         let mut ready: Vec<(Stage, bool, f64, CandidateId, usize)> = Vec::new();
         for (case, search) in self.searches.iter().enumerate() {
+            let has_time = search.population.members.values().any(|m| m.counts() && m.is_timed());
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
                 let flies = self.flying.contains(&(member.id, stage, search.population.problem));
-                let is_late = !in_time && member.counts() && !is_of_device(stage);
+                let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
                 if !flies && !is_late && room(stage) {
                     ready.push((stage, member.counts(), member.expected_us(), member.id, case));
                 }
@@ -406,32 +428,56 @@ impl Evolution {
     }
 
     /// A baseline that died leaves nothing to compare with.
-    fn check_baselines(&self) -> Result<(), EvolveError> {
-        for search in &self.searches {
+    fn bad_baseline(&self) -> Option<EvolveError> {
+        self.searches.iter().find_map(|search| {
             let population = &search.population;
-            let baseline = population.baseline.and_then(|id| population.members.get(&id));
-            if let Some(rejection) = baseline.and_then(|member| member.rejection.as_ref()) {
-                let (reason, detail) = (rejection.reason.clone(), rejection.detail.clone());
-                return Err(EvolveError::Baseline { problem: words(&population.problem), reason, detail });
-            }
+            let baseline = population.members.get(&population.baseline?)?;
+            let Rejection { reason, detail, .. } = baseline.rejection.clone()?;
+            Some(EvolveError::Baseline { problem: words(&population.problem), reason, detail })
+        })
+    }
+
+    /// The end of a run that cannot have a better one: whoever goes on with the latest run is not led to it.
+    fn fail(&mut self, error: &EvolveError) -> Result<(), EvolveError> {
+        if self.finished {
+            return Ok(());
         }
-        Ok(())
+        let why = json!({ "why": error.to_string() });
+        self.end(&[], &[Decision { what: "failed".to_owned(), candidate: None, why }])
     }
 
     /// The end: what was decided, and why those died that nobody raced.
     fn finish(&mut self) -> Result<(), EvolveError> {
-        let mut decisions = Vec::new();
-        let mut rejections = Vec::new();
+        let (mut decisions, mut rejections) = (Vec::new(), Vec::new());
         for case in 0..self.searches.len() {
-            if let Some(winner) = finals::winner(self, case) {
-                let why = finals::evidence(self, case, winner);
-                decisions.push(Decision { what: "promoted".to_owned(), candidate: Some(winner), why });
-            }
+            decisions.extend(self.decision(case));
             let advice = advice::of(self, case);
-            let candidate = self.searches[case].population.best;
+            let candidate = rank::best(&self.searches[case].population).map(|best| best.id);
             decisions.push(Decision { what: advice.what.name().to_owned(), candidate, why: json!(advice) });
-            rejections.extend(finals::unraced(&self.searches[case].population));
+            rejections.extend(finals::ends(self, case));
         }
+        self.end(&rejections, &decisions)
+    }
+
+    /// Whether a candidate is promoted, with the figures behind that.
+    fn decision(&self, case: usize) -> Option<Decision> {
+        let (what, id, refusal) = match finals::promotion(self, case) {
+            Promotion::Nobody => return None,
+            Promotion::Granted(id) => ("promoted", id, None),
+            Promotion::Refused(id, why) => ("refused", id, Some(why)),
+        };
+        let mut why = finals::evidence(self, case, self.searches[case].population.members.get(&id)?);
+        if let Some(refusal) = refusal {
+            why["why"] = json!(refusal);
+        }
+        Some(Decision { what: what.to_owned(), candidate: Some(id), why })
+    }
+
+    fn end(
+        &mut self,
+        rejections: &[(CandidateId, Rejection)],
+        decisions: &[Decision],
+    ) -> Result<(), EvolveError> {
         self.ledger.together(|ledger| {
             rejections.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
             decisions.iter().try_for_each(|decision| ledger.decided(self.run, decision))?;
@@ -440,6 +486,11 @@ impl Evolution {
         self.ledger.release(self.run)?;
         self.finished = true;
         Ok(())
+    }
+
+    /// Whether the run came to its end.
+    pub(super) const fn is_finished(&self) -> bool {
+        self.finished
     }
 }
 

@@ -1,39 +1,68 @@
-//! The end of a run: the fastest few, the best blind draw and the control race against the baseline, and who won is tried on
-//! problems that the search never saw.
+//! The end of a run: the fastest few, the best of each arm and the control race against the baseline; who won is raced once more, then on
+//! problems that the search never saw, and against what ships. Where there are seconds, no race is begun that they do not suffice for.
 
 use kernels::select::Shape;
 use serde_json::{Value, json};
 
 use super::cascade;
-use super::config::Config;
-use super::engine::{Evolution, EvolveError};
+use super::engine::{Evolution, EvolveError, words};
 use super::population::{Member, Place, Population, key};
+use super::rank;
 use super::space::Domain;
 use super::task::{Stage, Task};
 use crate::bench::SpeedVerdict;
 use crate::ledger::{Against, Arm, CandidateId, Rejection};
 
 /// Of a budget of seconds, the most that is kept for the end.
-const MOST: f64 = 0.3;
+const MOST: f64 = 0.5;
 /// A race's seconds with what is around it: uploads, proofs on the device, compilation.
 const AROUND: f64 = 1.5;
 
 /// Seconds that are kept for the end.
-pub fn reserve(config: &Config) -> f64 {
-    // The fastest with those beside them, the best of both arms, the control, the winner once more, and what ships.
-    let races = |held_out: usize| most_finalists(config.finalists) + 5 + held_out;
-    let count: usize = config.cases.iter().map(|case| races(case.held_out.len())).sum();
-    let wanted = count as f64 * config.timing[1] * AROUND;
-    wanted.min(MOST * config.seconds.unwrap_or(f64::INFINITY))
+pub fn reserve(evolution: &Evolution) -> f64 {
+    (0..evolution.searches.len()).map(|case| share(evolution, case)).sum()
 }
 
-/// The next race; `None` when all are over.
+/// Seconds of a case's races, all of them.
+fn wanted(evolution: &Evolution, case: usize) -> f64 {
+    // The best of both arms, and the control.
+    let first = most_finalists(evolution.config.finalists) + 3;
+    (first + closing(evolution, case)) as f64 * cost(evolution, case)
+}
+
+/// Races of who won: once more, on the problems that are held out, and against what ships.
+fn closing(evolution: &Evolution, case: usize) -> usize {
+    let case = &evolution.config.cases[case];
+    1 + case.held_out.len() + usize::from(case.shipped.is_some())
+}
+
+/// Seconds of a race: as many as it is to take, or as the longest evaluation of the problem on the device took.
+fn cost(evolution: &Evolution, case: usize) -> f64 {
+    (evolution.config.timing[1] * AROUND).max(evolution.searches[case].longest)
+}
+
+/// Seconds of the end that are a case's own: all that it wants, or its part of what can be kept.
+fn share(evolution: &Evolution, case: usize) -> f64 {
+    let all: f64 = (0..evolution.searches.len()).map(|case| wanted(evolution, case)).sum();
+    let kept = MOST * evolution.config.seconds.unwrap_or(f64::INFINITY);
+    wanted(evolution, case) * (kept / all).min(1.0)
+}
+
+/// Whether so many races more of a case come to an end in time: before the others' part begins.
+fn in_time(evolution: &Evolution, case: usize, races: usize) -> bool {
+    let Some(seconds) = evolution.config.seconds else { return true };
+    let of_others: f64 = (case + 1..evolution.searches.len()).map(|other| share(evolution, other)).sum();
+    evolution.elapsed + races as f64 * cost(evolution, case) <= seconds - of_others
+}
+
+/// The next race; `None` when all are over, or there is no time for another.
 pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveError> {
     for case in 0..evolution.searches.len() {
-        let problem = evolution.searches[case].population.problem;
-        let racers = racers(&evolution.searches[case].population, evolution.config.finalists);
-        if let Some(id) = racers.into_iter().find(|id| !evolution.was_told(*id, Stage::Race, &problem)) {
-            return Ok(evolution.task(case, id, Stage::Race));
+        if let Some(task) = first_race(evolution, case, closing(evolution, case)) {
+            return Ok(Some(task));
+        }
+        if !in_time(evolution, case, 1) {
+            continue;
         }
         if let Some(task) = held_out(evolution, case)? {
             return Ok(Some(task));
@@ -41,18 +70,38 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
         if let Some(task) = against_shipped(evolution, case)? {
             return Ok(Some(task));
         }
+        // Nobody won so far: what was kept for who does is for those who have not raced.
+        if contender(evolution, case).is_none()
+            && let Some(task) = first_race(evolution, case, 0)
+        {
+            return Ok(Some(task));
+        }
     }
     Ok(None)
 }
 
-/// Who races against the baseline.
+/// The next race of those who race at all. Beyond the first two, only what leaves time for so many races of who won.
+fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
+    let population = &evolution.searches[case].population;
+    let racers = racers(population, evolution.config.finalists);
+    let open = |id: &CandidateId| !evolution.was_told(*id, Stage::Race, &population.problem);
+    let (rank, id) = racers.into_iter().enumerate().find(|(_, id)| open(id))?;
+    let kept = if rank < 2 { 0 } else { kept };
+    if in_time(evolution, case, 1 + kept) { evolution.task(case, id, Stage::Race) } else { None }
+}
+
+/// Who races against the baseline, in order: the fastest and the control, without which no race is worth anything; the best of each arm;
+/// the others.
 fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
-    let mut racers = fastest(population, finalists);
+    let fastest = fastest(population, finalists);
+    let control = population.control.filter(|id| population.members.get(id).is_some_and(Member::is_timed));
     let equal = population.equal_budget();
     let beside = [Arm::Random, Arm::Evolution].map(|arm| population.best_of(arm, equal).map(|m| m.id));
-    let control = population.control.filter(|id| population.members.get(id).is_some_and(Member::is_timed));
-    for id in beside.into_iter().flatten().chain(control) {
-        if !racers.contains(&id) && Some(id) != population.baseline {
+    let beside = beside.into_iter().flatten().filter(|id| Some(*id) != population.baseline);
+    let mut racers = Vec::new();
+    let (first, rest) = fastest.split_at(fastest.len().min(1));
+    for id in first.iter().copied().chain(control).chain(beside).chain(rest.iter().copied()) {
+        if !racers.contains(&id) {
             racers.push(id);
         }
     }
@@ -112,29 +161,144 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     }
 }
 
-fn fails(fate: HeldOut) -> bool {
-    match fate {
-        HeldOut::Raced(against) => against.verdict == SpeedVerdict::Slower,
-        HeldOut::Wrong => true,
-        HeldOut::Open | HeldOut::NotComputed => false,
+/// What speaks against promoting a victor, as far as it was tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Objection {
+    /// The baseline did not come out even with itself.
+    Control,
+    /// It did not win its second race.
+    Second(HeldOut),
+    /// It lost on a held-out problem, or was wrong there.
+    HeldOut(Shape, HeldOut),
+    /// What ships is faster, or could not race.
+    Shipped(Option<Against>),
+}
+
+/// How it stands with a promotion.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Promotion {
+    /// Nobody beat the baseline.
+    Nobody,
+    /// Who is promoted.
+    Granted(CandidateId),
+    /// The best who beat the baseline, and why it is not promoted.
+    Refused(CandidateId, String),
+}
+
+/// The objection that a victor's races on problems, its own and those held out, give; `None` where there is none so far.
+fn objection(evolution: &Evolution, case: usize, member: &Member) -> Option<Objection> {
+    match fate(evolution, member, &member.problem) {
+        HeldOut::Open => {}
+        HeldOut::Raced(against) if against.verdict == SpeedVerdict::Faster => {}
+        lost => return Some(Objection::Second(lost)),
+    }
+    let mut held = evolution.config.cases[case].held_out.iter().map(|(shape, _)| shape);
+    held.find_map(|shape| match fate(evolution, member, shape) {
+        HeldOut::Raced(against) if against.verdict != SpeedVerdict::Slower => None,
+        HeldOut::Open | HeldOut::NotComputed => None,
+        lost => Some(Objection::HeldOut(*shape, lost)),
+    })
+}
+
+/// The first victor that nothing speaks against so far: the fastest of several races is the luckiest of them, and only a race that luck did
+/// not choose says how fast it is. Where the baseline does not come out even with itself there is none.
+fn contender(evolution: &Evolution, case: usize) -> Option<&Member> {
+    let population = &evolution.searches[case].population;
+    is_sound(population).filter(|sound| *sound)?;
+    victors(population).into_iter().find(|m| objection(evolution, case, m).is_none())
+}
+
+/// Who is promoted: whom nothing speaks against once all its races are run, the last of them against what ships.
+pub(super) fn promotion(evolution: &Evolution, case: usize) -> Promotion {
+    let population = &evolution.searches[case].population;
+    let Some(first) = victors(population).first().copied() else { return Promotion::Nobody };
+    let refused = |member: &Member, why: String| Promotion::Refused(member.id, why);
+    match is_sound(population) {
+        None => {
+            return refused(first, "the control did not race: there was no time, or it failed".to_owned());
+        }
+        Some(false) => return refused(first, Objection::Control.words()),
+        Some(true) => {}
+    }
+    let Some(member) = contender(evolution, case) else {
+        let why = objection(evolution, case, first).map_or(String::new(), Objection::words);
+        return refused(first, why);
+    };
+    if let Some(race) = open_races(evolution, case, member).first() {
+        return refused(member, format!("it was not tried {race}: there was no time"));
+    }
+    if evolution.config.cases[case].shipped.is_some() {
+        let race =
+            shipped(population).and_then(|shipped| shipped.race).filter(|race| race.incumbent == member.id);
+        if race.is_none_or(|race| race.verdict == SpeedVerdict::Faster) {
+            return refused(member, Objection::Shipped(race).words());
+        }
+    }
+    Promotion::Granted(member.id)
+}
+
+impl Objection {
+    fn words(self) -> String {
+        let lost = |fate: HeldOut| match fate {
+            HeldOut::Raced(Against { ratio, low, high, verdict, .. }) => {
+                format!("{} at {ratio:.3}× ({low:.3} to {high:.3})", verdict.name())
+            }
+            HeldOut::Wrong => "a failure".to_owned(),
+            HeldOut::Open | HeldOut::NotComputed => "not run".to_owned(),
+        };
+        match self {
+            Objection::Control => {
+                "the control, the baseline against itself, did not come out even".to_owned()
+            }
+            Objection::Second(fate) => format!("its second race against the baseline was {}", lost(fate)),
+            Objection::HeldOut(shape, fate) => {
+                format!("its race on the held-out problem {} was {}", words(&shape), lost(fate))
+            }
+            Objection::Shipped(Some(Against { ratio, low, high, .. })) => {
+                format!("what ships is {ratio:.3}× as fast ({low:.3} to {high:.3})")
+            }
+            Objection::Shipped(None) => "what ships could not be raced against it".to_owned(),
+        }
     }
 }
 
-/// The first victor that loses on no held-out problem and wins its second race, too: the fastest of several races is the luckiest of
-/// them, and only a race that luck did not choose says how fast it is. Where the baseline does not come out even with itself nobody wins.
-pub(super) fn winner(evolution: &Evolution, case: usize) -> Option<CandidateId> {
-    let population = &evolution.searches[case].population;
-    if !is_sound(population)? {
-        return None;
+/// Races of a victor that were not run, in words.
+fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String> {
+    let mut open = Vec::new();
+    if fate(evolution, member, &member.problem) == HeldOut::Open {
+        open.push("in a second race against the baseline".to_owned());
     }
-    let held = &evolution.config.cases[case].held_out;
-    let wins = |m: &&&Member| match fate(evolution, m, &population.problem) {
-        HeldOut::Open => true,
-        HeldOut::Raced(against) => against.verdict == SpeedVerdict::Faster,
-        HeldOut::Wrong | HeldOut::NotComputed => false,
-    };
-    let holds = |m: &&&Member| held.iter().all(|(shape, _)| !fails(fate(evolution, m, shape)));
-    victors(population).iter().filter(wins).find(holds).map(|m| m.id)
+    for (shape, _) in &evolution.config.cases[case].held_out {
+        if fate(evolution, member, shape) == HeldOut::Open {
+            open.push(format!("on the held-out problem {}", words(shape)));
+        }
+    }
+    let population = &evolution.searches[case].population;
+    let is_told = |m: &Member| evolution.was_told(m.id, Stage::Race, &population.problem);
+    if evolution.config.cases[case].shipped.is_some() && !shipped(population).is_some_and(is_told) {
+        open.push("against what ships".to_owned());
+    }
+    open
+}
+
+/// Races at the end for which there was no time, in words.
+pub(super) fn skipped(evolution: &Evolution, case: usize) -> Vec<String> {
+    let late = unraced_racers(evolution, case);
+    let mut skipped: Vec<String> =
+        late.into_iter().map(|id| format!("candidate {} against the baseline", id.0)).collect();
+    if let Some(member) = contender(evolution, case) {
+        let open = open_races(evolution, case, member);
+        skipped.extend(open.into_iter().map(|race| format!("candidate {} {race}", member.id.0)));
+    }
+    skipped
+}
+
+/// Those that were to race and did not come to it.
+fn unraced_racers(evolution: &Evolution, case: usize) -> Vec<CandidateId> {
+    let population = &evolution.searches[case].population;
+    let mut racers = racers(population, evolution.config.finalists);
+    racers.retain(|id| !evolution.was_told(*id, Stage::Race, &population.problem));
+    racers
 }
 
 /// Whether the baseline came out even with itself; `None` where it did not race.
@@ -145,7 +309,7 @@ pub(super) fn is_sound(population: &Population) -> Option<bool> {
 
 /// The victor's next race: once more against the baseline, then on other problems against what is chosen there.
 fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
-    let Some(id) = winner(evolution, case) else { return Ok(None) };
+    let Some(id) = contender(evolution, case).map(|m| m.id) else { return Ok(None) };
     let own = evolution.searches[case].population.problem;
     if !evolution.was_told(id, Stage::HeldOut, &own) {
         return Ok(evolution.task(case, id, Stage::HeldOut));
@@ -169,44 +333,41 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
     Ok(None)
 }
 
-/// What ships against the best, where the run began elsewhere.
+/// What ships against who would be promoted, or else against the best, where the run began elsewhere.
 fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
-    let Some(shipped) = evolution.config.cases[case].shipped.clone() else { return Ok(None) };
+    let Some(plan) = evolution.config.cases[case].shipped.clone() else { return Ok(None) };
     let population = &evolution.searches[case].population;
-    let Some(best) = best(population).map(|m| (m.id, m.candidate.clone())) else { return Ok(None) };
-    let known = population.members.values().find(|m| m.operator == SHIPPED).map(|m| m.id);
     let problem = population.problem;
-    let id = match known {
-        Some(id) => id,
-        None => evolution.add_reference(case, problem, shipped, SHIPPED)?,
-    };
-    if evolution.was_told(id, Stage::Race, &problem) {
+    let known = shipped(population).map(|m| m.id);
+    if known.is_some_and(|id| evolution.was_told(id, Stage::Race, &problem)) {
         return Ok(None);
     }
-    Ok(evolution.task(case, id, Stage::Race).map(|task| Task { incumbent: Some(best), ..task }))
+    let opponent = contender(evolution, case).or_else(|| rank::best(population));
+    let Some(opponent) = opponent.map(|m| (m.id, m.candidate.clone())) else { return Ok(None) };
+    let id = match known {
+        Some(id) => id,
+        None => evolution.add_reference(case, problem, plan, SHIPPED)?,
+    };
+    Ok(evolution.task(case, id, Stage::Race).map(|task| Task { incumbent: Some(opponent), ..task }))
+}
+
+/// What ships, where it came to a race.
+pub(super) fn shipped(population: &Population) -> Option<&Member> {
+    population.members.values().find(|m| m.operator == SHIPPED)
 }
 
 /// The operator of what ships, where the run began elsewhere.
-pub const SHIPPED: &str = "shipped";
+const SHIPPED: &str = "shipped";
 
-/// Who did best: by the races, and where nobody raced yet by the short timings.
-pub fn best(population: &Population) -> Option<&Member> {
-    let raced = population.members.values().filter(|m| m.counts() && m.is_timed() && m.race.is_some());
-    let ratio = |m: &Member| m.race.map_or(0.0, |race| race.ratio);
-    // Of equals the first.
-    raced.max_by(|a, b| ratio(a).total_cmp(&ratio(b)).then(b.id.cmp(&a.id))).or_else(|| {
-        let timed = population.members.values().filter(|m| m.counts() && m.is_timed());
-        timed.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
-    })
-}
-
-/// The figures behind a promotion.
-pub(super) fn evidence(evolution: &Evolution, case: usize, winner: CandidateId) -> Value {
-    let population = &evolution.searches[case].population;
-    let Some(member) = population.members.get(&winner) else { return Value::Null };
+/// The figures behind a promotion, or behind its refusal.
+pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Value {
     let held = evolution.config.cases[case].held_out.iter();
     let held: Vec<Value> = held.map(|(shape, _)| told(shape, fate(evolution, member, shape))).collect();
-    json!({ "race": member.confirmed(), "first_race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind, "held_out": held })
+    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
+    json!({
+        "race": rank::race(member), "first_race": member.race, "us": member.time.map(|time| time.us), "kind": member.kind,
+        "held_out": held, "shipped": shipped.filter(|race| race.incumbent == member.id),
+    })
 }
 
 /// A held-out problem's end in JSON.
@@ -220,11 +381,17 @@ pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
     json!({ "problem": shape, "end": end, "race": against })
 }
 
-/// Those that were timed and are not among the fastest, with that as their end, and those that the budget cut short.
-pub(super) fn unraced(population: &Population) -> Vec<(CandidateId, Rejection)> {
-    let best = best(population).map_or(f64::NAN, Member::expected_us);
-    let beaten = population.members.values().filter(|m| m.counts() && m.is_fit() && m.race.is_none());
-    let beaten = beaten.map(|m| (m.id, cascade::not_among_the_fastest(m.expected_us(), best)));
-    let late = population.members.values().filter(|m| m.counts() && (m.is_open() || m.place == Place::Held));
-    beaten.chain(late.map(|m| (m.id, cascade::not_reached(m.place)))).collect()
+/// The ends of those that came to none on their way: not among the fastest, or cut short by the budget.
+pub(super) fn ends(evolution: &Evolution, case: usize) -> Vec<(CandidateId, Rejection)> {
+    let population = &evolution.searches[case].population;
+    let late = unraced_racers(evolution, case);
+    let fastest = population.members.values().filter(|m| m.counts() && m.is_timed());
+    let fastest = fastest.map(Member::expected_us).fold(f64::INFINITY, f64::min);
+    let timed = population.members.values().filter(|m| m.counts() && m.is_fit() && m.race.is_none());
+    let timed = timed.map(|m| match late.contains(&m.id) {
+        true => (m.id, cascade::not_raced()),
+        false => (m.id, cascade::not_among_the_fastest(m.expected_us(), fastest)),
+    });
+    let cut = population.members.values().filter(|m| m.counts() && (m.is_open() || m.place == Place::Held));
+    timed.chain(cut.map(|m| (m.id, cascade::not_reached(m.place)))).collect()
 }

@@ -25,6 +25,7 @@ mod operators;
 mod population;
 mod proposal;
 pub mod proposer;
+mod rank;
 mod report;
 pub mod seeding;
 pub mod setup;

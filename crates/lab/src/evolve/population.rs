@@ -73,6 +73,8 @@ pub struct Member {
     pub kind: Option<TimeKind>,
     /// How its race against the baseline ended.
     pub race: Option<Against>,
+    /// The median of its last race against the baseline, µs.
+    pub race_us: Option<f64>,
     /// How races on other problems ended; `None` where there was none, because it does not compute them or was wrong there.
     pub held_out: BTreeMap<String, Option<Against>>,
     /// Why it died.
@@ -100,6 +102,7 @@ impl Member {
             time: None,
             kind: None,
             race: None,
+            race_us: None,
             held_out: BTreeMap::new(),
             rejection: None,
             same_as: None,
@@ -272,8 +275,12 @@ impl Population {
             return died;
         }
         match &outcome.finding {
-            Finding::Rejected(_) if outcome.stage == Stage::HeldOut => {
+            Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
                 self.note_held_out(id, &outcome.problem, None);
+                if let Some(member) = self.members.get_mut(&id) {
+                    // Its end, though its time counts: what it does on another problem is not what it does on its own.
+                    member.rejection.get_or_insert_with(|| rejection.clone());
+                }
             }
             // It is in the ledger with the outcome.
             Finding::Rejected(rejection) => {
@@ -299,9 +306,15 @@ impl Population {
                     (Stage::HeldOut, wrong) => {
                         let against = measurement.against.filter(|_| wrong.is_none());
                         self.note_held_out(id, &outcome.problem, against);
+                        if outcome.problem == self.problem && against.is_some() {
+                            self.note_race_us(id, measurement.us);
+                        }
                     }
                     (_, Some(rejection)) => died.push((id, rejection)),
-                    (Stage::Race, None) => died.extend(self.after_race(id, measurement.against)),
+                    (Stage::Race, None) => {
+                        self.note_race_us(id, measurement.us);
+                        died.extend(self.after_race(id, measurement.against));
+                    }
                     (_, None) => {
                         let time =
                             Time { low: measurement.low_us, us: measurement.us, high: measurement.high_us };
@@ -341,6 +354,12 @@ impl Population {
     fn note_held_out(&mut self, id: CandidateId, problem: &Shape, against: Option<Against>) {
         if let Some(member) = self.members.get_mut(&id) {
             member.held_out.insert(key(problem), against);
+        }
+    }
+
+    fn note_race_us(&mut self, id: CandidateId, us: f64) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.race_us = Some(us);
         }
     }
 

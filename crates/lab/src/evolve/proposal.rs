@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::candidate::{Candidate, Source};
 use super::engine::Evolution;
-use super::finals;
 use super::population::Member;
+use super::rank;
 use super::space::family;
 use crate::gate::bind;
 use crate::ledger::Arm;
@@ -24,7 +24,7 @@ pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     let population = &search.population;
     let config = &evolution.config;
     let baseline = population.baseline.and_then(|id| population.members.get(&id));
-    let incumbent = finals::best(population).or(baseline);
+    let incumbent = rank::best(population).or(baseline);
     let helped = incumbent.map(|m| evolution.insights.helped(family(&m.candidate))).unwrap_or_default();
     let insights: Vec<Value> = helped
         .into_iter()

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use super::advice;
 use super::candidate::Candidate;
 use super::engine::{Evolution, words};
-use super::finals;
+use super::finals::{self, Promotion};
 use super::population::{Member, Population};
+use super::rank;
 use super::seeding::SEED;
 use crate::bench::SpeedVerdict;
-use crate::ledger::{Against, Arm, CandidateId, Environment, LedgerError, Pair, Score, TimeKind};
+use crate::ledger::{Against, Arm, CandidateId, Environment, Pair, Score, TimeKind};
 
 /// How a run stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +70,7 @@ impl Evolution {
             || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
         let beside = |arm: Arm| {
             self.searches.iter().find_map(|s| {
-                let us = s.population.best_of(arm, usize::MAX)?.time?.us;
+                let us = rank::us(&s.population, rank::best_of(&s.population, arm)?)?;
                 Some((us, s.population.baseline_us()? / us))
             })
         };
@@ -103,33 +104,37 @@ impl Evolution {
 
     fn case_report(&self, case: usize) -> Value {
         let population = &self.searches[case].population;
-        let best = finals::best(population);
-        let winner = finals::winner(self, case);
-        // Of whoever won, the race that was run because it had won: the first is the luckiest of several.
-        let race = best.and_then(|m| m.confirmed().or(m.race));
+        let best = rank::best(population);
+        let race = best.and_then(rank::race);
+        let (promoted, refused) = match finals::promotion(self, case) {
+            Promotion::Granted(id) => (population.members.get(&id), None),
+            Promotion::Refused(id, why) => (None, Some(json!({ "id": id, "why": why }))),
+            Promotion::Nobody => (None, None),
+        };
         let baseline = population.baseline.and_then(|id| population.members.get(&id));
         let held = self.config.cases[case].held_out.iter().filter_map(|(shape, _)| {
             best.map(|member| finals::told(shape, finals::fate(self, member, shape)))
         });
-        let shipped = population.members.values().find(|m| m.operator == finals::SHIPPED);
+        let shipped = finals::shipped(population);
         json!({
             "problem": population.problem,
             "words": words(&population.problem),
             "device": self.config.device,
             "kind": best.or(baseline).and_then(|m| m.kind),
             "baseline": baseline.map(shown),
-            "best": best.map(|member| raced(population, member, race)),
+            "best": best.map(|member| placed(population, member)),
             "speedup": race.map(|race| race.ratio),
             "interval": race.map(|race| [race.low, race.high]),
             "verdict": race.map(|race| race.verdict),
-            "promoted": winner,
-            "no_row": winner.and_then(|id| tabled(&population.members.get(&id)?.candidate).err()),
+            "promoted": promoted.map(|member| self.promoted_as(case, member)),
+            "refused": refused.filter(|_| self.is_finished()),
             "held_out": held.collect::<Vec<_>>(),
             "shipped": shipped.map(|m| json!({ "candidate": m.candidate, "race": m.race })),
             "random_arm": random_arm(population),
             "control": control(population),
             "candidates": counts(population),
-            "rejected": rejected(population),
+            "rejected": self.rejected(case),
+            "skipped": if self.is_finished() { finals::skipped(self, case) } else { Vec::new() },
             "forecasts": forecasts(population),
             "operators": population.bandit.accounts(),
             "niches": niches(population),
@@ -137,47 +142,79 @@ impl Evolution {
         })
     }
 
-    /// The winners, as rows of the table of tuned plans where they can be.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    pub fn promoted(
+    /// Who is promoted: what it is, its races, and its row of the table of tuned plans, or why there is none.
+    fn promoted_as(&self, case: usize, member: &Member) -> Value {
+        let mut told = finals::evidence(self, case, member);
+        told["id"] = json!(member.id);
+        told["candidate"] = json!(member.candidate);
+        (told["row"], told["no_row"]) = match self.row(case, member, &Environment::default(), "", "") {
+            Ok(row) => {
+                let mut row = json!(row);
+                // Where it comes from is the run's own affair.
+                for key in ["driver", "commit", "run", "when"] {
+                    row.as_object_mut().map(|row| row.remove(key));
+                }
+                (row, Value::Null)
+            }
+            Err(why) => (Value::Null, json!(why)),
+        };
+        told
+    }
+
+    /// A winner's row of the table of tuned plans, or why there can be none of it.
+    fn row(
         &self,
+        case: usize,
+        winner: &Member,
         environment: &Environment,
         run: &str,
         when: &str,
-    ) -> Result<Vec<Promoted>, LedgerError> {
-        let winners = (0..self.searches.len()).filter_map(|case| Some((case, finals::winner(self, case)?)));
-        let mut all = Vec::new();
-        for (case, candidate) in winners {
-            // Its time in the ledger is its race's.
-            let Some(winner) = self.ledger.standing(candidate)? else { continue };
-            let (plan, arch) = match (tabled(&winner.subject), self.config.arch) {
-                (Ok(plan), Some(arch)) => (plan.clone(), arch),
-                (Ok(_), None) => continue,
-                (Err(why), _) => {
-                    all.push(Promoted::NoRow { candidate, why });
-                    continue;
-                }
-            };
-            all.push(Promoted::Row(Box::new(TunedRow {
-                device: self.config.device.clone(),
-                sm: arch.sm,
-                multiprocessors: arch.multiprocessors,
-                problem: self.searches[case].population.problem,
-                plan,
-                us: winner.us,
-                kind: match winner.kind {
-                    TimeKind::Measured => Kind::Measured,
-                    TimeKind::Predicted => Kind::Predicted,
-                },
-                driver: environment.driver.clone(),
-                commit: environment.commit.clone().unwrap_or_default(),
-                run: run.to_owned(),
-                when: when.to_owned(),
-            })));
+    ) -> Result<TunedRow, &'static str> {
+        let plan = tabled(&winner.candidate)?.clone();
+        let arch = self.config.arch.ok_or("the table is of GPU kernels' plans")?;
+        Ok(TunedRow {
+            device: self.config.device.clone(),
+            sm: arch.sm,
+            multiprocessors: arch.multiprocessors,
+            problem: self.searches[case].population.problem,
+            plan,
+            us: winner.race_us.ok_or("it has no race")?,
+            kind: match winner.kind {
+                Some(TimeKind::Measured) => Kind::Measured,
+                Some(TimeKind::Predicted) | None => Kind::Predicted,
+            },
+            driver: environment.driver.clone(),
+            commit: environment.commit.clone().unwrap_or_default(),
+            run: run.to_owned(),
+            when: when.to_owned(),
+        })
+    }
+
+    /// The winners, as rows of the table of tuned plans where they can be.
+    pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<Promoted> {
+        let winner = |case: usize| match finals::promotion(self, case) {
+            Promotion::Granted(id) => self.searches[case].population.members.get(&id),
+            Promotion::Refused(..) | Promotion::Nobody => None,
+        };
+        let winners = (0..self.searches.len()).filter_map(|case| Some((case, winner(case)?)));
+        let rows = winners.map(|(case, winner)| match self.row(case, winner, environment, run, when) {
+            Ok(row) => Promoted::Row(Box::new(row)),
+            Err(why) => Promoted::NoRow { candidate: winner.id, why },
+        });
+        rows.collect()
+    }
+
+    /// Why candidates went no further, each once, as the ledger counts them.
+    fn rejected(&self, case: usize) -> BTreeMap<String, usize> {
+        let members = self.searches[case].population.members.values().filter(|m| m.counts());
+        let died = members.filter_map(|m| m.rejection.clone());
+        // Of those that nothing befell the end is said when the run has come to its own.
+        let ends = if self.is_finished() { finals::ends(self, case) } else { Vec::new() };
+        let mut reasons = BTreeMap::new();
+        for rejection in died.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
+            *reasons.entry(rejection.reason).or_insert(0) += 1;
         }
-        Ok(all)
+        reasons
     }
 }
 
@@ -212,12 +249,10 @@ fn shown(member: &Member) -> Value {
     })
 }
 
-/// The same with the time that its race gives it, of the baseline's: the short timing of the best of many is the luckiest.
-fn raced(population: &Population, member: &Member, race: Option<Against>) -> Value {
+/// The same with the time by which it is ranked.
+fn placed(population: &Population, member: &Member) -> Value {
     let mut told = shown(member);
-    if let (Some(baseline), Some(race)) = (population.baseline_us(), race) {
-        told["us"] = json!(baseline / race.ratio);
-    }
+    told["us"] = json!(rank::us(population, member));
     told
 }
 
@@ -247,7 +282,7 @@ pub(super) fn random_arm(population: &Population) -> Value {
     let best_seed = seeds.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
     json!({
         "candidates": population.made(Arm::Random),
-        "best": population.best_of(Arm::Random, usize::MAX).map(|m| raced(population, m, m.confirmed().or(m.race))),
+        "best": rank::best_of(population, Arm::Random).map(|m| placed(population, m)),
         "race": race_of(population, random),
         "gain": gained,
         "at_equal_budget": { "candidates": equal, "evolution_us": us(ours), "random_us": us(random) },
@@ -294,14 +329,6 @@ fn counts(population: &Population) -> Value {
         "timed": count(&|m| m.time.is_some()),
         "raced": count(&|m| m.race.is_some()),
     })
-}
-
-fn rejected(population: &Population) -> BTreeMap<String, usize> {
-    let mut reasons = BTreeMap::new();
-    for rejection in population.members.values().filter(|m| m.counts()).filter_map(|m| m.rejection.as_ref()) {
-        *reasons.entry(rejection.reason.clone()).or_insert(0) += 1;
-    }
-    reasons
 }
 
 /// The forecaster, scored on what was measured after it had spoken; against its own predictions there is nothing to score.

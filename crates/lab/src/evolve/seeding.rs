@@ -28,15 +28,21 @@ pub struct Wishes {
     pub draws: usize,
 }
 
+/// What ships for a problem on a GPU.
+///
+/// # Errors
+/// When no family computes the problem.
+pub fn ships(shape: &Shape, device: &str, arch: &Arch) -> Result<Candidate, KernelError> {
+    let device = Device { name: device, arch: *arch };
+    choose(&shape.problem(), &device, TunedTable::builtin()).map(|choice| Candidate::Gpu(choice.plan))
+}
+
 /// A case for a GPU: what ships is to be beaten.
 ///
 /// # Errors
 /// When no family computes the problem.
 pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Result<Case, KernelError> {
-    let device = Device { name: device, arch: *arch };
-    let ships = |shape: &Shape| {
-        choose(&shape.problem(), &device, TunedTable::builtin()).map(|choice| Candidate::Gpu(choice.plan))
-    };
+    let ships = |shape: &Shape| ships(shape, device, arch);
     let shipped = ships(problem)?;
     let held = wishes.held_out.clone().unwrap_or_else(|| neighbours(problem));
     let held_out = held.into_iter().filter_map(|shape| Some((shape, ships(&shape).ok()?))).collect();

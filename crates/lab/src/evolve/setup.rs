@@ -3,11 +3,11 @@
 
 use emu::model::{Gpu, machine};
 use kernels::select::Shape;
-use kernels::{Arch, KernelError};
+use kernels::{Arch, Family, KernelError};
 
 use super::candidate::Candidate;
 use super::config::{Case, Config, Configuration};
-use super::engine::EvolveError;
+use super::engine::{EvolveError, words};
 use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
@@ -59,12 +59,22 @@ pub enum SetupError {
     /// The ledger's trouble.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    /// What is asked for cannot be.
+    #[error("{argument} = {value} is not possible; accepted: {accepted}")]
+    Argument {
+        /// What is named.
+        argument: &'static str,
+        /// As what.
+        value: String,
+        /// What would be accepted.
+        accepted: String,
+    },
 }
 
 /// The configuration of a new run on a device, with what the ledger knows of it from others. `past` is none where there is no ledger yet.
 ///
 /// # Errors
-/// When no kernel computes a problem, or the ledger cannot be read.
+/// When no kernel computes a problem, a family or a problem to hold out cannot be had, or the ledger cannot be read.
 pub fn config(
     past: Option<&Ledger>,
     target: Target,
@@ -73,6 +83,10 @@ pub fn config(
     wanted: Wanted,
 ) -> Result<Config, SetupError> {
     let problems = distinct(wanted.problems);
+    check_families(&wanted.families, &problems, arch.as_ref())?;
+    for shape in wanted.held_out.iter().flatten() {
+        check_held_out(shape, &problems, device, arch.as_ref())?;
+    }
     let share = wanted.candidates.map_or(DRAWS, |all| all / problems.len().max(1) / CANDIDATES_A_DRAW);
     let from_others = past.filter(|_| wanted.only.is_none());
     let wishes = Wishes {
@@ -97,6 +111,55 @@ pub fn config(
     config.wins =
         wins.into_iter().map(|win| (space::family(&win.subject).to_owned(), win.changes, win.gain)).collect();
     Ok(config)
+}
+
+/// Every family that is named computes one of the problems, and every problem is computed by one of them: else there is nothing to draw.
+fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) -> Result<(), SetupError> {
+    let refuse = |value: &str, accepted: String| {
+        Err(SetupError::Argument { argument: "family", value: value.to_owned(), accepted })
+    };
+    let Some(first) = families.first() else { return Ok(()) };
+    let Some(arch) = arch else {
+        return refuse(first, "none on a processor: its plans are of one family".to_owned());
+    };
+    let computes = |family: &Family, shape: &Shape| family.default_for(&shape.problem(), arch).is_ok();
+    let names = |fit: &dyn Fn(&Family) -> bool| -> String {
+        let fit: Vec<&str> =
+            Family::ALL.iter().filter(|family| fit(family)).map(|family| family.name()).collect();
+        if fit.is_empty() { "none here".to_owned() } else { fit.join(", ") }
+    };
+    for name in families {
+        let is_of_use = |family: &Family| problems.iter().any(|shape| computes(family, shape));
+        if !Family::named(name).is_some_and(|family| is_of_use(&family)) {
+            return refuse(name, names(&is_of_use));
+        }
+    }
+    let named = |family: &Family| families.iter().any(|name| name == family.name());
+    for shape in problems {
+        if !Family::ALL.iter().any(|family| named(family) && computes(family, shape)) {
+            let fit = names(&|family| computes(family, shape));
+            return refuse(&families.join(", "), format!("for {}: {fit}", words(shape)));
+        }
+    }
+    Ok(())
+}
+
+/// A problem to hold out is one that something ships for, and none that the run itself searches.
+fn check_held_out(
+    shape: &Shape,
+    problems: &[Shape],
+    device: &str,
+    arch: Option<&Arch>,
+) -> Result<(), SetupError> {
+    let refuse =
+        |accepted: String| Err(SetupError::Argument { argument: "held_out", value: words(shape), accepted });
+    if problems.contains(shape) {
+        return refuse("a problem that the run does not search itself".to_owned());
+    }
+    match arch.map(|arch| seeding::ships(shape, device, arch)) {
+        Some(Err(why)) => refuse(format!("a problem that a kernel ships for ({why})")),
+        Some(Ok(_)) | None => Ok(()),
+    }
 }
 
 /// Each once, in order.
@@ -182,6 +245,29 @@ mod tests {
         let by_number = Wanted { candidates: Some(40), ..wanted() };
         let config = super::config(None, Target::Cpu, "any", None, by_number).unwrap();
         assert_eq!((config.seconds, config.candidates), (None, Some(40)));
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused_before_the_run() {
+        let shape = |seq, dim| Shape::of(&Problem::new(1, 1, seq, dim, problem::DType::F16));
+        let on = |name: &str, wanted: Wanted| {
+            let (target, gpu) = model_named(name).unwrap();
+            let arch = if name == "l4" { Arch::SM_89 } else { Arch::SM_90 };
+            config(None, target, gpu.name, Some(arch), wanted).map_err(|error| error.to_string())
+        };
+        let odd = Wanted { held_out: Some(vec![shape(64, 67)]), ..wanted() };
+        let said = on("h200", odd).unwrap_err();
+        assert!(said.contains("held_out = 1,1,64,67,f16") && said.contains("accepted: a problem"), "{said}");
+        let searched = Wanted { held_out: Some(vec![Shape::of(&Problem::mission())]), ..wanted() };
+        assert!(on("h200", searched).unwrap_err().contains("does not search itself"));
+        let other = Wanted { held_out: Some(vec![shape(64, 64)]), ..wanted() };
+        assert_eq!(on("h200", other).unwrap().cases[0].held_out.len(), 1);
+        let family = |name: &str| Wanted { families: vec![name.to_owned()], ..wanted() };
+        let said = on("l4", family("wgmma")).unwrap_err();
+        assert_eq!(said, "family = wgmma is not possible; accepted: mma");
+        assert!(on("h200", family("wgmma")).is_ok() && on("l4", family("mma")).is_ok());
+        let said = config(None, Target::Cpu, "any", None, family("mma")).unwrap_err().to_string();
+        assert!(said.contains("family = mma") && said.contains("processor"), "{said}");
     }
 
     #[test]

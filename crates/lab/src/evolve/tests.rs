@@ -1,6 +1,6 @@
 //! The engine on landscapes that are known, without a clock and without chance beyond the seed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use kernels::select::Shape;
@@ -276,30 +276,34 @@ fn every_candidate_has_an_end_with_its_reason() {
     let mut landscape = Landscape { panics: 0.1, ..Landscape::new(9, &config) };
     drive(&mut evolution, &mut landscape, 5, usize::MAX);
     let report = evolution.report();
-    let rejected: u64 = report["rejected"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
     assert_eq!(report["candidates"]["total"], 120, "{report}");
-    assert!(rejected > 60, "{}", report["rejected"]);
-    for reason in ["predicted_slow", "ptxas", "crashed"] {
+    for reason in ["predicted_slow", "ptxas", "crashed", "slower"] {
         assert!(report["rejected"][reason].as_u64() > Some(0), "{reason}: {}", report["rejected"]);
     }
     let ledger = page.open();
     let known = ledger.resume(evolution.run()).unwrap();
+    let mut ends: BTreeMap<String, u64> = BTreeMap::new();
     for candidate in &known.candidates {
         let dossier = ledger.candidate(candidate.id).unwrap();
-        assert!(
-            !dossier.rejections.is_empty()
-                || dossier.measurements.iter().any(|m| m.trial == Trial::Race)
-                || candidate.new.arm == Arm::Baseline,
-            "{:?}",
-            dossier.known
-        );
         // A forecast before any time.
-        assert!(
-            dossier.measurements.is_empty()
-                || !dossier.forecasts.is_empty()
-                || candidate.new.arm == Arm::Baseline
-        );
+        let is_baseline = candidate.new.arm == Arm::Baseline;
+        assert!(dossier.measurements.is_empty() || !dossier.forecasts.is_empty() || is_baseline);
+        if !matches!(candidate.new.arm, Arm::Evolution | Arm::Random) {
+            continue;
+        }
+        // One end each; who raced and did not lose needs no other.
+        match &dossier.rejections[..] {
+            [] => assert!(dossier.measurements.iter().any(|m| m.trial == Trial::Race), "{:?}", dossier.known),
+            [one] => *ends.entry(one.reason.clone()).or_default() += 1,
+            several => panic!("{several:?}"),
+        }
     }
+    assert_eq!(report["rejected"], json!(ends));
+    let mut deaths: BTreeMap<String, i64> = BTreeMap::new();
+    for death in ledger.deaths(evolution.run()).unwrap().iter().filter(|d| d.arm != Arm::Baseline) {
+        *deaths.entry(death.reason.clone()).or_default() += death.candidates;
+    }
+    assert_eq!(report["rejected"], json!(deaths));
     let what: Vec<&str> = known.decisions.iter().map(|d| d.decision.what.as_str()).collect();
     assert!(what.contains(&"promoted") && (what.contains(&"continue") || what.contains(&"stop")), "{what:?}");
     assert_eq!(ledger.events(evolution.run()).unwrap().last().unwrap().1, RunEvent::Finished);
@@ -315,13 +319,20 @@ fn a_promoted_row_has_the_time_of_its_race() {
     let config = config(&Problem::mission(), 60, 9);
     let mut evolution = begin(&page, &config, Limits::ALONE);
     drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(9, &config) }, 0, usize::MAX);
-    let rows = evolution.promoted(&Environment::default(), "run", "now").unwrap();
+    let rows = evolution.promoted(&Environment::default(), "run", "now");
     let [Promoted::Row(row)] = &rows[..] else { panic!("{rows:?}") };
     let report = evolution.report();
-    assert_eq!(report["no_row"], Value::Null);
-    let winner = page.open().candidate(CandidateId(report["promoted"].as_i64().unwrap())).unwrap();
-    let of = |trial: Trial| winner.measurements.iter().find(|m| m.trial == trial).unwrap().us;
-    assert!(row.us == of(Trial::Race) && row.us != of(Trial::Microbench), "{row:?}");
+    let promoted = &report["promoted"];
+    assert_eq!((&promoted["no_row"], &promoted["row"]["us"]), (&Value::Null, &json!(row.us)));
+    assert_eq!((&promoted["row"]["plan"], &promoted["row"]["when"]), (&json!(row.plan), &Value::Null));
+    let winner = page.open().candidate(CandidateId(promoted["id"].as_i64().unwrap())).unwrap();
+    let of = |trial: Trial| {
+        let mut own = winner.measurements.iter().filter(|m| m.problem == config.cases[0].problem);
+        own.find(|m| m.trial == trial).unwrap().us
+    };
+    // The second race's: the first is the luckiest of several.
+    assert!(row.us == of(Trial::HeldOut) && row.us != of(Trial::Race), "{row:?}");
+    assert_ne!(row.us, of(Trial::Microbench));
     assert!(report["forecasts"]["bias"].as_f64() > Some(0.5), "{}", report["forecasts"]);
 }
 
@@ -335,6 +346,42 @@ fn a_run_is_driven_by_one_at_a_time() {
     assert!(second.to_string().contains(".run-1.lock"), "{second}");
     evolution.stop().unwrap();
     Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+}
+
+/// Who is best, and by how much, is the same to the run, to `topk` and to the page.
+#[test]
+fn all_agree_on_the_best() {
+    for seed in 1..=4 {
+        let page = Page::new(&format!("agree-{seed}"));
+        let config = config(&Problem::mission(), 60, seed);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        drive(&mut evolution, &mut Landscape { noise: 0.05, ..Landscape::new(seed, &config) }, 0, usize::MAX);
+        let (report, ledger, problem) = (evolution.report(), page.open(), config.cases[0].problem);
+        let best = &report["best"];
+        let top = ledger.topk(&problem, "NVIDIA H200", 3).unwrap();
+        let told = |r: &Ranked| json!([r.candidate, r.us, r.against.map(|race| race.ratio)]);
+        assert_eq!(told(&top[0]), json!([best["id"], best["us"], report["speedup"]]));
+        assert_eq!(ledger.best_of_run(evolution.run(), &problem, 3).unwrap(), top);
+        let drawn = ledger.best_of_arm(evolution.run(), &problem, Arm::Random).unwrap().unwrap();
+        let blind = &report["random_arm"]["best"];
+        assert_eq!(json!([drawn.candidate, drawn.us]), json!([blind["id"], blind["us"]]));
+        let view = crate::report::evolution::RunView::of(&ledger, evolution.run()).unwrap();
+        let shown = &view.problems[0];
+        assert_eq!(shown.best.as_ref().map(told), Some(told(&top[0])));
+        assert_eq!(
+            shown.speedup().map(|(ratio, range)| (json!(ratio), range.is_some())),
+            Some((report["speedup"].clone(), true))
+        );
+        assert_eq!((view.candidates, json!(view.candidates)), (60, report["candidates"]["total"].clone()));
+        let decided = ledger.decisions(evolution.run()).unwrap();
+        let advice = decided.last().unwrap().decision.candidate;
+        assert_eq!(advice, Some(top[0].candidate));
+        let deaths: i64 = view.deaths.iter().map(|death| death.count).sum();
+        assert_eq!(
+            json!(deaths),
+            json!(report["rejected"].as_object().unwrap().values().filter_map(Value::as_i64).sum::<i64>())
+        );
+    }
 }
 
 /// Everything of a report but the ledger's own path and numbers of runs.
@@ -468,6 +515,21 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
     evolution.tell(&outcome).unwrap();
     let error = evolution.ask(0.0).unwrap_err().to_string();
     assert!(error.contains("1,8,512,64,f16") && error.contains("no room"), "{error}");
+    // That is its end: nobody goes on with it who does not name it, and its lock is gone.
+    let (ledger, run) = (page.open(), evolution.run());
+    assert_eq!(ledger.events(run).unwrap().last().map(|(_, event)| *event), Some(RunEvent::Finished));
+    assert_eq!(super::setup::which(&ledger, None).unwrap(), None);
+    let why = &ledger.decisions(run).unwrap()[0].decision;
+    assert!(
+        why.what == "failed" && why.why["why"].as_str().is_some_and(|why| why.contains("no room")),
+        "{why:?}"
+    );
+    assert!(!PathBuf::from(format!("{}.run-1.lock", page.0.display())).exists());
+    // Named, it says the same again, and ends no second time.
+    drop(evolution);
+    let again = Evolution::resume(page.open(), run, Limits::ALONE).unwrap().ask(0.0).unwrap_err();
+    assert_eq!(again.to_string(), error);
+    assert_eq!(ledger.events(run).unwrap().len(), 1);
 }
 
 /// From a kernel without genes the findings of the diagnosis lead to a family, and there to something fast.
@@ -614,7 +676,7 @@ fn a_budget_of_seconds_leaves_room_for_the_races() {
             other => panic!("{other:?}"),
         }
     }
-    assert!((50.0..66.0).contains(&now), "{now}");
+    assert!((50.0..=60.0).contains(&now), "{now}");
     assert!(races >= 4, "{races}");
 }
 

@@ -230,7 +230,8 @@ pub struct Rejection {
     /// At which stage of the cascade.
     pub stage: Stage,
     /// In one word, to count: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`, `predicted_slow`, `budget`, `refuted`, `incomplete`,
-    /// `wrong`, `fault`, `hangs`, `crashed`, `slower`, …. A candidate of any other reason than `slower` is not ranked.
+    /// `wrong`, `fault`, `hangs`, `crashed`, `slower`, …. A candidate of any other reason than `slower`, or `budget` once it has a time,
+    /// is not ranked; what befell it on a held-out problem is no such reason.
     pub reason: String,
     /// In words.
     pub detail: String,
@@ -239,7 +240,7 @@ pub struct Rejection {
 /// What was decided, by what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// `promoted`, `continue`, `stop`, `use_a_library`.
+    /// `promoted`, `refused` (a promotion), `failed` (the run), `continue`, `stop`, `use_a_library`.
     pub what: String,
     /// Of which candidate.
     pub candidate: Option<CandidateId>,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::read::{MEASUREMENT, measurement, parse, rows, unword};
-use super::write::text;
+use super::write::{text, word};
 use super::{Against, Arm, CandidateId, Ledger, LedgerError, RunId, TimeKind, Trial};
 use crate::evolve::Candidate;
 
@@ -32,7 +32,7 @@ pub struct Ranked {
     pub kind: TimeKind,
     /// By which trial: a race counts for more than a microbench.
     pub trial: Trial,
-    /// Its time, µs.
+    /// Its time, µs: of one that raced its incumbent's over the ratio of its last race, so that times of several races can be compared.
     pub us: f64,
     /// Lower end of its interval.
     pub low_us: f64,
@@ -40,7 +40,7 @@ pub struct Ranked {
     pub high_us: f64,
     /// What the time model said before, µs.
     pub predicted_us: Option<f64>,
-    /// Its last race.
+    /// Its last race on its own problem: that counts, and its ratio is the speed-up.
     pub against: Option<Against>,
     /// Why it went no further, in a word.
     pub rejected: Option<String>,
@@ -80,16 +80,16 @@ const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm,
      s.predicted_us, s.rejected, s.promoted
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
-/// Whose time says something: nothing is wrong with the candidate, even if others are faster.
-const SOUND: &str = "(s.rejected IS NULL OR s.rejected = 'slower')";
+/// Whose time says something: nothing is wrong with the candidate, even if others are faster or there was no time to race it.
+const SOUND: &str = "(s.rejected IS NULL OR s.rejected IN ('slower', 'budget'))";
 
-/// Race medians count for more than short timings, whose best is the luckiest: the order in which they are ranked. Each has an index.
-const BY_TRIAL: [&str; 2] = ["s.trial = 'race'", "s.trial <> 'race'"];
+/// What is ranked: not what candidates are compared with.
+const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
 
 impl Ledger {
-    /// The best candidates for a problem on the devices of that name: measured ones first, then predicted ones; of these those that
-    /// raced, then those with a short timing; each by its time. A plan is there once, however often and wherever it was tried. Those
-    /// found wrong, and the controls, are left out.
+    /// The best candidates for a problem on the devices of that name: measured ones first, then predicted ones; of these those that won a
+    /// second race, then the others that raced, then those with a short timing; each by its time. A plan is there once, however often and
+    /// wherever it was tried. Those found wrong, and what candidates are compared with, are left out.
     ///
     /// # Errors
     /// When no device of the ledger has that name, or the ledger cannot be read.
@@ -100,35 +100,34 @@ impl Ledger {
         };
         let (mut best, mut seen) = (Vec::new(), HashSet::new());
         for kind in ["measured", "predicted"] {
-            for trial in BY_TRIAL {
-                let mut found = Vec::new();
-                for device in &devices {
-                    found.extend(self.fastest(problem, *device, kind, trial, k - best.len(), &seen)?);
-                }
-                found.sort_by(|a: &Fastest, b| a.us.total_cmp(&b.us));
-                for fastest in found {
-                    if best.len() < k && seen.insert(fastest.subject) {
-                        best.extend(self.standing(fastest.candidate)?);
-                    }
+            let mut found = Vec::new();
+            for device in &devices {
+                found.extend(self.fastest(problem, *device, kind, k - best.len(), &seen)?);
+            }
+            found.sort_by(|a: &Fastest, b| b.grade.cmp(&a.grade).then(a.us.total_cmp(&b.us)));
+            for fastest in found {
+                if best.len() < k && seen.insert(fastest.subject) {
+                    best.extend(self.standing(fastest.candidate)?);
                 }
             }
         }
         Ok(best)
     }
 
-    /// The fastest, each subject once and none that is `known`: walks an index by time, as far as need be.
+    /// The fastest, each subject once and none that is `known`: walks an index by rank, as far as need be.
     fn fastest(
         &self,
         problem: i64,
         device: i64,
         kind: &str,
-        trial: &str,
         k: usize,
         known: &HashSet<i64>,
     ) -> Result<Vec<Fastest>, LedgerError> {
         let sql = format!(
-            "SELECT s.us, s.candidate, s.subject FROM standing s WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL
-               AND {trial} AND s.arm <> 'control' AND {SOUND} ORDER BY s.us"
+            "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
+             WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL AND s.arm IN {} AND {SOUND}
+             ORDER BY s.grade DESC, s.us, s.candidate",
+            among(&CANDIDATES)
         );
         let mut statement = self.connection.prepare_cached(&sql).map_err(|e| self.error(e))?;
         let mut walk = statement.query((problem, device, kind)).map_err(|e| self.error(e))?;
@@ -136,8 +135,10 @@ impl Ledger {
         while fastest.len() < k
             && let Some(row) = walk.next().map_err(|e| self.error(e))?
         {
-            let read =
-                || Ok(Fastest { us: row.get(0)?, candidate: CandidateId(row.get(1)?), subject: row.get(2)? });
+            let read = || {
+                let candidate = CandidateId(row.get(2)?);
+                Ok(Fastest { grade: row.get(0)?, us: row.get(1)?, candidate, subject: row.get(3)? })
+            };
             let found = read().map_err(|e| self.error(e))?;
             if seen.insert(found.subject) {
                 fastest.push(found);
@@ -146,19 +147,35 @@ impl Ledger {
         Ok(fastest)
     }
 
-    /// The best candidates of a run on a problem: those that raced, then those with a short timing; each by its time.
+    /// The best candidates of a run on a problem, in the order of [`Ledger::topk`].
     ///
     /// # Errors
     /// When the ledger cannot be read.
     pub fn best_of_run(&self, run: RunId, problem: &Shape, k: usize) -> Result<Vec<Ranked>, LedgerError> {
-        let mut best = Vec::new();
-        // A run's few races by the index of races: `+` keeps the planner from the run's, which has every candidate.
-        for (trial, of_run) in BY_TRIAL.into_iter().zip(["+s.run", "s.run"]) {
-            let sql = format!(
-                "{RANKED} WHERE {of_run} = ? AND p.shape = ? AND s.us IS NOT NULL AND {trial} AND {SOUND} ORDER BY s.us LIMIT ?"
-            );
-            best.extend(self.rows(&sql, (run.0, text(problem), rows(k - best.len())), ranked)?);
-        }
+        self.best_among(run, problem, &CANDIDATES, k)
+    }
+
+    /// The best candidate of one arm of a run on a problem, likewise.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn best_of_arm(&self, run: RunId, problem: &Shape, arm: Arm) -> Result<Option<Ranked>, LedgerError> {
+        Ok(self.best_among(run, problem, &[arm], 1)?.pop())
+    }
+
+    fn best_among(
+        &self,
+        run: RunId,
+        problem: &Shape,
+        arms: &[Arm],
+        k: usize,
+    ) -> Result<Vec<Ranked>, LedgerError> {
+        let sql = format!(
+            "{RANKED} WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.us IS NOT NULL AND s.arm IN {}
+             AND {SOUND} ORDER BY s.grade DESC, s.us, s.candidate LIMIT ?",
+            among(arms)
+        );
+        let best = self.rows(&sql, (run.0, text(problem), rows(k)), ranked)?;
         best.into_iter().map(|r| self.with_race(r)).collect()
     }
 
@@ -172,7 +189,7 @@ impl Ledger {
     }
 
     fn with_race(&self, ranked: Ranked) -> Result<Ranked, LedgerError> {
-        let sql = format!("{MEASUREMENT} WHERE candidate = ? AND trial = 'race' ORDER BY id DESC LIMIT 1");
+        let sql = format!("{MEASUREMENT} WHERE id = (SELECT max(id) FROM race WHERE candidate = ?)");
         let race = self.row(&sql, [ranked.candidate.0], measurement)?;
         Ok(Ranked { against: race.and_then(|race| race.against), ..ranked })
     }
@@ -199,7 +216,7 @@ impl Ledger {
         let sql = format!(
             "SELECT s.problem, s.subject FROM measurement m JOIN standing s ON s.candidate = m.candidate
              WHERE m.verdict = 'FASTER' AND m.trial = 'race' AND s.device = (SELECT id FROM device WHERE name = ?)
-               AND s.arm IN ('evolution', 'random') AND {SOUND} ORDER BY s.promoted DESC, s.us"
+               AND s.arm IN ('evolution', 'random') AND {SOUND} ORDER BY s.promoted DESC, s.grade DESC, s.us"
         );
         let won: Vec<(i64, i64)> = self.rows(&sql, [device], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let mut seen = HashSet::new();
@@ -293,8 +310,15 @@ impl Ledger {
     }
 }
 
-/// A row of the index by time.
+/// Arms as a list of SQL's.
+fn among(arms: &[Arm]) -> String {
+    let words: Vec<String> = arms.iter().map(|arm| format!("'{}'", word(arm))).collect();
+    format!("({})", words.join(", "))
+}
+
+/// A row of the index by rank.
 struct Fastest {
+    grade: i64,
     us: f64,
     candidate: CandidateId,
     subject: i64,

@@ -24,7 +24,7 @@ pub struct RunLine {
     pub device: String,
     /// What happened to it last, and when.
     pub last: Option<(i64, RunEvent)>,
-    /// Candidates of all arms.
+    /// Candidates; what they are compared with does not count, here and below.
     pub candidates: i64,
     /// Those with a time.
     pub timed: i64,
@@ -103,7 +103,7 @@ impl Ledger {
              (SELECT event FROM run_event e WHERE e.run = r.id ORDER BY id DESC LIMIT 1),
              coalesce(sum(t.candidates), 0), coalesce(sum(t.timed), 0), coalesce(sum(t.rejected), 0), coalesce(sum(t.promoted), 0),
              (SELECT coalesce(sum(device_seconds), 0.0) FROM cost c WHERE c.run = r.id)
-           FROM run r JOIN device d ON d.id = r.device LEFT JOIN tally t ON t.run = r.id GROUP BY r.id ORDER BY r.id DESC";
+           FROM run r JOIN device d ON d.id = r.device LEFT JOIN tally t ON t.run = r.id AND t.arm IN ('evolution', 'random') GROUP BY r.id ORDER BY r.id DESC";
         self.rows(sql, [], |row| {
             let (price, device_seconds): (Option<f64>, f64) = (row.get(3)?, row.get(10)?);
             let event: Option<String> = row.get(5)?;

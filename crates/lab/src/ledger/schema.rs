@@ -23,10 +23,11 @@
 //! | `spending` | device time that belongs to no task |
 //!
 //! **Summaries**, kept by triggers in the same transaction as the fact they follow from, so that every page and query is quick on a
-//! ledger of a million candidates: `standing` (one row a candidate: how far it came, its best-founded time), `tally` (counts per
+//! ledger of a million candidates: `standing` (one row a candidate: how far it came, its rank and best-founded time), `tally` (counts per
 //! run, problem and arm), `operator_tally` (what operators earned), `death` (rejections counted), `cost` (seconds counted),
 //! `progress` (the candidates that were the best so far: a curve's corners), `niche` (elites), `pair` (forecast against measured). They hold nothing
-//! that the facts do not say; `flashcore ledger check` counts after.
+//! that the facts do not say; `flashcore ledger check` counts after. The view `race` is what races say of times: the incumbent's
+//! over the ratio.
 //!
 //! Times of writing (`at`) are milliseconds since 1970, UTC. Words are those of the records in `facts.rs`.
 
@@ -39,7 +40,7 @@ pub const APPLICATION_ID: i64 = 0x4643_4c47;
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
-const MIGRATIONS: [&str; 2] = [FIRST, RACES];
+const MIGRATIONS: [&str; 3] = [FIRST, RACES, RANKS];
 
 /// Tables whose rows are never changed, in an order in which references come after what they name.
 pub const FACTS: [&str; 17] = [
@@ -446,6 +447,48 @@ DROP INDEX screening_by_ptx;
 DROP INDEX screening_by_sass;
 ";
 
+/// The one order of candidates, as `evolve::rank` has it: `grade` 2 won its second race, 1 raced, 0 has a short timing; then by time, which of
+/// one that raced is its incumbent's over the ratio of its last race. What a candidate does on a held-out problem is no fault on its own.
+const RANKS: &str = "
+ALTER TABLE standing ADD COLUMN grade INTEGER NOT NULL DEFAULT 0;
+CREATE VIEW race AS
+  SELECT m.id, m.candidate, 1 + (m.trial = 'held_out' AND m.verdict = 'FASTER') AS grade,
+      coalesce(i.us, m.us * m.ratio) / m.ratio AS us,
+      coalesce(i.us, m.us * m.ratio) / max(m.ratio_high, m.ratio) AS low_us,
+      coalesce(i.us, m.us * m.ratio) / iif(m.ratio_low > 0.0, m.ratio_low, m.ratio) AS high_us
+    FROM measurement m JOIN standing s ON (s.candidate, s.problem) = (m.candidate, m.problem)
+      LEFT JOIN standing i ON (i.candidate, i.problem, i.kind) = (m.incumbent, m.problem, m.kind)
+    WHERE m.trial <> 'microbench' AND m.ratio > 0.0;
+CREATE TRIGGER race_ranks AFTER UPDATE OF trial ON standing WHEN new.trial = 'race' BEGIN
+  UPDATE standing SET grade = r.grade, us = r.us, low_us = r.low_us, high_us = r.high_us
+    FROM (SELECT * FROM race WHERE candidate = new.candidate ORDER BY id DESC LIMIT 1) r WHERE standing.candidate = r.candidate;
+END;
+CREATE TRIGGER second_race_ranks AFTER INSERT ON measurement WHEN new.trial = 'held_out' BEGIN
+  UPDATE standing SET grade = r.grade, us = r.us, low_us = r.low_us, high_us = r.high_us
+    FROM (SELECT * FROM race WHERE candidate = new.candidate AND id = new.id) r
+    WHERE standing.candidate = r.candidate AND standing.trial = 'race';
+END;
+UPDATE standing SET trial = trial WHERE trial = 'race';
+DROP TRIGGER rejection_counts;
+CREATE TRIGGER rejection_counts AFTER INSERT ON rejection BEGIN
+  INSERT INTO death SELECT run, arm, new.stage, new.reason, 1 FROM standing WHERE candidate = new.candidate
+    ON CONFLICT DO UPDATE SET candidates = candidates + 1;
+  UPDATE tally SET rejected = rejected + 1
+    WHERE (run, problem, arm) = (SELECT run, problem, arm FROM standing WHERE candidate = new.candidate);
+  UPDATE operator_tally SET rejected = rejected + 1
+    WHERE (run, operator) = (SELECT run, operator FROM standing WHERE candidate = new.candidate);
+  UPDATE standing SET rejected = new.reason WHERE candidate = new.candidate AND new.stage <> 'held_out';
+END;
+UPDATE standing SET rejected = (SELECT r.reason FROM rejection r WHERE r.candidate = standing.candidate AND r.stage <> 'held_out'
+    ORDER BY r.id DESC LIMIT 1)
+  WHERE candidate IN (SELECT candidate FROM rejection WHERE stage = 'held_out');
+DROP INDEX standing_of_races;
+DROP INDEX standing_by_time;
+DROP INDEX standing_of_run;
+CREATE INDEX standing_by_rank ON standing (problem, device, kind, grade DESC, us) WHERE us IS NOT NULL;
+CREATE INDEX standing_of_run ON standing (run, problem, grade DESC, us) WHERE us IS NOT NULL;
+";
+
 /// Brings a ledger, or an empty file, to this version. To be called in a write transaction.
 pub fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     upgrade(connection, &MIGRATIONS)?;
@@ -493,6 +536,42 @@ mod tests {
             })
             .unwrap();
         assert_eq!(row, (1, 2), "each step once");
+    }
+
+    /// Who raced in an older ledger is ranked by its last race, too, and what befell it elsewhere is no fault here.
+    #[test]
+    fn an_older_ledger_is_ranked() {
+        let connection = Connection::open_in_memory().unwrap();
+        upgrade(&connection, &MIGRATIONS[..2]).unwrap();
+        let race = |trial: &str, problem: i64, us: f64, ratio: f64, verdict: &str| {
+            format!(
+                "INSERT INTO measurement (at, candidate, trial, kind, problem, samples, us, low_us, high_us, incumbent, ratio, ratio_low,
+                   ratio_high, noise, verdict) VALUES (0, 2, '{trial}', 'measured', {problem}, x'', {us}, 1.0, 9.0, 1, {ratio}, {ratio} / 1.25,
+                   {ratio} * 1.25, 1.0, '{verdict}');"
+            )
+        };
+        let story = [
+            "INSERT INTO problem VALUES (1, 'p'), (2, 'q'); INSERT INTO device VALUES (1, 'd'); INSERT INTO subject VALUES (1, 'h', 'b');
+             INSERT INTO run VALUES (1, 0, 1, '{}', '{}', NULL);
+             INSERT INTO candidate VALUES (1, 0, 1, 1, 1, 'baseline', 'a', '{}'), (2, 0, 1, 1, 1, 'evolution', 'b', '{}');
+             INSERT INTO measurement (at, candidate, trial, kind, problem, samples, us, low_us, high_us)
+               VALUES (0, 1, 'microbench', 'measured', 1, x'', 10.0, 9.0, 11.0), (0, 2, 'microbench', 'measured', 1, x'', 4.0, 3.0, 5.0);"
+                .to_owned(),
+            race("race", 1, 3.0, 2.0, "FASTER"),
+            race("held_out", 1, 3.0, 1.25, "FASTER"),
+            race("held_out", 2, 3.0, 0.5, "SLOWER"),
+            "INSERT INTO rejection (at, candidate, stage, reason, detail) VALUES (0, 2, 'held_out', 'wrong', '')".to_owned(),
+        ];
+        story.iter().for_each(|facts| connection.execute_batch(facts).unwrap());
+        migrate(&connection).unwrap();
+        let row: String = connection
+            .query_row(
+                "SELECT concat_ws(' ', grade, us, low_us, high_us, coalesce(rejected, 'sound')) FROM standing WHERE candidate = 2",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(row, "2 8.0 6.4 10.0 sound");
     }
 
     #[test]

@@ -420,8 +420,10 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
         .unwrap();
     let top = ledger.topk(&shape(128), "l4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
-    assert_eq!(order, [child, crossing, seed]);
-    assert_eq!((top[0].us, top[0].trial, top[0].promoted), (8.5, Trial::Race, true));
+    // What is to be beaten is no candidate.
+    assert_eq!(order, [child, crossing]);
+    // The incumbent's time over the race's ratio.
+    assert_eq!((top[0].us, top[0].trial, top[0].promoted), (10.0 / 1.2, Trial::Race, true));
     assert_eq!(top[0].against.map(|a| (a.incumbent, a.ratio)), Some((seed, 1.2)));
     assert_eq!(top[1].predicted_us, Some(9.0 * 1.1));
     assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap().len(), 1);
@@ -433,7 +435,7 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let again = begin(&ledger);
     let copy = add(&ledger, again, "b", Arm::Evolution, &[]);
     ledger.tell(&outcome(copy, Stage::Microbench, timed(Trial::Microbench, 8.6, None))).unwrap();
-    assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 3);
+    assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 2);
     // So is the same plan on another device of that name, and where it was predicted.
     let environment = Environment::default();
     let other = Run { device: "NVIDIA L4".into(), config: json!({}), environment, price_per_hour: None };
@@ -447,7 +449,7 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
         ledger.tell(&outcome(copy, Stage::Microbench, finding)).unwrap();
     }
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
-    assert_eq!(top.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, crossing, seed]);
+    assert_eq!(top.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, crossing]);
 }
 
 /// A short timing is lucky now and then, a race seldom: who raced comes first. What lost says something, what was faulty nothing.
@@ -466,8 +468,8 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     ledger.tell(&outcome(faulty, Stage::Race, rejection(Stage::Race, "fault"))).unwrap();
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
-    assert_eq!(order, [child, lost, lucky, crossing, seed]);
-    assert_eq!((top[1].us, top[1].rejected.as_deref()), (9.5, Some("slower")));
+    assert_eq!(order, [child, lost, lucky, crossing]);
+    assert_eq!((top[1].us, top[1].rejected.as_deref()), (10.0 / 0.9, Some("slower")));
     let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
     assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
     // A search begins with what won, not with what was lucky.
@@ -477,12 +479,51 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
         .connection
         .query_row(
             "EXPLAIN QUERY PLAN SELECT us FROM standing WHERE problem = 1 AND device = 1 AND kind = 'measured'
-               AND us IS NOT NULL AND trial = 'race' ORDER BY us",
+               AND us IS NOT NULL ORDER BY grade DESC, us, candidate",
             [],
             |row| row.get(3),
         )
         .unwrap();
-    assert!(plan.contains("standing_of_races"), "{plan}");
+    assert!(plan.contains("standing_by_rank"), "{plan}");
+}
+
+/// Ratios rank, not the medians of races that were run at different times; a second race that was won counts for more than any first.
+#[test]
+fn who_raced_is_ranked_by_its_last_race() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, ..], _) = story(&ledger);
+    let [slow_hour, lucky, twice] =
+        ["e", "f", "g"].map(|text| add(&ledger, run, text, Arm::Evolution, &[child]));
+    for (candidate, us, ratio) in [(slow_hour, 20.0, 1.3), (lucky, 1.0, 1.25), (twice, 9.0, 1.4)] {
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, 9.0, None))).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, us, race(seed, ratio)))).unwrap();
+    }
+    let order = || -> Vec<CandidateId> {
+        ledger.best_of_run(run, &shape(128), 4).unwrap().iter().map(|r| r.candidate).collect()
+    };
+    assert_eq!(order(), [twice, slow_hour, lucky, child]);
+    let second = |candidate, ratio| {
+        ledger
+            .tell(&outcome(candidate, Stage::HeldOut, timed(Trial::HeldOut, 9.0, race(seed, ratio))))
+            .unwrap();
+    };
+    second(twice, 0.95);
+    assert_eq!(order(), [slow_hour, lucky, child, twice]);
+    second(lucky, 1.1);
+    assert_eq!(order(), [lucky, slow_hour, child, twice]);
+    let top = ledger.topk(&shape(128), "L4", 1).unwrap();
+    assert_eq!((top[0].candidate, top[0].us, top[0].against.unwrap().ratio), (lucky, 10.0 / 1.1, 1.1));
+    // A race elsewhere is none of these, and what goes wrong there is no fault here.
+    let elsewhere = |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
+    let Finding::Timed { proof, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
+        unreachable!()
+    };
+    let measurement = MeasurementFact { problem: shape(256), ..measurement };
+    ledger.tell(&elsewhere(256, Finding::Timed { proof, measurement })).unwrap();
+    ledger.tell(&elsewhere(64, rejection(Stage::HeldOut, "wrong"))).unwrap();
+    assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap(), top);
+    assert!(ledger.check().unwrap().is_sound());
 }
 
 /// A child of a child is worth what it gained over its parent, not over what both are to beat; and another device says nothing of this.
@@ -525,7 +566,7 @@ fn what_is_counted_and_where_it_came_from() {
     assert!((cost.price.unwrap() - 3.6 * 1004.25 / 3600.0).abs() < 1e-12);
     ledger.event(run, RunEvent::Finished).unwrap();
     let runs = ledger.runs().unwrap();
-    assert_eq!((runs[0].candidates, runs[0].timed, runs[0].rejected), (5, 5, 1));
+    assert_eq!((runs[0].candidates, runs[0].timed, runs[0].rejected), (3, 3, 1));
     assert_eq!(runs[0].last.map(|(_, event)| event), Some(RunEvent::Finished));
     let best: Vec<f64> = ledger
         .progress(run, &shape(128))

@@ -1,7 +1,5 @@
 //! What keeps a run honest, and what keeps it going: races, budgets, proposers, faults.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::evolve::candidate::Source;
 use crate::evolve::engine::EvolveError;
@@ -85,6 +83,13 @@ fn who_wins_by_luck_is_not_promoted() {
     assert!(again >= 3, "{again} races once more");
     assert_eq!((&report["promoted"], &report["verdict"]), (&Value::Null, &json!("UNDECIDED")));
     assert_eq!(report["speedup"], 1.0);
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.contains("second race") && why.contains("UNDECIDED at 1.000×"), "{why}");
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    assert!(
+        decisions.iter().any(|d| d.decision.what == "refused" && d.decision.why["why"] == why),
+        "{decisions:?}"
+    );
 }
 
 /// A winner's second race is the one that is reported.
@@ -108,7 +113,8 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     .unwrap();
     let report = evolution.report();
     assert_eq!((order.first(), order.iter().filter(|own| **own).count()), (Some(&true), 1), "{order:?}");
-    assert_eq!((&report["promoted"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
+    assert_eq!((&report["promoted"]["id"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
+    assert_eq!(report["promoted"]["race"]["ratio"], 1.0625);
     // Its time is that race's, not the short one.
     let us = |who: &str| report[who]["us"].as_f64().unwrap();
     assert_eq!(us("best"), us("baseline") / 1.0625);
@@ -116,6 +122,85 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     let promoted = decisions.iter().find(|d| d.decision.what == "promoted").unwrap();
     assert_eq!(promoted.decision.why["race"]["ratio"], 1.0625);
     assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
+}
+
+/// A run from a plan that is slow: its seed is beaten easily, and what ships is raced at the end, coming out `shipped` times as fast.
+fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evolution {
+    let mut config = config(&Problem::mission(), 60, 12);
+    config.cases[0].seeds.clear();
+    config.cases[0].draws = 0;
+    // None of the search's own: this landscape does not build a rung.
+    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    config.cases[0].shipped = Some(ships.clone());
+    let mut evolution = begin(page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race && task.subject == ships {
+            verdict_of(finding, shipped, verdict);
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    evolution
+}
+
+/// To beat a slow seed is not to beat what ships.
+#[test]
+fn who_loses_to_what_ships_is_not_promoted() {
+    let page = Page::new("shipped");
+    let evolution = from_a_slow_seed(&page, 1.58, SpeedVerdict::Faster);
+    let report = evolution.report();
+    assert_eq!((&report["verdict"], &report["promoted"]), (&json!("FASTER"), &Value::Null));
+    assert_eq!(evolution.promoted(&Environment::default(), "run", "now"), []);
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.contains("what ships is 1.580× as fast"), "{why}");
+    let decisions = page.open().decisions(evolution.run()).unwrap();
+    let what: Vec<&str> = decisions.iter().map(|d| d.decision.what.as_str()).collect();
+    assert!(what.contains(&"refused") && !what.contains(&"promoted"), "{what:?}");
+    let refused = &decisions.iter().find(|d| d.decision.what == "refused").unwrap().decision;
+    assert_eq!((&refused.why["why"], &json!(refused.candidate)), (&json!(why), &report["refused"]["id"]));
+    assert_eq!(refused.why["shipped"]["ratio"], 1.58);
+}
+
+/// Who does not lose to it is promoted, and the race is told with it.
+#[test]
+fn who_does_not_lose_to_what_ships_is_promoted() {
+    let page = Page::new("ships-even");
+    let evolution = from_a_slow_seed(&page, 1.01, SpeedVerdict::Undecided);
+    let report = evolution.report();
+    assert_eq!(report["promoted"]["shipped"]["ratio"], 1.01, "{}", report["refused"]);
+    assert_eq!(report["promoted"]["shipped"]["incumbent"], report["promoted"]["id"]);
+    assert_eq!(report["refused"], Value::Null);
+}
+
+/// Who is promoted need not be the best: that one may lose on a problem that is held out.
+#[test]
+fn the_promoted_one_is_described_where_it_is_not_the_best() {
+    let page = Page::new("second-best");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut first = None;
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem != own {
+            // The first to come so far loses there.
+            match *first.get_or_insert(task.candidate) == task.candidate {
+                true => verdict_of(finding, 0.8, SpeedVerdict::Slower),
+                false => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
+            }
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    let (best, promoted) = (&report["best"], &report["promoted"]);
+    assert_ne!(best["id"], promoted["id"]);
+    assert!(promoted["candidate"]["gpu"].is_object() && promoted["candidate"] != best["candidate"]);
+    assert!(promoted["race"]["ratio"].as_f64() < report["speedup"].as_f64());
+    assert_eq!((&promoted["race"]["verdict"], &promoted["row"]["problem"]), (&json!("FASTER"), &json!(own)));
+    assert_eq!(promoted["row"]["plan"], promoted["candidate"]["gpu"]);
+    let ends = |who: &Value| {
+        who["held_out"].as_array().unwrap().iter().map(|h| h["race"]["verdict"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(promoted), [json!("UNDECIDED"), json!("UNDECIDED")]);
+    assert_eq!(ends(&report)[0], json!("SLOWER"));
 }
 
 /// Where the baseline beats itself, no race is worth anything.
@@ -133,6 +218,7 @@ fn a_control_that_is_off_promotes_nobody() {
     run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
     let report = evolution.report();
     assert_eq!((&report["control"]["sound"], &report["promoted"]), (&json!(false), &Value::Null));
+    assert!(report["refused"]["why"].as_str().unwrap().contains("control"), "{}", report["refused"]);
     assert_eq!(report["verdict"], "FASTER");
 }
 
@@ -207,6 +293,40 @@ fn a_hypothesis_is_kept_with_its_forecast() {
     assert_eq!((forecast.hypothesis.as_str(), forecast.author.as_str()), ("fewer barriers", "proposer"));
     assert!((forecast.low_us - 18.0).abs() < 1e-9 && (forecast.high_us - 22.0).abs() < 1e-9, "{forecast:?}");
     assert!(forecast.candidate.is_some());
+}
+
+/// A question that is open is a candidate to be: answers that come late do not break the budget.
+#[test]
+fn open_questions_are_of_the_budget() {
+    for wait in [1, 5, 50] {
+        let page = Page::new(&format!("open-{wait}"));
+        let (mut evolution, config) = proposing(&page, 30, Limits::beside_device(2));
+        let mut landscape = Landscape::new(6, &config);
+        let (mut open, mut under_way, mut turns) = (None, Vec::new(), 0);
+        loop {
+            match evolution.ask(0.0).unwrap() {
+                Ask::Task(task) => under_way.push(*task),
+                Ask::Propose(question) => (open, turns) = (Some(*question), 0),
+                Ask::Wait => {
+                    turns += 1;
+                    match (under_way.is_empty(), open.take()) {
+                        (idle, Some(question)) if idle || turns >= wait => {
+                            let answer = Err(no(Stage::Propose, "proposer"));
+                            evolution.answer(&question, answer).unwrap();
+                        }
+                        (_, still) => {
+                            open = still;
+                            evolution
+                                .tell(&Evaluator::evaluate(&mut landscape, &under_way.remove(0)))
+                                .unwrap();
+                        }
+                    }
+                }
+                Ask::Done => break,
+            }
+        }
+        assert_eq!(evolution.report()["candidates"]["total"], 30, "answers after {wait}");
+    }
 }
 
 /// Whoever names a proposer has it asked, whatever the other operators are.
@@ -332,14 +452,13 @@ fn the_time_is_kept() {
     let mut config = config(&Problem::mission(), 0, 2);
     (config.candidates, config.seconds) = (None, Some(60.0));
     config.proposer = Some("one that never answers".into());
-    let reserve = finals::reserve(&config);
     let mut evolution = begin(&page, &config, Limits::beside_device(3));
     let mut landscape = Landscape::new(2, &config);
     let (mut now, mut under_way, mut late) = (0.0, std::collections::VecDeque::new(), 0);
     loop {
         match evolution.ask(now).unwrap() {
             Ask::Task(task) => {
-                late += usize::from(now >= 60.0 - reserve && !is_of_device(task.stage));
+                late += usize::from(now >= 60.0 - finals::reserve(&evolution) && task.stage < Stage::Race);
                 under_way.push_back(*task);
             }
             Ask::Propose(_) => {}
@@ -364,6 +483,58 @@ fn the_time_is_kept() {
         assert_eq!(rejections.iter().map(|r| r.reason.as_str()).collect::<Vec<_>>(), ["budget"]);
     }
     assert!(evolution.report()["best"]["id"].as_i64().is_some());
+}
+
+/// By a clock that goes with the tasks: when each problem's first race and control are run, the others are as many as there is time for.
+#[test]
+fn races_for_which_there_is_no_time_are_not_run() {
+    // Several problems in a minute; one in 18 s; and races that take longer than they are to take.
+    for (seconds, count, race) in [(60.0, 4, 2.2), (18.0, 1, 2.2), (60.0, 2, 4.5)] {
+        let page = Page::new(&format!("fit-{count}-{race}"));
+        let mut config = config(&Problem::mission(), 0, 2);
+        for batch in 2..=count {
+            // Of another size, so that the landscape spares the baseline of each.
+            let case = config.cases[0].clone();
+            config.cases.push(Case {
+                problem: Shape { batch, ..case.problem },
+                held_out: Vec::new(),
+                ..case
+            });
+        }
+        (config.candidates, config.seconds, config.timing) = (None, Some(seconds), [0.15, 1.5]);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut landscape = Landscape::new(2, &config);
+        let mut now = 0.0;
+        loop {
+            match evolution.ask(now).unwrap() {
+                Ask::Task(task) => {
+                    let took = if task.stage >= Stage::Race { race } else { 0.3 };
+                    let outcome = Evaluator::evaluate(&mut landscape, &task);
+                    evolution.tell(&Outcome { seconds: took, ..outcome }).unwrap();
+                    now += took;
+                }
+                Ask::Done => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(now <= seconds + (race - 1.5 * 1.5_f64).max(0.0), "{now} of {seconds} s");
+        let report = evolution.report();
+        let cases = report["problems"].as_array().cloned().unwrap_or_else(|| vec![report.clone()]);
+        let mut skipped = 0;
+        for case in &cases {
+            assert!(case["speedup"].is_f64() && case["control"]["sound"] == true, "{case}");
+            skipped += case["skipped"].as_array().unwrap().len();
+            let is_told = case["promoted"].is_object() || case["refused"]["why"].is_string();
+            assert!(is_told || case["verdict"] != "FASTER", "{case}");
+        }
+        if count == 1 {
+            continue; // Few have a time, and all of them race.
+        }
+        assert!(skipped > 0, "{report}");
+        // Who was to race ends for want of time, not for a lack of speed.
+        let late = page.open().deaths(evolution.run()).unwrap();
+        assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == "budget"), "{late:?}");
+    }
 }
 
 /// Problems that the run itself searches are not held out, and what ships on one that several cases hold out is added once,

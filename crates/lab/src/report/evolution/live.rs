@@ -297,7 +297,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             h2 { (shape(problem)) " on " (device) }
             div.scroll { table.best {
                 thead { tr {
-                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "time / best" }
+                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "speed-up" }
                 } }
                 tbody { @for timed in best {
                     tr {
@@ -305,7 +305,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                         td { (in_words(&timed.subject)) } td { (timed.operator) }
                         td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                        td.n { (ratio(timed.us / best.first().map_or(timed.us, |b| b.us))) }
+                        td.n { (timed.against.map_or("–".to_owned(), |race| ratio(race.ratio))) }
                     }
                 } }
             } }

@@ -325,7 +325,7 @@ fn ranking_legend(view: &ProblemView) -> Markup {
     let raced = |t: &Ranked| t.trial == Trial::Race;
     let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
         (true, false) => "; those that raced come first, the others by their short timings",
-        (true, true) => "; times are those of the race",
+        (true, true) => "; times are the baseline's over the race's ratio",
         (false, _) => "; times are short timings",
     };
     html! {
@@ -336,8 +336,8 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { i.key.control {} "control" }
             span { "★ promoted" }
             span.soft {
-                "Lines: the 95 % intervals of the medians" @if !view.top.is_empty() { (order) }
-                ". The axis does not begin at 0."
+                "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
+                ". ~: a quotient of times, not a race against the baseline. The axis does not begin at 0."
             }
         }
     }

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::axis::{Axis, ratio, time};
 use super::progress::px;
-use super::view::{ProblemView, in_words};
+use super::view::{ProblemView, in_words, speedup};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
 use crate::ledger::Ranked;
 
@@ -70,8 +70,13 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                         x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
                     (mark(row.class, x.at(row.timed.us), y))
                     text.value x=(RIGHT + 14.0) y=(y + AXIS_TEXT) { (time(row.timed.us)) }
-                    @if let Some(us) = baseline {
-                        text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" { (ratio(us / row.timed.us)) }
+                    text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
+                        @match speedup(view.baseline.as_ref(), Some(row.timed)) {
+                            Some((raced, Some(_))) => (ratio(raced)),
+                            // Not of a race of the two.
+                            Some((quotient, None)) => { "~" (ratio(quotient)) }
+                            None => "–",
+                        }
                     }
                     title {
                         "#" (row.timed.candidate.0) " " (row.name) ", " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "

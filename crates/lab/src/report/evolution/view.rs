@@ -42,7 +42,7 @@ pub struct RunView {
     pub latest: String,
     /// Where it stands.
     pub state: State,
-    /// Candidates in all.
+    /// Candidates in all; what they are compared with does not count.
     pub candidates: i64,
     /// Of these, with a time.
     pub timed: i64,
@@ -125,9 +125,9 @@ pub struct ProblemView {
     pub baseline: Option<Ranked>,
     /// What else the run compares with: the shipped plan, where that was not its baseline.
     pub reference: Option<Ranked>,
-    /// The promoted one where there is one, else the fastest.
+    /// The first of the ranking.
     pub best: Option<Ranked>,
-    /// The fastest blind draw, by races where there were some.
+    /// The first blind draw of the ranking.
     pub drawn: Option<Ranked>,
     /// The best so far, arm by arm.
     pub curves: Vec<Curve>,
@@ -135,7 +135,7 @@ pub struct ProblemView {
     pub lineage: Vec<Ancestor>,
     /// The fastest of each niche.
     pub niches: Vec<Niche>,
-    /// The best, in order: those that raced before the others.
+    /// The best candidates, in the ledger's order: those that raced before the others.
     pub top: Vec<Ranked>,
     /// The baseline again, as if it were new.
     pub control: Option<Ranked>,
@@ -220,6 +220,7 @@ impl RunView {
         let curves = |shape: &Shape| -> Vec<(Arm, i64)> {
             tallies.iter().filter(|t| t.problem == *shape).map(|t| (t.arm, t.candidates)).collect()
         };
+        let counted = || tallies.iter().filter(|t| is_candidate(t.arm));
         let problems = shapes.iter().map(|shape| ProblemView::of(ledger, id, shape, &curves(shape)));
         let cost = ledger.cost(id)?;
         let deaths = reasons(ledger, id)?;
@@ -230,8 +231,8 @@ impl RunView {
             begun: moment(begun),
             latest: moment(latest),
             state: State::after(ledger.events(id)?.last().map(|(_, event)| *event)),
-            candidates: tallies.iter().map(|t| t.candidates).sum(),
-            timed: tallies.iter().map(|t| t.timed).sum(),
+            candidates: counted().map(|t| t.candidates).sum(),
+            timed: counted().map(|t| t.timed).sum(),
             funnel: funnel(&cost, &deaths),
             problems: problems.collect::<Result<_, _>>()?,
             operators: ledger.operators(id)?.into_iter().take(OPERATORS).collect(),
@@ -249,9 +250,14 @@ impl RunView {
     }
 }
 
+/// Whether an arm's are candidates, not what these are compared with.
+fn is_candidate(arm: Arm) -> bool {
+    matches!(arm, Arm::Evolution | Arm::Random)
+}
+
 fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
     let mut reasons: Vec<Reason> = Vec::new();
-    for death in ledger.deaths(run)? {
+    for death in ledger.deaths(run)?.into_iter().filter(|death| is_candidate(death.arm)) {
         match reasons.iter_mut().find(|r| r.stage == death.stage && r.reason == death.reason) {
             Some(reason) => reason.count += death.candidates,
             None => reasons.push(Reason {
@@ -300,20 +306,16 @@ impl ProblemView {
             Curve { arm, tried, steps: of(trial).cloned().collect() }
         };
         let control = leader(Arm::Control)?;
-        let drawn = leader(Arm::Random)?;
+        let drawn = ledger.best_of_arm(run, shape, Arm::Random)?;
         let baseline = baseline(ledger, run, shape)?;
         let of_baseline = |r: &Ranked| baseline.as_ref().is_some_and(|b| b.candidate == r.candidate);
         let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
         // The same plan may come again in another arm.
         let found = ledger.best_of_run(run, shape, 4 * TOP)?;
         let mut seen = HashSet::new();
-        let tries = |r: &Ranked| matches!(r.arm, Arm::Evolution | Arm::Random);
-        let top = found.into_iter().filter(|r| tries(r) && seen.insert(r.subject.hash())).take(TOP);
-        let top: Vec<Ranked> = top.collect();
-        let best = best(ledger, run, shape)?.or_else(|| {
-            let all = baseline.iter().chain(top.first());
-            all.min_by(|a, b| a.us.total_cmp(&b.us)).cloned()
-        });
+        let top: Vec<Ranked> =
+            found.into_iter().filter(|r| seen.insert(r.subject.hash())).take(TOP).collect();
+        let best = top.first().cloned();
         Ok(ProblemView {
             problem: *shape,
             curves: tried.iter().map(curve).collect(),
@@ -390,22 +392,6 @@ fn leader(ledger: &Ledger, corners: &[Corner], arm: Arm) -> Result<Option<Ranked
     }
 }
 
-/// The fastest of those that were promoted.
-fn best(ledger: &Ledger, run: RunId, shape: &Shape) -> Result<Option<Ranked>, LedgerError> {
-    let mut best: Option<Ranked> = None;
-    for decided in
-        ledger.decisions(run)?.iter().rev().filter(|d| d.decision.what == "promoted").take(DECISIONS)
-    {
-        let Some(candidate) = decided.decision.candidate else { continue };
-        let standing = ledger.standing(candidate)?.filter(|r| r.problem == *shape);
-        best = match (best, standing) {
-            (Some(best), Some(other)) if other.us >= best.us => Some(best),
-            (best, other) => other.or(best),
-        };
-    }
-    Ok(best)
-}
-
 /// A candidate and its ancestors, the nearest first: its line, then those of the second parents in it.
 fn lineage(ledger: &Ledger, candidate: CandidateId) -> Result<Vec<Ancestor>, LedgerError> {
     let (mut found, mut seen): (Vec<Ancestor>, HashSet<CandidateId>) = (Vec::new(), HashSet::new());
@@ -441,11 +427,7 @@ impl RunRow {
         let (mut first_baseline, mut fastest) = (None, None);
         if let Some(first) = problems.first() {
             first_baseline = baseline(ledger, line.id, first)?;
-            fastest = best(ledger, line.id, first)?;
-            if fastest.is_none() {
-                let top = ledger.best_of_run(line.id, first, 2)?;
-                fastest = top.into_iter().find(|r| r.arm != Arm::Control);
-            }
+            fastest = ledger.best_of_run(line.id, first, 1)?.pop();
         }
         Ok(RunRow {
             begun: moment(line.at),
