@@ -177,7 +177,8 @@ fn a_run_that_is_killed_loses_nothing() {
             }
             // Killed before the run, or the ledger, had begun.
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(said.contains("no run that can go on") || said.contains("there is no ledger"), "{said}");
+            let begun = ["no run that can go on", "there is no ledger", "is empty"];
+            assert!(begun.iter().any(|part| said.contains(part)), "{said}");
             child = start(&begin);
             continue;
         }
@@ -280,6 +281,16 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
         ([&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
         ([&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(), "cannot be used with"),
         ([&add[..], &["--us", "3"]].concat(), "--device"),
+        (
+            [&add[..], &["--us", "-3", "--device", "L4"]].concat(),
+            "--us = -3 is not possible; accepted: a positive number",
+        ),
+        ([&add[..], &["--us", "3", "--device", " "]].concat(), "--device = \" \" is not possible"),
+        (vec!["add", " ", "--author", "ada", "--us", "3", "--device", "L4"], "the idea, in words"),
+        (vec!["add", "an idea", "--author", "", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["add", "an idea", "--author", "proposer", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["add", "an idea", "--author", "model:x", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["list", "-n", "0"], "-n = 0 is not possible"),
     ] {
         let found = forecast(&args);
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -289,6 +300,60 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     }
     let found = forecast(&[&add[..], &["--us", "3", "--device", "L4"]].concat());
     assert_eq!(String::from_utf8_lossy(&found.stdout).trim(), "1", "{found:?}");
+    // However the device is written, it is one, and what came out is told.
+    let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "l4", "--json"]].concat()));
+    assert_eq!((&found["id"], &found["forecast"]["device"]), (&2.into(), &"L4".into()));
+    let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "h200", "--json"]].concat()));
+    assert_eq!(found["forecast"]["device"], "H200");
+    let found = json(&forecast(&["outcome", "2", "--us", "3.05", "--json"]));
+    assert_eq!((&found["id"], found["measured_us"].as_f64()), (&2.into(), Some(3.05)));
+    let found = forecast(&["outcome", "1", "--us", "4"]);
+    assert!(String::from_utf8_lossy(&found.stdout).contains("4.00 (above)"), "{found:?}");
+    for (args, part) in [
+        (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
+        (vec!["outcome", "2", "--us", "3"], "came out already, at 3.05 µs"),
+        (vec!["outcome", "3", "--us", "-1"], "--us = -1 is not possible"),
+        (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
+    ] {
+        let found = forecast(&args);
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert!(found.status.code() == Some(3) && said.contains(part), "{args:?}: {said}");
+    }
+    let found = forecast(&["recalibrate", "--device", "h200"]);
+    assert!(String::from_utf8_lossy(&found.stdout).contains("too few"), "{found:?}");
+}
+
+/// Who only reads makes nothing of an empty file.
+#[test]
+fn an_empty_file_is_no_ledger_to_read() {
+    let folder = Folder::new("empty");
+    let ledger = folder.file("l.ledger");
+    std::fs::write(&ledger, "").unwrap();
+    let topk: &[&str] = &["topk", "--problem", SMALL, "--device", "h200"];
+    let export = folder.file("facts.jsonl");
+    for args in [
+        topk,
+        &["ledger", "runs"],
+        &["ledger", "check"],
+        &["ledger", "export", &export],
+        &["report"],
+        &["forecast", "score"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        let found = command.args(args).args(["--ledger", &ledger]).current_dir(&folder.0).output().unwrap();
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert!(found.status.code() == Some(3) && said.contains("is empty"), "{args:?}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "something lies beside it");
+    drop(Ledger::open(ledger.as_ref()).unwrap());
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(args).args(["--ledger", &ledger]).output().unwrap()
+    };
+    let found = run(&[topk, &["-k", "0"]].concat());
+    assert!(String::from_utf8_lossy(&found.stderr).contains("-k = 0 is not possible"), "{found:?}");
+    let found = json(&run(&["ledger", "export", &export, "--json"]));
+    assert!(found.as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
 
 /// While a run goes on here, nobody else goes on with it; and whoever does so later evaluates a proposer's kernels in processes of

@@ -34,7 +34,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     let mut wanted = wanted(args)?;
     wanted.only = args.seed_plan.as_deref().map(|file| plan(file, &target)).transpose()?;
     let past = match Ledger::read(&args.ledger.path) {
-        Err(LedgerError::Missing { .. }) => None,
+        Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
     };
     let device = open(target, args, wanted.proposer.is_some())?;
