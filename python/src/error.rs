@@ -105,6 +105,7 @@ impl From<SetupError> for Error {
         match error {
             SetupError::Kernel(error) => error.into(),
             SetupError::Ledger(error) => error.into(),
+            error @ SetupError::Memory { .. } => Error::Argument(error.to_string()),
         }
     }
 }

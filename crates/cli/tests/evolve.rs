@@ -4,8 +4,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use kernels::select::TunedTable;
-use lab::ledger::{Arm, Ledger, RunEvent, RunId};
+use kernels::select::{Shape, TunedTable};
+use lab::evolve::setup::{self, Wanted};
+use lab::evolve::{Configuration, Target};
+use lab::ledger::{Arm, Environment, Ledger, Run, RunEvent, RunId};
+use problem::{DType, Problem};
 use serde_json::Value;
 
 /// A folder that goes with its test.
@@ -107,8 +110,10 @@ fn a_short_run_against_the_model() {
     assert!(serde_json::to_string(&table.rows()[0]).unwrap().contains("predicted"));
     let known = Ledger::read(ledger.as_ref()).unwrap().resume(RunId(1)).unwrap();
     assert!(known.decisions.iter().any(|d| d.decision.what == "promoted"));
-    // For people, from the ledger alone.
-    let again = run(&["--resume", "1", "--ledger", &ledger]);
+    // For people, from the ledger alone; its rows are there already.
+    let again = run(&["--resume", "1", "--ledger", &ledger, "--promote", &rows]);
+    assert_eq!(std::fs::read_to_string(&rows).unwrap().lines().count(), 1);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("has this row already"), "{again:?}");
     let text = String::from_utf8(again.stdout).unwrap();
     assert_eq!(again.status.code(), Some(0), "{}", String::from_utf8_lossy(&again.stderr));
     for part in ["predicted by the time model", "best against baseline", "decision:", "blind draws", "FASTER"]
@@ -236,6 +241,7 @@ fn bad_usage_is_told() {
     let ledger = folder.file("l.ledger");
     let text = folder.file("text");
     std::fs::write(&text, "not a ledger, and longer than a page's head").unwrap();
+    let place = folder.0.display().to_string();
     for (args, part) in [
         (vec!["--device", "h2000"], "accepted: cpu, cuda"),
         (vec!["--minutes", "-1"], "--minutes"),
@@ -250,6 +256,22 @@ fn bad_usage_is_told() {
         (vec!["--resume"], "there is no ledger here"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
+        (vec!["--held-out", "1,8"], "--held-out = 1,8 is not possible"),
+        (vec!["--jobs", "100000"], "--jobs = 100000 is not possible; accepted: 1 to 256"),
+        (vec!["--proposer", " "], "--proposer = \" \" is not possible"),
+        (vec!["--proposer", "no-such-program x"], "the shell finds; it finds no no-such-program"),
+        (
+            vec!["--problem", "1,8,99999999999,64,f16"],
+            "problem = 1,8,99999999999,64,f16 is not possible: its tensors",
+        ),
+        (
+            vec!["--problem", "1,8,9999999,64,f16", "--device", "h200"],
+            "problem = 1,8,9999999,64,f16 is not possible",
+        ),
+        (vec!["--held-out", "1,8,99999999999,64,f16"], "accepted: at most "),
+        (vec!["--device", "h200", "--promote", "/proc/rows.jsonl"], "cannot write /proc/rows.jsonl"),
+        (vec!["--device", "h200", "--promote", &place], "it is a folder"),
+        (vec!["--evidence", &place], "it is a folder"),
     ] {
         let found = run(&[&args[..], &["--ledger", &ledger]].concat());
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -262,6 +284,52 @@ fn bad_usage_is_told() {
     drop(Ledger::open(ledger.as_ref()).unwrap());
     let found = run(&["--resume", "--ledger", &ledger]);
     assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can go on"), "{found:?}");
+    let found = run(&["--resume", "99", "--ledger", &ledger]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("--resume = 99 is not possible"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("none: it has no run yet"), "{found:?}");
+    std::fs::write(&ledger, "").unwrap();
+    let found = run(&["--resume", "--ledger", &ledger]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("is empty"), "{found:?}");
+    assert_eq!(std::fs::metadata(&ledger).unwrap().len(), 0);
+}
+
+/// A run that was begun where there was room for it, or before that was looked at.
+#[test]
+fn a_run_that_this_machine_cannot_hold_is_not_gone_on_with() {
+    let folder = Folder::new("memory");
+    let path = folder.file("l.ledger");
+    let problem = Shape::of(&Problem::new(1, 8, 64, 64, DType::F16));
+    let wanted = Wanted {
+        problems: vec![problem],
+        held_out: Some(Vec::new()),
+        only: None,
+        candidates: Some(2),
+        minutes: None,
+        seed: 1,
+        configuration: Configuration::Full,
+        random_share: 0.5,
+        families: Vec::new(),
+        proposer: None,
+        early_stop: true,
+        peer_us: None,
+    };
+    let mut config = setup::config(None, Target::Cpu, "any", None, wanted).unwrap();
+    config.cases[0].problem = Shape { seq_q: 99_999_999_999, ..problem };
+    let ledger = Ledger::open(path.as_ref()).unwrap();
+    let environment = Environment::default();
+    let config = serde_json::to_value(config).unwrap();
+    ledger.begin_run(&Run { device: "any".into(), config, environment, price_per_hour: None }).unwrap();
+    drop(ledger);
+    let found = run(&["--resume", "--ledger", &path]);
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert_eq!(found.status.code(), Some(3), "{said}");
+    assert!(said.contains("99999999999") && said.contains("accepted: at most "), "{said}");
+    let found = run(&["--resume", "7", "--ledger", &path]);
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert!(
+        said.contains("--resume = 7 is not possible; accepted: a run of") && said.contains(", 1"),
+        "{said}"
+    );
 }
 
 /// The forecasts of a ledger that is not there, or that cannot be kept, begin none.
