@@ -30,9 +30,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +42,7 @@ from . import _flashcore
 from ._errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["evolve"]
 
@@ -109,32 +111,57 @@ def evolve(
     """
     if resume is False and candidates is None and minutes is None:
         raise ArgumentError("no budget; accepted: candidates, minutes, or both")
-    _check("minutes", minutes, minutes is None or minutes > 0, "a number above 0")
-    _check("candidates", candidates, candidates is None or candidates > 0, "1 and more")
-    _check("random_share", random_share, 0 < random_share <= 0.9, "above 0, at most 0.9")
-    _check("retries", retries, retries >= 0, "0 and more")
-    _check("patience", patience, patience > 0, "a number above 0")
+    _check("minutes", minutes, minutes is None or (_number(minutes) and minutes > 0), "a number above 0")
+    _check("random_share", random_share, _number(random_share) and 0 < random_share <= 0.9, "above 0, at most 0.9")
+    _check("patience", patience, _number(patience) and patience > 0, "a number above 0")
+    price = price_per_hour
+    _check("price_per_hour", price, price is None or (_number(price) and price >= 0), "a number of at least 0")
+    counts = {"candidates": candidates, "num_workers": num_workers, "num_gpus": num_gpus}
+    for name, count in counts.items():
+        _check(name, count, count is None or (_whole(count) and count >= 1), "a whole number, 1 and more")
+    for name, count in {"seed": seed, "retries": retries}.items():
+        _check(name, count, _whole(count) and 0 <= count < 2**64, "a whole number, 0 and more")
+    _check("resume", resume, isinstance(resume, bool) or (_whole(resume) and resume >= 1), "a bool, or a run's number")
+    problems = _words("problem", [problem] if isinstance(problem, str) else problem)
+    unseen = None if held_out is None else _words("held_out", held_out)
+    drawn = _words("families", families)
     cluster = _Cluster(device, accelerator_type, retries)
     wanted = {
         "ledger": os.fspath(Path(ledger).absolute()),
         "device": device,
         "card": cluster.card(),
-        "problems": [problem] if isinstance(problem, str) else list(problem),
-        "held_out": None if held_out is None else list(held_out),
+        "problems": problems,
+        "held_out": unseen,
         "candidates": candidates,
         "minutes": minutes,
         "seed": seed,
         "configuration": configuration,
         "random_share": random_share,
-        "families": list(families),
+        "families": drawn,
         "early_stop": early_stop,
         "price_per_hour": price_per_hour,
-        "workers": num_workers or max(1, cluster.processors() - 1),
-        "devices": num_gpus or max(1, cluster.gpus()),
+        "workers": max(1, cluster.processors() - 1) if num_workers is None else num_workers,
+        "devices": max(1, cluster.gpus()) if num_gpus is None else num_gpus,
         "resume": None if resume is False else (0 if resume is True else resume),
     }
     run = _flashcore.Evolution(json.dumps(wanted))
     return _Drive(run, cluster, patience, progress).to_the_end()
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _words(name: str, value: object) -> list[str]:
+    """A list of texts. A single text is none: its letters would be."""
+    words = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+    fits = words is not None and all(isinstance(word, str) for word in words)
+    _check(name, value, fits, "a list of texts, also of one")
+    return words or []
 
 
 def _check(name: str, value: object, holds: bool, accepted: str) -> None:
@@ -184,12 +211,14 @@ class _Cluster:
         host: dict[str, Any] = {"num_cpus": 1, "max_retries": retries}
         timed = dict(host)
         if device == "cuda":
-            timed.update(num_gpus=1, accelerator_type=accelerator_type)
+            # A process keeps the card that it saw first: one for each task. In options() this would come too late.
+            timed.update(num_gpus=1, max_calls=1)
+            if accelerator_type is not None:
+                timed["accelerator_type"] = accelerator_type
         if device == "cpu":
             host["scheduling_strategy"] = timed["scheduling_strategy"] = here
-        remote = ray.remote(evaluate)
-        self._host, self._timed = remote.options(**host), remote.options(**timed)
-        self._timed_options = timed
+        self._host, self._timed = ray.remote(**host)(evaluate), ray.remote(**timed)(evaluate)
+        self._describe = ray.remote(**timed)(_flashcore_card)
 
     def processors(self) -> int:
         return int(self.ray.cluster_resources().get("CPU", 1))
@@ -203,8 +232,7 @@ class _Cluster:
             return None
         if self.gpus() == 0:
             raise UnsupportedError('device = "cuda": the cluster has no GPU', "no_gpu")
-        describe = self.ray.remote(_flashcore_card).options(**self._timed_options)
-        card: dict[str, Any] = json.loads(self.ray.get(describe.remote()))
+        card: dict[str, Any] = json.loads(self.ray.get(self._describe.remote()))
         return card
 
     def submit(self, task: str, number: int, device: bool) -> Any:

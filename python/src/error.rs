@@ -105,7 +105,9 @@ impl From<SetupError> for Error {
         match error {
             SetupError::Kernel(error) => error.into(),
             SetupError::Ledger(error) => error.into(),
-            SetupError::Argument { .. } => Error::Argument(error.to_string()),
+            error @ (SetupError::Argument { .. } | SetupError::Memory { .. }) => {
+                Error::Argument(error.to_string())
+            }
         }
     }
 }

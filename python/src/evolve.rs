@@ -6,12 +6,12 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use emu::model::Gpu;
-use kernels::Arch;
 use kernels::select::Shape;
+use kernels::{Arch, Family};
 use lab::bench::suites;
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::evolve::evaluate::model::Model;
-use lab::evolve::evaluate::{Cuda, GpuCard};
+use lab::evolve::evaluate::{Cuda, Evaluators, GpuCard};
 use lab::evolve::setup;
 use lab::evolve::workers::is_of_device;
 use lab::evolve::{Ask, Configuration, Evaluator, Finding, Limits, Outcome, Target, Task};
@@ -162,7 +162,7 @@ fn begin(wanted: &Wanted) -> Result<Evolution, Error> {
 /// A new run; the ledger is begun where there is none, once all else is known to be right.
 fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Error> {
     let past = match Ledger::read(&wanted.ledger) {
-        Err(LedgerError::Missing { .. }) => None,
+        Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
     };
     let configuration = Configuration::named(&wanted.configuration).ok_or_else(|| {
@@ -172,9 +172,13 @@ fn begun(wanted: &Wanted) -> Result<(lab::evolve::Evolution, Option<Target>), Er
             wanted.configuration
         ))
     })?;
+    if let Some(name) = wanted.families.iter().find(|name| Family::named(name).is_none()) {
+        let names = Family::ALL.map(Family::name).join(", ");
+        return Err(Error::Argument(format!("families = {name:?} is not possible; accepted: {names}")));
+    }
     let asked = setup::Wanted {
-        problems: shapes(&wanted.problems)?,
-        held_out: wanted.held_out.as_deref().map(shapes).transpose()?,
+        problems: shapes("problem", &wanted.problems)?,
+        held_out: wanted.held_out.as_deref().map(|words| shapes("held_out", words)).transpose()?,
         only: None,
         candidates: wanted.candidates,
         minutes: wanted.minutes,
@@ -199,7 +203,9 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
     let ledger = Ledger::open_existing(&wanted.ledger)?;
     let none = || Error::Argument(format!("{} has no such run to resume", ledger.path().display()));
     let run = setup::which(&ledger, number)?.ok_or_else(none)?;
-    let begun_on = setup::kept(&ledger, run)?.device;
+    let config = setup::kept(&ledger, run)?;
+    setup::affordable(&config)?;
+    let begun_on = config.device;
     let place = place(wanted)?;
     let device = &place.environment.device;
     if *device != begun_on {
@@ -208,11 +214,11 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
     Ok((lab::evolve::Evolution::resume(ledger, run, place.limits)?, place.host))
 }
 
-fn shapes(words: &[String]) -> Result<Vec<Shape>, Error> {
+fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
     let shape = |word: &String| match suites::parse(word) {
         Ok(problem) => Ok(Shape::of(&problem)),
         Err(accepted) => {
-            Err(Error::Argument(format!("problem = {word:?} is not possible; accepted: {accepted}")))
+            Err(Error::Argument(format!("{argument} = {word:?} is not possible; accepted: {accepted}")))
         }
     };
     words.iter().map(shape).collect()
@@ -279,8 +285,6 @@ pub fn describe_card(py: Python<'_>, ordinal: i32) -> Result<String, Error> {
     })
 }
 
-type Evaluators = HashMap<Target, Box<dyn Evaluator>>;
-
 /// Those that this process has used. One evaluation at a time: a timing wants the machine for itself.
 static EVALUATORS: LazyLock<Mutex<Evaluators>> = LazyLock::new(Mutex::default);
 
@@ -291,11 +295,7 @@ pub fn evaluate(py: Python<'_>, task: &str) -> Result<String, Error> {
     let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
     py.detach(|| {
         let mut evaluators = EVALUATORS.lock().unwrap_or_else(PoisonError::into_inner);
-        let evaluator = match evaluators.entry(task.target.clone()) {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(free) => free.insert(evaluator(&task.target)?),
-        };
-        Ok(json!(evaluator.evaluate(&task)).to_string())
+        Ok(json!(evaluators.evaluate(&task, evaluator)?).to_string())
     })
 }
 

@@ -88,6 +88,19 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         ({"configuration": "none", "candidates": 1}, "insight"),
         ({}, "budget"),
         ({"candidates": 0}, "1 and more"),
+        ({"candidates": "3"}, "candidates = '3'"),
+        ({"candidates": 1, "num_workers": -1}, "num_workers = -1"),
+        ({"candidates": 1, "num_gpus": 0}, "num_gpus = 0"),
+        ({"candidates": 1, "held_out": PROBLEM}, f"held_out = '{PROBLEM}'"),
+        ({"candidates": 1, "held_out": [1]}, "held_out = "),
+        ({"candidates": 1, "held_out": ["1,2"]}, "held_out = .*BATCH,HEADS"),
+        ({"candidates": 1, "families": ["wmma"]}, "families = .*mma, wgmma, small"),
+        ({"candidates": 1, "families": "mma"}, "families = 'mma'"),
+        ({"candidates": 1, "seed": -1}, "seed = -1"),
+        ({"candidates": 1, "retries": 1.5}, "retries = 1.5"),
+        ({"candidates": 1, "price_per_hour": -1}, "price_per_hour = -1"),
+        ({"minutes": float("nan")}, "minutes = nan"),
+        ({"candidates": 1, "problem": "1,8,99999999999,64,f16"}, "problem = 1,8,99999999999,64,f16"),
     ]:
         with pytest.raises(flashcore.ArgumentError, match=says):
             flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
@@ -161,6 +174,26 @@ def test_only_a_task_that_has_begun_can_hang(monkeypatch):
         drive.wait()
         assert slow.ended == ended
     assert run.told == ["hangs"] and drive.flying == {}
+
+
+def test_a_card_is_used_by_a_process_of_its_own_for_each_task(cluster, monkeypatch):
+    """A process keeps the card that it saw first, and Ray may give the next task another one."""
+
+    def where(task, number, begun, version):
+        return json.dumps([os.getpid(), ray.get_runtime_context().get_accelerator_ids()["GPU"]])
+
+    monkeypatch.setattr(flashcore.ray, "evaluate", where)
+    node = cluster.add_node(num_cpus=1, num_gpus=2)
+    try:
+        place = flashcore.ray._Cluster("cuda", None, 0)
+        found = [json.loads(ray.get(place.submit("", number, True))) for number in range(4)]
+        assert len({pid for pid, _ in found}) == 4
+        assert all(len(cards) == 1 for _, cards in found)
+        # Where no card is, processes are used again.
+        host = [json.loads(ray.get(place.submit("", number, False))) for number in range(6)]
+        assert len({pid for pid, _ in host}) < 6 and all(cards == [] for _, cards in host)
+    finally:
+        cluster.remove_node(node)
 
 
 def test_a_node_of_another_version_is_told():

@@ -346,7 +346,8 @@ impl ForecastCommand {
             ForecastCommand::List(args) => args.json,
             ForecastCommand::Score(args) => args.json,
             ForecastCommand::Recalibrate(args) => args.json,
-            ForecastCommand::Add(_) | ForecastCommand::Outcome(_) => false,
+            ForecastCommand::Add(args) => args.json,
+            ForecastCommand::Outcome(args) => args.json,
         }
     }
 }
@@ -358,7 +359,7 @@ pub struct ForecastAdd {
     /// Who says so
     #[arg(long, value_name = "NAME")]
     pub author: String,
-    /// The device: its name
+    /// The device: cpu or cuda (this machine's), or the name of one, as in h200
     #[arg(long, required_unless_present = "candidate")]
     pub device: Option<String>,
     /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`
@@ -368,14 +369,17 @@ pub struct ForecastAdd {
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "problem"])]
     pub candidate: Option<i64>,
     /// The time that is expected, µs
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub us: f64,
     /// Lower end of what would not surprise; default: 10 % less
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", allow_negative_numbers = true)]
     pub low: Option<f64>,
     /// Upper end; default: 10 % more
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", allow_negative_numbers = true)]
     pub high: Option<f64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
 }
@@ -385,11 +389,14 @@ pub struct ForecastOutcome {
     /// The forecast's number
     pub forecast: i64,
     /// The time that was measured, µs
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub us: f64,
     /// Anything to remember
     #[arg(long, default_value = "")]
     pub note: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
 }
@@ -420,7 +427,7 @@ pub struct ForecastRecalibrate {
     /// Whose forecasts
     #[arg(long, value_name = "NAME", default_value = "model")]
     pub author: String,
-    /// For which device: its name
+    /// For which device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
     #[arg(long)]
     pub device: String,
     /// Print one JSON object
@@ -448,7 +455,7 @@ impl LedgerCommand {
         match self {
             LedgerCommand::Check(args) => args.json,
             LedgerCommand::Runs(args) => args.json,
-            LedgerCommand::Export(_) => false,
+            LedgerCommand::Export(args) => args.json,
         }
     }
 }
@@ -461,6 +468,9 @@ pub struct LedgerExport {
     /// One Parquet file a table
     #[arg(long)]
     pub parquet: bool,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
 }
@@ -520,7 +530,7 @@ pub struct Evolve {
     /// length of each problem
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
-    /// Minutes that the search may take, its races included
+    /// Minutes that the search may take, its races included; default: 2, unless --candidates limits it
     #[arg(long, allow_negative_numbers = true)]
     pub minutes: Option<f64>,
     /// Candidates that it may make, blind draws included

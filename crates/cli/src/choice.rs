@@ -95,8 +95,13 @@ fn device(name: &str) -> Result<Named, CliError> {
 
 /// A problem as `--problem` takes it.
 pub fn parse(text: &str) -> Result<Problem, CliError> {
+    parse_as("--problem", text)
+}
+
+/// The same of another argument.
+pub fn parse_as(argument: &'static str, text: &str) -> Result<Problem, CliError> {
     suites::parse(text).map_err(|error| CliError::Argument {
-        argument: "--problem",
+        argument,
         value: text.to_owned(),
         accepted: error.to_string(),
     })

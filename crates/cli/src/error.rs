@@ -132,9 +132,9 @@ pub enum CliError {
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Machine(#[from] lab::machine::MachineFileError),
-    /// A device that candidates cannot be evaluated on.
-    #[error("{0}")]
-    Evaluator(#[from] lab::evolve::evaluate::Fault),
+    #[error(transparent)]
+    #[allow(missing_docs, reason = "the error of the layer below says it")]
+    Worker(#[from] lab::evolve::workers::ServeError),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Store(#[from] lab::store::StoreError),

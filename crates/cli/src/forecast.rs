@@ -2,14 +2,21 @@
 
 use std::io::Write;
 
+use emu::model::Gpu;
 use kernels::select::Shape;
 use lab::bench::suites;
-use lab::ledger::{ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, Recalibration, Score};
+use lab::evolve::Evaluator;
+use lab::evolve::bandit::Operator;
+use lab::evolve::evaluate::cpu::CpuEvaluator;
+use lab::ledger::{
+    ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, Score,
+};
 use lab::provenance::iso8601;
 use serde_json::json;
 
 use crate::args::{self, ForecastAdd, ForecastCommand, ForecastList, ForecastRecalibrate, ForecastScore};
 use crate::error::CliError;
+use crate::topk::{at_least_one, device_name};
 use crate::{Status, choice, table, unless_closed};
 
 pub fn forecast(command: &ForecastCommand) -> Result<Status, CliError> {
@@ -24,54 +31,120 @@ pub fn forecast(command: &ForecastCommand) -> Result<Status, CliError> {
 
 /// Part of the expected time that the interval leaves on each side, unless it is given.
 const DEFAULT_MARGIN: f64 = 0.1;
+/// As the forecasts of proposers are signed.
+const PROPOSER: &str = Operator::Propose.name();
 
 fn add(args: &ForecastAdd) -> Result<Status, CliError> {
-    if args.author.starts_with("model") {
-        return Err(CliError::Argument {
-            argument: "--author",
-            value: args.author.clone(),
-            accepted: "a person's name; the model forecasts by itself".to_owned(),
-        });
-    }
+    check(args)?;
     let problem = args.problem.as_deref().map(choice::parse).transpose()?;
-    let forecast = Forecast {
+    let mut forecast = Forecast {
         candidate: args.candidate.map(CandidateId),
-        hypothesis: args.hypothesis.clone(),
-        author: args.author.clone(),
+        hypothesis: args.hypothesis.trim().to_owned(),
+        author: args.author.trim().to_owned(),
         // Of a candidate the ledger knows it.
-        device: args.device.clone().unwrap_or_default(),
+        device: String::new(),
         problem: problem.as_ref().map(Shape::of),
         low_us: args.low.unwrap_or(args.us * (1.0 - DEFAULT_MARGIN)),
         us: args.us,
         high_us: args.high.unwrap_or(args.us * (1.0 + DEFAULT_MARGIN)),
     };
     forecast.check()?;
+    let device = args.device.as_deref().map(own_name).transpose()?;
     let path = &args.ledger.path;
     let ledger = if args.candidate.is_some() { Ledger::open_existing(path) } else { Ledger::open(path) }?;
+    if let Some(device) = device {
+        forecast.device = common_name(&ledger, device)?;
+    }
     let number = ledger.forecast(&forecast)?;
-    unless_closed(writeln!(std::io::stdout(), "{number}").map_err(CliError::from))?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(
+        if args.json {
+            writeln!(out, "{}", json!(ledger.forecast_by_hand(number)?))
+        } else {
+            writeln!(out, "{number}")
+        }
+        .map_err(CliError::from),
+    )?;
     Ok(Status::Proven)
 }
 
+/// Words that say something, and a person's name.
+fn check(args: &ForecastAdd) -> Result<(), CliError> {
+    let refuse = |argument, value: &str, accepted: &str| {
+        Err(CliError::Argument { argument, value: format!("{value:?}"), accepted: accepted.to_owned() })
+    };
+    let author = args.author.trim();
+    if author.is_empty() || author.starts_with("model") || author == PROPOSER {
+        let accepted = "a person's name; the model (model, model:…) and a run's proposer (proposer) forecast by themselves";
+        return refuse("--author", author, accepted);
+    }
+    if args.hypothesis.trim().is_empty() {
+        return refuse("HYPOTHESIS", &args.hypothesis, "the idea, in words");
+    }
+    for (argument, us) in [("--us", Some(args.us)), ("--low", args.low), ("--high", args.high)] {
+        us.map_or(Ok(()), |us| positive(argument, us))?;
+    }
+    match args.device.as_deref().filter(|device| device.trim().is_empty()) {
+        Some(device) => refuse("--device", device, "cpu, cuda, or the name of a device, as in h200"),
+        None => Ok(()),
+    }
+}
+
+fn positive(argument: &'static str, us: f64) -> Result<(), CliError> {
+    if us.is_finite() && us > 0.0 {
+        return Ok(());
+    }
+    Err(CliError::Argument { argument, value: us.to_string(), accepted: "a positive number".to_owned() })
+}
+
+/// The whole name of a device of this machine; other names as they are.
+fn own_name(device: &str) -> Result<String, CliError> {
+    match device.trim() {
+        "cpu" => Ok(CpuEvaluator::new().environment().device),
+        other => device_name(other),
+    }
+}
+
+/// One name for a device, however it is written, so that its forecasts are scored together: the ledger's own, or the time model's.
+fn common_name(ledger: &Ledger, name: String) -> Result<String, CliError> {
+    match ledger.device_called(&name) {
+        Err(LedgerError::Unknown { .. }) => {
+            Ok(Gpu::named(&name).map_or(name, |machine| machine.name.to_owned()))
+        }
+        found => Ok(found?),
+    }
+}
+
 fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
+    positive("--us", args.us)?;
     let outcome = ForecastOutcome { forecast: args.forecast, us: args.us, note: args.note.clone() };
-    Ledger::open_existing(&args.ledger.path)?.forecast_outcome(&outcome)?;
+    let ledger = Ledger::open_existing(&args.ledger.path)?;
+    ledger.forecast_outcome(&outcome)?;
+    let told = ledger.forecast_by_hand(args.forecast)?;
+    let mut out = std::io::stdout().lock();
+    unless_closed(if args.json {
+        writeln!(out, "{}", json!(told)).map_err(CliError::from)
+    } else {
+        table::print(&mut out, &LINE, &[line(&told)]).map_err(CliError::from)
+    })?;
     Ok(Status::Proven)
 }
 
 fn list(args: &ForecastList) -> Result<Status, CliError> {
+    at_least_one("-n", args.n)?;
     let forecasts = Ledger::read(&args.ledger.path)?.by_hand(args.n)?;
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
         writeln!(out, "{}", json!(forecasts)).map_err(CliError::from)
     } else {
-        let header =
-            ["", "when", "author", "device", "problem", "expected µs", "measured µs", "idea", "note"];
         let rows: Vec<Vec<String>> = forecasts.iter().map(line).collect();
-        table::print(&mut out, &header, &rows).map_err(CliError::from)
+        table::print(&mut out, &LINE, &rows).map_err(CliError::from)
     })?;
     Ok(Status::Proven)
 }
+
+const LINE: [&str; 9] =
+    ["", "when", "author", "device", "problem", "expected µs", "measured µs", "idea", "note"];
 
 fn line(told: &ByHand) -> Vec<String> {
     let f = &told.forecast;
@@ -123,7 +196,9 @@ fn figures(s: &Score) -> Vec<String> {
 }
 
 fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
-    let map = Ledger::open_existing(&args.ledger.path)?.recalibrate(&args.author, &args.device)?;
+    let ledger = Ledger::open_existing(&args.ledger.path)?;
+    let device = ledger.device_called(&device_name(&args.device)?)?;
+    let map = ledger.recalibrate(&args.author, &device)?;
     let mut out = std::io::stdout().lock();
     unless_closed(match (&map, args.json) {
         (map, true) => writeln!(out, "{}", json!(map)).map_err(CliError::from),

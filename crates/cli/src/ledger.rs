@@ -23,15 +23,19 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
     let format = if args.parquet { Format::Parquet } else { Format::JsonLines };
     let exported = ledger.export(&args.to, format)?;
     let mut out = std::io::stdout().lock();
-    let rows: Vec<Vec<String>> = exported
-        .iter()
-        .filter(|e| e.rows > 0 || e.broken.is_some())
-        .map(|e| {
-            let end = e.broken.as_ref().map_or(String::new(), |why| format!("ends in damage: {why}"));
-            vec![e.table.to_owned(), e.rows.to_string(), end]
-        })
-        .collect();
-    unless_closed(table::print(&mut out, &["table", "rows", ""], &rows).map_err(CliError::from))?;
+    unless_closed(if args.json {
+        writeln!(out, "{}", json!(exported)).map_err(CliError::from)
+    } else {
+        let rows: Vec<Vec<String>> = exported
+            .iter()
+            .filter(|e| e.rows > 0 || e.broken.is_some())
+            .map(|e| {
+                let end = e.broken.as_ref().map_or(String::new(), |why| format!("ends in damage: {why}"));
+                vec![e.table.to_owned(), e.rows.to_string(), end]
+            })
+            .collect();
+        table::print(&mut out, &["table", "rows", ""], &rows).map_err(CliError::from)
+    })?;
     let whole = exported.iter().all(|e| e.broken.is_none());
     Ok(if whole { Status::Proven } else { Status::Refuted })
 }

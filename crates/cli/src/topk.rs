@@ -13,6 +13,7 @@ use crate::error::CliError;
 use crate::{Status, choice, table, unless_closed};
 
 pub fn topk(args: &Topk) -> Result<Status, CliError> {
+    at_least_one("-k", args.k)?;
     let problem = Shape::of(&choice::parse(&args.problem)?);
     let ledger = Ledger::read(&args.ledger.path)?;
     let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
@@ -25,8 +26,16 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     Ok(Status::Proven)
 }
 
+/// Nothing is no list.
+pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError> {
+    match count {
+        0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 and more".to_owned() }),
+        _ => Ok(()),
+    }
+}
+
 /// The name that the ledger has of a device of this machine; other names as they are.
-fn device_name(device: &str) -> Result<String, CliError> {
+pub fn device_name(device: &str) -> Result<String, CliError> {
     match device.strip_prefix("cuda") {
         _ if device == "cpu" => {
             // However many threads: the name up to them.

@@ -1,10 +1,9 @@
 //! `flashcore worker`: evaluates candidates for a run that may lose this process.
 
-use std::collections::HashMap;
-
 use lab::evolve::evaluate::cuda::Allow;
 use lab::evolve::evaluate::model::Model;
-use lab::evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Fault, GpuCard};
+use lab::evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
+use lab::evolve::workers::ServeError;
 use lab::evolve::{Target, workers};
 
 use crate::Status;
@@ -16,26 +15,15 @@ pub fn worker(args: &Worker) -> Result<Status, CliError> {
         workers::end_with_parent();
     }
     let machine = args.machine.as_deref().map(lab::machine::read).transpose()?;
-    let mut evaluators: HashMap<Target, Box<dyn Evaluator>> = HashMap::new();
-    let mut broken = None;
+    let mut evaluators = Evaluators::default();
     let served = workers::serve(std::io::stdin().lock(), std::io::stdout(), |task| {
-        let evaluator = match evaluators.entry(task.target.clone()) {
-            std::collections::hash_map::Entry::Occupied(known) => Ok(known.into_mut()),
-            std::collections::hash_map::Entry::Vacant(free) => {
-                evaluator(&task.target, args, machine).map(|made| free.insert(made))
-            }
-        };
-        match evaluator {
-            Ok(evaluator) => Ok(evaluator.evaluate(task)),
-            Err(fault) => {
-                broken = Some(fault);
-                Err(std::io::Error::other("the device cannot be used"))
-            }
-        }
+        evaluators.evaluate(task, |target| evaluator(target, args, machine))
     });
-    match broken {
-        Some(fault) => Err(fault.into()),
-        None => Ok(served.map(|()| Status::Proven)?),
+    match served {
+        Ok(()) => Ok(Status::Proven),
+        // Who stopped to read is told nothing.
+        Err(ServeError::Output(error)) => Err(CliError::Output(error)),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use kernels::select::TunedTable;
-use lab::ledger::{Arm, Ledger, RunEvent, RunId};
+use kernels::select::{Shape, TunedTable};
+use lab::evolve::setup::{self, Wanted};
+use lab::evolve::{Configuration, Target};
+use lab::ledger::{Arm, Environment, Ledger, Run, RunEvent, RunId};
+use problem::{DType, Problem};
 use serde_json::Value;
 
 /// A folder that goes with its test.
@@ -107,8 +110,10 @@ fn a_short_run_against_the_model() {
     assert!(serde_json::to_string(&table.rows()[0]).unwrap().contains("predicted"));
     let known = Ledger::read(ledger.as_ref()).unwrap().resume(RunId(1)).unwrap();
     assert!(known.decisions.iter().any(|d| d.decision.what == "promoted"));
-    // For people, from the ledger alone.
-    let again = run(&["--resume", "1", "--ledger", &ledger]);
+    // For people, from the ledger alone; its rows are there already.
+    let again = run(&["--resume", "1", "--ledger", &ledger, "--promote", &rows]);
+    assert_eq!(std::fs::read_to_string(&rows).unwrap().lines().count(), 1);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("has this row already"), "{again:?}");
     let text = String::from_utf8(again.stdout).unwrap();
     assert_eq!(again.status.code(), Some(0), "{}", String::from_utf8_lossy(&again.stderr));
     for part in ["predicted by the time model", "best against baseline", "decision:", "blind draws", "FASTER"]
@@ -177,7 +182,8 @@ fn a_run_that_is_killed_loses_nothing() {
             }
             // Killed before the run, or the ledger, had begun.
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(said.contains("no run that can go on") || said.contains("there is no ledger"), "{said}");
+            let begun = ["no run that can go on", "there is no ledger", "is empty"];
+            assert!(begun.iter().any(|part| said.contains(part)), "{said}");
             child = start(&begin);
             continue;
         }
@@ -263,6 +269,7 @@ fn bad_usage_is_told() {
     let ledger = folder.file("l.ledger");
     let text = folder.file("text");
     std::fs::write(&text, "not a ledger, and longer than a page's head").unwrap();
+    let place = folder.0.display().to_string();
     for (args, part) in [
         (vec!["--device", "h2000"], "accepted: cpu, cuda"),
         (vec!["--minutes", "-1"], "--minutes"),
@@ -280,6 +287,22 @@ fn bad_usage_is_told() {
         (vec!["--device", "h200", "--held-out", "1,1,64,67,f16"], "held_out = 1,1,64,67,f16"),
         (vec!["--device", "l4", "--family", "wgmma"], "family = wgmma is not possible; accepted: mma"),
         (vec!["--device", "cpu", "--family", "mma"], "family = mma is not possible"),
+        (vec!["--held-out", "1,8"], "--held-out = 1,8 is not possible"),
+        (vec!["--jobs", "100000"], "--jobs = 100000 is not possible; accepted: 1 to 256"),
+        (vec!["--proposer", " "], "--proposer = \" \" is not possible"),
+        (vec!["--proposer", "no-such-program x"], "the shell finds; it finds no no-such-program"),
+        (
+            vec!["--problem", "1,8,99999999999,64,f16"],
+            "problem = 1,8,99999999999,64,f16 is not possible: its tensors",
+        ),
+        (
+            vec!["--problem", "1,8,9999999,64,f16", "--device", "h200"],
+            "problem = 1,8,9999999,64,f16 is not possible",
+        ),
+        (vec!["--held-out", "1,8,99999999999,64,f16"], "accepted: at most "),
+        (vec!["--device", "h200", "--promote", "/proc/rows.jsonl"], "cannot write /proc/rows.jsonl"),
+        (vec!["--device", "h200", "--promote", &place], "it is a folder"),
+        (vec!["--evidence", &place], "it is a folder"),
     ] {
         let found = run(&[&args[..], &["--ledger", &ledger]].concat());
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -292,6 +315,52 @@ fn bad_usage_is_told() {
     drop(Ledger::open(ledger.as_ref()).unwrap());
     let found = run(&["--resume", "--ledger", &ledger]);
     assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can go on"), "{found:?}");
+    let found = run(&["--resume", "99", "--ledger", &ledger]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("--resume = 99 is not possible"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("none: it has no run yet"), "{found:?}");
+    std::fs::write(&ledger, "").unwrap();
+    let found = run(&["--resume", "--ledger", &ledger]);
+    assert!(String::from_utf8_lossy(&found.stderr).contains("is empty"), "{found:?}");
+    assert_eq!(std::fs::metadata(&ledger).unwrap().len(), 0);
+}
+
+/// A run that was begun where there was room for it, or before that was looked at.
+#[test]
+fn a_run_that_this_machine_cannot_hold_is_not_gone_on_with() {
+    let folder = Folder::new("memory");
+    let path = folder.file("l.ledger");
+    let problem = Shape::of(&Problem::new(1, 8, 64, 64, DType::F16));
+    let wanted = Wanted {
+        problems: vec![problem],
+        held_out: Some(Vec::new()),
+        only: None,
+        candidates: Some(2),
+        minutes: None,
+        seed: 1,
+        configuration: Configuration::Full,
+        random_share: 0.5,
+        families: Vec::new(),
+        proposer: None,
+        early_stop: true,
+        peer_us: None,
+    };
+    let mut config = setup::config(None, Target::Cpu, "any", None, wanted).unwrap();
+    config.cases[0].problem = Shape { seq_q: 99_999_999_999, ..problem };
+    let ledger = Ledger::open(path.as_ref()).unwrap();
+    let environment = Environment::default();
+    let config = serde_json::to_value(config).unwrap();
+    ledger.begin_run(&Run { device: "any".into(), config, environment, price_per_hour: None }).unwrap();
+    drop(ledger);
+    let found = run(&["--resume", "--ledger", &path]);
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert_eq!(found.status.code(), Some(3), "{said}");
+    assert!(said.contains("99999999999") && said.contains("accepted: at most "), "{said}");
+    let found = run(&["--resume", "7", "--ledger", &path]);
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert!(
+        said.contains("--resume = 7 is not possible; accepted: a run of") && said.contains(", 1"),
+        "{said}"
+    );
 }
 
 /// The forecasts of a ledger that is not there, or that cannot be kept, begin none.
@@ -311,6 +380,16 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
         ([&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
         ([&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(), "cannot be used with"),
         ([&add[..], &["--us", "3"]].concat(), "--device"),
+        (
+            [&add[..], &["--us", "-3", "--device", "L4"]].concat(),
+            "--us = -3 is not possible; accepted: a positive number",
+        ),
+        ([&add[..], &["--us", "3", "--device", " "]].concat(), "--device = \" \" is not possible"),
+        (vec!["add", " ", "--author", "ada", "--us", "3", "--device", "L4"], "the idea, in words"),
+        (vec!["add", "an idea", "--author", "", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["add", "an idea", "--author", "proposer", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["add", "an idea", "--author", "model:x", "--us", "3", "--device", "L4"], "a person's name"),
+        (vec!["list", "-n", "0"], "-n = 0 is not possible"),
     ] {
         let found = forecast(&args);
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -320,6 +399,60 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     }
     let found = forecast(&[&add[..], &["--us", "3", "--device", "L4"]].concat());
     assert_eq!(String::from_utf8_lossy(&found.stdout).trim(), "1", "{found:?}");
+    // However the device is written, it is one, and what came out is told.
+    let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "l4", "--json"]].concat()));
+    assert_eq!((&found["id"], &found["forecast"]["device"]), (&2.into(), &"L4".into()));
+    let found = json(&forecast(&[&add[..], &["--us", "3", "--device", "h200", "--json"]].concat()));
+    assert_eq!(found["forecast"]["device"], "H200");
+    let found = json(&forecast(&["outcome", "2", "--us", "3.05", "--json"]));
+    assert_eq!((&found["id"], found["measured_us"].as_f64()), (&2.into(), Some(3.05)));
+    let found = forecast(&["outcome", "1", "--us", "4"]);
+    assert!(String::from_utf8_lossy(&found.stdout).contains("4.00 (above)"), "{found:?}");
+    for (args, part) in [
+        (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
+        (vec!["outcome", "2", "--us", "3"], "came out already, at 3.05 µs"),
+        (vec!["outcome", "3", "--us", "-1"], "--us = -1 is not possible"),
+        (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
+    ] {
+        let found = forecast(&args);
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert!(found.status.code() == Some(3) && said.contains(part), "{args:?}: {said}");
+    }
+    let found = forecast(&["recalibrate", "--device", "h200"]);
+    assert!(String::from_utf8_lossy(&found.stdout).contains("too few"), "{found:?}");
+}
+
+/// Who only reads makes nothing of an empty file.
+#[test]
+fn an_empty_file_is_no_ledger_to_read() {
+    let folder = Folder::new("empty");
+    let ledger = folder.file("l.ledger");
+    std::fs::write(&ledger, "").unwrap();
+    let topk: &[&str] = &["topk", "--problem", SMALL, "--device", "h200"];
+    let export = folder.file("facts.jsonl");
+    for args in [
+        topk,
+        &["ledger", "runs"],
+        &["ledger", "check"],
+        &["ledger", "export", &export],
+        &["report"],
+        &["forecast", "score"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        let found = command.args(args).args(["--ledger", &ledger]).current_dir(&folder.0).output().unwrap();
+        let said = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert!(found.status.code() == Some(3) && said.contains("is empty"), "{args:?}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "something lies beside it");
+    drop(Ledger::open(ledger.as_ref()).unwrap());
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+        command.args(args).args(["--ledger", &ledger]).output().unwrap()
+    };
+    let found = run(&[topk, &["-k", "0"]].concat());
+    assert!(String::from_utf8_lossy(&found.stderr).contains("-k = 0 is not possible"), "{found:?}");
+    let found = json(&run(&["ledger", "export", &export, "--json"]));
+    assert!(found.as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
 
 /// While a run goes on here, nobody else goes on with it; and whoever does so later evaluates a proposer's kernels in processes of

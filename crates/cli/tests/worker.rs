@@ -126,4 +126,6 @@ fn lines_in_lines_out() {
         .collect();
     assert_eq!((answers.len(), output.status.code()), (2, Some(3)));
     assert_eq!(answers[0].finding, answers[1].finding);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("line 3 of standard input is no task"), "{said}");
 }

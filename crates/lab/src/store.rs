@@ -117,6 +117,26 @@ pub fn writable(path: &Path) -> Result<(), StoreError> {
     std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
 }
 
+/// Whether a line can be appended to a file, as [`append_line`] does it: to be asked before a minute's work, not after. Makes nothing.
+///
+/// # Errors
+/// As [`append_line`] would.
+pub fn appendable(path: &Path) -> Result<(), StoreError> {
+    let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
+    match place(path).map_err(fail)? {
+        None => Ok(()),
+        Some(file) if file.exists() => {
+            std::fs::OpenOptions::new().append(true).open(file).map(drop).map_err(fail)
+        }
+        // Folders on the way to it are made with the first line.
+        Some(file) => {
+            let above = file.ancestors().skip(1).find(|folder| folder.exists());
+            let draft = draft(&above.unwrap_or(Path::new("")).join("x"))?;
+            std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
+        }
+    }
+}
+
 /// The name that a file has until it is whole.
 fn draft(path: &Path) -> Result<PathBuf, StoreError> {
     let Some(name) = path.file_name() else {
@@ -192,6 +212,15 @@ mod tests {
         assert!(write(&scratch.path("none/x"), b"").is_err());
         for (path, accepted) in [("report.html", true), ("new", true), ("none/x", false), ("folder", false)] {
             assert_eq!(writable(&scratch.path(path)).is_ok(), accepted, "{path}");
+        }
+        for (path, accepted) in [
+            ("report.html", true),
+            ("new", true),
+            ("none/x", true),
+            ("folder", false),
+            ("report.html/x", false),
+        ] {
+            assert_eq!(appendable(&scratch.path(path)).is_ok(), accepted, "{path}");
         }
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
         // Every write to this device fails as on a full disk.

@@ -5,18 +5,23 @@ mod print;
 mod setup;
 
 use std::io::Write;
+use std::path::Path;
 
 use lab::evolve::{Evolution, Promoted};
 use lab::provenance::iso8601_now;
-use lab::store::append_line;
+use lab::store::{self, append_line};
 use serde_json::{Value, json};
 
 use crate::args::Evolve;
 use crate::error::CliError;
+use crate::tell::tell;
 use crate::{Status, unless_closed};
 use drive::Ended;
 
 pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
+    for file in [&args.promote, &args.evidence].into_iter().flatten() {
+        store::appendable(file)?;
+    }
     let (evolution, crew) = match args.resume {
         Some(number) => setup::resume(number, args)?,
         None => setup::begin(args)?,
@@ -52,7 +57,26 @@ fn keep(evolution: &Evolution, report: Value, args: &Evolve) -> Result<(), CliEr
     if let Some(row) = row.as_object_mut() {
         row.remove("ledger");
     }
-    Ok(append_line(file, &row.to_string())?)
+    append(file, &row)
+}
+
+/// Appends a row, unless the file has it already, but for the time of writing: a run that is over says the same each time.
+fn append(file: &Path, row: &Value) -> Result<(), CliError> {
+    let line = row.to_string();
+    let undated = |line: &str| {
+        let mut row: Value = serde_json::from_str(line).ok()?;
+        row.as_object_mut()?.remove("when");
+        Some(row)
+    };
+    // Only a file can be looked into; what a device or a pipe was told nobody knows.
+    let kept = if file.is_file() { std::fs::read_to_string(file) } else { Ok(String::new()) };
+    let kept = kept.map_err(|source| CliError::Read { path: file.to_path_buf(), source })?;
+    let row = undated(&line);
+    if kept.lines().any(|line| undated(line) == row) {
+        tell(format_args!("{} has this row already", file.display()));
+        return Ok(());
+    }
+    Ok(append_line(file, &line)?)
 }
 
 fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
@@ -61,7 +85,7 @@ fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
     let run = format!("ledger-{}", evolution.run().0);
     for winner in evolution.promoted(&environment, &run, &iso8601_now()) {
         match winner {
-            Promoted::Row(row) => append_line(file, &json!(row).to_string())?,
+            Promoted::Row(row) => append(file, &json!(row))?,
             Promoted::NoRow { candidate, why } => eprintln!(
                 "flashcore: candidate {} won and is no row of {}: {why}; it stays in the ledger",
                 candidate.0,

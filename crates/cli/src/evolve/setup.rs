@@ -6,6 +6,7 @@ use kernels::select::Shape;
 use kernels::{Arch, Family};
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::evolve::evaluate::model::Model;
+use lab::evolve::proposer;
 use lab::evolve::setup::{self, Wanted};
 use lab::evolve::workers::{Crew, Program, Worker};
 use lab::evolve::{Candidate, Case, Configuration, Evaluator, Evolution, Limits, Target};
@@ -29,12 +30,13 @@ struct Device {
 /// Begins a run. The ledger is opened, and begun where there is none, once all else is known to be right.
 pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     check(args)?;
+    findable(args)?;
     let target = target(&args.device, args.emulator)?;
     promotable(args, &target)?;
     let mut wanted = wanted(args)?;
     wanted.only = args.seed_plan.as_deref().map(|file| plan(file, &target)).transpose()?;
     let past = match Ledger::read(&args.ledger.path) {
-        Err(LedgerError::Missing { .. }) => None,
+        Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
     };
     let device = open(target, args, wanted.proposer.is_some())?;
@@ -51,10 +53,14 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
 
 /// Goes on with a run on the device that it was begun for.
 pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), CliError> {
+    check(args)?;
     let ledger = Ledger::open_existing(&args.ledger.path)?;
-    let none = || CliError::NoRun { ledger: args.ledger.path.clone() };
-    let run = setup::which(&ledger, number)?.ok_or_else(none)?;
+    let run = match setup::which(&ledger, number)? {
+        Some(run) => run,
+        None => return Err(no_run(&ledger, number)?),
+    };
     let config = setup::kept(&ledger, run)?;
+    setup::affordable(&config)?;
     promotable(args, &config.target)?;
     // Whose kernels these are is the run's own affair: nobody says it again.
     let device = open(config.target, args, config.proposer.is_some())?;
@@ -71,14 +77,29 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     Ok((evolution, device.crew))
 }
 
-fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
-    let shapes = |words: &[String]| -> Result<Vec<Shape>, CliError> {
-        words.iter().map(|word| Ok(Shape::of(&choice::parse(word)?))).collect()
+/// There is no run to go on with: which one was asked for, and what there is.
+fn no_run(ledger: &Ledger, number: Option<i64>) -> Result<CliError, CliError> {
+    let ledger_path = ledger.path().to_path_buf();
+    let Some(number) = number else { return Ok(CliError::NoRun { ledger: ledger_path }) };
+    let mut runs: Vec<i64> = ledger.runs()?.iter().map(|line| line.id.0).collect();
+    runs.sort_unstable();
+    let accepted = match runs.as_slice() {
+        [] => "none: it has no run yet".to_owned(),
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first} to {last}"),
     };
-    let problems = shapes(&args.problem)?;
+    let accepted = format!("a run of {}, {accepted}", ledger_path.display());
+    Ok(CliError::Argument { argument: "--resume", value: number.to_string(), accepted })
+}
+
+fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
+    let shapes = |argument, words: &[String]| -> Result<Vec<Shape>, CliError> {
+        words.iter().map(|word| Ok(Shape::of(&choice::parse_as(argument, word)?))).collect()
+    };
+    let problems = shapes("--problem", &args.problem)?;
     Ok(Wanted {
         problems: if problems.is_empty() { vec![Shape::of(&Problem::mission())] } else { problems },
-        held_out: if args.held_out.is_empty() { None } else { Some(shapes(&args.held_out)?) },
+        held_out: if args.held_out.is_empty() { None } else { Some(shapes("--held-out", &args.held_out)?) },
         only: None,
         candidates: args.candidates,
         minutes: args.minutes,
@@ -115,6 +136,20 @@ fn keepable(args: &Evolve, device: &Device) -> Result<(), CliError> {
     }
 }
 
+/// A proposer is a program that is there; that it fails shows when it is asked.
+fn findable(args: &Evolve) -> Result<(), CliError> {
+    let Some(line) = &args.proposer else { return Ok(()) };
+    let accepted = match (line.trim().is_empty(), proposer::missing(line)) {
+        (true, _) => "a program, as in 'python3 examples/proposer.py'".to_owned(),
+        (false, Some(program)) => format!("a program that the shell finds; it finds no {program}"),
+        (false, None) => return Ok(()),
+    };
+    Err(CliError::Argument { argument: "--proposer", value: format!("{line:?}"), accepted })
+}
+
+/// Threads or processes beside the device: more than any machine has use for, and as many as any can start.
+const MOST_JOBS: usize = 256;
+
 /// Numbers that no run can have.
 fn check(args: &Evolve) -> Result<(), CliError> {
     let refuse = |argument: &'static str, value: String, accepted: &str| {
@@ -135,8 +170,8 @@ fn check(args: &Evolve) -> Result<(), CliError> {
     if let Some(price) = args.price.filter(|price| !(price.is_finite() && *price >= 0.0)) {
         return refuse("--price", price.to_string(), "a number of at least 0");
     }
-    if args.jobs == Some(0) {
-        return refuse("--jobs", "0".into(), "1 and more");
+    if let Some(jobs) = args.jobs.filter(|jobs| !(1..=MOST_JOBS).contains(jobs)) {
+        return refuse("--jobs", jobs.to_string(), &format!("1 to {MOST_JOBS}"));
     }
     if let Some(name) = args.family.iter().find(|name| Family::named(name).is_none()) {
         return refuse("--family", name.clone(), &Family::ALL.map(Family::name).join(", "));

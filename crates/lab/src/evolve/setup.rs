@@ -4,6 +4,7 @@
 use emu::model::{Gpu, machine};
 use kernels::select::Shape;
 use kernels::{Arch, Family, KernelError};
+use problem::Tensor;
 
 use super::candidate::Candidate;
 use super::config::{Case, Config, Configuration};
@@ -11,6 +12,7 @@ use super::engine::{EvolveError, words};
 use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
+use super::workers::memory;
 use crate::ledger::{Ledger, LedgerError, RunEvent, RunId};
 
 /// Wins of other runs that a search is told of.
@@ -69,12 +71,32 @@ pub enum SetupError {
         /// What would be accepted.
         accepted: String,
     },
+    /// A problem that this machine cannot hold.
+    #[error(
+        "problem = {problem} is not possible: its tensors take {needed:.1} GB, and an evaluation holds them {times} times; accepted: at most \
+         {most:.1} GB on this machine"
+    )]
+    Memory {
+        /// The problem, in words.
+        problem: String,
+        /// GB of its tensors.
+        needed: f64,
+        /// How many times they are held.
+        times: u64,
+        /// GB that tensors may take.
+        most: f64,
+    },
 }
+
+/// How many times an evaluation holds a problem's tensors: drawn, rounded, staged for the turns of a race, as the oracle's, and those of
+/// problems that are remembered. Of a prediction, in the emulator and what fills it.
+const COPIES: u64 = 16;
+const COPIES_EMULATED: u64 = 6;
 
 /// The configuration of a new run on a device, with what the ledger knows of it from others. `past` is none where there is no ledger yet.
 ///
 /// # Errors
-/// When no kernel computes a problem, a family or a problem to hold out cannot be had, or the ledger cannot be read.
+/// When no kernel computes a problem, this machine cannot hold it, a family or a problem to hold out cannot be had, or the ledger cannot be read.
 pub fn config(
     past: Option<&Ledger>,
     target: Target,
@@ -82,6 +104,7 @@ pub fn config(
     arch: Option<Arch>,
     wanted: Wanted,
 ) -> Result<Config, SetupError> {
+    can_hold(&target, wanted.problems.iter().chain(wanted.held_out.iter().flatten()))?;
     let problems = distinct(wanted.problems);
     check_families(&wanted.families, &problems, arch.as_ref())?;
     for shape in wanted.held_out.iter().flatten() {
@@ -102,6 +125,9 @@ pub fn config(
     let cases: Vec<Case> = problems.iter().map(case).collect::<Result<_, KernelError>>()?;
     let budget = (wanted.candidates, wanted.minutes.map(|minutes| minutes * 60.0));
     let mut config = Config::new(target, device, arch, cases);
+    // What nobody named is left out where it is too large.
+    let most = most(&config.target);
+    config.cases.iter_mut().for_each(|case| case.held_out.retain(|(shape, _)| bytes(shape) <= most));
     (config.candidates, config.seconds) = if budget == (None, None) { (None, Some(SECONDS)) } else { budget };
     (config.seed, config.configuration) = (wanted.seed, wanted.configuration);
     (config.random_share, config.families) = (wanted.random_share, wanted.families);
@@ -160,6 +186,43 @@ fn check_held_out(
         Some(Err(why)) => refuse(format!("a problem that a kernel ships for ({why})")),
         Some(Ok(_)) | None => Ok(()),
     }
+}
+
+/// Whether this machine can hold what a run computes: to be asked before it goes on, as what cannot be allocated ends the process.
+///
+/// # Errors
+/// [`SetupError::Memory`] names the first problem that is too large.
+pub fn affordable(config: &Config) -> Result<(), SetupError> {
+    let held_out = config.cases.iter().flat_map(|case| case.held_out.iter().map(|(shape, _)| shape));
+    can_hold(&config.target, config.cases.iter().map(|case| &case.problem).chain(held_out))
+}
+
+fn can_hold<'a>(target: &Target, mut shapes: impl Iterator<Item = &'a Shape>) -> Result<(), SetupError> {
+    let most = most(target);
+    shapes.find(|shape| bytes(shape) > most).map_or(Ok(()), |shape| {
+        let [needed, most] = [bytes(shape), most].map(|bytes| bytes as f64 / 1e9);
+        Err(SetupError::Memory { problem: words(shape), needed, times: copies(target), most })
+    })
+}
+
+const fn copies(target: &Target) -> u64 {
+    match target {
+        Target::Cpu | Target::Cuda { .. } => COPIES,
+        Target::Model { .. } => COPIES_EMULATED,
+    }
+}
+
+/// Bytes that the tensors of a problem may take: half of this machine's memory holds them as often as need be.
+fn most(target: &Target) -> u64 {
+    memory() / 2 / copies(target)
+}
+
+/// Bytes of a problem's tensors.
+fn bytes(shape: &Shape) -> u64 {
+    let problem = shape.problem();
+    let elements = |tensor| problem.extents(tensor).iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
+    let all = Tensor::ALL.into_iter().fold(0u64, |all, tensor| all.saturating_add(elements(tensor)));
+    all.saturating_mul(problem.dtype.bytes() as u64)
 }
 
 /// Each once, in order.
@@ -268,6 +331,27 @@ mod tests {
         assert!(on("h200", family("wgmma")).is_ok() && on("l4", family("mma")).is_ok());
         let said = config(None, Target::Cpu, "any", None, family("mma")).unwrap_err().to_string();
         assert!(said.contains("family = mma") && said.contains("processor"), "{said}");
+    }
+
+    #[test]
+    fn a_problem_that_this_machine_cannot_hold_is_no_run() {
+        let of = |seq| Shape::of(&Problem::new(1, 8, seq, 64, problem::DType::F16));
+        let begin = |problems, held_out| {
+            config(None, Target::Cpu, "any", None, Wanted { problems, held_out, ..wanted() })
+        };
+        let (huge, small) = (of(1 << 40), of(64));
+        for (problems, held_out) in [(vec![huge], None), (vec![small], Some(vec![huge]))] {
+            let refused = begin(problems, held_out).unwrap_err();
+            assert!(matches!(refused, SetupError::Memory { .. }), "{refused}");
+            assert!(refused.to_string().contains("1,8,1099511627776,64,f16"), "{refused}");
+        }
+        // The largest that fits, whose twice as long neighbour does not.
+        let longest = (most(&Target::Cpu) / bytes(&of(1))) as usize;
+        let mut kept = begin(vec![of(longest)], None).unwrap();
+        assert_eq!(kept.cases[0].held_out.len(), 1);
+        affordable(&kept).unwrap();
+        kept.cases[0].problem = of(longest + 1);
+        assert!(matches!(affordable(&kept), Err(SetupError::Memory { .. })));
     }
 
     #[test]

@@ -28,6 +28,28 @@ struct Allowance {
     allow: f64,
 }
 
+/// Why a worker ends before its input does.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Standard input cannot be read.
+    #[error("cannot read standard input: {0}")]
+    Input(std::io::Error),
+    /// A line that is no task.
+    #[error("line {line} of standard input is no task ({error}); accepted: one task a line, as JSON")]
+    Task {
+        /// Which, from 1.
+        line: usize,
+        /// Why.
+        error: serde_json::Error,
+    },
+    /// Standard output is gone.
+    #[error("cannot write to standard output: {0}")]
+    Output(std::io::Error),
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(#[from] Fault),
+}
+
 /// Serves tasks until the input ends: the worker's side.
 ///
 /// # Errors
@@ -35,12 +57,13 @@ struct Allowance {
 pub fn serve(
     input: impl BufRead,
     mut output: impl Write,
-    mut evaluate: impl FnMut(&Task) -> std::io::Result<Outcome>,
-) -> std::io::Result<()> {
-    for line in input.lines() {
-        let task: Task = serde_json::from_str(&line?)?;
-        writeln!(output, "{}", serde_json::to_string(&evaluate(&task)?)?)?;
-        output.flush()?;
+    mut evaluate: impl FnMut(&Task) -> Result<Outcome, Fault>,
+) -> Result<(), ServeError> {
+    for (line, text) in (1..).zip(input.lines()) {
+        let text = text.map_err(ServeError::Input)?;
+        let task = serde_json::from_str(&text).map_err(|error| ServeError::Task { line, error })?;
+        let outcome = serde_json::json!(evaluate(&task)?);
+        writeln!(output, "{outcome}").and_then(|()| output.flush()).map_err(ServeError::Output)?;
     }
     Ok(())
 }
@@ -101,11 +124,16 @@ impl Program {
 
 /// What a worker may hold, bytes: enough for the tensors of any problem, and a quarter of this machine's memory at most.
 fn share_of_memory() -> u64 {
-    const MOST: u64 = 16 << 30;
+    (memory() / 4).min(16 << 30)
+}
+
+/// This machine's memory, bytes; where the system does not say, that of a small one.
+pub(super) fn memory() -> u64 {
+    const SMALL: u64 = 16 << 30;
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.map_or(MOST, |kilobytes| (kilobytes * 1024 / 4).min(MOST))
+    kilobytes.map_or(SMALL, |kilobytes| kilobytes * 1024)
 }
 
 /// A child process as an evaluator. It is started with its first task, and again after it was lost.
@@ -193,8 +221,8 @@ impl Worker {
     }
 }
 
-/// Whether a worker that says this has lost its device, or itself.
-fn is_lost(outcome: &Outcome) -> bool {
+/// Whether an evaluator that says this has lost its device, or itself.
+pub fn is_lost(outcome: &Outcome) -> bool {
     matches!(&outcome.finding, Finding::Rejected(Rejection { reason, .. }) if reason == "hangs" || reason == "crashed")
 }
 

@@ -13,6 +13,12 @@ pub enum LedgerError {
         /// The file.
         path: PathBuf,
     },
+    /// A file without a byte, and only reading was asked for.
+    #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is something else.
     #[error("{path} is no FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
@@ -47,7 +53,8 @@ pub enum LedgerError {
     },
     /// Another process writes, and did not end in time.
     #[error(
-        "{path} was locked by another process for more than {seconds} s; end it (`fuser {path}` names it), or try again once it is done"
+        "{path} was locked by another process for more than {seconds} s; end it (`fuser {path}` names it), or try again once it is done; a run \
+         that this one ended goes on with `flashcore evolve --resume --ledger {path}`"
     )]
     Locked {
         /// The file.
@@ -70,7 +77,7 @@ pub enum LedgerError {
     },
     /// No room.
     #[error(
-        "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume`"
+        "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
     )]
     Full {
         /// The file.
@@ -95,6 +102,30 @@ pub enum LedgerError {
         path: PathBuf,
         /// What was named.
         what: String,
+    },
+    /// An idea's forecast has one outcome.
+    #[error(
+        "forecast {forecast} of {path} came out already, at {us} µs; accepted: one outcome, and a new forecast for a new one"
+    )]
+    CameOut {
+        /// The file.
+        path: PathBuf,
+        /// The forecast.
+        forecast: i64,
+        /// Its outcome.
+        us: f64,
+    },
+    /// A candidate's forecast comes out when that is measured.
+    #[error(
+        "forecast {forecast} of {path} is of candidate {candidate}, whose measurement is its outcome; accepted: a forecast of an idea"
+    )]
+    OfCandidate {
+        /// The file.
+        path: PathBuf,
+        /// The forecast.
+        forecast: i64,
+        /// The candidate.
+        candidate: i64,
     },
     /// A value that cannot be a fact.
     #[error("{what} = {value} cannot be kept; accepted: {accepted}")]

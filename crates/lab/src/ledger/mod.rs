@@ -67,7 +67,7 @@ impl Ledger {
     /// As [`Ledger::open`], of a ledger that is there: nothing is begun.
     ///
     /// # Errors
-    /// When there is none, or as of [`Ledger::open`].
+    /// When there is none, an empty file among them, or as of [`Ledger::open`].
     pub fn open_existing(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         Ledger::open(path)
@@ -88,10 +88,10 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger to read: nothing is ever written through it, and writers are not held up.
+    /// Opens a ledger to read: nothing is ever written through it, and writers are not held up. An older one is read as it is.
     ///
     /// # Errors
-    /// When there is none, or as of [`Ledger::open`].
+    /// When there is none, an empty file among them, or as of [`Ledger::open`].
     pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         recognise(path)?;
@@ -101,10 +101,10 @@ impl Ledger {
             other => other?,
         };
         match ledger.version()? {
-            schema::VERSION => Ok(ledger),
             found if found > schema::VERSION => Err(ledger.newer(found)),
-            // An older one: brought forward once, by whoever opens it first.
-            _ => Ledger::open(path),
+            found if found >= schema::READABLE => Ok(ledger),
+            // Somebody is about to begin it.
+            _ => Err(LedgerError::Empty { path: path.to_path_buf() }),
         }
     }
 
@@ -265,7 +265,13 @@ impl Ledger {
 }
 
 fn must_exist(path: &Path) -> Result<(), LedgerError> {
-    if path.exists() { Ok(()) } else { Err(LedgerError::Missing { path: path.to_path_buf() }) }
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() && found.len() == 0 => {
+            Err(LedgerError::Empty { path: path.to_path_buf() })
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(LedgerError::Missing { path: path.to_path_buf() }),
+    }
 }
 
 /// Whether a file can be a ledger at all: SQLite would make a new one of a folder's name or of a short text with less clear words.

@@ -233,13 +233,48 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read.
     pub fn by_hand(&self, limit: usize) -> Result<Vec<ByHand>, LedgerError> {
-        let sql = "SELECT f.id, f.at, f.candidate, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, r.measured_us, o.note
-           FROM forecast f JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
-           LEFT JOIN pair r ON (r.author, r.device, r.forecast) = (f.author, f.device, f.id)
-           LEFT JOIN forecast_outcome o ON o.forecast = f.id WHERE f.outcome IS NULL ORDER BY f.id DESC LIMIT ?";
-        self.rows(sql, [rows(limit)], by_hand)
+        let sql = format!("{BY_HAND} ORDER BY f.id DESC LIMIT ?");
+        self.rows(&sql, [rows(limit)], by_hand)
+    }
+
+    /// The one of this number.
+    ///
+    /// # Errors
+    /// When there is none, or the ledger cannot be read.
+    pub fn forecast_by_hand(&self, number: i64) -> Result<ByHand, LedgerError> {
+        let found = self.row(&format!("{BY_HAND} AND f.id = ?"), [number], by_hand)?;
+        found.ok_or_else(|| self.unknown(format!("forecast {number} that someone added")))
+    }
+
+    /// The device that someone means: of that name whatever the case, or the only one with those words in its name.
+    ///
+    /// # Errors
+    /// When none or several are called so, with the devices that there are, or the ledger cannot be read.
+    pub fn device_called(&self, name: &str) -> Result<String, LedgerError> {
+        let devices = self.devices()?;
+        if let Some(device) = devices.iter().find(|device| device.to_lowercase() == name.to_lowercase()) {
+            return Ok(device.clone());
+        }
+        let mut named = Vec::new();
+        for id in self.devices_named(name)? {
+            named.extend(
+                self.row("SELECT name FROM device WHERE id = ?", [id], |row| row.get::<_, String>(0))?,
+            );
+        }
+        match named.as_slice() {
+            [device] => Ok(device.clone()),
+            several => {
+                Err(self.unknown(format!("single device {name:?}; called so are: {}", several.join("; "))))
+            }
+        }
     }
 }
+
+/// Forecasts that no answer to a task came with.
+const BY_HAND: &str = "SELECT f.id, f.at, f.candidate, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, r.measured_us, o.note
+   FROM forecast f JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
+   LEFT JOIN pair r ON (r.author, r.device, r.forecast) = (f.author, f.device, f.id)
+   LEFT JOIN forecast_outcome o ON o.forecast = f.id WHERE f.outcome IS NULL";
 
 fn by_hand(row: &Row<'_>) -> rusqlite::Result<ByHand> {
     let shape: Option<String> = row.get(6)?;

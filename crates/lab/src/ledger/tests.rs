@@ -205,7 +205,7 @@ fn forecasts_are_in_order_and_come_out_once() {
     let came = ForecastOutcome { forecast: number, us: 13.0, note: String::new() };
     ledger.forecast_outcome(&came).unwrap();
     let again = ledger.forecast_outcome(&came).unwrap_err().to_string();
-    assert!(again.contains("13 µs is kept"), "{again}");
+    assert!(again.contains("forecast 1 of") && again.contains("came out already, at 13 µs"), "{again}");
     let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came.clone() });
     assert!(matches!(none, Err(LedgerError::Unknown { .. })));
     // A candidate's is on its own device and problem, and its measurement is what comes of it.
@@ -245,6 +245,11 @@ fn what_is_no_ledger_is_told_apart() {
     let (folder, path) = scratch();
     assert!(matches!(Ledger::read(&path), Err(LedgerError::Missing { .. })));
     assert!(!path.exists(), "to read makes nothing");
+    std::fs::write(&path, "").unwrap();
+    for opened in [Ledger::read(&path), Ledger::open_existing(&path)] {
+        assert!(matches!(opened, Err(LedgerError::Empty { .. })), "{opened:?}");
+    }
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "nor does it fill an empty file");
     for text in
         ["hello", "a text that is longer than the first hundred bytes of a header, so that it could be one"]
     {
@@ -275,6 +280,45 @@ fn a_newer_ledger_is_refused_with_both_versions() {
             }
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Of the oldest version that is read: all that readers ask for is there, and not a byte of it changes.
+#[test]
+fn an_older_ledger_is_read_as_it_is() {
+    let (folder, path) = scratch();
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+    let old = Ledger::connect(&path, flags, PATIENCE).unwrap();
+    schema::begin_old(&old.connection, schema::READABLE).unwrap();
+    let (run, ids, _) = story(&old);
+    drop(old);
+    let before = std::fs::read(&path).unwrap();
+    let ledger = Ledger::read(&path).unwrap();
+    assert_eq!(ledger.version().unwrap(), schema::READABLE);
+    assert!(!ledger.topk(&shape(128), "l4", 5).unwrap().is_empty());
+    assert_eq!(ledger.resume(run).unwrap().candidates.len(), ids.len());
+    assert!(ledger.check().unwrap().is_sound());
+    assert_eq!((ledger.runs().unwrap().len(), ledger.scores().unwrap().is_empty()), (1, false));
+    drop(ledger);
+    assert!(std::fs::read(&path).unwrap() == before, "it was written");
+    assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "something lies beside it");
+    // Who writes brings it forward.
+    assert_eq!(Ledger::open(&path).unwrap().version().unwrap(), schema::VERSION);
+}
+
+#[test]
+fn a_device_is_called_by_its_name_or_the_only_part_of_one() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    for device in ["H200", "NVIDIA H200", "NVIDIA L4"] {
+        ledger.together(|l| l.device(device)).unwrap();
+    }
+    for (said, device) in [("h200", "H200"), ("nvidia h200", "NVIDIA H200"), ("l4", "NVIDIA L4")] {
+        assert_eq!(ledger.device_called(said).unwrap(), device);
+    }
+    for (said, part) in [("nvidia", "NVIDIA H200; NVIDIA L4"), ("a100", "its devices: H200; ")] {
+        let refused = ledger.device_called(said).unwrap_err().to_string();
+        assert!(refused.contains(part), "{refused}");
     }
 }
 

@@ -143,17 +143,13 @@ impl Ledger {
             let sql = "SELECT candidate, (SELECT us FROM forecast_outcome WHERE forecast = f.id) FROM forecast f WHERE id = ?";
             let known: Option<(Option<i64>, Option<f64>)> =
                 l.row(sql, [outcome.forecast], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            let refused = |what, value| Err(LedgerError::Value { what, value, accepted: ONE_OUTCOME });
+            let (path, forecast) = (l.path.clone(), outcome.forecast);
             match known {
                 None => return Err(l.unknown(format!("forecast {}", outcome.forecast))),
                 Some((Some(candidate), _)) => {
-                    let value = format!("{} µs, and it is of candidate {candidate}", outcome.us);
-                    return refused("an outcome of the forecast", value);
+                    return Err(LedgerError::OfCandidate { path, forecast, candidate });
                 }
-                Some((None, Some(us))) => {
-                    let value = format!("{} µs, and {us} µs is kept", outcome.us);
-                    return refused("a second outcome of the forecast", value);
-                }
+                Some((None, Some(us))) => return Err(LedgerError::CameOut { path, forecast, us }),
                 Some((None, None)) => {}
             }
             l.insert(
@@ -212,8 +208,6 @@ impl Ledger {
         Ok(())
     }
 }
-
-const ONE_OUTCOME: &str = "one outcome of an idea's forecast, and of a candidate's its measurement; add a new forecast for a new one";
 
 impl Forecast {
     /// Whether its times can be kept.

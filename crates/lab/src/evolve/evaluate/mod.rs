@@ -4,6 +4,7 @@
 pub mod cpu;
 mod cpu_proof;
 pub mod cuda;
+mod kept;
 pub mod kernel;
 pub mod model;
 mod subject;
@@ -14,6 +15,7 @@ use super::task::{Finding, Outcome, Task};
 use crate::ledger::{Environment, Rejection};
 use crate::panics::contain;
 pub use cuda::{Cuda, EmulatedCard, GpuCard};
+pub use kept::Evaluators;
 pub use subject::{Fault, bound};
 
 /// What a contestant that is out of a race is counted under: its answers are no good, or its times.

@@ -6,6 +6,7 @@
 
 mod answer;
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -68,6 +69,21 @@ impl Proposer {
         Proposal::parse(&text)
             .map_err(|error| rejection("proposer", format!("{error}; it answered {:?}", quoted(text.trim()))))
     }
+}
+
+/// The program that a line of the shell begins with, where the shell finds none of that name. A line that begins with more than a plain
+/// word, quotes or an assignment say, is taken at its word.
+pub fn missing(line: &str) -> Option<&str> {
+    let word = line.split_whitespace().next()?;
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | '+');
+    if word.starts_with('-') || !word.chars().all(is_plain) {
+        return None;
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "command -v \"$1\"", "sh", word]).stdin(Stdio::null()).stdout(Stdio::null());
+    // Without a shell it is told when it is asked.
+    let is_missing = shell.stderr(Stdio::null()).status().is_ok_and(|status| !status.success());
+    is_missing.then_some(word)
 }
 
 fn rejection(reason: &str, detail: impl ToString) -> Rejection {

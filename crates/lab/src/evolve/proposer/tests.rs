@@ -57,6 +57,17 @@ fn answers_are_candidates() {
     }
 }
 
+#[test]
+fn a_program_that_the_shell_does_not_find_is_named() {
+    for line in
+        ["cat", "cd / && cat", "if true; then cat; fi", "KEY=1 no-such", "'no such' x", "(no-such)", ""]
+    {
+        assert_eq!(missing(line), None, "{line}");
+    }
+    assert_eq!(missing(" no-such-program x"), Some("no-such-program"));
+    assert_eq!(missing("./none.py"), Some("./none.py"));
+}
+
 /// The brief is on its standard input, with how answers look.
 #[test]
 fn a_proposer_reads_the_brief() {

@@ -150,7 +150,8 @@ fn tasks_are_served_line_by_line() {
         answers.iter().map(|o| (o.candidate.0, o.stage)).collect::<Vec<_>>(),
         [(1, Stage::Screen), (2, Stage::Prove)]
     );
-    assert!(serve(b"no task\n".as_slice(), Vec::new(), evaluate).is_err());
+    let refused = serve(b"no task\n".as_slice(), Vec::new(), evaluate).unwrap_err().to_string();
+    assert!(refused.contains("line 1 of standard input is no task"), "{refused}");
     let mut said = Vec::new();
     allow(&mut said, Duration::from_millis(1500));
     assert_eq!(said, b"{\"allow\":1.5}\n");
