@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
+use crate::store::{Scratch, StoreError};
+
 pub use check::{Disagreement, Soundness};
 pub use error::LedgerError;
 pub use export::{Exported, Format};
@@ -53,6 +55,8 @@ pub struct Ledger {
     patience: Duration,
     together: Cell<bool>,
     claims: RefCell<Vec<claim::Claim>>,
+    /// Where the file lies that is read in place of an older one. Closed before it goes.
+    _copy: Option<Scratch>,
 }
 
 impl Ledger {
@@ -88,7 +92,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger to read: nothing is ever written through it, and writers are not held up. An older one is read as it is.
+    /// Opens a ledger to read: nothing is ever written to it, and writers are not held up. Of an older one a copy is brought forward and read, as it
+    /// was then.
     ///
     /// # Errors
     /// When there is none, an empty file among them, or as of [`Ledger::open`].
@@ -102,10 +107,26 @@ impl Ledger {
         };
         match ledger.version()? {
             found if found > schema::VERSION => Err(ledger.newer(found)),
-            found if found >= schema::READABLE => Ok(ledger),
+            schema::VERSION => Ok(ledger),
             // Somebody is about to begin it.
-            _ => Err(LedgerError::Empty { path: path.to_path_buf() }),
+            0 => Err(LedgerError::Empty { path: path.to_path_buf() }),
+            _ => ledger.brought_forward(),
         }
+    }
+
+    /// A copy of an older ledger in the present version, which goes when it is closed.
+    fn brought_forward(&self) -> Result<Ledger, LedgerError> {
+        let fault = |error: StoreError| LedgerError::File {
+            path: self.path.clone(),
+            source: std::io::Error::other(error),
+        };
+        let folder = Scratch::new().map_err(fault)?;
+        let place = folder.path("ledger");
+        self.connection.execute("VACUUM INTO ?", [place.to_string_lossy()]).map_err(|e| self.error(e))?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let copy = Ledger::connect(&place, flags, self.patience)?;
+        schema::migrate(&copy.connection).map_err(|e| self.error(e))?;
+        Ok(Ledger { path: self.path.clone(), _copy: Some(folder), ..copy })
     }
 
     /// The file.
@@ -163,7 +184,7 @@ impl Ledger {
 
     fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
         let (together, claims) = (Cell::new(false), RefCell::default());
-        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together, claims };
+        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together, claims, _copy: None };
         let set = |c: &Connection| {
             c.busy_timeout(patience)?;
             c.set_prepared_statement_cache_capacity(96);

@@ -39,9 +39,6 @@ pub const APPLICATION_ID: i64 = 0x4643_4c47;
 /// Version of the schema below.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-/// The oldest version that is read as it is: what came since is indices alone, without which answers are slower and no others.
-pub const READABLE: i64 = 1;
-
 /// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
 const MIGRATIONS: [&str; 3] = [FIRST, RACES, RANKS];
 
