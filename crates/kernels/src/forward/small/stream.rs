@@ -46,6 +46,8 @@ impl Forward<'_> {
             products.wgmma_pv(k, p, value, o, Accumulate::Add); //        O += P V
         };
         let steps = BlockSteps { scores, hide, accumulate };
+        // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`, m follows
+        // max(S·c), O and l are rescaled where it moved, P = exp2(S·c − m), rounded, and l += Σ P.
         visits.for_each_block_once(k, Blocks { from: 0.into(), end, masked }, &softmax, &steps);
         (softmax, visits.o)
     }

@@ -1,19 +1,19 @@
-//! The generator.
+//! The generator: what the producer requests, what a consumer computes. Which rows and blocks these are is in `rows.rs`, where results go in
+//! `store.rs`.
 
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
-    AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, BulkStore, Circle, Consumer, Coverage, Guess,
-    Handout, Handover, Mailbox, MaskRule, Masked, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile,
-    Products, Rescale, Roles, RowRange, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Sums,
-    SwizzledTile, Tail, TileGrid, TileRing, TileStream, Tiles, Turn, Turns, Visits, WARPGROUP_ROWS, WarpRows,
-    WorkTile, store_fragments_at, store_lse_at,
+    AccTile, Accumulate, Agreement, BlockSteps, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
+    Handover, Mailbox, MaskRule, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile, Products, Rescale,
+    Roles, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Sums, SwizzledTile, Tail, TileGrid, TileRing,
+    TileStream, Tiles, Turns, Visits, WarpRows, WorkTile,
 };
 
 use super::launch::LOADED;
 use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::{half, rule, stepped};
+use crate::forward::contract::{half, rule};
 
 const ENTRY: &str = "flash_forward_wgmma";
 
@@ -82,43 +82,43 @@ impl WgmmaPlan {
 }
 
 /// The kernel being made: what is known when it is made, and its parameters.
-struct Forward<'a> {
-    plan: &'a WgmmaPlan,
-    problem: &'a Problem,
-    half: Half,
-    rule: MaskRule,
-    params: Params,
-    queries: TileRing,
-    keys: TileRing,
-    values: TileRing,
-    schedule: Scheduler,
+pub(super) struct Forward<'a> {
+    pub(super) plan: &'a WgmmaPlan,
+    pub(super) problem: &'a Problem,
+    pub(super) half: Half,
+    pub(super) rule: MaskRule,
+    pub(super) params: Params,
+    pub(super) queries: TileRing,
+    pub(super) keys: TileRing,
+    pub(super) values: TileRing,
+    pub(super) schedule: Scheduler,
     /// Where parts of tiles meet that are shared.
-    partials: Option<Partials>,
+    pub(super) partials: Option<Partials>,
     /// Where rows of O are that TMA stores.
-    rows_out: Option<(TensorMapPtr, Shared)>,
+    pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
     /// Where the first warpgroup's probabilities are, if products take them from shared memory; those of the others follow.
-    probs: Option<(SwizzledTile, Shared)>,
+    pub(super) probs: Option<(SwizzledTile, Shared)>,
     /// Beside values, where products make the rows' sums.
-    ones: Option<Ones>,
+    pub(super) ones: Option<Ones>,
 }
 
 /// The kernel's parameters, in the order of [`WgmmaPlan::args`].
-struct Params {
-    maps: [TensorMapPtr; 3],
-    out_map: Option<TensorMapPtr>,
-    out: Global,
-    lse: Option<Global>,
-    counter: Option<Global>,
+pub(super) struct Params {
+    pub(super) maps: [TensorMapPtr; 3],
+    pub(super) out_map: Option<TensorMapPtr>,
+    pub(super) out: Global,
+    pub(super) lse: Option<Global>,
+    pub(super) counter: Option<Global>,
     /// Of [`Partials`]: the parts and the counters.
-    parts: Option<[Global; 2]>,
-    out_batch_bytes: R64,
-    out_head_bytes: R64,
-    seq_q: R32,
-    seq_kv: R32,
-    grid: TileGrid,
-    shares: Option<Shares>,
+    pub(super) parts: Option<[Global; 2]>,
+    pub(super) out_batch_bytes: R64,
+    pub(super) out_head_bytes: R64,
+    pub(super) seq_q: R32,
+    pub(super) seq_kv: R32,
+    pub(super) grid: TileGrid,
+    pub(super) shares: Option<Shares>,
     /// `|scale| · log2 e`.
-    factor: F32,
+    pub(super) factor: F32,
 }
 
 impl Params {
@@ -320,6 +320,9 @@ impl<'a> Forward<'a> {
             };
             let softmax = self.softmax(k);
             let steps = BlockSteps { scores, hide, accumulate };
+            // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`,
+            //     m follows max(S·c), and O and l are rescaled where it moved;
+            //     P = exp2(S·c − m), rounded, and l += Σ P.
             let more = visits.for_each_block(k, blocks, &softmax, &steps, |k| {
                 let more = turn.advance(k);
                 if plan.tiles == Tiles::Overlapped {
@@ -420,182 +423,4 @@ impl<'a> Forward<'a> {
             Softmax::Lazy { slack } | Softmax::Optimistic { slack, .. } => Rescale::Beyond(slack),
         }
     }
-
-    /// The CTA's query rows of a tile.
-    fn rows(&self, k: &mut Builder, tile: &WorkTile) -> RowRange {
-        let row_block = match self.schedule.peers {
-            None => tile.row_block,
-            Some(peers) => k.mad(tile.row_block, peers.ctas, peers.rank),
-        };
-        self.range(k, row_block, self.plan.block_m())
-    }
-
-    /// The range of that number, of ranges of `rows` query rows.
-    fn range(&self, k: &mut Builder, number: R32, rows: u32) -> RowRange {
-        RowRange {
-            first: k.mul(number, rows),
-            rows,
-            seq_q: self.params.seq_q,
-            seq_kv: self.params.seq_kv,
-            heads: self.plan.packed_heads(self.problem),
-        }
-    }
-
-    /// Whether blocks end where the keys do.
-    fn divides(&self) -> bool {
-        self.problem.seq_kv.is_multiple_of(self.plan.block_n as usize)
-    }
-
-    /// One past the last block of a tile, that of all CTAs of a cluster.
-    fn end(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
-        let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
-        self.end_of(k, &rows)
-    }
-
-    /// The first block of a tile that is to be visited, and one past the last.
-    fn span(&self, k: &mut Builder, tile: &WorkTile) -> (Src<R32>, R32) {
-        match tile.part {
-            None => (0.into(), self.end(k, tile)),
-            Some(part) => (part.from.into(), part.end),
-        }
-    }
-
-    /// One past the last block that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
-    fn end_of(&self, k: &mut Builder, rows: &RowRange) -> R32 {
-        let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
-        match self.rule {
-            MaskRule::All => end,
-            MaskRule::Causal(_) => k.max_s(end, 1),
-        }
-    }
-
-    /// A warpgroup's rows of a tile.
-    fn own_rows(&self, k: &mut Builder, tile: &RowRange, consumer: &Consumer) -> RowRange {
-        let first = k.mad(consumer.group, WARPGROUP_ROWS, tile.first);
-        RowRange { first, rows: WARPGROUP_ROWS, ..*tile }
-    }
-
-    /// The blocks that a warpgroup visits of a tile.
-    fn own_blocks(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Blocks {
-        let (from, end) = match tile.part {
-            None => (0.into(), self.own_end(k, tile, own)),
-            Some(_) => self.span(k, tile),
-        };
-        Blocks { from, end, masked: self.masked(k, own) }
-    }
-
-    /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
-    fn own_end(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> R32 {
-        if self.plan.ends == Ends::Common {
-            return self.end(k, tile);
-        }
-        let end = self.end_of(k, own);
-        let limit = k.mul(own.seq_q, own.heads);
-        let exists = k.setp_u(CmpOp::Lt, own.first, limit);
-        k.selp(end, 1, exists)
-    }
-
-    /// Lets the warpgroup skip the blocks of a tile from its own end on.
-    fn skip(&self, k: &mut Builder, visits: &Visits, tile: &WorkTile, own_end: R32) {
-        let Some(skips) = &visits.skips else { return };
-        let end = self.end(k, tile);
-        let blocks = k.sub(end, own_end);
-        skips.set(k, blocks);
-    }
-
-    /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees last.
-    fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
-        let Some(halved) = visits.halved else { return };
-        let halves = Bound::new(k, self.rule, own, self.plan.block_n / 2, false).end;
-        let odd = k.and(halves, 1);
-        k.mov_to(halved, odd);
-    }
-
-    /// Lets the warpgroup skip the blocks of the tile at which it stands now.
-    fn look_ahead(&self, k: &mut Builder, consumer: &Consumer, visits: &Visits, turn: &Turn) {
-        if visits.skips.is_some() {
-            let tile = turn.next(k);
-            let rows = self.rows(k, &tile);
-            let own = self.own_rows(k, &rows, consumer);
-            let own_end = self.own_end(k, &tile, &own);
-            self.skip(k, visits, &tile, own_end);
-        }
-    }
-
-    /// Which blocks the rows of a warpgroup do not see completely.
-    fn masked(&self, k: &mut Builder, own: &RowRange) -> Masked {
-        match self.rule {
-            MaskRule::All if self.divides() => Masked::Never,
-            MaskRule::All => Masked::First,
-            MaskRule::Causal(_) => {
-                let bound = Bound::new(k, self.rule, own, self.plan.block_n, false);
-                bound.full.map_or(Masked::First, Masked::From)
-            }
-        }
-    }
-
-    /// The warp's first row, and one past the last that is stored.
-    fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
-        let first = k.mad(consumer.threads.row_warp, 16, rows.first);
-        (first, k.mul(self.params.seq_q, rows.heads))
-    }
-
-    /// Stores the warp's rows of O.
-    fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, o: &AccTile) {
-        let limits = self.row_limits(k, consumer, rows);
-        let place = |k: &mut Builder, row: R32| self.place(k, tile, rows, row);
-        let store = self.plan.row_store(self.problem);
-        store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store);
-    }
-
-    /// The same by TMA.
-    fn store_bulk(
-        &self,
-        k: &mut Builder,
-        bulk: &BulkStore,
-        consumer: &Consumer,
-        tile: &WorkTile,
-        rows: &RowRange,
-        o: &AccTile,
-    ) {
-        let (first, _) = self.row_limits(k, consumer, rows);
-        bulk.store(k, self.half, o, [first.into(), tile.head.into(), tile.batch.into()]);
-    }
-
-    /// Stores the LSE of the warp's rows, where it is wanted.
-    fn store_lse(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, lse: &[F32]) {
-        let Some(start) = self.params.lse else { return };
-        let limits = self.row_limits(k, consumer, rows);
-        let to = |k: &mut Builder, row: R32| {
-            let [head, position] = head_and_position(k, tile, rows, row);
-            let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
-            let index = k.mul_wide_u(before, self.params.seq_q);
-            let position = k.zext(position);
-            let index = k.add(index, position);
-            Global { base: k.mad(index, 4, start.base), offset: start.offset }
-        };
-        store_lse_at(k, &consumer.threads, lse, limits, to);
-    }
-
-    /// Where a row of O begins.
-    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
-        let p = &self.params;
-        let [head, position] = head_and_position(k, tile, rows, row);
-        let [batch, head, position] = [tile.batch, head, position].map(|n| k.zext(n));
-        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
-        let to = k.mad(head, p.out_head_bytes, to);
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        Global { base: k.mad(position, row_bytes, to), offset: p.out.offset }
-    }
-}
-
-/// The query head of a tile's row, and its position in the sequence.
-fn head_and_position(k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> [R32; 2] {
-    if rows.heads == 1 {
-        return [tile.head, row];
-    }
-    let position = rows.position(k, row);
-    let before = k.mul(position, rows.heads);
-    let in_group = k.sub(row, before);
-    [k.mad(tile.head, rows.heads, in_group), position]
 }

@@ -14,8 +14,12 @@
 //! sign of the scale, and the plan. Parameters of the launch: tensor maps, pointers, strides, lengths, the scale; so
 //! one kernel serves all lengths of its kind.
 
+mod check;
+mod default;
 mod emit;
 mod launch;
 mod plan;
+mod rows;
+mod store;
 
 pub use plan::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};

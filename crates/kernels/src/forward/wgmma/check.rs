@@ -1,0 +1,197 @@
+//! Which plans fit a problem and an architecture.
+
+use problem::{DType, Mask, Problem, Strides, Tensor};
+use tile::{Handout, RowStore, Sums, Turns};
+
+use super::plan::{
+    Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_limit, largest_power,
+};
+use crate::error::accept;
+use crate::forward::contract::{check_tensor_map, check_tensor_maps};
+use crate::{Arch, PlanError};
+
+const FAMILY: &str = "wgmma";
+
+impl WgmmaPlan {
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
+        self.check_problem(problem)?;
+        self.check_genes(problem)?;
+        self.check_resources(problem, arch)?;
+        self.check_tail(problem, arch)?;
+        let tiles = self.tile_count(problem);
+        let most = (1 << 31) / u64::from(if self.handout == Handout::Grid { self.cluster } else { 1 });
+        accept(
+            "tiles of query rows",
+            tiles,
+            tiles < most,
+            "fewer than 2^31, or than 2^31 / cluster with handout = grid",
+        )?;
+        let rows = self.rows(problem);
+        accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
+    }
+
+    pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
+        if problem.dtype == DType::F32 {
+            let (family, accepted) = (FAMILY, "f16, bf16");
+            return Err(PlanError::DType { family, dtype: problem.dtype, accepted });
+        }
+        for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+            let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
+            accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
+        }
+        let length = |n: usize| (1..=1 << 30).contains(&n);
+        for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+            accept(what, n as u64, length(n), "1 to 2^30: a tensor map has no empty dimension")?;
+        }
+        check_tensor_maps(problem, FAMILY)?;
+        let (_, origin) = problem.span(Tensor::Out).unwrap_or_default();
+        if !aligned(problem, RowStore::Pairs) {
+            let Strides { batch, head, row } = problem.out;
+            return Err(PlanError::Problem {
+                family: FAMILY,
+                what: "out strides".to_owned(),
+                value: format!("batch {batch}, head {head}, row {row}, origin {origin}"),
+                accepted: "multiples of 2".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
+        let within = |what, value: u32, low: u32, high: u32| {
+            accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
+        };
+        within("consumers", self.consumers, 1, 3)?;
+        within("resident", self.resident, 1, 4)?;
+        within("cluster", self.cluster, 1, 2)?;
+        let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
+        accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
+        let heads = self.packed_heads(problem);
+        let divides = self.block_m().is_multiple_of(heads);
+        let accepted = "divisors of a tile's rows (64 · consumers) with packing = packed";
+        accept("query heads a key head", heads.into(), divides, accepted)?;
+        let apart = heads == 1 || problem.q.head != 0;
+        accept("q head stride", problem.q.head.unsigned_abs(), apart, "other than 0 with packing = packed")?;
+        within("stages", self.stages, 1, 8)?;
+        within("section_mib", self.section_mib, 1, 4096)?;
+        if self.diagonal == Diagonal::Halved {
+            let refuse = |what: &str, value: &str, accepted: &str| PlanError::Problem {
+                family: FAMILY,
+                what: what.to_owned(),
+                value: value.to_owned(),
+                accepted: format!("{accepted} with diagonal = halved"),
+            };
+            if !problem.mask.is_causal() {
+                return Err(refuse("mask", problem.mask.name(), Mask::Causal.name()));
+            }
+            if self.ends != Ends::Own {
+                return Err(refuse("ends", "common", "own"));
+            }
+            let halves = self.block_n.is_multiple_of(32);
+            accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")?;
+        }
+        within("queries_ahead", self.queries_ahead, 0, 2)?;
+        if let Some(registers) = self.producer_registers {
+            let most = self.registers_at_launch();
+            let fits = registers.is_multiple_of(8) && (FEEDING_REGISTERS..=most).contains(&registers);
+            let accepted = format!("multiples of 8 from {FEEDING_REGISTERS} to {most}");
+            accept("producer_registers", registers.into(), fits, &accepted)?;
+        }
+        if self.exps_by_fma > 0 {
+            within("exps_by_fma", self.exps_by_fma, 0, 8)?;
+            let guesses = matches!(self.softmax, Softmax::Optimistic { .. });
+            accept("exps_by_fma", self.exps_by_fma.into(), guesses, "0 without softmax = optimistic")?;
+        }
+        if self.store == Store::Bulk {
+            self.check_bulk_store(problem)?;
+        }
+        within("chains.max", self.chains.max, 1, 8)?;
+        within("chains.sum", self.chains.sum, 1, 8)?;
+        if self.sums == Sums::Product {
+            let dim = problem.head_dim_v as u64;
+            accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
+            if self.lse {
+                return Err(PlanError::Problem {
+                    family: FAMILY,
+                    what: "lse".to_owned(),
+                    value: "true".to_owned(),
+                    accepted: "false with sums = product, which are of rounded probabilities".to_owned(),
+                });
+            }
+        }
+        let turns = self.turns == Turns::Free || self.consumers > 1;
+        accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
+        let most = largest_power(problem.dtype);
+        match self.softmax {
+            Softmax::Classic => Ok(()),
+            Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
+            Softmax::Optimistic { slack, limit } => {
+                within("slack", slack.into(), 0, most)?;
+                within("limit", limit.into(), u32::from(slack) + 1, largest_limit(problem.dtype, self.sums))
+            }
+        }
+    }
+
+    /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes which.
+    fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
+        if problem.mask != Mask::None {
+            let (mask, accepted) = (problem.mask, Mask::None);
+            return Err(PlanError::Mask { family: "wgmma with tail = shared", mask, accepted });
+        }
+        let refuse = |what, value: String, accepted: &str| {
+            let (what, accepted) = (format!("{what} beside tail = shared"), accepted.to_owned());
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
+        if self.handout != Handout::Static {
+            return refuse("handout", format!("{:?}", self.handout).to_lowercase(), "static");
+        }
+        if self.ends != Ends::Common {
+            return refuse("ends", "own".to_owned(), "common");
+        }
+        let line = round.line();
+        accept("blocks of shared tiles", line, line < 1 << 31, "fewer than 2^31")
+    }
+
+    /// Whether TMA can store O.
+    pub(super) fn check_bulk_store(&self, problem: &Problem) -> Result<(), PlanError> {
+        let dim = problem.head_dim_v as u64;
+        accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
+        let heads = self.packed_heads(problem);
+        accept("packed heads", heads.into(), heads == 1, "1 with store = bulk")?;
+        check_tensor_map(problem, Tensor::Out, FAMILY)
+    }
+
+    /// Whether shared memory and registers suffice.
+    pub(super) fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let bytes = u64::from(self.shared_bytes(problem));
+        if bytes > u64::from(arch.shared_per_cta) {
+            return Err(PlanError::SharedMemory { bytes, limit: arch.shared_per_cta, sm: arch.sm });
+        }
+        let resident = u64::from(self.resident) * (bytes + u64::from(Arch::SHARED_RESERVED));
+        if self.resident > 1 && resident > u64::from(arch.shared_per_sm) {
+            let limit = arch.shared_per_sm / self.resident - Arch::SHARED_RESERVED;
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
+        }
+        let registers = self.registers(problem);
+        let limit = self.register_split().1.min(Arch::REGISTERS_PER_THREAD);
+        if registers > limit {
+            return Err(PlanError::Registers { registers, limit });
+        }
+        Ok(())
+    }
+}
+
+/// Whether all rows of the output begin at a multiple of a store.
+pub(super) fn aligned(problem: &Problem, store: RowStore) -> bool {
+    let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
+    let steps = [(batch, strides.batch), (heads, strides.head), (rows, strides.row)];
+    let width = i64::from(store.elements());
+    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
+    origin % width == 0 && steps.iter().all(|&(extent, stride)| extent == 1 || stride % width == 0)
+}

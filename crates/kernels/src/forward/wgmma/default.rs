@@ -1,0 +1,106 @@
+//! The plan of a problem that nothing was measured for.
+
+use problem::Problem;
+use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+
+use super::plan::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
+use crate::Arch;
+
+impl WgmmaPlan {
+    /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
+        let causal = problem.mask.is_causal();
+        let dim = problem.head_dim.max(problem.head_dim_v);
+        let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
+        let lazy = Softmax::Lazy { slack: 8 };
+        let base = WgmmaPlan {
+            consumers: 2,
+            resident: 1,
+            cluster: 1,
+            packing: Packing::Apart,
+            block_n: 128,
+            stages: 2,
+            tiles: Tiles::InTurn,
+            products: Order::ScoresAhead,
+            producer_registers: None,
+            queries_ahead: 0,
+            store: Store::Direct,
+            turns: Turns::Free,
+            softmax: optimistic,
+            exps_by_fma: 0,
+            probabilities: Probabilities::Registers,
+            chains: Chains { max: 2, sum: 1 },
+            sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
+            diagonal: Diagonal::Whole,
+            ends: if causal { Ends::Own } else { Ends::Common },
+            handout: Handout::Dynamic,
+            tail: Tail::Whole,
+            order: TileOrder::LongestFirst,
+            section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
+            lse: false,
+        };
+        let in_order = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..base.clone() };
+        let mut plan = match (dim, causal) {
+            (..=64, true) if problem.seq_kv <= 1024 => {
+                WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
+            }
+            (..=64, _) => WgmmaPlan {
+                consumers: 3,
+                block_n: if causal { 96 } else { 128 },
+                stages: 3,
+                tiles: Tiles::Overlapped,
+                turns: Turns::PingPong,
+                ..base
+            },
+            (65..=96, true) => WgmmaPlan { consumers: 2, block_n: 128, ..base },
+            (65..=96, false) => WgmmaPlan { consumers: 2, block_n: 144, softmax: lazy, ..base },
+            (97..=128, true) => base,
+            (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
+            (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
+            (129..=192, _) => WgmmaPlan { block_n: 112, softmax: lazy, ..base },
+            _ => WgmmaPlan { block_n: 80, softmax: lazy, ..base },
+        };
+        plan = plan.fitted(problem);
+        if plan.check_problem(problem).is_err() {
+            return plan; // what it would take of a multiprocessor may be no number
+        }
+        if packs_well(problem, plan.block_m()) {
+            plan.packing = Packing::Packed;
+        }
+        if plan.blank_warpgroups(problem) {
+            plan.ends = Ends::Own;
+        }
+        // Rows that no query fills are computed for nothing.
+        while plan.consumers > 1 && plan.rows(problem) <= 64 * (u64::from(plan.consumers) - 1) {
+            plan.consumers -= 1;
+            plan.turns = if plan.consumers == 1 { Turns::Free } else { plan.turns };
+        }
+        while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
+            plan.block_n -= 16;
+        }
+        plan
+    }
+
+    /// The nearest that the problem's type and its output's strides allow.
+    pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
+        self.softmax = self.softmax.within(problem.dtype, self.sums);
+        if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
+            self.store = Store::Direct;
+        }
+        self
+    }
+
+    /// Whether a head's last tile has warpgroups without a query.
+    fn blank_warpgroups(&self, problem: &Problem) -> bool {
+        let last = self.rows(problem) % u64::from(self.block_m());
+        last != 0 && last + 64 <= u64::from(self.block_m())
+    }
+}
+
+/// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
+fn packs_well(problem: &Problem, block_m: u32) -> bool {
+    let (group, rows) = (problem.group_size(), block_m as usize);
+    let filled = |n: usize| n as f64 / n.next_multiple_of(rows) as f64;
+    let possible = group > 1 && rows.is_multiple_of(group) && problem.q.head != 0;
+    possible && filled(problem.seq_q) < 0.9 * filled(problem.seq_q * group)
+}
