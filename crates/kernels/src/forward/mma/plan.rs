@@ -1,4 +1,4 @@
-use problem::{DType, Problem, Tensor};
+use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
@@ -63,7 +63,7 @@ impl MmaPlan {
     /// warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
-        let (block_m, block_n, warps) = tile_shape(dim, arch);
+        let (block_m, block_n, warps) = tile_shape(dim, problem.mask, arch);
         let small = ctas(problem, block_m) < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
         let kv_warps = if small { kv_warps(problem, arch) } else { 1 };
@@ -303,10 +303,12 @@ const fn roomy(arch: &Arch) -> bool {
 }
 
 /// Query rows, keys of a block and warps for a head_dim, where there are rows enough for all multiprocessors.
-fn tile_shape(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+fn tile_shape(dim: usize, mask: Mask, arch: &Arch) -> (u32, u32, u32) {
     match (dim, roomy(arch)) {
         // Of these widths, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),
+        // So they do where the diagonal takes registers of its own.
+        (57..=64, true) if mask.is_causal() => (128, 96, 4),
         (..=64, true) => (128, 128, 4),
         // 64 keys make ptxas save registers down to 80 and spill.
         (..=32, false) => (128, 96, 4),
