@@ -321,4 +321,6 @@ fn recognise(path: &Path) -> Result<(), LedgerError> {
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod opening;
+#[cfg(test)]
 mod tests;

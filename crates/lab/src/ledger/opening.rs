@@ -1,0 +1,156 @@
+//! Tests of what a file is, who may open it, and what happens when there is no room.
+
+use serde_json::Value;
+
+use super::tests::*;
+use super::*;
+
+#[test]
+fn another_writer_is_waited_for_and_then_named() {
+    let (_folder, path) = scratch();
+    let holder = Ledger::open(&path).unwrap();
+    let waiting = Ledger::open_patient(&path, Duration::from_millis(50)).unwrap();
+    let run = begin(&holder);
+    let held: Result<(), LedgerError> = holder.together(|l| {
+        l.event(run, RunEvent::Resumed)?;
+        let refused = waiting.event(run, RunEvent::Stopped).unwrap_err();
+        assert!(matches!(refused, LedgerError::Locked { seconds, .. } if seconds < 0.1), "{refused}");
+        assert!(
+            Ledger::read(&path).unwrap().count("SELECT count(*) FROM run").unwrap() == 1,
+            "readers go on"
+        );
+        Ok(())
+    });
+    held.unwrap();
+    waiting.event(run, RunEvent::Stopped).unwrap();
+}
+
+#[test]
+fn what_is_no_ledger_is_told_apart() {
+    let (folder, path) = scratch();
+    assert!(matches!(Ledger::read(&path), Err(LedgerError::Missing { .. })));
+    assert!(!path.exists(), "to read makes nothing");
+    std::fs::write(&path, "").unwrap();
+    for opened in [Ledger::read(&path), Ledger::open_existing(&path)] {
+        assert!(matches!(opened, Err(LedgerError::Empty { .. })), "{opened:?}");
+    }
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "nor does it fill an empty file");
+    for text in
+        ["hello", "a text that is longer than the first hundred bytes of a header, so that it could be one"]
+    {
+        std::fs::write(&path, text).unwrap();
+        assert!(matches!(Ledger::open(&path), Err(LedgerError::NotALedger { .. })), "{text}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "untouched");
+    }
+    assert!(matches!(Ledger::open(&folder.path("")), Err(LedgerError::NotALedger { .. })));
+    let foreign = folder.path("other.db");
+    rusqlite::Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE a (x)").unwrap();
+    let refused = Ledger::open(&foreign).unwrap_err();
+    assert!(refused.to_string().contains("another program"), "{refused}");
+    let nowhere = folder.path("missing/flashcore.ledger");
+    assert!(matches!(Ledger::open(&nowhere), Err(LedgerError::ReadOnly { .. })));
+}
+
+#[test]
+fn a_newer_ledger_is_refused_with_both_versions() {
+    let (_folder, path) = scratch();
+    drop(Ledger::open(&path).unwrap());
+    let raw = rusqlite::Connection::open(&path).unwrap();
+    raw.pragma_update(None, "user_version", schema::VERSION + 3).unwrap();
+    drop(raw);
+    for opened in [Ledger::open(&path), Ledger::read(&path)] {
+        match opened {
+            Err(LedgerError::Newer { found, known, .. }) => {
+                assert_eq!((found, known), (schema::VERSION + 3, schema::VERSION));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Of the oldest version: all that readers ask for is there, and not a byte of it changes.
+#[test]
+fn an_older_ledger_is_read_and_left_as_it_is() {
+    let (folder, path) = scratch();
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+    let old = Ledger::connect(&path, flags, PATIENCE).unwrap();
+    schema::begin_old(&old.connection, 1).unwrap();
+    let (run, ids, _) = story(&old);
+    drop(old);
+    let before = std::fs::read(&path).unwrap();
+    let ledger = Ledger::read(&path).unwrap();
+    assert_eq!((ledger.version().unwrap(), ledger.path()), (schema::VERSION, path.as_path()));
+    assert!(!ledger.topk(&shape(128), "l4", 5).unwrap().is_empty());
+    assert_eq!(ledger.resume(run).unwrap().candidates.len(), ids.len());
+    assert!(ledger.check().unwrap().is_sound());
+    assert_eq!((ledger.runs().unwrap().len(), ledger.scores().unwrap().is_empty()), (1, false));
+    drop(ledger);
+    assert!(std::fs::read(&path).unwrap() == before, "it was written");
+    assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "something lies beside it");
+    // Who writes brings it forward.
+    assert_eq!(Ledger::open(&path).unwrap().version().unwrap(), schema::VERSION);
+}
+
+#[test]
+fn overwritten_pages_are_found() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    for i in 0..200 {
+        add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);
+    }
+    drop(ledger);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[4096..middle].iter_mut().for_each(|byte| *byte = 0xa5);
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(matches!(Ledger::open(&path), Err(LedgerError::Damaged { .. })));
+    bytes.iter_mut().take(100).for_each(|byte| *byte = 0);
+    std::fs::write(&path, bytes).unwrap();
+    assert!(matches!(Ledger::open(&path), Err(LedgerError::NotALedger { .. })));
+}
+
+#[test]
+fn a_full_disk_is_told_and_survived() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let pages = ledger.count("PRAGMA page_count").unwrap();
+    ledger.connection.pragma_update_and_check(None, "max_page_count", pages + 4, |_| Ok(())).unwrap();
+    let full = (0..10_000).find_map(|i| {
+        let candidate = subject(&"x".repeat(500 + i));
+        let new = NewCandidate {
+            run,
+            problem: shape(64),
+            candidate,
+            arm: Arm::Random,
+            operator: "random".into(),
+            parents: vec![],
+            changes: Value::Null,
+        };
+        ledger.add_candidate(&new).err()
+    });
+    assert!(matches!(full, Some(LedgerError::Full { .. })), "{full:?}");
+    ledger.connection.pragma_update_and_check(None, "max_page_count", 1 << 30, |_| Ok(())).unwrap();
+    add(&ledger, run, "after", Arm::Evolution, &[]);
+    ledger.sound("integrity_check").unwrap();
+}
+
+#[test]
+fn two_processes_may_begin_one_ledger() {
+    // Which of the steps of a beginning another one sees is a matter of luck: many times.
+    for _ in 0..20 {
+        let (_folder, path) = scratch();
+        let runs: Vec<RunId> = std::thread::scope(|scope| {
+            let begun: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| begin(&Ledger::open_patient(&path, Duration::from_secs(20)).unwrap()))
+                })
+                .collect();
+            begun.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut numbers: Vec<i64> = runs.iter().map(|run| run.0).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [1, 2, 3, 4]);
+    }
+}
