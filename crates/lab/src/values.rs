@@ -136,7 +136,12 @@ impl Values {
     pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
         let Some(moves) = moves(problem, tensor, self.len()) else { return self };
         let dim = problem.extents(tensor)[3];
-        each_as!(self, x => moves.iter().flat_map(|&start| x[start..start + dim].iter().copied()).collect())
+        each_as!(self, x => {
+            let mut rows = vec![Default::default(); moves.len() * dim];
+            let each = rows.par_chunks_mut(dim).zip(&moves).with_min_len(SHARE / dim.max(1));
+            each.for_each(|(row, &start)| row.copy_from_slice(&x[start..start + dim]));
+            rows
+        })
     }
 
     /// The inverse: elements in the order `[batch, head, row, dim]` laid out as `problem` says, 0 between the rows.
