@@ -12,6 +12,7 @@ use super::engine::{Evolution, EvolveError};
 use super::population::{Member, Population};
 use super::task::{Finding, Outcome, Stage, Task};
 use crate::bench::SpeedVerdict;
+use crate::gate::Verdict;
 use crate::ledger::{
     Against, CandidateId, EarlierKernel, Ledger, LedgerError, MeasurementFact, ProofFact, Rejection, Trial,
 };
@@ -119,13 +120,20 @@ fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option
         return Ok(Some(Finding::Rejected(Rejection { stage, reason: reason.clone(), detail })));
     }
     let Some(kernel) = earlier.proven(member) else { return Ok(None) };
-    Ok(proof(ledger, kernel.candidate, words(kernel))?.map(Finding::Judged))
+    Ok(proof(ledger, kernel.candidate, Stage::Prove, words(kernel))?.map(Finding::Judged))
 }
 
-/// The first verdict on an earlier candidate, in its own words but for those that say whose it is.
-fn proof(ledger: &Ledger, candidate: CandidateId, words: String) -> Result<Option<ProofFact>, LedgerError> {
+/// The verdict of a stage on an earlier candidate, with words that say whose it is: the gate's in the emulator comes first, the device's
+/// last.
+fn proof(
+    ledger: &Ledger,
+    candidate: CandidateId,
+    stage: Stage,
+    words: String,
+) -> Result<Option<ProofFact>, LedgerError> {
     let proofs = ledger.candidate(candidate)?.proofs;
-    let found = proofs.into_iter().find(|proof| proof.verdict == crate::gate::Verdict::Proven);
+    let mut proven = proofs.into_iter().filter(|proof| proof.verdict == Verdict::Proven);
+    let found = if stage == Stage::Prove { proven.next() } else { proven.last() };
     Ok(found.map(|proof| ProofFact { reasons: vec![words], seconds: 0.0, ..proof }))
 }
 
@@ -143,7 +151,7 @@ fn time(
         return Ok(None);
     };
     let beside = format!("{}: {ratio:.3}× the speed of the baseline's kernel there", words(kernel));
-    let proof = proof(ledger, kernel.candidate, beside)?;
+    let proof = proof(ledger, kernel.candidate, Stage::Microbench, beside)?;
     let (noise, verdict) = (high / low, SpeedVerdict::Undecided);
     let measurement = MeasurementFact {
         trial: Trial::Microbench,
