@@ -112,7 +112,11 @@ impl Evolution {
     /// Takes in an outcome, once however often it comes.
     fn tell(&self, py: Python<'_>, outcome: &str) -> Result<(), Error> {
         let outcome: Outcome = serde_json::from_str(outcome).map_err(|e| Error::Argument(e.to_string()))?;
-        py.detach(|| Ok(self.engine().tell(&outcome)?))
+        py.detach(|| {
+            let mut engine = self.engine();
+            engine.at(self.began.elapsed().as_secs_f64());
+            Ok(engine.tell(&outcome)?)
+        })
     }
 
     /// Nothing new is begun; the run can be resumed.

@@ -568,7 +568,7 @@ pub struct Evolve {
     ])]
     pub resume: Option<Option<i64>>,
     /// What an hour of the device costs
-    #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE", allow_negative_numbers = true)]
     pub price: Option<f64>,
     /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
     #[arg(long, value_name = "N")]

@@ -50,6 +50,42 @@ fn json(output: &Output) -> Value {
 
 const SMALL: &str = "1,2,128,64,f16";
 
+/// The same search again on one ledger: what is known is not measured again, races are, and held time has its price.
+#[test]
+fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
+    let folder = Folder::new("again");
+    let (ledger, price) = (folder.file("l.ledger"), "3600");
+    let args = [
+        "--device",
+        "cpu",
+        "--problem",
+        "1,1,64,32,f32",
+        "--held-out",
+        "1,1,48,32,f32",
+        "--candidates",
+        "12",
+    ];
+    let again =
+        || json(&run(&[&args[..], &["--ledger", &ledger, "--price-per-hour", price, "--json"]].concat()));
+    let (first, second) = (again(), again());
+    let count = |report: &Value, what: &str| report["taken_over"][what].as_u64().unwrap();
+    assert_eq!((count(&first, "verdicts"), count(&first, "times")), (0, 0));
+    assert!(count(&second, "verdicts") > 0 && count(&second, "times") > 0, "{}", second["taken_over"]);
+    assert!(second["candidates"]["raced"].as_u64().unwrap() > 0);
+    for report in [&first, &second] {
+        let cost = &report["cost"];
+        let held = cost["device_seconds"].as_f64().unwrap();
+        assert!(held >= report["seconds"]["device"].as_f64().unwrap() - 1e-9 && held > 0.0, "{cost}");
+        assert!((cost["price"].as_f64().unwrap() - held).abs() < 1e-9, "{cost}");
+        // The processor was measured, and so something is possible still.
+        let possible = &report["decision"]["rows"][0];
+        assert!(report["decision"]["possible"].as_f64().unwrap() >= 1.0, "{possible}");
+        assert!(possible["says"].as_str().unwrap().contains("as measured here"), "{possible}");
+    }
+    let kept = Ledger::read(ledger.as_ref()).unwrap();
+    assert_eq!(kept.cost(RunId(2)).unwrap().price, second["cost"]["price"].as_f64());
+}
+
 /// The whole cascade on a device that is not at hand: real kernels, the emulator's gate, predicted times.
 #[test]
 fn a_short_run_against_the_model() {

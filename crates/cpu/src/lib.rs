@@ -21,6 +21,7 @@ mod narrow;
 mod oracle;
 mod output;
 mod parts;
+pub mod peak;
 mod plan;
 mod simd;
 #[cfg(target_arch = "x86_64")]

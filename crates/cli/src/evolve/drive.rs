@@ -82,6 +82,7 @@ pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evo
             Ask::Done => break Ended::Done,
             Ask::Wait => {
                 if let Some(outcome) = crew.outcome(LOOK) {
+                    evolution.at(began.elapsed().as_secs_f64());
                     evolution.tell(&outcome)?;
                     under_way -= 1;
                 }

@@ -24,6 +24,16 @@ pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
         number(&seconds["evaluators"]),
         number(&seconds["device"]),
     )?;
+    let cost = &report["cost"];
+    match (cost["device_seconds"].as_f64(), cost["price"].as_f64()) {
+        (Some(held), price) if held > 0.0 => {
+            let price = price.map_or("no price given".to_owned(), |price| {
+                format!("cost {price:.4}, at {} an hour", cost["price_per_hour"])
+            });
+            writeln!(out, "device held: {held:.1} s, {price}")?;
+        }
+        _ => {}
+    }
     Ok(())
 }
 
@@ -90,6 +100,13 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
     let rejected = case["rejected"].as_object().into_iter().flatten();
     let rejected: Vec<String> = rejected.map(|(reason, count)| format!("{count} {reason}")).collect();
     writeln!(out, "rejected: {}", rejected.join(", "))?;
+    let [verdicts, times] = ["verdicts", "times"].map(|what| case["taken_over"][what].as_u64().unwrap_or(0));
+    if verdicts + times > 0 {
+        writeln!(
+            out,
+            "taken over from earlier runs: {verdicts} verdicts of the gate, {times} short timings"
+        )?;
+    }
     decision(out, &case["decision"])
 }
 

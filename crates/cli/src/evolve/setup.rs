@@ -11,7 +11,7 @@ use lab::evolve::setup::{self, Wanted};
 use lab::evolve::workers::{Crew, Program, Worker};
 use lab::evolve::{Candidate, Case, Configuration, Evaluator, Evolution, Limits, Target};
 use lab::ledger::{Environment, Ledger, LedgerError};
-use lab::provenance::Provenance;
+use lab::provenance::{Provenance, program};
 use problem::Problem;
 
 use crate::args::Evolve;
@@ -42,7 +42,8 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     let device = open(target, args, wanted.proposer.is_some())?;
     keepable(args, &device)?;
     let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
-    let config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
+    let mut config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
+    config.program = program();
     for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;
     }

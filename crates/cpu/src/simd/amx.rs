@@ -83,6 +83,26 @@ impl Amx {
         work()
     }
 
+    /// As [`Simd::products`]: `rounds` times products of tiles, in the order of the kernel's.
+    pub(crate) fn products(self, rounds: usize) -> f64 {
+        const PRODUCTS: usize = 4;
+        self.within(|| {
+            for _ in 0..rounds {
+                // SAFETY: `self` is proof of the instructions; tiles are all that changes.
+                unsafe {
+                    asm!(
+                        "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                        "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nomem, nostack, preserves_flags),
+                    );
+                }
+            }
+        });
+        (2 * TILE * TILE * DEPTH * PRODUCTS * rounds) as f64
+    }
+
     /// Runs `step` on words that are pairs of terms. Only within [`Amx::within`].
     pub(crate) fn step(self, step: Step<'_>, terms: usize) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 
 use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::dims;
+use crate::peak;
 use crate::tile::{self, Step};
 
 /// Proof that the processor has AVX2, FMA and F16C.
@@ -92,6 +93,22 @@ impl Simd for Avx2 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn products(self, rounds: usize) -> f64 {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, rounds: usize) -> f64 {
+            peak::chains(s, rounds)
+        }
+        unsafe { compiled(self, rounds) }
+    }
+
+    fn read(self, from: &[f32]) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, from: &[f32]) {
+            peak::sum(s, from);
+        }
+        unsafe { compiled(self, from) }
     }
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use super::{Simd, exp2_polynomial};
 use crate::dims;
 use crate::element::{Element, ElementsMut};
+use crate::peak;
 use crate::tile::{self, Step};
 
 /// 2^r − 1 = r · q(r) for r in [0, 1]: a relative minimax fit of degree 5 with p(0) = 1, error below 1.4·2⁻²⁴
@@ -101,6 +102,22 @@ impl Simd for Avx512 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn products(self, rounds: usize) -> f64 {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, rounds: usize) -> f64 {
+            peak::chains(s, rounds)
+        }
+        unsafe { compiled(self, rounds) }
+    }
+
+    fn read(self, from: &[f32]) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, from: &[f32]) {
+            peak::sum(s, from);
+        }
+        unsafe { compiled(self, from) }
     }
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {

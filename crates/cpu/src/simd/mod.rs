@@ -202,6 +202,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `step` with the numbers of a row as lanes, compiled for the instruction set.
     fn step_dims(self, step: Step<'_>);
 
+    /// `rounds` times a dozen sums of products in registers, compiled for the instruction set: the floating-point operations.
+    fn products(self, rounds: usize) -> f64;
+
+    /// Reads all of `from`, compiled for the instruction set.
+    fn read(self, from: &[f32]);
+
     /// Widens `from` into `to`, which has the same length.
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);

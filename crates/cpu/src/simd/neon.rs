@@ -5,6 +5,7 @@ use std::arch::aarch64::*;
 
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
+use crate::peak;
 use crate::tile::{self, Step};
 
 /// Proof that the processor has NEON.
@@ -90,6 +91,22 @@ impl Simd for Neon {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn products(self, rounds: usize) -> f64 {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, rounds: usize) -> f64 {
+            peak::chains(s, rounds)
+        }
+        unsafe { compiled(self, rounds) }
+    }
+
+    fn read(self, from: &[f32]) {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, from: &[f32]) {
+            peak::sum(s, from);
+        }
+        unsafe { compiled(self, from) }
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {

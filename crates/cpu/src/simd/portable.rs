@@ -2,6 +2,7 @@
 
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
+use crate::peak;
 use crate::tile::{self, Step};
 
 /// Four lanes of plain Rust: what every 64-bit processor's compiler can vectorise.
@@ -78,6 +79,14 @@ impl Simd for Portable {
 
     fn step_dims(self, step: Step<'_>) {
         dims::run_step(self, step);
+    }
+
+    fn products(self, rounds: usize) -> f64 {
+        peak::chains(self, rounds)
+    }
+
+    fn read(self, from: &[f32]) {
+        peak::sum(self, from);
     }
 
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {

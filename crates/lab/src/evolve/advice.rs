@@ -9,8 +9,10 @@
 //! - the record so far: what the second half of the candidates improved on the first. Gains of a search that slows down only
 //!   become less.
 
+use problem::Problem;
 use serde::Serialize;
 
+use super::config::Config;
 use super::engine::Evolution;
 use super::population::Population;
 use super::rank;
@@ -105,13 +107,33 @@ pub fn is_flat(curve: &[f64]) -> bool {
 pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
     let population = &evolution.searches[case].population;
     let problem = population.problem.problem();
-    let floor_us = Peaks::of(&evolution.config.device).map(|peaks| peaks.floor(&problem, Mode::Warm).us());
     let peer_us = evolution.config.peer_us.filter(|_| case == 0);
-    weigh(population, floor_us, peer_us)
+    weigh(population, roof(&evolution.config, &problem), peer_us)
+}
+
+/// The least time of a problem, and by what.
+#[derive(Clone, Debug, PartialEq)]
+struct Roof {
+    us: f64,
+    by: String,
+}
+
+/// By the data sheet of a GPU, or by what this machine's processor was measured to do.
+fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
+    if let Some(peaks) = Peaks::of(&config.device) {
+        return Some(Roof { us: peaks.floor(problem, Mode::Warm).us(), by: "by its data sheet".to_owned() });
+    }
+    let (floor, products) = config.peaks.as_ref()?.floor(problem)?;
+    let by = match floor.bytes_us > floor.flops_us {
+        true => "by reading, as measured here".to_owned(),
+        false => format!("by {} at {:.0} GFLOP/s, as measured here", products.isa, products.flops / 1e9),
+    };
+    Some(Roof { us: floor.us(), by })
 }
 
 /// Weighs what is known.
-fn weigh(population: &Population, floor_us: Option<f64>, peer_us: Option<f64>) -> Advice {
+fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> Advice {
+    let floor_us = roof.as_ref().map(|roof| roof.us);
     let best_us = rank::best(population).and_then(|best| rank::us(population, best));
     let best_us = [best_us, population.baseline_us()].into_iter().flatten().min_by(f64::total_cmp);
     let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
@@ -125,8 +147,8 @@ fn weigh(population: &Population, floor_us: Option<f64>, peer_us: Option<f64>) -
     row(
         "still possible, by the roofline",
         possible.map_or("unknown".into(), |p| format!("{p:.2}×")),
-        floor_us.map_or("the device's peaks are not in the table of machines".into(), |us| {
-            format!("no kernel takes less than {us:.2} µs")
+        roof.map_or("the device's peaks are not known".into(), |Roof { us, by }| {
+            format!("no kernel takes less than {us:.2} µs, {by}")
         }),
     );
     row(
@@ -168,6 +190,10 @@ mod tests {
     use rand::{Rng, SeedableRng};
 
     use super::*;
+
+    fn roof(us: f64) -> Option<Roof> {
+        Some(Roof { us, by: String::new() })
+    }
 
     /// Draws whose logarithms fall off exponentially above 0, with mean `scale`.
     fn draws(count: usize, scale: f64, seed: u64) -> Vec<f64> {
@@ -215,17 +241,17 @@ mod tests {
         population.admit(id, &new);
         let time = super::super::population::Time { low: 9.0, us: 10.0, high: 11.0 };
         population.members.get_mut(&id).unwrap().time = Some(time);
-        assert_eq!(weigh(&population, Some(2.0), None).what, What::Continue, "too few");
+        assert_eq!(weigh(&population, roof(2.0), None).what, What::Continue, "too few");
         population.curve = draws(100, 0.2, 3);
-        let go_on = weigh(&population, Some(2.0), None);
+        let go_on = weigh(&population, roof(2.0), None);
         assert_eq!((go_on.what, go_on.possible), (What::Continue, Some(5.0)));
-        assert_eq!(weigh(&population, Some(2.0), Some(4.0)).what, What::UseALibrary);
-        assert_eq!(weigh(&population, Some(2.0), Some(12.0)).what, What::Continue);
+        assert_eq!(weigh(&population, roof(2.0), Some(4.0)).what, What::UseALibrary);
+        assert_eq!(weigh(&population, roof(2.0), Some(12.0)).what, What::Continue);
         population.curve = vec![10.0; 100];
-        let stop = weigh(&population, Some(2.0), None);
+        let stop = weigh(&population, roof(2.0), None);
         assert_eq!(stop.what, What::Stop);
         // At the roofline nothing more is possible, whatever the curve says.
         population.curve = draws(100, 0.2, 3);
-        assert_eq!(weigh(&population, Some(10.0), None).what, What::Stop);
+        assert_eq!(weigh(&population, roof(10.0), None).what, What::Stop);
     }
 }

@@ -11,6 +11,7 @@ use super::bandit::Operator;
 use super::candidate::Candidate;
 use super::space::Space;
 use super::task::Target;
+use crate::bench::CpuPeaks;
 
 /// The traverse techniques of EvoEngineer (arXiv 2510.03760): what guides a new candidate, and which population it comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,6 +117,12 @@ pub struct Config {
     pub early_stop: bool,
     /// What the best library takes on the first problem, µs, where someone measured it.
     pub peer_us: Option<f64>,
+    /// The program that began it: only what the same one found out earlier is taken over. Of none that is named, the commit says it.
+    #[serde(default)]
+    pub program: Option<String>,
+    /// What this machine's processor was measured to do when the run began; of a GPU data sheets say it.
+    #[serde(default)]
+    pub peaks: Option<CpuPeaks>,
 }
 
 impl Config {
@@ -143,6 +150,8 @@ impl Config {
             timing,
             early_stop: true,
             peer_us: None,
+            program: None,
+            peaks: None,
         }
     }
 

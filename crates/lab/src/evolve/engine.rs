@@ -8,12 +8,14 @@ use kernels::select::Shape;
 use serde_json::{Value, json};
 
 use super::config::{Config, Limits};
+use super::earlier::{Earlier, TakenOver, is_taken_over};
 use super::faults::Faults;
 use super::finals::Promotion;
+use super::holding::{Holding, WAITED};
 use super::insight::Insights;
 use super::population::{Place, Population};
 use super::space::Space;
-use super::task::{Finding, Outcome, Stage, Task};
+use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::workers::is_of_device;
 use super::{advice, finals, rank};
 use crate::ledger::{
@@ -103,6 +105,9 @@ pub struct Question {
 pub(super) struct Search {
     pub(super) population: Population,
     pub(super) space: Space,
+    /// What earlier runs know, and what of that was taken over.
+    pub(super) earlier: Earlier,
+    pub(super) taken_over: TakenOver,
     /// Questions that were asked, and how many of them were answered.
     pub(super) questions: [usize; 2],
     /// Nothing new is to be found.
@@ -136,6 +141,7 @@ pub struct Evolution {
     pub(super) elapsed: f64,
     finished: bool,
     faults: Faults,
+    holding: Holding,
 }
 
 impl Evolution {
@@ -169,7 +175,9 @@ impl Evolution {
         let run = Run { device: config.device.clone(), config: json!(config), environment, price_per_hour };
         let run = ledger.begin_run(&run)?;
         ledger.claim(run)?;
-        Ok(Evolution::new(ledger, run, config, limits))
+        let mut evolution = Evolution::new(ledger, run, config, limits);
+        evolution.look_back()?;
+        Ok(evolution)
     }
 
     /// Goes on with a run from what the ledger has of it: its candidates and the answers to its tasks, in their order.
@@ -189,6 +197,7 @@ impl Evolution {
         let config = serde_json::from_value(known.run.config)
             .map_err(|error| EvolveError::Config { run: run.0, error })?;
         let mut evolution = Evolution::new(ledger, run, config, limits);
+        evolution.look_back()?;
         let failed = known.outcomes.iter().filter(|o| o.stage == Stage::Propose).map(|o| o.candidate);
         let failed: HashSet<CandidateId> = failed.collect();
         for known in &known.candidates {
@@ -206,6 +215,8 @@ impl Evolution {
         let searches = config.cases.iter().map(|case| Search {
             population: Population::new(case.problem, case.draws),
             space: config.space(case),
+            earlier: Earlier::default(),
+            taken_over: TakenOver::default(),
             questions: [0, 0],
             exhausted: false,
             flat: false,
@@ -229,7 +240,16 @@ impl Evolution {
             elapsed: 0.0,
             finished: false,
             faults: Faults::default(),
+            holding: Holding::default(),
         }
+    }
+
+    /// What earlier runs of the ledger know of the run's problems.
+    fn look_back(&mut self) -> Result<(), EvolveError> {
+        for search in &mut self.searches {
+            search.earlier = Earlier::new(self.ledger.earlier(self.run, &search.population.problem)?);
+        }
+        Ok(())
     }
 
     /// The run's number.
@@ -257,7 +277,7 @@ impl Evolution {
     /// # Errors
     /// When the ledger cannot be written, or a baseline is no good.
     pub fn ask(&mut self, elapsed: f64) -> Result<Ask, EvolveError> {
-        self.elapsed = elapsed;
+        self.at(elapsed);
         if let Some(error) = self.bad_baseline() {
             self.fail(&error)?;
             return Err(error);
@@ -269,8 +289,11 @@ impl Evolution {
             self.stop()?;
             return Err(error);
         }
-        if let Some(task) = self.ready() {
-            return Ok(self.fly(task));
+        while let Some(task) = self.ready() {
+            match self.known_earlier(&task)? {
+                Some(outcome) => self.tell(&outcome)?,
+                None => return Ok(self.fly(task)),
+            }
         }
         if self.has_room() && !self.is_over() {
             for case in self.turns() {
@@ -290,6 +313,11 @@ impl Evolution {
         Ok(Ask::Done)
     }
 
+    /// The time, in seconds after the run began or went on.
+    pub fn at(&mut self, elapsed: f64) {
+        self.elapsed = elapsed;
+    }
+
     /// Takes in the answer to a task, whole. One that came before counts once.
     ///
     /// # Errors
@@ -300,7 +328,9 @@ impl Evolution {
         if self.told.contains(&task) {
             return Ok(());
         }
-        if self.faults.is_to_be_tried_again(outcome) {
+        let tried_again = self.faults.is_to_be_tried_again(outcome);
+        self.used(outcome, if tried_again { 0.0 } else { outcome.device_seconds });
+        if tried_again {
             return Ok(());
         }
         self.faults.saw(outcome);
@@ -309,7 +339,31 @@ impl Evolution {
             None => outcome.clone(),
         };
         let died = self.learn(&outcome);
-        self.ledger.together(|ledger| write(ledger, &outcome, &died))
+        let waited = self.holding.waited(false);
+        self.ledger.together(|ledger| {
+            waited.map_or(Ok(()), |seconds| ledger.spent(self.run, seconds, WAITED))?;
+            write(ledger, &outcome, &died)
+        })
+    }
+
+    /// Whether a task of this stage holds a device.
+    fn holds(&self, stage: Stage) -> bool {
+        is_of_device(stage) && !matches!(self.config.target, Target::Model { .. })
+    }
+
+    /// A task that was given out is answered: if it had the device, that was in use until now.
+    fn used(&mut self, outcome: &Outcome, device_seconds: f64) {
+        if self.holds(outcome.stage) && !is_taken_over(outcome) {
+            self.holding.end(self.elapsed, device_seconds);
+        }
+    }
+
+    /// What the device waited and the ledger does not have yet.
+    fn let_go(&mut self) -> Result<(), EvolveError> {
+        if let Some(seconds) = self.holding.waited(true) {
+            self.ledger.spent(self.run, seconds, WAITED)?;
+        }
+        Ok(())
     }
 
     /// Someone stops the run: nothing new is begun, and it can be resumed.
@@ -317,6 +371,7 @@ impl Evolution {
     /// # Errors
     /// When the ledger cannot be written.
     pub fn stop(&mut self) -> Result<(), EvolveError> {
+        self.let_go()?;
         self.ledger.event(self.run, RunEvent::Stopped)?;
         self.ledger.release(self.run)?;
         Ok(())
@@ -344,6 +399,9 @@ impl Evolution {
     }
 
     pub(super) fn fly(&mut self, task: Task) -> Ask {
+        if self.holds(task.stage) {
+            self.holding.begin(self.elapsed);
+        }
         self.flying.insert((task.candidate, task.stage, task.problem));
         Ask::Task(Box::new(task))
     }
@@ -358,6 +416,7 @@ impl Evolution {
         if is_of_device(outcome.stage) && matches!(outcome.finding, Finding::Timed { .. }) {
             search.longest = search.longest.max(outcome.seconds);
         }
+        search.taken_over.learn(outcome);
         search.population.learn(outcome, &mut self.insights)
     }
 
@@ -368,7 +427,7 @@ impl Evolution {
         self.spent[1] += outcome.device_seconds;
     }
 
-    fn owner(&self, candidate: CandidateId) -> Option<&Search> {
+    pub(super) fn owner(&self, candidate: CandidateId) -> Option<&Search> {
         self.searches.iter().find(|search| search.population.members.contains_key(&candidate))
     }
 
@@ -413,11 +472,17 @@ impl Evolution {
         let mut ready: Vec<(Stage, bool, f64, CandidateId, usize)> = Vec::new();
         for (case, search) in self.searches.iter().enumerate() {
             let has_time = search.population.members.values().any(|m| m.counts() && m.is_timed());
+            let is_measure_known = search.population.baseline_us().is_some();
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
                 let flies = self.flying.contains(&(member.id, stage, search.population.problem));
                 let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
-                if !flies && !is_late && room(stage) {
+                // An earlier run's time is one beside the baseline's, which is to come.
+                let waits = stage == Stage::Microbench
+                    && member.counts()
+                    && !is_measure_known
+                    && search.earlier.has_time(member);
+                if !flies && !is_late && !waits && room(stage) {
                     ready.push((stage, member.counts(), member.expected_us(), member.id, case));
                 }
             }
@@ -478,6 +543,7 @@ impl Evolution {
         rejections: &[(CandidateId, Rejection)],
         decisions: &[Decision],
     ) -> Result<(), EvolveError> {
+        self.let_go()?;
         self.ledger.together(|ledger| {
             rejections.iter().try_for_each(|(id, rejection)| ledger.rejected(*id, rejection))?;
             decisions.iter().try_for_each(|decision| ledger.decided(self.run, decision))?;

@@ -98,6 +98,12 @@ impl Evolution {
             whole.insert("configuration".into(), json!(self.config.configuration));
             whole.insert("seed".into(), json!(self.config.seed));
             whole.insert("seconds".into(), json!({ "evaluators": self.spent[0], "device": self.spent[1] }));
+            let cost = self.ledger.cost(self.run).ok();
+            whole.insert("cost".into(), json!(cost.map(|cost| {
+                json!({
+                    "device_seconds": cost.device_seconds, "price_per_hour": cost.price_per_hour, "price": cost.price,
+                })
+            })));
         }
         whole
     }
@@ -134,6 +140,7 @@ impl Evolution {
             "control": control(population),
             "candidates": counts(population),
             "rejected": self.rejected(case),
+            "taken_over": self.searches[case].taken_over.told(),
             "skipped": if self.is_finished() { finals::skipped(self, case) } else { Vec::new() },
             "forecasts": forecasts(population),
             "operators": population.bandit.accounts(),

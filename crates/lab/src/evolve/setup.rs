@@ -13,6 +13,7 @@ use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
 use super::workers::memory;
+use crate::bench::CpuPeaks;
 use crate::ledger::{Ledger, LedgerError, RunEvent, RunId};
 
 /// Wins of other runs that a search is told of.
@@ -133,6 +134,10 @@ pub fn config(
     (config.random_share, config.families) = (wanted.random_share, wanted.families);
     (config.proposer, config.early_stop, config.peer_us) =
         (wanted.proposer, wanted.early_stop, wanted.peer_us);
+    if config.target == Target::Cpu {
+        let problems: Vec<_> = problems.iter().map(Shape::problem).collect();
+        config.peaks = Some(CpuPeaks::measure(&problems));
+    }
     let wins = from_others.map_or(Ok(Vec::new()), |ledger| ledger.wins(device, WINS))?;
     config.wins =
         wins.into_iter().map(|win| (space::family(&win.subject).to_owned(), win.changes, win.gain)).collect();

@@ -20,6 +20,7 @@ use crate::gate::Verdict;
 use crate::ledger::*;
 use crate::provenance::hash;
 
+mod earlier;
 mod rules;
 
 /// A number in [0, 1) that looks like chance, of a text.
@@ -178,7 +179,7 @@ impl Page {
     }
 
     fn clear(&self) {
-        for end in ["", "-wal", "-shm", ".run-1.lock"] {
+        for end in ["", "-wal", "-shm", ".run-1.lock", ".run-2.lock", ".run-3.lock"] {
             let _ = std::fs::remove_file(format!("{}{end}", self.0.display()));
         }
     }

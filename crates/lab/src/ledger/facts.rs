@@ -154,7 +154,7 @@ pub struct ProofFact {
     pub judge: Judge,
     /// The verdict.
     pub verdict: Verdict,
-    /// Why not proven.
+    /// Why not proven; of a verdict that was taken over from an earlier run, whose it is.
     pub reasons: Vec<String>,
     /// Hazards, as `check --json` gives them.
     pub hazards: Value,
@@ -195,7 +195,7 @@ pub struct MeasurementFact {
     pub kind: TimeKind,
     /// On which problem: another than the candidate's own for most of [`Trial::HeldOut`].
     pub problem: Shape,
-    /// Every sample, µs a call.
+    /// Every sample, µs a call; none of a time that was taken over from an earlier run.
     pub samples: Vec<f64>,
     /// Median, µs; of a short timing that was taken in turns with the baseline's, that one's own time over the ratio.
     pub us: f64,

@@ -12,6 +12,7 @@
 
 mod check;
 mod claim;
+mod earlier;
 mod error;
 mod export;
 mod facts;
@@ -32,6 +33,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use crate::store::{Scratch, StoreError};
 
 pub use check::{Disagreement, Soundness};
+pub use earlier::EarlierKernel;
 pub use error::LedgerError;
 pub use export::{Exported, Format};
 pub use facts::*;

@@ -192,7 +192,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Device time that belongs to no task: a card's warming, clocks that were waited for.
+    /// Device time that belongs to no task: in which it was held, and waited.
     ///
     /// # Errors
     /// When the ledger has no such run, or it cannot be written.

@@ -1,0 +1,104 @@
+//! What a core can do at most, by running nothing else: products in registers, and reading. No kernel of this crate multiplies or reads
+//! faster on the same core, so that a problem's work over these rates is less than any of them takes.
+
+use std::hint::black_box;
+
+use crate::Isa;
+use crate::simd::{self, Simd};
+
+/// Sums that are carried side by side: more than a latency of four or five cycles times two FMAs a cycle, and registers enough for all.
+const CHAINS: usize = 12;
+
+/// Multiplies and adds in registers on the calling thread, `rounds` times some dozen instructions. Returns the floating-point operations
+/// (of [`Isa::Avx512Vnni`], those on 16-bit integers that stand for such); none where this processor lacks the instructions.
+pub fn products(isa: Isa, rounds: usize) -> f64 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => simd::Amx::detect().map_or(0.0, |s| s.products(rounds)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => simd::Avx512Vnni::detect().map_or(0.0, |s| s.products(rounds)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => simd::Avx512::detect().map_or(0.0, |s| s.products(rounds)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => simd::Avx2::detect().map_or(0.0, |s| s.products(rounds)),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => simd::Neon::detect().map_or(0.0, |s| s.products(rounds)),
+        Isa::Portable => simd::Portable.products(rounds),
+        #[allow(unreachable_patterns)] // the sets of the other architecture
+        _ => 0.0,
+    }
+}
+
+/// Reads all of `from` once on the calling thread, with the widest vectors of this processor.
+pub fn read(from: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(s) = simd::Avx512::detect() {
+        return s.read(from);
+    } else if let Some(s) = simd::Avx2::detect() {
+        return s.read(from);
+    }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(s) = simd::Neon::detect() {
+        return s.read(from);
+    }
+    simd::Portable.read(from);
+}
+
+/// [`Simd::products`], to be compiled for the instruction set.
+#[inline(always)]
+pub(crate) fn chains<S: Simd>(s: S, rounds: usize) -> f64 {
+    accumulate(s, |a, b, sum| s.fma(a, b, sum), rounds)
+}
+
+/// Sums by an instruction that takes three vectors: two operations a lane.
+#[inline(always)]
+pub(crate) fn accumulate<S: Simd>(s: S, product: impl Fn(S::V, S::V, S::V) -> S::V, rounds: usize) -> f64 {
+    // Unknown to the compiler, and each sum another: it leaves nothing out.
+    let (a, b) = (s.splat(black_box(1e-9)), s.splat(black_box(1e-9)));
+    let mut sums: [S::V; CHAINS] = std::array::from_fn(|chain| s.splat(black_box(chain as f32)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = product(a, b, *sum);
+        }
+    }
+    keep(s, sums);
+    (2 * S::LANES * CHAINS * rounds) as f64
+}
+
+/// [`Simd::read`], to be compiled for the instruction set.
+#[inline(always)]
+pub(crate) fn sum<S: Simd>(s: S, from: &[f32]) {
+    const SUMS: usize = 8;
+    let mut sums = [s.splat(0.0); SUMS];
+    for line in from.chunks_exact(SUMS * S::LANES) {
+        for (part, sum) in line.chunks_exact(S::LANES).zip(&mut sums) {
+            *sum = s.add(*sum, s.load(part));
+        }
+    }
+    keep(s, sums);
+}
+
+#[inline(always)]
+fn keep<S: Simd, const N: usize>(s: S, sums: [S::V; N]) {
+    let total = sums.into_iter().fold(s.splat(0.0), |total, sum| s.add(total, sum));
+    let mut lanes = [0.0; 16];
+    s.store(total, &mut lanes);
+    black_box(lanes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_counted_where_there_are_instructions() {
+        for isa in Isa::ALL {
+            let [few, many] = [10, 1000].map(|rounds| products(isa, rounds));
+            assert_eq!(few > 0.0, isa.is_available(), "{isa}");
+            assert_eq!(many, 100.0 * few, "{isa}");
+        }
+        assert_eq!(products(Isa::Portable, 1), 2.0 * 4.0 * CHAINS as f64);
+        read(&[1.0; 1000]);
+        read(&[]);
+    }
+}

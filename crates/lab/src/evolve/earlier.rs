@@ -1,0 +1,190 @@
+//! What earlier runs of the ledger know of the kernels of this one, so that no kernel is gated or timed twice.
+//!
+//! A verdict holds wherever the same kernel computes the same problem. A time does not: clocks, heat and neighbours are others. What is
+//! taken over is how fast the kernel was beside the baseline's kernel in the same earlier run; times the baseline's time of this run,
+//! that is the time to rank by. Races are always run anew.
+
+use std::collections::HashMap;
+
+use serde_json::json;
+
+use super::engine::{Evolution, EvolveError};
+use super::population::{Member, Population};
+use super::task::{Finding, Outcome, Stage, Task};
+use crate::bench::SpeedVerdict;
+use crate::gate::Verdict;
+use crate::ledger::{
+    Against, CandidateId, EarlierKernel, Ledger, LedgerError, MeasurementFact, ProofFact, Rejection, Trial,
+};
+
+/// How the words begin that say where a finding comes from.
+const TAKEN_OVER: &str = "taken over from";
+
+/// The kernels of earlier runs, for one problem.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Earlier {
+    kernels: Vec<EarlierKernel>,
+    /// Places of those that are the same, the oldest first.
+    by_hash: HashMap<String, Vec<usize>>,
+}
+
+/// A time of an earlier run.
+struct Timed<'a> {
+    kernel: &'a EarlierKernel,
+    /// How many times as fast as the baseline's kernel there: low, expected, high.
+    ratio: [f64; 3],
+}
+
+impl Earlier {
+    pub(super) fn new(kernels: Vec<EarlierKernel>) -> Earlier {
+        let mut by_hash: HashMap<String, Vec<usize>> = HashMap::new();
+        for (place, kernel) in kernels.iter().enumerate() {
+            for hash in &kernel.hashes {
+                by_hash.entry(hash.clone()).or_default().push(place);
+            }
+        }
+        Earlier { kernels, by_hash }
+    }
+
+    /// The same kernel in earlier runs.
+    fn same<'a>(&'a self, member: &'a Member) -> impl Iterator<Item = &'a EarlierKernel> {
+        let hashes =
+            member.screening.iter().flat_map(|s| [Some(&s.ptx_hash), s.sass_hash.as_ref()]).flatten();
+        hashes
+            .filter_map(|hash| self.by_hash.get(hash))
+            .flatten()
+            .filter_map(|&place| self.kernels.get(place))
+    }
+
+    fn refuted<'a>(&'a self, member: &'a Member) -> Option<(&'a EarlierKernel, &'a (String, String))> {
+        self.same(member).find_map(|kernel| Some((kernel, kernel.refuted.as_ref()?)))
+    }
+
+    fn proven<'a>(&'a self, member: &'a Member) -> Option<&'a EarlierKernel> {
+        self.same(member).find(|kernel| kernel.proven)
+    }
+
+    /// Whether there may be a time to take over, once the baseline has its own.
+    pub(super) fn has_time(&self, member: &Member) -> bool {
+        self.same(member).any(|kernel| kernel.us.is_some())
+    }
+
+    /// From the latest run that timed both kernels.
+    fn time<'a>(&'a self, member: &'a Member, baseline: &'a Member) -> Option<Timed<'a>> {
+        let of = |kernel: &'a EarlierKernel| {
+            let [low, us, high] = kernel.us?;
+            let beside = self.same(baseline).filter(|other| other.run == kernel.run);
+            let [_, theirs, _] = beside.filter_map(|other| other.us).next()?;
+            Some(Timed { kernel, ratio: [theirs / high, theirs / us, theirs / low] })
+        };
+        self.same(member).filter_map(of).max_by_key(|timed| timed.kernel.run)
+    }
+}
+
+/// Whether an answer is an earlier run's.
+pub(super) fn is_taken_over(outcome: &Outcome) -> bool {
+    match &outcome.finding {
+        Finding::Timed { measurement, .. } => measurement.samples.is_empty(),
+        Finding::Judged(proof) => proof.reasons.first().is_some_and(|reason| reason.starts_with(TAKEN_OVER)),
+        Finding::Rejected(rejection) => rejection.detail.starts_with(TAKEN_OVER),
+        Finding::Screened { .. } => false,
+    }
+}
+
+fn words(kernel: &EarlierKernel) -> String {
+    format!("{TAKEN_OVER} candidate {} of run {}", kernel.candidate.0, kernel.run.0)
+}
+
+impl Evolution {
+    /// The answer to a task that an earlier run has.
+    pub(super) fn known_earlier(&self, task: &Task) -> Result<Option<Outcome>, EvolveError> {
+        let Some(search) = self.owner(task.candidate) else { return Ok(None) };
+        let (population, earlier) = (&search.population, &search.earlier);
+        let member = population.members.get(&task.candidate).filter(|member| member.counts());
+        let Some(member) = member else { return Ok(None) };
+        let finding = match task.stage {
+            Stage::Prove => verdict(&self.ledger, earlier, member)?,
+            Stage::Microbench => time(&self.ledger, earlier, population, member)?,
+            Stage::Propose | Stage::Screen | Stage::Race | Stage::HeldOut => None,
+        };
+        Ok(finding.map(|finding| {
+            let (candidate, stage, problem) = (task.candidate, task.stage, task.problem);
+            Outcome { candidate, stage, problem, seconds: 0.0, device_seconds: 0.0, finding }
+        }))
+    }
+}
+
+fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option<Finding>, LedgerError> {
+    if let Some((kernel, (reason, detail))) = earlier.refuted(member) {
+        let (stage, detail) = (Stage::Prove, format!("{}: {detail}", words(kernel)));
+        return Ok(Some(Finding::Rejected(Rejection { stage, reason: reason.clone(), detail })));
+    }
+    let Some(kernel) = earlier.proven(member) else { return Ok(None) };
+    Ok(proof(ledger, kernel.candidate, Stage::Prove, words(kernel))?.map(Finding::Judged))
+}
+
+/// The verdict of a stage on an earlier candidate, with words that say whose it is: the gate's in the emulator comes first, the device's
+/// last.
+fn proof(
+    ledger: &Ledger,
+    candidate: CandidateId,
+    stage: Stage,
+    words: String,
+) -> Result<Option<ProofFact>, LedgerError> {
+    let proofs = ledger.candidate(candidate)?.proofs;
+    let mut proven = proofs.into_iter().filter(|proof| proof.verdict == Verdict::Proven);
+    let found = if stage == Stage::Prove { proven.next() } else { proven.last() };
+    Ok(found.map(|proof| ProofFact { reasons: vec![words], seconds: 0.0, ..proof }))
+}
+
+fn time(
+    ledger: &Ledger,
+    earlier: &Earlier,
+    population: &Population,
+    member: &Member,
+) -> Result<Option<Finding>, LedgerError> {
+    let baseline = population.baseline.and_then(|id| population.members.get(&id));
+    let timed = baseline
+        .zip(population.baseline_us())
+        .and_then(|(baseline, us)| Some((baseline.id, us, baseline.kind?, earlier.time(member, baseline)?)));
+    let Some((incumbent, baseline_us, kind, Timed { kernel, ratio: [low, ratio, high] })) = timed else {
+        return Ok(None);
+    };
+    let beside = format!("{}: {ratio:.3}× the speed of the baseline's kernel there", words(kernel));
+    let proof = proof(ledger, kernel.candidate, Stage::Microbench, beside)?;
+    let (noise, verdict) = (high / low, SpeedVerdict::Undecided);
+    let measurement = MeasurementFact {
+        trial: Trial::Microbench,
+        kind,
+        problem: member.problem,
+        // Nothing was timed.
+        samples: Vec::new(),
+        us: baseline_us / ratio,
+        low_us: baseline_us / high,
+        high_us: baseline_us / low,
+        against: Some(Against { incumbent, ratio, low, high, noise, verdict }),
+    };
+    Ok(proof.map(|proof| Finding::Timed { proof: Some(proof), measurement }))
+}
+
+/// Findings of earlier runs that a search took over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TakenOver {
+    verdicts: usize,
+    times: usize,
+}
+
+impl TakenOver {
+    pub(super) fn learn(&mut self, outcome: &Outcome) {
+        if is_taken_over(outcome) {
+            match outcome.stage {
+                Stage::Microbench => self.times += 1,
+                _ => self.verdicts += 1,
+            }
+        }
+    }
+
+    pub(super) fn told(self) -> serde_json::Value {
+        json!({ "verdicts": self.verdicts, "times": self.times })
+    }
+}

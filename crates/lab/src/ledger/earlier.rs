@@ -1,0 +1,68 @@
+//! What earlier runs found out about kernels, under circumstances that make it hold for a later one.
+
+use kernels::select::Shape;
+
+use super::{CandidateId, Ledger, LedgerError, RunId};
+
+/// A candidate of an earlier run with what its gates and its short timing said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EarlierKernel {
+    /// Which.
+    pub candidate: CandidateId,
+    /// Of which run.
+    pub run: RunId,
+    /// Of its PTX, and of its machine code where that is known.
+    pub hashes: Vec<String>,
+    /// Whether it was proven.
+    pub proven: bool,
+    /// By what reason it was refuted, and in words.
+    pub refuted: Option<(String, String)>,
+    /// What its short timing gave, µs: low, expected, high. What was taken over itself is not told again.
+    pub us: Option<[f64; 3]>,
+}
+
+impl Ledger {
+    /// What was known of kernels for a problem when a run began: from earlier runs on the same device by the same program, with the same
+    /// driver, compiler and commit. Nothing where neither program nor commit is known.
+    ///
+    /// # Errors
+    /// When there is no such run, or the ledger cannot be read.
+    pub fn earlier(&self, run: RunId, problem: &Shape) -> Result<Vec<EarlierKernel>, LedgerError> {
+        let own = self.run(run)?;
+        if own.environment.commit.is_none() && own.config["program"].is_null() {
+            return Ok(Vec::new());
+        }
+        let sql = "SELECT c.id, c.run, s.ptx_hash, s.sass_hash,
+             EXISTS (SELECT 1 FROM proof p JOIN outcome o ON o.id = p.outcome
+               WHERE p.candidate = c.id AND o.stage = 'prove' AND p.verdict = 'proven' AND o.at <= own.at) AS proven,
+             m.us, m.low_us, m.high_us, r.reason, r.detail
+           FROM run own JOIN run e ON e.id < own.id AND e.device = own.device AND e.environment = own.environment
+               AND json_extract(e.config, '$.program') IS json_extract(own.config, '$.program')
+             JOIN candidate c ON c.run = e.id AND c.problem = (SELECT id FROM problem WHERE shape = ?2)
+             JOIN screening s ON s.candidate = c.id
+             LEFT JOIN measurement m ON m.candidate = c.id AND m.trial = 'microbench' AND m.problem = c.problem
+               AND length(m.samples) > 0 AND m.at <= own.at
+             LEFT JOIN rejection r ON r.candidate = c.id AND r.reason IN ('refuted', 'wrong') AND r.stage <> 'held_out'
+               AND r.at <= own.at
+           WHERE own.id = ?1 AND (m.us IS NOT NULL OR r.reason IS NOT NULL OR proven) ORDER BY c.id";
+        self.rows(sql, (run.0, super::write::text(problem)), |row| {
+            let hashes: [Option<String>; 2] = [row.get(2)?, row.get(3)?];
+            let refuted: Option<String> = row.get(8)?;
+            let us: Option<f64> = row.get(5)?;
+            Ok(EarlierKernel {
+                candidate: CandidateId(row.get(0)?),
+                run: RunId(row.get(1)?),
+                hashes: hashes.into_iter().flatten().collect(),
+                proven: row.get(4)?,
+                refuted: match refuted {
+                    Some(reason) => Some((reason, row.get(9)?)),
+                    None => None,
+                },
+                us: match us {
+                    Some(us) => Some([row.get(6)?, us, row.get(7)?]),
+                    None => None,
+                },
+            })
+        })
+    }
+}
