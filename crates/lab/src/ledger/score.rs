@@ -149,10 +149,8 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read, as of each of these functions.
     pub fn scores(&self) -> Result<Vec<Score>, LedgerError> {
-        // Authors first: joined first, every pair would meet its device.
-        let sql = "SELECT author, d.name FROM (SELECT DISTINCT author, device FROM pair) JOIN device d ON d.id = device
-           ORDER BY author, d.name";
-        let authors: Vec<(String, String)> = self.rows(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let mut authors = self.forecasters()?;
+        authors.sort();
         authors
             .iter()
             .map(|(author, device)| Ok(Score::of(author, device, &self.pairs(author, device, usize::MAX)?)))
