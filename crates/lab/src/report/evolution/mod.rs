@@ -483,8 +483,9 @@ mod tests {
 
     use super::live::{candidate, candidates, live_run, runs};
     use super::*;
+    use crate::bench::SpeedVerdict;
     use crate::evolve::{Candidate, Finding, Language, Outcome, Source};
-    use crate::ledger::{Environment, Ledger, NewCandidate, Rejection, Run, RunId};
+    use crate::ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
     use crate::store::Scratch;
 
     const HOSTILE: &str = "<script>alert('x')</script>";
@@ -570,6 +571,54 @@ mod tests {
         operators.sort_unstable();
         assert_eq!(operators, [("mutate:stages", 2), ("random", 1)]);
         assert_eq!(view.cost.items[0].tasks, 5);
+    }
+
+    /// The faster of two has the smaller ratio, over a faster incumbent: which one stands beside it.
+    #[test]
+    fn the_fastest_plans_say_what_their_ratios_are_over() {
+        let (_folder, ledger) = ledger();
+        for (us, ratio) in [(400.0, 4.0), (90.0, 1.5)] {
+            let run = begin(&ledger, "H200");
+            let [incumbent, candidate] = ["baseline", "mutate:stages"].map(|operator| {
+                let arm = if operator == "baseline" { Arm::Baseline } else { Arm::Evolution };
+                add_to(&ledger, run, 128, &format!("{operator} {us}"), arm)
+            });
+            let told = |candidate, stage, trial, us, against| Outcome {
+                candidate,
+                stage,
+                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                seconds: 1.0,
+                device_seconds: 1.0,
+                finding: Finding::Timed {
+                    proof: None,
+                    measurement: MeasurementFact {
+                        trial,
+                        kind: TimeKind::Measured,
+                        problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                        samples: vec![us],
+                        us,
+                        low_us: us,
+                        high_us: us,
+                        against,
+                    },
+                },
+            };
+            let (low, high) = (ratio, ratio);
+            let against = Against { incumbent, ratio, low, high, noise: 1.0, verdict: SpeedVerdict::Faster };
+            ledger.tell(&told(incumbent, Stage::Microbench, Trial::Microbench, us, None)).unwrap();
+            ledger.tell(&told(candidate, Stage::Race, Trial::Race, us / ratio, Some(against))).unwrap();
+        }
+        let page = pages::top(&ledger, None, Some("H200")).unwrap().unwrap();
+        let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
+        assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
+        assert!(
+            rows[0].contains("60.00") && rows[0].contains("1.50× over") && rows[0].contains("90.00 µs"),
+            "{page}"
+        );
+        assert!(
+            rows[1].contains("100.0") && rows[1].contains("4.00× over") && rows[1].contains("400.0 µs"),
+            "{page}"
+        );
     }
 
     #[test]
