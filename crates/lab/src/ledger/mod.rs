@@ -38,7 +38,7 @@ pub use facts::*;
 pub use pages::Line;
 pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
-pub use score::{ByHand, Recalibration, Score};
+pub use score::{ByHand, Recalibration, SCORED, Score};
 pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
 
 /// How long a writer waits for another one, unless told otherwise.

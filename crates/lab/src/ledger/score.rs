@@ -16,7 +16,7 @@ pub struct Score {
     pub author: String,
     /// For which device.
     pub device: String,
-    /// Forecasts that came out.
+    /// Forecasts that came out, of those that are scored.
     pub count: usize,
     /// Median of forecast / measured: above 1, times are forecast too long.
     pub bias: f64,
@@ -69,6 +69,10 @@ pub struct ByHand {
     /// What was said about that.
     pub note: Option<String>,
 }
+
+/// Of an author's forecasts for a device that came out, so many are scored, the newest: what is scored is how good they are now, and it takes no
+/// longer on a ledger that has more.
+pub const SCORED: usize = 20_000;
 
 /// Pairs that each half of a recalibration has, at least.
 const HALF: usize = 10;
@@ -144,7 +148,7 @@ impl Recalibration {
 }
 
 impl Ledger {
-    /// How every author's forecasts for every device came out.
+    /// How every author's forecasts for every device came out, the newest [`SCORED`] of each.
     ///
     /// # Errors
     /// When the ledger cannot be read, as of each of these functions.
@@ -153,7 +157,7 @@ impl Ledger {
         authors.sort();
         authors
             .iter()
-            .map(|(author, device)| Ok(Score::of(author, device, &self.pairs(author, device, usize::MAX)?)))
+            .map(|(author, device)| Ok(Score::of(author, device, &self.pairs(author, device, SCORED)?)))
             .collect()
     }
 

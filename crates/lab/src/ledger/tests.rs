@@ -219,6 +219,34 @@ fn forecasts_are_in_order_and_come_out_once() {
 }
 
 #[test]
+fn everyone_whose_forecasts_came_out_is_found_on_each_device() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    for (author, device) in [("bob", "L4"), ("ada", "L4"), ("ada", "A100"), ("bob", "L4"), ("carol", "A100")]
+    {
+        let (candidate, hypothesis, problem) = (None, "it is".into(), None);
+        let (author, device, [low_us, us, high_us]) = (author.into(), device.into(), [1.0, 2.0, 3.0]);
+        let forecast = ledger.forecast(&Forecast {
+            candidate,
+            hypothesis,
+            author,
+            device,
+            problem,
+            low_us,
+            us,
+            high_us,
+        });
+        let came = ForecastOutcome { forecast: forecast.unwrap(), us: 2.5, note: String::new() };
+        ledger.forecast_outcome(&came).unwrap();
+    }
+    let found = ledger.forecasters().unwrap();
+    let found: Vec<(&str, &str)> = found.iter().map(|(a, d)| (a.as_str(), d.as_str())).collect();
+    assert_eq!(found, [("ada", "L4"), ("ada", "A100"), ("bob", "L4"), ("carol", "A100")]);
+    let counts: Vec<usize> = ledger.scores().unwrap().iter().map(|score| score.count).collect();
+    assert_eq!(counts, [1, 1, 2, 1]);
+}
+
+#[test]
 fn a_device_is_called_by_its_name_or_the_only_part_of_one() {
     let (_folder, path) = scratch();
     let ledger = Ledger::open(&path).unwrap();
