@@ -9,7 +9,7 @@ use lab::evolve::Evaluator;
 use lab::evolve::bandit::Operator;
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::ledger::{
-    ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, Score,
+    ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, SCORED, Score,
 };
 use lab::provenance::iso8601;
 use serde_json::json;
@@ -178,7 +178,13 @@ fn score(args: &ForecastScore) -> Result<Status, CliError> {
         let rows: Vec<Vec<String>> =
             scores.iter().map(|s| [vec![s.author.clone(), s.device.clone()], figures(s)].concat()).collect();
         let header = [&["author", "device"], &FIGURES[..]].concat();
-        table::print(&mut out, &header, &rows).map_err(CliError::from)
+        table::print(&mut out, &header, &rows).map_err(CliError::from).and_then(|()| {
+            match scores.iter().any(|score| score.count >= SCORED) {
+                true => writeln!(out, "of each author the newest {SCORED}; older ones are left out")
+                    .map_err(CliError::from),
+                false => Ok(()),
+            }
+        })
     })?;
     Ok(Status::Proven)
 }

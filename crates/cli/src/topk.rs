@@ -61,7 +61,7 @@ fn print(out: &mut impl Write, problem: &str, best: &[Ranked]) -> Result<(), Cli
         writeln!(out, "the ledger has no time for {problem} on this device")?;
         return Ok(());
     }
-    let header = ["", "time µs", "interval", "by", "against its incumbent", "candidate", "from", "plan"];
+    let header = ["", "time µs", "interval", "by", "over its incumbent", "candidate", "from", "plan"];
     let rows: Vec<Vec<String>> = best.iter().enumerate().map(|(i, r)| line(i + 1, r)).collect();
     table::print(out, &header, &rows)?;
     Ok(())
@@ -75,7 +75,11 @@ fn line(place: usize, r: &Ranked) -> Vec<String> {
         (TimeKind::Measured, Trial::HeldOut) => "a held-out problem",
     };
     let against = match &r.against {
-        Some(a) => format!("{:.3}× ({:.3} … {:.3}) {}", a.ratio, a.low, a.high, a.verdict.name()),
+        Some(a) => {
+            let time = r.incumbent_us.map_or(String::new(), |us| format!(" at {us:.2} µs"));
+            let race = format!("{:.3}× ({:.3} … {:.3}) {}", a.ratio, a.low, a.high, a.verdict.name());
+            format!("{race} over #{}{time}", a.incumbent.0)
+        }
         None => "–".to_owned(),
     };
     let fate = match (&r.rejected, r.promoted) {

@@ -27,14 +27,15 @@ pub struct Disagreement {
 }
 
 /// What is counted, from the facts and from the summaries.
-const COUNTS: [(&str, &str, &str); 10] = [
+const COUNTS: [(&str, &str, &str); 11] = [
     ("candidates that stand", "SELECT count(*) FROM candidate", "SELECT count(*) FROM standing"),
     ("candidates", "SELECT count(*) FROM candidate", "SELECT coalesce(sum(candidates), 0) FROM tally"),
     (
         "operators' candidates",
-        "SELECT count(*) FROM candidate",
+        "SELECT count(*) FROM candidate WHERE arm IN ('evolution', 'random')",
         "SELECT coalesce(sum(candidates), 0) FROM operator_tally",
     ),
+    ("answers", "SELECT count(*) FROM outcome", "SELECT coalesce(sum(entered), 0) FROM passage"),
     ("screenings", "SELECT count(*) FROM screening", "SELECT coalesce(sum(screened), 0) FROM tally"),
     ("rejections", "SELECT count(*) FROM rejection", "SELECT coalesce(sum(candidates), 0) FROM death"),
     (

@@ -40,8 +40,8 @@ pub use facts::*;
 pub use pages::Line;
 pub use rank::{Ancestor, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
-pub use score::{ByHand, Recalibration, Score};
-pub use totals::{Corner, Cost, CostItem, Death, Earnings, Niche, Pair, Tally};
+pub use score::{ByHand, Recalibration, SCORED, Score};
+pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
 
 /// How long a writer waits for another one, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(15);

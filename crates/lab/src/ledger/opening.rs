@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::tests::*;
 use super::*;
+use crate::evolve::Stage;
 
 #[test]
 fn another_writer_is_waited_for_and_then_named() {
@@ -68,13 +69,48 @@ fn a_newer_ledger_is_refused_with_both_versions() {
     }
 }
 
+/// An empty ledger of an older version.
+fn older(path: &Path, version: i64) -> Ledger {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+    let old = Ledger::connect(path, flags, PATIENCE).unwrap();
+    schema::begin_old(&old.connection, version).unwrap();
+    old
+}
+
+/// What an older one did not count yet is counted when it is brought forward, as if it had been from the beginning.
+#[test]
+fn an_older_ledger_counts_what_a_new_one_does() {
+    for version in 1..schema::VERSION {
+        let (folder, path) = scratch();
+        let (old, new) = (older(&path, version), Ledger::open(&folder.path("new.ledger")).unwrap());
+        let tell = |ledger: &Ledger| {
+            let (run, [_, _, wrong, crossing, control], _) = story(ledger);
+            for candidate in [control, crossing, wrong] {
+                let told = Rejection {
+                    stage: Stage::Race,
+                    reason: "wrong".into(),
+                    detail: format!("{candidate:?}"),
+                };
+                ledger.rejected(candidate, &told).unwrap();
+            }
+            run
+        };
+        let run = tell(&old);
+        assert_eq!(tell(&new), run);
+        drop(old);
+        let old = Ledger::open(&path).unwrap();
+        assert_eq!(old.entered(run).unwrap(), new.entered(run).unwrap(), "version {version}");
+        assert_eq!(old.operators(run).unwrap(), new.operators(run).unwrap(), "version {version}");
+        assert_eq!(old.deaths(run).unwrap(), new.deaths(run).unwrap(), "version {version}");
+        assert!(old.check().unwrap().is_sound());
+    }
+}
+
 /// Of the oldest version: all that readers ask for is there, and not a byte of it changes.
 #[test]
 fn an_older_ledger_is_read_and_left_as_it_is() {
     let (folder, path) = scratch();
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-    let old = Ledger::connect(&path, flags, PATIENCE).unwrap();
-    schema::begin_old(&old.connection, 1).unwrap();
+    let old = older(&path, 1);
     let (run, ids, _) = story(&old);
     drop(old);
     let before = std::fs::read(&path).unwrap();

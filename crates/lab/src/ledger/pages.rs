@@ -9,9 +9,6 @@ use super::write::text;
 use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
 use crate::evolve::Stage;
 
-/// Of so many of the latest rejections, one is given as an example of its reason.
-const EXAMPLES: i64 = 3000;
-
 /// The baselines of a run are among so many of its first candidates.
 const EARLY: i64 = 1000;
 
@@ -35,9 +32,6 @@ pub struct Line {
     /// Whether it was promoted.
     pub promoted: bool,
 }
-
-/// A rejection as an example: stage, reason, candidate, detail.
-pub(crate) type Example = (Stage, String, CandidateId, String);
 
 impl Ledger {
     /// The latest run.
@@ -100,23 +94,16 @@ impl Ledger {
         self.row(sql, params![run.0, EARLY, text(problem)], |row| row.get(0).map(CandidateId))
     }
 
-    /// The latest rejections of a run, for examples.
-    pub(crate) fn latest_rejections(&self, run: RunId) -> Result<Vec<Example>, LedgerError> {
-        let sql = "SELECT r.stage, r.reason, r.candidate, r.detail FROM (SELECT * FROM rejection ORDER BY id DESC LIMIT ?) r
-            JOIN standing s ON s.candidate = r.candidate WHERE s.run = ? ORDER BY r.id DESC";
-        self.rows(sql, [EXAMPLES, run.0], |row| {
-            Ok((unword(row, 0)?, row.get(1)?, CandidateId(row.get(2)?), row.get(3)?))
-        })
-    }
-
     /// Everyone whose forecasts have outcomes, with the devices that they are for.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     pub fn forecasters(&self) -> Result<Vec<(String, String)>, LedgerError> {
         // From one to the next by the index, however many forecasts each has.
-        let sql = "SELECT author, device, (SELECT name FROM device WHERE id = pair.device) FROM pair
-            WHERE (author, device) > (?, ?) ORDER BY author, device LIMIT 1";
+        let sql = "SELECT author, device, (SELECT name FROM device WHERE id = next.device) FROM (
+              SELECT * FROM (SELECT author, device FROM pair WHERE author = ?1 AND device > ?2 ORDER BY device LIMIT 1)
+              UNION ALL SELECT * FROM (SELECT author, device FROM pair WHERE author > ?1 ORDER BY author, device LIMIT 1)
+            ) next ORDER BY author, device LIMIT 1";
         let (mut found, mut after) = (Vec::new(), (String::new(), i64::MIN));
         while let Some((author, device, name)) = self.row(sql, params![after.0, after.1], |row| {
             Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))

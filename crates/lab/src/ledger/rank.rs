@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use kernels::select::Shape;
+use rusqlite::Params;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -40,8 +41,10 @@ pub struct Ranked {
     pub high_us: f64,
     /// What the time model said before, µs.
     pub predicted_us: Option<f64>,
-    /// Its last race on its own problem: that counts, and its ratio is the speed-up.
+    /// Its last race on its own problem: that counts, and its ratio is the speed-up over its incumbent, which is another one in another run.
     pub against: Option<Against>,
+    /// The incumbent's time, µs: what the ratio is over.
+    pub incumbent_us: Option<f64>,
     /// Why it went no further, in a word.
     pub rejected: Option<String>,
     /// Whether it was promoted.
@@ -81,7 +84,7 @@ const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm,
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
 /// Whose time says something: nothing is wrong with the candidate, even if others are faster or there was no time to race it.
-const SOUND: &str = "(s.rejected IS NULL OR s.rejected IN ('slower', 'budget'))";
+pub(super) const SOUND: &str = "(s.rejected IS NULL OR s.rejected IN ('slower', 'budget'))";
 
 /// What is ranked: not what candidates are compared with.
 const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
@@ -98,18 +101,20 @@ impl Ledger {
         let Some(problem) = self.find("SELECT id FROM problem WHERE shape = ?", [text(problem)])? else {
             return Ok(Vec::new());
         };
+        let sql = format!(
+            "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
+             WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL AND {SOUND} AND s.arm IN {}
+             ORDER BY s.grade DESC, s.us, s.candidate",
+            among(&CANDIDATES)
+        );
         let (mut best, mut seen) = (Vec::new(), HashSet::new());
         for kind in ["measured", "predicted"] {
+            let left = k - best.len();
             let mut found = Vec::new();
             for device in &devices {
-                found.extend(self.fastest(problem, *device, kind, k - best.len(), &seen)?);
+                found.extend(self.fastest(&sql, (problem, *device, kind), left, &seen)?);
             }
-            found.sort_by(|a: &Fastest, b| b.grade.cmp(&a.grade).then(a.us.total_cmp(&b.us)));
-            for fastest in found {
-                if best.len() < k && seen.insert(fastest.subject) {
-                    best.extend(self.standing(fastest.candidate)?);
-                }
-            }
+            best.extend(self.first(found, left, &mut seen)?);
         }
         Ok(best)
     }
@@ -117,20 +122,13 @@ impl Ledger {
     /// The fastest, each subject once and none that is `known`: walks an index by rank, as far as need be.
     fn fastest(
         &self,
-        problem: i64,
-        device: i64,
-        kind: &str,
+        sql: &str,
+        params: impl Params,
         k: usize,
         known: &HashSet<i64>,
     ) -> Result<Vec<Fastest>, LedgerError> {
-        let sql = format!(
-            "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
-             WHERE s.problem = ? AND s.device = ? AND s.kind = ? AND s.us IS NOT NULL AND s.arm IN {} AND {SOUND}
-             ORDER BY s.grade DESC, s.us, s.candidate",
-            among(&CANDIDATES)
-        );
-        let mut statement = self.connection.prepare_cached(&sql).map_err(|e| self.error(e))?;
-        let mut walk = statement.query((problem, device, kind)).map_err(|e| self.error(e))?;
+        let mut statement = self.connection.prepare_cached(sql).map_err(|e| self.error(e))?;
+        let mut walk = statement.query(params).map_err(|e| self.error(e))?;
         let (mut seen, mut fastest) = (known.clone(), Vec::new());
         while fastest.len() < k
             && let Some(row) = walk.next().map_err(|e| self.error(e))?
@@ -147,7 +145,22 @@ impl Ledger {
         Ok(fastest)
     }
 
-    /// The best candidates of a run on a problem, in the order of [`Ledger::topk`].
+    /// The first of several walks together, each subject once.
+    fn first(
+        &self,
+        mut found: Vec<Fastest>,
+        k: usize,
+        seen: &mut HashSet<i64>,
+    ) -> Result<Vec<Ranked>, LedgerError> {
+        found.sort_by(|a, b| {
+            b.grade.cmp(&a.grade).then(a.us.total_cmp(&b.us)).then(a.candidate.cmp(&b.candidate))
+        });
+        found.retain(|fastest| seen.insert(fastest.subject));
+        let standing = |fastest: &Fastest| self.standing(fastest.candidate).transpose();
+        found.iter().take(k).filter_map(standing).collect()
+    }
+
+    /// The best candidates of a run on a problem, each plan once, in the order of [`Ledger::topk`].
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -170,13 +183,17 @@ impl Ledger {
         arms: &[Arm],
         k: usize,
     ) -> Result<Vec<Ranked>, LedgerError> {
+        // An arm at a time, as the index has them: the best of a slow arm stands behind thousands of another's.
         let sql = format!(
-            "{RANKED} WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.us IS NOT NULL AND s.arm IN {}
-             AND {SOUND} ORDER BY s.grade DESC, s.us, s.candidate LIMIT ?",
-            among(arms)
+            "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
+             WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.arm = ? AND s.us IS NOT NULL AND {SOUND}
+             ORDER BY s.grade DESC, s.us, s.candidate"
         );
-        let best = self.rows(&sql, (run.0, text(problem), rows(k)), ranked)?;
-        best.into_iter().map(|r| self.with_race(r)).collect()
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        for arm in arms {
+            found.extend(self.fastest(&sql, (run.0, text(problem), word(arm)), k, &seen)?);
+        }
+        self.first(found, k, &mut seen)
     }
 
     /// How a candidate stands; `None` while it has no time.
@@ -185,13 +202,12 @@ impl Ledger {
     /// When the ledger cannot be read.
     pub fn standing(&self, candidate: CandidateId) -> Result<Option<Ranked>, LedgerError> {
         let sql = format!("{RANKED} WHERE s.candidate = ? AND s.us IS NOT NULL");
-        self.row(&sql, [candidate.0], ranked)?.map(|r| self.with_race(r)).transpose()
-    }
-
-    fn with_race(&self, ranked: Ranked) -> Result<Ranked, LedgerError> {
+        let Some(ranked) = self.row(&sql, [candidate.0], ranked)? else { return Ok(None) };
         let sql = format!("{MEASUREMENT} WHERE id = (SELECT max(id) FROM race WHERE candidate = ?)");
-        let race = self.row(&sql, [ranked.candidate.0], measurement)?;
-        Ok(Ranked { against: race.and_then(|race| race.against), ..ranked })
+        let race = self.row(&sql, [candidate.0], measurement)?;
+        let against = race.and_then(|race| race.against);
+        let raced = against.filter(|_| ranked.trial == Trial::Race);
+        Ok(Some(Ranked { against, incumbent_us: raced.map(|race| race.ratio * ranked.us), ..ranked }))
     }
 
     /// The problems of a device with times, each with its best candidate.
@@ -214,18 +230,12 @@ impl Ledger {
     /// When the ledger cannot be read. A device that it does not know has no winners.
     pub fn winners(&self, device: &str) -> Result<Vec<(Shape, Candidate)>, LedgerError> {
         let sql = format!(
-            "SELECT s.problem, s.subject FROM measurement m JOIN standing s ON s.candidate = m.candidate
-             WHERE m.verdict = 'FASTER' AND m.trial = 'race' AND s.device = (SELECT id FROM device WHERE name = ?)
-               AND s.arm IN ('evolution', 'random') AND {SOUND} ORDER BY s.promoted DESC, s.grade DESC, s.us"
+            "SELECT p.shape, j.body FROM problem p JOIN subject j ON j.id = (
+               SELECT s.subject FROM standing s WHERE s.device = (SELECT id FROM device WHERE name = ?) AND s.problem = p.id AND s.won = 1
+                 AND {SOUND} AND s.arm IN {} ORDER BY s.promoted DESC, s.grade DESC, s.us LIMIT 1) ORDER BY p.id",
+            among(&CANDIDATES)
         );
-        let won: Vec<(i64, i64)> = self.rows(&sql, [device], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let mut seen = HashSet::new();
-        let first = won.into_iter().filter(|(problem, _)| seen.insert(*problem));
-        // What they are is read of these alone.
-        let of = "SELECT p.shape, j.body FROM problem p, subject j WHERE p.id = ? AND j.id = ?";
-        let read = |ids| self.rows(of, ids, |row| Ok((parse(row, 0)?, parse(row, 1)?)));
-        let found = first.map(read).collect::<Result<Vec<_>, _>>()?;
-        Ok(found.into_iter().flatten().collect())
+        self.rows(&sql, [device], |row| Ok((parse(row, 0)?, parse(row, 1)?)))
     }
 
     /// Names of all devices.
@@ -260,18 +270,19 @@ impl Ledger {
         Err(self.unknown(format!("device {name:?}; its devices: {known}")))
     }
 
-    /// A candidate and its line of first parents, itself first.
+    /// A candidate and its line of first parents, itself first, `most` of them.
     ///
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read.
-    pub fn lineage(&self, candidate: CandidateId) -> Result<Vec<Ancestor>, LedgerError> {
+    pub fn lineage(&self, candidate: CandidateId, most: usize) -> Result<Vec<Ancestor>, LedgerError> {
         let sql = "WITH RECURSIVE line (id, depth) AS (
-             SELECT ?1, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN parent p ON p.candidate = line.id AND p.position = 0
+             SELECT ?1, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN parent p ON p.candidate = line.id AND p.position = 0 LIMIT ?2
            ) SELECT c.id, c.operator, c.changes,
-             coalesce((SELECT us FROM measurement WHERE (candidate, problem, trial) = (c.id, s.problem, 'microbench')), s.us),
+             coalesce((SELECT us FROM measurement WHERE (candidate, problem, trial) = (c.id, c.problem, 'microbench')),
+               (SELECT us FROM standing WHERE candidate = c.id)),
              (SELECT json_group_array(parent) FROM (SELECT parent FROM parent WHERE candidate = c.id ORDER BY position))
-           FROM line JOIN candidate c ON c.id = line.id JOIN standing s ON s.candidate = c.id ORDER BY depth";
-        let line = self.rows(sql, [candidate.0], |row| {
+           FROM line JOIN candidate c ON c.id = line.id ORDER BY depth";
+        let line = self.rows(sql, (candidate.0, rows(most)), |row| {
             Ok(Ancestor {
                 candidate: CandidateId(row.get(0)?),
                 operator: row.get(1)?,
@@ -316,7 +327,7 @@ fn among(arms: &[Arm]) -> String {
     format!("({})", words.join(", "))
 }
 
-/// A row of the index by rank.
+/// A row of an index by rank.
 struct Fastest {
     grade: i64,
     us: f64,
@@ -341,6 +352,7 @@ fn ranked(row: &rusqlite::Row<'_>) -> rusqlite::Result<Ranked> {
         high_us: row.get(11)?,
         predicted_us: row.get(12)?,
         against: None,
+        incumbent_us: None,
         rejected: row.get(13)?,
         promoted: row.get(14)?,
     })

@@ -154,14 +154,24 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read.
     pub fn decisions(&self, run: RunId) -> Result<Vec<Decided>, LedgerError> {
-        let sql = "SELECT at, what, candidate, why FROM decision WHERE run = ? ORDER BY id";
-        self.rows(sql, [run.0], |row| {
+        self.latest_decisions(run, usize::MAX)
+    }
+
+    /// What was decided in a run last, `most` of it, in order.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn latest_decisions(&self, run: RunId, most: usize) -> Result<Vec<Decided>, LedgerError> {
+        let sql = "SELECT at, what, candidate, why FROM decision WHERE run = ? ORDER BY id DESC LIMIT ?";
+        let mut decided = self.rows(sql, (run.0, rows(most)), |row| {
             let candidate = row.get::<_, Option<i64>>(2)?.map(CandidateId);
             Ok(Decided {
                 at: row.get(0)?,
                 decision: Decision { what: row.get(1)?, candidate, why: parse(row, 3)? },
             })
-        })
+        })?;
+        decided.reverse();
+        Ok(decided)
     }
 
     /// Everything that a run needs to go on, read in one moment of the ledger.

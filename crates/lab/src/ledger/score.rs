@@ -16,7 +16,7 @@ pub struct Score {
     pub author: String,
     /// For which device.
     pub device: String,
-    /// Forecasts that came out.
+    /// Forecasts that came out, of those that are scored.
     pub count: usize,
     /// Median of forecast / measured: above 1, times are forecast too long.
     pub bias: f64,
@@ -69,6 +69,10 @@ pub struct ByHand {
     /// What was said about that.
     pub note: Option<String>,
 }
+
+/// Of an author's forecasts for a device that came out, so many are scored, the newest: what is scored is how good they are now, and it takes no
+/// longer on a ledger that has more.
+pub const SCORED: usize = 20_000;
 
 /// Pairs that each half of a recalibration has, at least.
 const HALF: usize = 10;
@@ -144,18 +148,16 @@ impl Recalibration {
 }
 
 impl Ledger {
-    /// How every author's forecasts for every device came out.
+    /// How every author's forecasts for every device came out, the newest [`SCORED`] of each.
     ///
     /// # Errors
     /// When the ledger cannot be read, as of each of these functions.
     pub fn scores(&self) -> Result<Vec<Score>, LedgerError> {
-        // Authors first: joined first, every pair would meet its device.
-        let sql = "SELECT author, d.name FROM (SELECT DISTINCT author, device FROM pair) JOIN device d ON d.id = device
-           ORDER BY author, d.name";
-        let authors: Vec<(String, String)> = self.rows(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let mut authors = self.forecasters()?;
+        authors.sort();
         authors
             .iter()
-            .map(|(author, device)| Ok(Score::of(author, device, &self.pairs(author, device, usize::MAX)?)))
+            .map(|(author, device)| Ok(Score::of(author, device, &self.pairs(author, device, SCORED)?)))
             .collect()
     }
 

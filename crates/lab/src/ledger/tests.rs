@@ -219,6 +219,34 @@ fn forecasts_are_in_order_and_come_out_once() {
 }
 
 #[test]
+fn everyone_whose_forecasts_came_out_is_found_on_each_device() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    for (author, device) in [("bob", "L4"), ("ada", "L4"), ("ada", "A100"), ("bob", "L4"), ("carol", "A100")]
+    {
+        let (candidate, hypothesis, problem) = (None, "it is".into(), None);
+        let (author, device, [low_us, us, high_us]) = (author.into(), device.into(), [1.0, 2.0, 3.0]);
+        let forecast = ledger.forecast(&Forecast {
+            candidate,
+            hypothesis,
+            author,
+            device,
+            problem,
+            low_us,
+            us,
+            high_us,
+        });
+        let came = ForecastOutcome { forecast: forecast.unwrap(), us: 2.5, note: String::new() };
+        ledger.forecast_outcome(&came).unwrap();
+    }
+    let found = ledger.forecasters().unwrap();
+    let found: Vec<(&str, &str)> = found.iter().map(|(a, d)| (a.as_str(), d.as_str())).collect();
+    assert_eq!(found, [("ada", "L4"), ("ada", "A100"), ("bob", "L4"), ("carol", "A100")]);
+    let counts: Vec<usize> = ledger.scores().unwrap().iter().map(|score| score.count).collect();
+    assert_eq!(counts, [1, 1, 2, 1]);
+}
+
+#[test]
 fn a_device_is_called_by_its_name_or_the_only_part_of_one() {
     let (_folder, path) = scratch();
     let ledger = Ledger::open(&path).unwrap();
@@ -283,6 +311,40 @@ fn a_step_of_an_operator_counts_once() {
     assert_eq!(niches.iter().map(|niche| niche.candidate).collect::<Vec<_>>(), [child]);
 }
 
+/// The baseline and the control pass the stages, and are no candidates; the latest rejection is its reason's example.
+#[test]
+fn what_is_compared_with_is_counted_by_itself() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [_, _, wrong, crossing, control], _) = story(&ledger);
+    let entered = ledger.entered(run).unwrap();
+    let of = |arm: Arm| -> Vec<(Stage, i64)> {
+        entered.iter().filter(|e| e.arm == arm).map(|e| (e.stage, e.count)).collect()
+    };
+    let once = [(Stage::Microbench, 1), (Stage::Prove, 1), (Stage::Screen, 1)];
+    assert_eq!((of(Arm::Baseline), of(Arm::Control)), (once.to_vec(), once.to_vec()));
+    let all = [(Stage::Microbench, 3), (Stage::Prove, 3), (Stage::Race, 2), (Stage::Screen, 3)];
+    assert_eq!(of(Arm::Evolution), all);
+    let fault = Rejection { stage: Stage::Race, reason: "wrong".into(), detail: "the later one".into() };
+    ledger.rejected(crossing, &fault).unwrap();
+    ledger.rejected(control, &fault).unwrap();
+    let deaths = ledger.deaths(run).unwrap();
+    let told = |arm: Arm| {
+        let death = deaths.iter().find(|death| death.arm == arm).unwrap();
+        (death.candidates, death.latest, death.detail.as_str())
+    };
+    assert_eq!(told(Arm::Evolution), (2, crossing, "the later one"));
+    assert_eq!(told(Arm::Control), (1, control, "the later one"));
+    // An operator of a candidate's name that the baseline and the control have too has nothing of theirs.
+    let seed = add(&ledger, run, "h", Arm::Evolution, &[]);
+    ledger.tell(&outcome(seed, Stage::Microbench, timed(Trial::Microbench, 11.0, None))).unwrap();
+    let counts = |e: &Earnings| (e.candidates, e.timed, e.faster, e.rejected);
+    let operators = ledger.operators(run).unwrap();
+    let earned: Vec<_> = operators.iter().map(|e| (e.operator.as_str(), counts(e))).collect();
+    assert_eq!(earned, [("mutate:block_n", (3, 3, 1, 2)), ("seed:tuned", (1, 1, 0, 0))]);
+    assert!(ledger.check().unwrap().is_sound() && wrong < crossing);
+}
+
 #[test]
 fn a_run_is_resumed_from_what_was_told_in_order() {
     let (_folder, path) = scratch();
@@ -317,6 +379,7 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     // The incumbent's time over the race's ratio.
     assert_eq!((top[0].us, top[0].trial, top[0].promoted), (10.0 / 1.2, Trial::Race, true));
     assert_eq!(top[0].against.map(|a| (a.incumbent, a.ratio)), Some((seed, 1.2)));
+    assert_eq!((top[0].incumbent_us, top[1].incumbent_us), (Some(10.0), None));
     assert_eq!(top[1].predicted_us, Some(9.0 * 1.1));
     assert_eq!(ledger.topk(&shape(128), "L4", 1).unwrap().len(), 1);
     assert!(ledger.topk(&shape(64), "L4", 1).unwrap().is_empty());
@@ -361,22 +424,31 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     assert_eq!(order, [child, lost, lucky, crossing]);
+    // The other arm's is in its place among them, and a plan that both have is there once.
+    let [drawn, again] = ["i", "b"].map(|text| add(&ledger, run, text, Arm::Random, &[]));
+    for (candidate, us) in [(drawn, 8.9), (again, 1.5)] {
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+    }
+    let both: Vec<CandidateId> =
+        ledger.best_of_run(run, &shape(128), 9).unwrap().iter().map(|r| r.candidate).collect();
+    assert_eq!(both, [child, lost, lucky, drawn, crossing]);
     assert_eq!((top[1].us, top[1].rejected.as_deref()), (10.0 / 0.9, Some("slower")));
     let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
     assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
     // A search begins with what won, not with what was lucky.
     assert_eq!(ledger.winners("L4").unwrap(), [(shape(128), subject("b"))]);
     assert_eq!(ledger.winners("L40").unwrap(), []);
-    let plan: String = ledger
-        .connection
-        .query_row(
-            "EXPLAIN QUERY PLAN SELECT us FROM standing WHERE problem = 1 AND device = 1 AND kind = 'measured'
-               AND us IS NOT NULL ORDER BY grade DESC, us, candidate",
-            [],
-            |row| row.get(3),
-        )
-        .unwrap();
-    assert!(plan.contains("standing_by_rank"), "{plan}");
+    for (of, index) in [
+        ("problem = 1 AND device = 1 AND kind = 'measured'", "standing_by_rank"),
+        ("run = 1 AND problem = 1 AND arm = 'evolution'", "standing_of_run"),
+    ] {
+        let sql = format!(
+            "EXPLAIN QUERY PLAN SELECT us FROM standing s WHERE {of} AND us IS NOT NULL AND {} ORDER BY grade DESC, us, candidate",
+            rank::SOUND
+        );
+        let plan: Vec<String> = ledger.rows(&sql, [], |row| row.get(3)).unwrap();
+        assert!(plan.len() == 1 && plan[0].contains(index), "{plan:?}");
+    }
 }
 
 /// Ratios rank, not the medians of races that were run at different times; a second race that was won counts for more than any first.
@@ -448,8 +520,9 @@ fn what_is_counted_and_where_it_came_from() {
     let ledger = Ledger::open(&path).unwrap();
     let (run, [seed, child, wrong, crossing, _], _) = story(&ledger);
     let line: Vec<(CandidateId, usize)> =
-        ledger.lineage(crossing).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
+        ledger.lineage(crossing, 9).unwrap().iter().map(|a| (a.candidate, a.parents.len())).collect();
     assert_eq!(line, [(crossing, 2), (child, 1), (seed, 0)]);
+    assert_eq!(ledger.lineage(crossing, 2).unwrap().len(), 2);
     let deaths = ledger.deaths(run).unwrap();
     assert_eq!((deaths.len(), deaths[0].reason.as_str(), deaths[0].stage), (1, "wrong", Stage::Race));
     ledger.spent(run, 1000.0, "warming").unwrap();

@@ -33,9 +33,24 @@ pub struct Death {
     pub reason: String,
     /// How many.
     pub candidates: i64,
+    /// The latest of them.
+    pub latest: CandidateId,
+    /// What was said of it.
+    pub detail: String,
 }
 
-/// What an operator earned in a run.
+/// How often a stage was done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entered {
+    /// For which arm.
+    pub arm: Arm,
+    /// Which stage.
+    pub stage: Stage,
+    /// How often.
+    pub count: i64,
+}
+
+/// What an operator earned in a run; of what candidates are compared with, nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Earnings {
     /// Which.
@@ -165,14 +180,28 @@ impl Ledger {
     /// When the ledger cannot be read.
     pub fn deaths(&self, run: RunId) -> Result<Vec<Death>, LedgerError> {
         let sql =
-            "SELECT arm, stage, reason, candidates FROM death WHERE run = ? ORDER BY candidates DESC, reason";
+            "SELECT d.arm, d.stage, d.reason, d.candidates, r.candidate, r.detail FROM death d JOIN rejection r ON r.id = d.latest
+           WHERE d.run = ? ORDER BY d.candidates DESC, d.reason";
         self.rows(sql, [run.0], |row| {
             Ok(Death {
                 arm: unword(row, 0)?,
                 stage: unword(row, 1)?,
                 reason: row.get(2)?,
                 candidates: row.get(3)?,
+                latest: CandidateId(row.get(4)?),
+                detail: row.get(5)?,
             })
+        })
+    }
+
+    /// How often each stage of a run was done, by arm: answers, held-out problems' among them.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn entered(&self, run: RunId) -> Result<Vec<Entered>, LedgerError> {
+        let sql = "SELECT arm, stage, entered FROM passage WHERE run = ? ORDER BY arm, stage";
+        self.rows(sql, [run.0], |row| {
+            Ok(Entered { arm: unword(row, 0)?, stage: unword(row, 1)?, count: row.get(2)? })
         })
     }
 

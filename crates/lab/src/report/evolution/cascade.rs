@@ -69,13 +69,14 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
                 g.row {
                     @if first { text.tick x="12" y=(y + 16.0) { (stage_name(death.stage)) } }
                     @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&death.reason.replace('_', " "), 18)) } };
-                    @match &death.example { Some((id, _)) => (links.candidate(*id, reason)), None => (reason) }
+                    @let (id, detail) = &death.example;
+                    (links.candidate(*id, reason))
                     @let long = death.count as f64 / most as f64 * (right - left);
                     rect.died x=(left) y=(y + 4.0) height=(ROW - 8.0) width=(px(long.max(1.0))) {}
                     text.value x=(WIDTH - 12.0) y=(y + 4.0 + ROW / 2.0) text-anchor="end" {
                         (grouped(death.count)) " · " (percent(death.count as f64 / all as f64))
                     }
-                    title { (death.reason) @if let Some((id, detail)) = &death.example { ": #" (id.0) ", " (detail) } }
+                    title { (death.reason) ": #" (id.0) ", " (detail) }
                 }
             }
         }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::axis::{ratio, time};
 use super::progress::px;
 use super::ranking::clip;
-use super::view::ProblemView;
+use super::view::{ANCESTORS, ProblemView};
 use super::{AXIS_TEXT, Links};
 use crate::ledger::{Ancestor, CandidateId};
 
@@ -18,8 +18,6 @@ const TOP: f64 = 26.0;
 /// Between lanes.
 const LANE: f64 = 16.0;
 const FIRST: f64 = 18.0;
-/// Rows that are drawn at most.
-const MOST: usize = 40;
 /// Lanes that are drawn apart; further ones share the last.
 const LANES: usize = 6;
 
@@ -77,7 +75,7 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
                 }
             }
         }
-        @if view.lineage.len() > rows { p.soft { (view.lineage.len() - rows) " more ancestors are not drawn." } }
+        @if view.lineage.len() > rows { p.soft { "Further ancestors are not drawn." } }
     }
 }
 
@@ -100,7 +98,7 @@ pub(super) fn changes(changes: &Value) -> String {
 /// A row for each of the nearest ancestors, oldest first, and a lane for each line of descent: a first parent keeps its child's
 /// lane, a second one opens another.
 fn place(lineage: &[Ancestor]) -> HashMap<CandidateId, Node<'_>> {
-    let kept: Vec<&Ancestor> = lineage.iter().take(MOST).collect();
+    let kept: Vec<&Ancestor> = lineage.iter().take(ANCESTORS).collect();
     let mut lanes: HashMap<CandidateId, usize> = HashMap::new();
     let mut free = 1;
     for (i, ancestor) in kept.iter().enumerate() {

@@ -297,7 +297,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             h2 { (shape(problem)) " on " (device) }
             div.scroll { table.best {
                 thead { tr {
-                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th.n { "speed-up" }
+                    th { "candidate" } th { "plan" } th { "made by" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
                 } }
                 tbody { @for timed in best {
                     tr {
@@ -305,10 +305,17 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                         td { (in_words(&timed.subject)) } td { (timed.operator) }
                         td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                        td.n { (timed.against.map_or("–".to_owned(), |race| ratio(race.ratio))) }
+                        td { @match timed.against {
+                            Some(race) => {
+                                (ratio(race.ratio)) " over " (number(race.incumbent))
+                                @if let Some(us) = timed.incumbent_us { " at " (time(us)) " µs" }
+                            }
+                            None => "–",
+                        } }
                     }
                 } }
             } }
+            p.soft { "Runs differ in their incumbents: a plan may be the faster one and have the smaller ratio." }
         }
     };
     frame("Fastest plans", "", body)

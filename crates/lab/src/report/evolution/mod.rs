@@ -6,6 +6,7 @@ mod kernel;
 mod lineage;
 mod live;
 mod niches;
+pub mod pages;
 mod progress;
 mod ranking;
 mod roofline;
@@ -22,7 +23,7 @@ use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Ranked, Score, Tim
 use axis::{grouped, percent, ratio, time};
 
 pub use kernel::{Exhibit, Lines, difference, heat};
-pub use live::{SCRIPT, SCRIPT_TEXT, candidate, candidates, failure, forecasts, live_run, pair, runs, top};
+pub use live::{SCRIPT, SCRIPT_TEXT, failure};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
 /// From a text's baseline to the middle of its letters.
@@ -123,11 +124,6 @@ fn frame(title: &str, script: &str, body: Markup) -> String {
 fn title(view: &RunView) -> String {
     let problem = view.problems.first().map_or_else(String::new, |p| format!(": {}", shape(&p.problem)));
     format!("Run {}{problem}", view.id.0)
-}
-
-/// What a browser's window is to be named.
-pub fn page_title(view: &RunView) -> String {
-    format!("{} · FlashCore", title(view))
 }
 
 /// The head, where each section is, and the sections.
@@ -485,9 +481,11 @@ mod tests {
     use problem::{DType, Problem};
     use serde_json::json;
 
+    use super::live::{candidate, candidates, live_run, runs};
     use super::*;
-    use crate::evolve::{Candidate, Language, Source};
-    use crate::ledger::{Environment, Ledger, NewCandidate, Rejection, Run, RunId};
+    use crate::bench::SpeedVerdict;
+    use crate::evolve::{Candidate, Finding, Language, Outcome, Source};
+    use crate::ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
     use crate::store::Scratch;
 
     const HOSTILE: &str = "<script>alert('x')</script>";
@@ -499,13 +497,17 @@ mod tests {
     }
 
     fn add(ledger: &Ledger, run: RunId, seq: usize, operator: &str) -> CandidateId {
+        add_to(ledger, run, seq, operator, Arm::Evolution)
+    }
+
+    fn add_to(ledger: &Ledger, run: RunId, seq: usize, operator: &str, arm: Arm) -> CandidateId {
         let text = format!("{operator} {seq}");
         let source = Source { language: Language::Ptx, text, launch: HOSTILE.into() };
         let new = NewCandidate {
             run,
             problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),
             candidate: Candidate::Kernel(source),
-            arm: Arm::Evolution,
+            arm,
             operator: operator.into(),
             parents: Vec::new(),
             changes: json!({}),
@@ -534,6 +536,89 @@ mod tests {
             assert!(page.contains(words), "{words}");
         }
         assert!(RunView::of(&ledger, RunId(9)).is_err());
+    }
+
+    /// They pass the stages as candidates do, and are none: neither the funnel nor the operators' table counts them; the cost does.
+    #[test]
+    fn the_baseline_and_the_control_are_not_counted_as_candidates() {
+        let (_folder, ledger) = ledger();
+        let run = begin(&ledger, "H200");
+        let arms = [Arm::Baseline, Arm::Control, Arm::Evolution, Arm::Evolution, Arm::Random];
+        for (i, arm) in arms.into_iter().enumerate() {
+            let operator = ["baseline", "control", "mutate:stages", "mutate:stages", "random"][i];
+            let candidate = add_to(&ledger, run, 128, operator, arm);
+            let rejection =
+                Rejection { stage: Stage::Screen, reason: "spills".into(), detail: format!("of {operator}") };
+            let outcome = Outcome {
+                candidate,
+                stage: Stage::Screen,
+                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                seconds: 1.0,
+                device_seconds: 0.0,
+                finding: Finding::Rejected(rejection),
+            };
+            ledger.tell(&outcome).unwrap();
+        }
+        let view = RunView::of(&ledger, run).unwrap();
+        assert_eq!(view.candidates, 3);
+        let screened = view.funnel.iter().find(|passage| passage.stage == Stage::Screen).unwrap();
+        assert_eq!((screened.entered, screened.died), (3, 3));
+        let reasons: Vec<(i64, &str)> =
+            view.deaths.iter().map(|death| (death.count, death.example.1.as_str())).collect();
+        assert_eq!(reasons, [(3, "of random")]);
+        let mut operators: Vec<(&str, i64)> =
+            view.operators.iter().map(|o| (o.operator.as_str(), o.candidates)).collect();
+        operators.sort_unstable();
+        assert_eq!(operators, [("mutate:stages", 2), ("random", 1)]);
+        assert_eq!(view.cost.items[0].tasks, 5);
+    }
+
+    /// The faster of two has the smaller ratio, over a faster incumbent: which one stands beside it.
+    #[test]
+    fn the_fastest_plans_say_what_their_ratios_are_over() {
+        let (_folder, ledger) = ledger();
+        for (us, ratio) in [(400.0, 4.0), (90.0, 1.5)] {
+            let run = begin(&ledger, "H200");
+            let [incumbent, candidate] = ["baseline", "mutate:stages"].map(|operator| {
+                let arm = if operator == "baseline" { Arm::Baseline } else { Arm::Evolution };
+                add_to(&ledger, run, 128, &format!("{operator} {us}"), arm)
+            });
+            let told = |candidate, stage, trial, us, against| Outcome {
+                candidate,
+                stage,
+                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                seconds: 1.0,
+                device_seconds: 1.0,
+                finding: Finding::Timed {
+                    proof: None,
+                    measurement: MeasurementFact {
+                        trial,
+                        kind: TimeKind::Measured,
+                        problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
+                        samples: vec![us],
+                        us,
+                        low_us: us,
+                        high_us: us,
+                        against,
+                    },
+                },
+            };
+            let (low, high) = (ratio, ratio);
+            let against = Against { incumbent, ratio, low, high, noise: 1.0, verdict: SpeedVerdict::Faster };
+            ledger.tell(&told(incumbent, Stage::Microbench, Trial::Microbench, us, None)).unwrap();
+            ledger.tell(&told(candidate, Stage::Race, Trial::Race, us / ratio, Some(against))).unwrap();
+        }
+        let page = pages::top(&ledger, None, Some("H200")).unwrap().unwrap();
+        let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
+        assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
+        assert!(
+            rows[0].contains("60.00") && rows[0].contains("1.50× over") && rows[0].contains("90.00 µs"),
+            "{page}"
+        );
+        assert!(
+            rows[1].contains("100.0") && rows[1].contains("4.00× over") && rows[1].contains("400.0 µs"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -7,15 +7,15 @@ use serde_json::json;
 
 use crate::evolve::{Candidate, Stage};
 use crate::ledger::{
-    Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Ledger, LedgerError, Niche, Pair, Ranked,
-    Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
+    Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError, Niche, Pair,
+    Ranked, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
 };
 use crate::provenance::iso8601;
 
 /// Candidates of a run's ranking.
 const TOP: usize = 12;
-/// Ancestors that are looked up at most.
-const ANCESTORS: usize = 60;
+/// Of the best and its ancestors, so many are drawn, the nearest.
+pub const ANCESTORS: usize = 40;
 /// Forecasts that are drawn and scored, the newest.
 pub const POINTS: usize = 1500;
 /// Operators that are listed.
@@ -112,8 +112,8 @@ pub struct Reason {
     pub reason: String,
     /// How many.
     pub count: i64,
-    /// One of the latest, and what was said of it.
-    pub example: Option<(CandidateId, String)>,
+    /// The latest of them, and what was said of it.
+    pub example: (CandidateId, String),
 }
 
 /// A problem of a run.
@@ -131,7 +131,7 @@ pub struct ProblemView {
     pub drawn: Option<Ranked>,
     /// The best so far, arm by arm.
     pub curves: Vec<Curve>,
-    /// The best and its ancestors, the nearest first.
+    /// The best and its ancestors, the nearest first: one more than are drawn, where there are.
     pub lineage: Vec<Ancestor>,
     /// The fastest of each niche.
     pub niches: Vec<Niche>,
@@ -224,8 +224,6 @@ impl RunView {
         let problems = shapes.iter().map(|shape| ProblemView::of(ledger, id, shape, &curves(shape)));
         let cost = ledger.cost(id)?;
         let deaths = reasons(ledger, id)?;
-        let mut decisions = ledger.decisions(id)?;
-        decisions.drain(..decisions.len().saturating_sub(DECISIONS));
         Ok(RunView {
             id,
             begun: moment(begun),
@@ -233,14 +231,14 @@ impl RunView {
             state: State::after(ledger.events(id)?.last().map(|(_, event)| *event)),
             candidates: counted().map(|t| t.candidates).sum(),
             timed: counted().map(|t| t.timed).sum(),
-            funnel: funnel(&cost, &deaths),
+            funnel: funnel(&ledger.entered(id)?, &deaths),
             problems: problems.collect::<Result<_, _>>()?,
             operators: ledger.operators(id)?.into_iter().take(OPERATORS).collect(),
             forecasts: ledger.pairs_of_run(id, MODEL, POINTS)?,
             run,
             deaths,
             cost,
-            decisions,
+            decisions: ledger.latest_decisions(id, DECISIONS)?,
         })
     }
 
@@ -258,33 +256,32 @@ fn is_candidate(arm: Arm) -> bool {
 fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Reason>, LedgerError> {
     let mut reasons: Vec<Reason> = Vec::new();
     for death in ledger.deaths(run)?.into_iter().filter(|death| is_candidate(death.arm)) {
+        let example = (death.latest, death.detail);
         match reasons.iter_mut().find(|r| r.stage == death.stage && r.reason == death.reason) {
-            Some(reason) => reason.count += death.candidates,
+            Some(reason) => {
+                reason.count += death.candidates;
+                if example.0 > reason.example.0 {
+                    reason.example = example;
+                }
+            }
             None => reasons.push(Reason {
                 stage: death.stage,
                 reason: death.reason,
                 count: death.candidates,
-                example: None,
+                example,
             }),
-        }
-    }
-    for (stage, reason, candidate, detail) in ledger.latest_rejections(run)? {
-        let alike = reasons.iter_mut().find(|r| r.stage == stage && r.reason == reason);
-        if let Some(reason @ Reason { example: None, .. }) = alike {
-            reason.example = Some((candidate, detail));
         }
     }
     reasons.sort_by_key(|r| std::cmp::Reverse(r.count));
     Ok(reasons)
 }
 
-fn funnel(cost: &Cost, deaths: &[Reason]) -> Vec<Passage> {
+fn funnel(entered: &[Entered], deaths: &[Reason]) -> Vec<Passage> {
     let passage = |stage: Stage| {
-        let tasks =
-            cost.items.iter().find(|item| json!(stage) == json!(item.what)).map_or(0, |item| item.tasks);
+        let counted = entered.iter().filter(|e| e.stage == stage && is_candidate(e.arm));
         let died = deaths.iter().filter(|d| d.stage == stage).map(|d| d.count).sum();
         // A rejection may be written without a task's answer, too.
-        Passage { stage, entered: tasks.max(died), died }
+        Passage { stage, entered: counted.map(|e| e.count).sum::<i64>().max(died), died }
     };
     // Runs without a proposer do not have its stage.
     STAGES.into_iter().map(passage).filter(|p| p.stage != Stage::Propose || p.entered > 0).collect()
@@ -310,11 +307,7 @@ impl ProblemView {
         let baseline = baseline(ledger, run, shape)?;
         let of_baseline = |r: &Ranked| baseline.as_ref().is_some_and(|b| b.candidate == r.candidate);
         let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
-        // The same plan may come again in another arm.
-        let found = ledger.best_of_run(run, shape, 4 * TOP)?;
-        let mut seen = HashSet::new();
-        let top: Vec<Ranked> =
-            found.into_iter().filter(|r| seen.insert(r.subject.hash())).take(TOP).collect();
+        let top = ledger.best_of_run(run, shape, TOP)?;
         let best = top.first().cloned();
         Ok(ProblemView {
             problem: *shape,
@@ -339,9 +332,8 @@ impl ProblemView {
     /// baseline was timed alone.
     pub fn beside_best(&self) -> Option<f64> {
         let (baseline, best) = (self.baseline.as_ref()?, self.best.as_ref()?);
-        let race =
-            best.against.filter(|race| race.incumbent == baseline.candidate && best.trial == Trial::Race)?;
-        Some(race.ratio * best.us)
+        best.against.filter(|race| race.incumbent == baseline.candidate)?;
+        best.incumbent_us
     }
 
     /// time(baseline) / time(best): a race of the two where there was one, with its interval, else the quotient of their times.
@@ -397,8 +389,8 @@ fn lineage(ledger: &Ledger, candidate: CandidateId) -> Result<Vec<Ancestor>, Led
     let (mut found, mut seen): (Vec<Ancestor>, HashSet<CandidateId>) = (Vec::new(), HashSet::new());
     let mut next = VecDeque::from([candidate]);
     while let Some(from) = next.pop_front() {
-        for ancestor in ledger.lineage(from)? {
-            if found.len() >= ANCESTORS {
+        for ancestor in ledger.lineage(from, ANCESTORS + 1)? {
+            if found.len() > ANCESTORS {
                 return Ok(found);
             }
             if seen.insert(ancestor.candidate) {
