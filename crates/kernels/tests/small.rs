@@ -464,6 +464,8 @@ fn every_synchronisation_is_needed() {
             ..plain()
         },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
+        // The warp that requests late has nothing to request early.
+        SmallPlan { requests: Requests::ValuesLate, overlapping: true, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },

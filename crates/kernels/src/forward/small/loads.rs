@@ -130,7 +130,8 @@ impl<'a> Loads<'a> {
                 if !mine.is_empty() || self.plan.cluster == 1 {
                     k.fence_mbarrier_init();
                 }
-                if self.plan.overlapping {
+                // What is requested late follows a barrier, and so the wait of those who request early.
+                if self.plan.overlapping && !mine.is_empty() {
                     k.griddep_wait();
                 }
                 mine.iter().for_each(|copy| copy.request(k));
