@@ -16,9 +16,9 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem, Strides};
-use ptx::{Arg, GridDependency, Item, Kernel, Op, Statement};
+use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
 use small_plan::plain;
-use tile::{Rescale, RowStore, Turns};
+use tile::{Packing, Rescale, RowStore, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;
@@ -262,6 +262,127 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
     }
 }
 
+/// Groups of heads whose rows are packed, with tails and with diagonals that begin a step of a path and that do not: of all keys at once,
+/// of a part of them, and of blocks that stream by.
+#[test]
+fn packed_heads_are_apart_again_in_the_output() {
+    let packed = SmallPlan { packing: Packing::Packed, ..plain() };
+    let pair = SmallPlan { cluster: 2, block_n: 64, ..packed.clone() };
+    let pieces = SmallPlan { qk_pieces: 4, softmax_steps: 2, pv_pieces: 2, ..packed.clone() };
+    let streams = SmallPlan { stages: 2, block_n: 16, guess: Some(1), ..packed.clone() };
+    let plans = [
+        packed,
+        SmallPlan { row_warpgroups: 2, merge: Merge::PeerFirst, pv_pieces: 4, ..pair.clone() },
+        SmallPlan { kv_warpgroups: 2, block_n: 32, ..pair },
+        SmallPlan { key_copies: 4, paths: 2, requests: Requests::FirstKeysOnly, ..pieces.clone() },
+        SmallPlan { row_warpgroups: 2, order: RowOrder::Folded, store: RowStore::Chunks, ..pieces },
+        SmallPlan { row_warpgroups: 2, overlapping: true, order: RowOrder::LongestFirst, ..streams.clone() },
+        SmallPlan { cluster: 2, kv_warpgroups: 2, stages: 3, ..streams },
+    ];
+    let shapes = [(1, 8), (2, 50), (2, 32), (1, 16), (4, 7), (1, 1), (2, 33)];
+    for (i, plan) in plans.iter().enumerate() {
+        for (j, (mask, seq_kv, layout)) in [
+            (Mask::None, 90, Layout::Bshd),
+            (Mask::Causal, 128, Layout::Bhsd),
+            (Mask::Causal, 90, Layout::Bshd),
+            (Mask::CausalTopLeft, 23, Layout::Bshd),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (heads_kv, seq_q) = shapes[(i + 2 * j) % shapes.len()];
+            // Parts of the keys divide columns evenly.
+            let dims: &[usize] =
+                if plan.cluster_keys() == plan.block_n { &[72, 64, 128] } else { &[64, 128] };
+            let dim = dims[(i + j) % dims.len()];
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_mask(mask);
+            problem.seq_kv = seq_kv;
+            let problem = problem.with_heads_kv(heads_kv, layout);
+            let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
+            prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
+        }
+    }
+}
+
+/// A group that divides the rows of a CTA and not those of a warpgroup, whose rows come by one copy.
+#[test]
+fn groups_of_three_share_three_warpgroups() {
+    let plan = SmallPlan { row_warpgroups: 3, stages: 2, block_n: 16, packing: Packing::Packed, ..plain() };
+    for (mask, seq_q, seq_kv) in
+        [(Mask::None, 30, 60), (Mask::Causal, 70, 90), (Mask::CausalTopLeft, 65, 40), (Mask::Causal, 65, 20)]
+    {
+        let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_mask(mask);
+        let problem = problem.with_seq_kv(seq_kv, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
+        prove(&problem, &plan, Options::default());
+        let at_once = SmallPlan { packing: Packing::Packed, ..plain() };
+        let refused = Plan::Small(at_once).check(&problem, &ARCH).expect_err("3 does not divide 64");
+        assert!(refused.to_string().starts_with("query heads a key head = 3; accepted: divisors of 64"));
+    }
+}
+
+/// Strides of packed heads: with gaps, heads of keys that are all the same, an output in another order; heads of queries that are all
+/// the same are refused.
+#[test]
+fn packed_heads_follow_strides() {
+    let plan = SmallPlan { packing: Packing::Packed, store: RowStore::Chunks, ..plain() };
+    let dense = Problem::new(2, 8, 9, 64, DType::F16).with_seq_kv(70, Layout::Bhsd);
+    let dense = dense.with_heads_kv(2, Layout::Bhsd);
+    let mut padded = dense.clone();
+    padded.q = Strides { batch: 8 * 10 * 96, head: 10 * 96, row: 96 };
+    padded.out = Strides { batch: 8 * 11 * 80, head: 11 * 80, row: 80 };
+    let mut mixed = dense.clone();
+    mixed.q = Strides { batch: 9 * 8 * 64, head: 64, row: 8 * 64 };
+    (mixed.k.head, mixed.v.batch, mixed.out.row) = (0, 0, -64);
+    for problem in [dense.clone(), padded, mixed] {
+        prove(&problem, &plan, Options::default());
+        prove(&problem, &SmallPlan { stages: 2, block_n: 32, ..plan.clone() }, Options::default());
+    }
+    let same = Problem { q: Strides { head: 0, ..dense.q }, ..dense };
+    let refused = Plan::Small(plan).check(&same, &ARCH).expect_err("one head is no group");
+    assert!(refused.to_string().starts_with("q head stride = 0; accepted: other than 0"), "{refused}");
+    assert_eq!(SmallPlan::default_for(&same, &ARCH).packing, Packing::Apart);
+}
+
+/// Few queries of grouped heads are packed, and the CTAs that saves divide keys; tiles that are full anyway are not.
+#[test]
+fn defaults_pack_few_queries() {
+    let of = |heads_kv, seq_q, seq_kv| {
+        let problem = Problem::new(1, 32, seq_q, 64, DType::Bf16).with_seq_kv(seq_kv, Layout::Bshd);
+        let problem = problem.with_heads_kv(heads_kv, Layout::Bshd);
+        let plan = SmallPlan::default_for(&problem, &ARCH);
+        plan.check(&problem, &ARCH).unwrap();
+        (plan, problem)
+    };
+    for seq_q in [1, 2, 5, 16] {
+        for heads_kv in [8, 4] {
+            let (plan, problem) = of(heads_kv, seq_q, 200);
+            assert_eq!(plan.packing, Packing::Packed, "{problem:?}");
+            let tiles = heads_kv * (seq_q * 32 / heads_kv).div_ceil(64);
+            assert_eq!(
+                kernel(&problem, &plan).launch.grid,
+                Dim3(plan.cluster * tiles as u32 / heads_kv as u32, heads_kv as u32, 1)
+            );
+        }
+        assert_eq!(of(32, seq_q, 200).0.packing, Packing::Apart);
+    }
+    for seq_q in [64, 128, 1024] {
+        assert_eq!(of(8, seq_q, 200).0.packing, Packing::Apart);
+    }
+    // 96 tiles of 64 rows would be a wave; packed they are half of one, and pairs of CTAs divide the keys.
+    let problem = Problem::new(3, 32, 16, 64, DType::Bf16).with_seq_kv(512, Layout::Bshd);
+    let problem = problem.with_heads_kv(8, Layout::Bshd);
+    let plan = SmallPlan::default_for(&problem, &ARCH);
+    let apart = SmallPlan::default_for(&problem.clone().with_heads_kv(32, Layout::Bshd), &ARCH);
+    assert_eq!([&plan, &apart].map(|plan| (plan.cluster, plan.kv_warpgroups)), [(2, 1), (1, 2)]);
+    prove(
+        &Problem::new(1, 8, 16, 64, DType::Bf16)
+            .with_seq_kv(512, Layout::Bshd)
+            .with_heads_kv(2, Layout::Bshd),
+        &plan,
+        Options::default(),
+    );
+}
+
 /// Groups of heads, rows that see nothing, strides with gaps, batch entries that are all the same, every sign of the scale.
 #[test]
 fn shapes_and_strides() {
@@ -343,6 +464,8 @@ fn every_synchronisation_is_needed() {
             ..plain()
         },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..plain() },
+        // The warp that requests late has nothing to request early.
+        SmallPlan { requests: Requests::ValuesLate, overlapping: true, ..plain() },
         SmallPlan { stages: 2, block_n: 16, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, overlapping: true, ..plain() },
         SmallPlan { row_warpgroups: 2, stages: 2, block_n: 16, turns: Turns::PingPong, ..plain() },
@@ -497,6 +620,18 @@ fn products_are_not_serialised_and_nothing_spills() {
     for problem in [120, 1000].into_iter().flat_map(|keys| cases::narrow_values(100, keys)) {
         let plan = SmallPlan::default_for(&problem, &ARCH);
         cases.push((problem, plan));
+    }
+    for (dim, seq_q, seq_kv) in [(64, 16, 512), (64, 5, 4000), (128, 40, 512), (128, 1, 4000), (256, 8, 1000)]
+    {
+        for mask in Mask::ALL {
+            let problem = problem(seq_q, dim, mask).with_seq_kv(seq_kv, Layout::Bshd);
+            let problem = problem.with_heads_kv(2, Layout::Bshd);
+            for multiprocessors in [132, 2] {
+                let plan = SmallPlan::default_for(&problem, &small_gpu(multiprocessors));
+                assert_eq!(plan.packing, Packing::Packed);
+                cases.push((problem.clone(), SmallPlan { lse: true, ..plan }));
+            }
+        }
     }
     each(&cases, |(problem, plan)| {
         let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel(problem, plan));

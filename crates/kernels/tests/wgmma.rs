@@ -10,11 +10,11 @@ mod tools;
 use std::path::Path;
 
 use each::each;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Softmax, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Arg, Kernel};
-use tile::{Handout, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use tools::Assembled;
 
 const ARCH: Arch = Arch::SM_90;

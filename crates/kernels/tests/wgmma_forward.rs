@@ -7,10 +7,10 @@ mod common;
 mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
 use problem::{DType, Layout, Mask, Problem};
-use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use wgmma_plan::plain;
 
 /// A device of two multiprocessors, so that a CTA gets several tiles.

@@ -7,11 +7,11 @@ mod common;
 mod wgmma_plan;
 
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::wgmma::{Ends, Packing, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{DType, Layout, Mask, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
-use tile::{Handout, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Packing, Tail, TileOrder, Tiles, Turns};
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 

@@ -95,13 +95,7 @@ fn chunk_places(
 /// at the warp's first row.
 pub fn store_lse(k: &mut Builder, threads: &Threads, lse: &[F32], to: Global, limit: R32) {
     let to = k.index(to, threads.quad, 4);
-    let first_lane = match threads.part {
-        None => k.setp_u(CmpOp::Eq, threads.column, 0),
-        Some(part) => {
-            let either = k.or(part, threads.column);
-            k.setp_u(CmpOp::Eq, either, 0)
-        }
-    };
+    let first_lane = threads.speaks_for_row(k);
     for (i, &value) in lse.iter().enumerate() {
         let row = (i / 2 * 16 + i % 2 * 8) as u32;
         let left = k.sub(limit, threads.quad);

@@ -87,8 +87,8 @@ pub fn store_fragments_at(
     }
 }
 
-/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane of each quad has it. Rows at
-/// or beyond `limit` are not stored.
+/// Stores one f32 a row (the LSE) of each warp's 16 rows from `first` on, where `place` says: the first lane of each quad has it, of one of
+/// the warps that share the rows. Rows at or beyond `limit` are not stored.
 pub fn store_lse_at(
     k: &mut Builder,
     threads: &Threads,
@@ -96,7 +96,7 @@ pub fn store_lse_at(
     (first, limit): (R32, R32),
     place: impl Fn(&mut Builder, R32) -> Global,
 ) {
-    let first_lane = k.setp_u(CmpOp::Eq, threads.column, 0);
+    let first_lane = threads.speaks_for_row(k);
     let row = k.add(first, threads.quad);
     for (below, &value) in [0, 8].into_iter().zip(lse) {
         let row = k.add(row, below);

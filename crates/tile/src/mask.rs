@@ -53,6 +53,17 @@ impl RowRange {
         divide(k, row, self.heads)
     }
 
+    /// The query head of a row, and its position: `head` counts heads, or groups of packed ones.
+    pub fn head_and_position(&self, k: &mut Builder, head: R32, row: R32) -> [R32; 2] {
+        if self.heads == 1 {
+            return [head, row];
+        }
+        let position = self.position(k, row);
+        let before = k.mul(position, self.heads);
+        let in_group = k.sub(row, before);
+        [k.mad(head, self.heads, in_group), position]
+    }
+
     /// One past the last key that all of the rows see, and one past the last that any of them sees.
     pub fn keys_seen(&self, k: &mut Builder, rule: MaskRule) -> [R32; 2] {
         match rule {

@@ -1,4 +1,4 @@
-use ptx::{Builder, R32, SpecialReg};
+use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
 use crate::divide;
 
@@ -43,6 +43,17 @@ impl Threads {
             (k.sub(warp, before), Some(part))
         };
         Threads { count, index, lane, warp, quad, column, row_warp, kv_warps, part }
+    }
+
+    /// Whether the thread stores what there is one of in a row: the first lane of a quad, of one of the warps that share the rows.
+    pub(crate) fn speaks_for_row(&self, k: &mut Builder) -> Pred {
+        match self.part {
+            None => k.setp_u(CmpOp::Eq, self.column, 0),
+            Some(part) => {
+                let either = k.or(part, self.column);
+                k.setp_u(CmpOp::Eq, either, 0)
+            }
+        }
     }
 
     /// Warps of the CTA.

@@ -1,7 +1,7 @@
 //! What the forward families' launch contracts share: buffers, strides and scale.
 
 use problem::{DType, Mask, Problem, Strides, Tensor};
-use ptx::{Access, Arg, BufferSpec, Element, Half};
+use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
 use tile::{Corner, MaskRule, TensorRows};
 
 use crate::PlanError;
@@ -66,6 +66,34 @@ pub(crate) fn head_strides(problem: &Problem, tensor: Tensor) -> [Arg; 2] {
     let ([batches, heads, ..], Strides { batch, head, .. }) =
         (problem.extents(tensor), problem.strides(tensor));
     [Arg::I64(stepped(batches, batch)), Arg::I64(stepped(heads, head))]
+}
+
+/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between its heads.
+pub(crate) fn row_of_output(
+    k: &mut Builder,
+    problem: &Problem,
+    (out, [batch_bytes, head_bytes]): (Global, [R64; 2]),
+    at: [R32; 3],
+) -> Global {
+    let [batch, head, position] = at.map(|n| k.zext(n));
+    let to = k.mad(batch, batch_bytes, out.base);
+    let to = k.mad(head, head_bytes, to);
+    let row_bytes = stepped(problem.seq_q, problem.out.row);
+    Global { base: k.mad(position, row_bytes, to), offset: out.offset }
+}
+
+/// Where the LSE of a row is, from its pointer and the rows of a head.
+pub(crate) fn lse_of_row(
+    k: &mut Builder,
+    problem: &Problem,
+    (lse, seq_q): (Global, R32),
+    [batch, head, position]: [R32; 3],
+) -> Global {
+    let before = k.mad(batch, problem.heads_q as u32, head);
+    let index = k.mul_wide_u(before, seq_q);
+    let position = k.zext(position);
+    let index = k.add(index, position);
+    Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
 /// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared.

@@ -1,12 +1,13 @@
 //! The plan of the family for small grids that tests begin with.
 
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use tile::{Rescale, RowStore, Turns};
+use tile::{Packing, Rescale, RowStore, Turns};
 
 /// One warpgroup with all keys, nothing early or late.
 pub fn plain() -> SmallPlan {
     SmallPlan {
         row_warpgroups: 1,
+        packing: Packing::Apart,
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 128,

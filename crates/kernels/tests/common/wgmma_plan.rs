@@ -1,7 +1,7 @@
 //! The plan of the persistent family that tests begin with.
 
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
-use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
+use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
 /// Small, and each gene as it does least.
 pub fn plain() -> WgmmaPlan {

@@ -1,8 +1,8 @@
 //! Genes of the family for small grids.
 
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use problem::{Layout, Mask, Problem};
-use tile::{Rescale, RowStore, Turns};
+use problem::{DType, Layout, Mask, Problem};
+use tile::{Packing, Rescale, RowStore, Turns};
 
 use crate::{Line, causal, full, rectangle};
 
@@ -13,6 +13,15 @@ fn few_keys() -> Problem {
 
 fn few_causal() -> Problem {
     rectangle(Mask::Causal).with_seq_kv(120, Layout::Bshd)
+}
+
+/// Heads in groups that are packed.
+fn grouped() -> Problem {
+    Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd).with_heads_kv(2, Layout::Bshd)
+}
+
+fn grouped_causal() -> Problem {
+    grouped().with_mask(Mask::Causal)
 }
 
 fn alone(_: &mut SmallPlan) {}
@@ -51,6 +60,9 @@ fn pair(p: &mut SmallPlan) {
 pub const TABLE: &[Line<SmallPlan>] = &[
     (few_causal, alone, |p| p.row_warpgroups = 2),
     (full, streams, |p| p.row_warpgroups = 4),
+    (grouped, alone, |p| p.packing = Packing::Packed),
+    (grouped_causal, pieces, |p| p.packing = Packing::Packed),
+    (grouped_causal, two_rows, |p| p.packing = Packing::Packed),
     (full, streams, |p| p.cluster = 2),
     (causal, streams, |p| p.cluster = 4),
     (causal, streams, |p| p.kv_warpgroups = 2),

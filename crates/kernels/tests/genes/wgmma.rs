@@ -1,8 +1,8 @@
 //! Genes of the persistent family.
 
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use problem::{DType, Layout, Problem};
-use tile::{Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
 use crate::{Line, causal, full};
 

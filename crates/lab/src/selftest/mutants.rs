@@ -7,11 +7,11 @@
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Mask, Problem};
 use rayon::prelude::*;
-use tile::{Chains, Handout, Order, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Packing, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
 
 use super::{Check, Making, Settings};
 use crate::gate::inputs::Style;
@@ -251,6 +251,7 @@ fn wgmma() -> Vec<Suspect> {
 fn small() -> Vec<Suspect> {
     let plain = SmallPlan {
         row_warpgroups: 1,
+        packing: Packing::Apart,
         cluster: 1,
         kv_warpgroups: 1,
         block_n: 64,

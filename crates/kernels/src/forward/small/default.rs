@@ -1,10 +1,11 @@
 //! Which plan a problem gets where none was tuned.
 
 use problem::{Mask, Problem};
-use tile::{Rescale, RowStore, Turns, WARPGROUP_ROWS};
+use tile::{Packing, Rescale, RowStore, Turns, WARPGROUP_ROWS};
 
 use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
 use crate::Arch;
+use crate::forward::packing::packs_well;
 
 /// How many waves of multiprocessors tiles of 64 query rows are: up to so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +18,7 @@ enum Wave {
 }
 
 impl Wave {
-    fn of(problem: &Problem, arch: &Arch) -> Wave {
-        let heads = (problem.heads_q as u64).saturating_mul(problem.batch as u64);
-        let tiles = heads.saturating_mul(problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) as u64);
+    fn of(tiles: u64, arch: &Arch) -> Wave {
         match (2 * tiles.min(1 << 32)).div_ceil(arch.multiprocessors.into()) {
             0..=1 => Wave::Half,
             2 => Wave::One,
@@ -31,13 +30,12 @@ impl Wave {
 
     /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is for the grid to see that their
     /// lengths add up; where others follow, the long ones come first.
-    fn order(self, problem: &Problem) -> RowOrder {
-        let few = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize) as u64 <= Arch::GRID_YZ;
-        match (self, problem.mask) {
+    fn order(self, mask: Mask, row_tiles: u64) -> RowOrder {
+        match (self, mask) {
             (_, Mask::None) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
             (Wave::Two, _) => RowOrder::Folded,
             (Wave::Four | Wave::More, _) => {
-                if few {
+                if row_tiles <= Arch::GRID_YZ {
                     RowOrder::LongestFirst
                 } else {
                     RowOrder::ByHead
@@ -50,18 +48,25 @@ impl Wave {
 impl SmallPlan {
     /// The structure that keeps every multiprocessor busy in one wave, with the fewest bytes for each: the fewer tiles of query rows there
     /// are, the more multiprocessors divide the keys of one; the more there are, the more of them share what a CTA loads. One block a
-    /// warpgroup while that suffices, blocks that stream by beyond. Of plans that do not fit, the last resort.
+    /// warpgroup while that suffices, blocks that stream by beyond. Of plans that do not fit, the last resort. Heads of a group are packed where
+    /// that fills tiles better: a tile costs the same however many of its rows are there.
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
-        let wave = Wave::of(problem, arch);
-        let plans = SmallPlan::at_once(problem, wave).into_iter().chain(SmallPlan::streamed(problem, wave));
+        let packs = packs_well(problem, WARPGROUP_ROWS);
+        let packing = if packs { Packing::Packed } else { Packing::Apart };
+        let base = SmallPlan { packing, ..SmallPlan::BASE };
+        let wave = Wave::of(base.tiles(problem), arch);
+        let order = wave.order(problem.mask, base.row_tiles(problem));
+        let base = SmallPlan { order, ..base };
+        let plans = base.at_once(problem, wave).into_iter().chain(base.streamed(problem, wave));
         let plans: Vec<SmallPlan> = plans.map(|plan| plan.fitted(problem)).collect();
         let fitting = || plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
         let best = fitting().find(|plan| plan.is_one_wave(problem, arch)).or_else(|| fitting().next());
-        best.or(plans.last()).unwrap_or(&SmallPlan::BASE).clone().staged(problem, arch)
+        best.or(plans.last()).unwrap_or(&base).clone().staged(problem, arch)
     }
 
     const BASE: SmallPlan = SmallPlan {
         row_warpgroups: 1,
+        packing: Packing::Apart,
         cluster: 2,
         kv_warpgroups: 1,
         block_n: 256,
@@ -84,9 +89,9 @@ impl SmallPlan {
         lse: false,
     };
 
-    /// Plans without a loop that hold all keys, the best first.
-    fn at_once(problem: &Problem, wave: Wave) -> Vec<SmallPlan> {
-        let base = SmallPlan { order: wave.order(problem), ..SmallPlan::BASE };
+    /// Variations without a loop that hold all keys, the best first.
+    fn at_once(&self, problem: &Problem, wave: Wave) -> Vec<SmallPlan> {
+        let base = self;
         let keys = |parts: usize| problem.seq_kv.div_ceil(parts).next_multiple_of(16) as u32;
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
         let in_pieces = SmallPlan { key_copies: 4, qk_pieces: 4, softmax_steps: 2, ..base.clone() };
@@ -130,9 +135,9 @@ impl SmallPlan {
         }
     }
 
-    /// Plans by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
+    /// Variations by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
     /// many keys a block; beyond, four of them with few, which take exponentials while others have the tensor cores.
-    fn streamed(problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
+    fn streamed(&self, problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
         let causal = problem.mask.is_causal();
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
         // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and keys of a block.
@@ -152,15 +157,14 @@ impl SmallPlan {
             Wave::Four => &[(2, 1, 1, &[128, 96, 64])],
             Wave::More => &[],
         };
-        let tiles = problem.seq_q.div_ceil(WARPGROUP_ROWS as usize);
-        let shared = shared.iter().filter(move |&&(rows, ..)| rows as usize <= tiles);
+        let tiles = self.row_tiles(problem);
+        let shared = shared.iter().filter(move |&&(rows, ..)| u64::from(rows) <= tiles);
         let base = SmallPlan {
             stages: 2,
             rescale: Rescale::Beyond(8),
             guess: matches!(wave, Wave::Four | Wave::More).then_some(12),
             pv_pieces: 1,
-            order: wave.order(problem),
-            ..SmallPlan::BASE
+            ..self.clone()
         };
         shared.chain(alone).flat_map(move |&(row_warpgroups, cluster, resident_ctas, blocks)| {
             let turns = if row_warpgroups == 4 { Turns::PingPong } else { Turns::Free };

@@ -7,14 +7,14 @@ use ptx::{
 };
 use tile::{
     AccTile, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, SwizzledTile,
-    Threads, WARPGROUP_ROWS, divide, store_fragments, store_lse,
+    Threads, WARPGROUP_ROWS, divide,
 };
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, RowOrder, Scores, SmallPlan};
 use crate::forward::contract::{
-    half, head_strides, pointer, rule, stepped, tensor_buffers, tensor_rows, unsigned_factor,
+    half, head_strides, pointer, rule, tensor_buffers, tensor_rows, unsigned_factor,
 };
 
 const ENTRY: &str = "flash_forward_small";
@@ -43,8 +43,8 @@ impl SmallPlan {
     }
 
     fn launch(&self, problem: &Problem) -> Launch {
-        let tiles = problem.seq_q.div_ceil(self.rows() as usize) as u32;
-        let (heads, batch) = (problem.heads_q as u32, problem.batch as u32);
+        let tiles = self.row_tiles(problem) as u32;
+        let (heads, batch) = (self.tile_heads(problem) as u32, problem.batch as u32);
         Launch {
             grid: match self.order {
                 RowOrder::ByHead => Dim3(self.cluster * tiles, heads, batch),
@@ -59,13 +59,13 @@ impl SmallPlan {
 }
 
 /// The kernel's parameters, in the order of [`args`].
-struct Params {
+pub(super) struct Params {
     /// Of Q, K and V.
     maps: [TensorMapPtr; 3],
-    out: Global,
-    lse: Option<Global>,
+    pub(super) out: Global,
+    pub(super) lse: Option<Global>,
     /// Bytes between batch entries and between heads of the output.
-    out_strides: [R64; 2],
+    pub(super) out_strides: [R64; 2],
     seq_q: R32,
     seq_kv: R32,
     /// `|scale| · log2 e`.
@@ -92,13 +92,13 @@ pub(super) struct Forward<'a> {
     pub(super) problem: &'a Problem,
     pub(super) half: Half,
     pub(super) rule: MaskRule,
-    params: Params,
+    pub(super) params: Params,
     pub(super) place: Place,
     pub(super) threads: Threads,
     pub(super) rows: RowRange,
-    /// The CTA's query head and batch entry.
-    head: R32,
-    batch: R32,
+    /// The CTA's query head, or group of packed ones, and batch entry.
+    pub(super) head: R32,
+    pub(super) batch: R32,
     pub(super) shared: Shared,
     /// With the other parts of the keys, where there are any.
     pub(super) exchange: Option<Exchange>,
@@ -126,7 +126,13 @@ impl<'a> Forward<'a> {
             rule,
             place,
             threads,
-            rows: RowRange { first, rows: plan.rows(), seq_q: params.seq_q, seq_kv: params.seq_kv, heads: 1 },
+            rows: RowRange {
+                first,
+                rows: plan.rows(),
+                seq_q: params.seq_q,
+                seq_kv: params.seq_kv,
+                heads: plan.packed_heads(problem),
+            },
             params,
             head: work.head,
             batch: work.batch,
@@ -224,12 +230,13 @@ impl<'a> Forward<'a> {
 
     /// Where the warpgroup's queries, keys and values come from.
     pub(super) fn source(&self, k: &mut Builder) -> Source {
+        let own = self.own_rows(k);
         Source {
             maps: self.params.maps,
-            first_row: self.own_rows(k).first,
+            position: own.position(k, own.first),
             first_key: self.first_key(k),
             head: self.head,
-            kv_head: divide(k, self.head, self.problem.group_size() as u32),
+            kv_head: divide(k, self.head, self.problem.group_size() as u32 / own.heads),
             batch: self.batch,
         }
     }
@@ -262,39 +269,9 @@ impl<'a> Forward<'a> {
             k.cluster_wait();
         }
     }
-
-    /// The warpgroup's first column of the head's output.
-    fn output(&self, k: &mut Builder) -> Global {
-        let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
-        let [batch, head] = [self.batch, self.head].map(|n| k.zext(n));
-        let [batch_bytes, head_bytes] = self.params.out_strides;
-        let of_batch = k.mad(batch, batch_bytes, self.params.out.base);
-        let of_head = k.mad(head, head_bytes, of_batch);
-        match self.threads.part {
-            None => Global::from(of_head),
-            Some(part) => Global::from(k.mad_wide_u(part, 2 * columns, of_head)),
-        }
-    }
-
-    fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
-        let to = self.output(k);
-        let first = k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first);
-        let rows = (to, first, self.rows.seq_q);
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
-        if let Some(start) = self.params.lse {
-            let lse = softmax.lse(k);
-            let limit = k.sub(self.rows.seq_q, first);
-            let heads = k.mad(self.batch, self.problem.heads_q as u32, self.head);
-            let [heads, seq_q, first] = [heads, self.rows.seq_q, first].map(|n| k.zext(n));
-            let row = k.mad(heads, seq_q, first);
-            let to = Global::from(k.mad(row, 4, start.base));
-            store_lse(k, &self.threads, &lse, to, limit);
-        }
-    }
 }
 
-/// What a cluster computes: a tile of rows of a head of a batch entry.
+/// What a cluster computes: a tile of rows of a head, or of a group of packed ones, of a batch entry.
 struct Work {
     tile: R32,
     head: R32,

@@ -56,11 +56,13 @@ pub(super) struct Loads<'a> {
     value_barrier: Shared,
 }
 
-/// What the copies read: tensor maps, and the first row, the head and the batch entry in them.
+/// What the copies read: tensor maps, and the first position and key, the head and the batch entry in them.
 pub(super) struct Source {
     pub maps: [TensorMapPtr; 3],
-    pub first_row: R32,
+    /// Of the queries' first row.
+    pub position: R32,
     pub first_key: R32,
+    /// Of queries: a head, or a group of packed ones.
     pub head: R32,
     pub kv_head: R32,
     pub batch: R32,
@@ -128,7 +130,8 @@ impl<'a> Loads<'a> {
                 if !mine.is_empty() || self.plan.cluster == 1 {
                     k.fence_mbarrier_init();
                 }
-                if self.plan.overlapping {
+                // What is requested late follows a barrier, and so the wait of those who request early.
+                if self.plan.overlapping && !mine.is_empty() {
                     k.griddep_wait();
                 }
                 mine.iter().for_each(|copy| copy.request(k));
@@ -153,7 +156,7 @@ impl<'a> Loads<'a> {
             map: from.maps[0],
             tile: self.plan.query_tile(self.problem),
             to: self.queries,
-            at: [from.first_row, q[0], q[1]],
+            at: [from.position, q[0], q[1]],
             barrier: self.query_barrier,
             requester: of_rows,
         };

@@ -46,11 +46,12 @@ impl SmallPlan {
         keys
     }
 
-    /// How many of a path's last steps hide something from a row, where a row sees one key more than the one before it.
+    /// How many of a path's last steps hide something from a row, where each position sees one key more than the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
-        let (rows, keys) = (WARPGROUP_ROWS, self.path_keys());
+        let (positions, keys) = (WARPGROUP_ROWS / self.packed_heads(problem), self.path_keys());
         let shift = problem.mask.diagonal(problem.seq_q, problem.seq_kv).unwrap_or(0);
-        if keys.is_multiple_of(rows) && shift % i64::from(rows) == 0 { 1 } else { (rows - 2) / keys + 2 }
+        let aligned = keys.is_multiple_of(positions) && shift % i64::from(positions) == 0;
+        if aligned { 1 } else { (positions - 2) / keys + 2 }
     }
 }
 

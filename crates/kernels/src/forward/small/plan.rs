@@ -1,11 +1,13 @@
 use problem::{DType, Mask, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
-    Division, Handover, Mbarriers, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS, WARPGROUP_THREADS,
+    Division, Handover, Mbarriers, Packing, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
 };
 
 use crate::error::accept;
 use crate::forward::contract::check_tensor_maps;
+use crate::forward::packing::{check_packing, packed_heads};
 use crate::{Arch, PlanError};
 
 const FAMILY: &str = "small";
@@ -61,6 +63,9 @@ pub enum RowOrder {
 pub struct SmallPlan {
     /// Warpgroups of a CTA that take 64 query rows each.
     pub row_warpgroups: u32,
+    /// What these rows are.
+    #[serde(default)]
+    pub packing: Packing,
     /// CTAs of a cluster that share query rows and divide the keys: 1, 2 or 4.
     pub cluster: u32,
     /// Warpgroups of a CTA that share query rows and divide the CTA's keys: 1, 2 or 4.
@@ -138,11 +143,31 @@ impl SmallPlan {
         WARPGROUP_ROWS * self.row_warpgroups
     }
 
+    /// Query heads whose rows are packed.
+    pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
+        packed_heads(self.packing, problem)
+    }
+
+    /// Heads, or groups of packed heads, of a batch entry.
+    pub(super) fn tile_heads(&self, problem: &Problem) -> u64 {
+        problem.heads_q as u64 / u64::from(self.packed_heads(problem))
+    }
+
+    /// Tiles of query rows of one of them.
+    pub(super) fn row_tiles(&self, problem: &Problem) -> u64 {
+        let rows = (problem.seq_q as u64).saturating_mul(self.packed_heads(problem).into());
+        rows.div_ceil(self.rows().into())
+    }
+
+    /// Tiles of query rows of all heads.
+    pub(super) fn tiles(&self, problem: &Problem) -> u64 {
+        let heads = self.tile_heads(problem).saturating_mul(problem.batch as u64);
+        self.row_tiles(problem).saturating_mul(heads)
+    }
+
     /// CTAs of the grid.
     pub(crate) fn ctas(&self, problem: &Problem) -> u64 {
-        let tiles = problem.seq_q.div_ceil(self.rows() as usize) as u64;
-        let heads = (problem.heads_q as u64).saturating_mul(problem.batch as u64);
-        tiles.saturating_mul(heads).saturating_mul(self.cluster.into())
+        self.tiles(problem).saturating_mul(self.cluster.into())
     }
 
     /// Whether all CTAs are resident at once, as far as the plan provides for it.
@@ -185,9 +210,9 @@ impl SmallPlan {
     }
 
     /// What one copy brings of the queries: a warpgroup's, or where blocks stream by, the CTA's.
-    pub(super) const fn query_tile(&self, problem: &Problem) -> SwizzledTile {
+    pub(super) fn query_tile(&self, problem: &Problem) -> SwizzledTile {
         let rows = if self.streams() { self.rows() } else { WARPGROUP_ROWS };
-        SwizzledTile::new(rows, problem.head_dim as u32)
+        SwizzledTile::new(rows, problem.head_dim as u32).packed(self.packed_heads(problem))
     }
 
     /// What one copy brings of a block's keys.
@@ -274,6 +299,8 @@ impl SmallPlan {
             let accepted = format!("up to {most} with this plan, and more with stages > 1");
             accept("seq_kv", keys, keys <= most, &accepted)?;
         }
+        let accepted = "divisors of 64 with packing = packed, or of 64 · row_warpgroups with stages > 1, too";
+        check_packing(problem, self.packed_heads(problem), self.query_tile(problem).rows, accepted)?;
         check_tensor_maps(problem, FAMILY)
     }
 
@@ -377,17 +404,21 @@ impl SmallPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let row_tiles = problem.seq_q.div_ceil(self.rows() as usize);
-        let (y, z) = match self.order {
-            RowOrder::ByHead => (("heads_q", problem.heads_q), ("batch", problem.batch)),
-            _ => (("batch", problem.batch), ("tiles of query rows", row_tiles)),
+        let heads = match self.packing {
+            Packing::Apart => ("heads_q", problem.heads_q as u64),
+            Packing::Packed => ("heads_kv", problem.heads_kv as u64),
+        };
+        let batch = ("batch", problem.batch as u64);
+        let [y, z] = match self.order {
+            RowOrder::ByHead => [heads, batch],
+            _ => [batch, ("tiles of query rows", self.row_tiles(problem))],
         };
         for (what, value) in [y, z] {
-            accept(what, value as u64, value as u64 <= Arch::GRID_YZ, "up to 65535")?;
+            accept(what, value, value <= Arch::GRID_YZ, "up to 65535")?;
         }
-        let heads = problem.heads_q as u64;
+        let (what, heads) = heads;
         let fits = heads.saturating_mul(self.cluster.into()) < 1 << 31;
-        accept("heads_q", heads, fits, "fewer than 2^31 / cluster")
+        accept(what, heads, fits, "fewer than 2^31 / cluster")
     }
 
     fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {

@@ -171,7 +171,8 @@ impl Forward<'_> {
         let request = |k: &mut Builder| {
             let at = ring.handover.reader(k);
             let [head, batch] = source.head(k, self.problem, Tensor::Q);
-            ring.fill(k, &at, source.maps[Tensor::Q as usize], [self.rows.first, head, batch].map(Src::from));
+            let first = self.rows.position(k, self.rows.first);
+            ring.fill(k, &at, source.maps[Tensor::Q as usize], [first, head, batch].map(Src::from));
         };
         if self.plan.kv_warpgroups == 1 {
             return request(k);

@@ -8,6 +8,7 @@ use super::plan::{
 };
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
+use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
 
 const FAMILY: &str = "wgmma";
@@ -30,9 +31,7 @@ impl WgmmaPlan {
             tiles,
             tiles < most,
             "fewer than 2^31, or than 2^31 / cluster with handout = grid",
-        )?;
-        let rows = self.rows(problem);
-        accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
+        )
     }
 
     pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -71,12 +70,8 @@ impl WgmmaPlan {
         within("cluster", self.cluster, 1, 2)?;
         let keys = self.block_n.is_multiple_of(16) && (16..=256).contains(&self.block_n);
         accept("block_n", self.block_n.into(), keys, "multiples of 16 up to 256")?;
-        let heads = self.packed_heads(problem);
-        let divides = self.block_m().is_multiple_of(heads);
         let accepted = "divisors of a tile's rows (64 · consumers) with packing = packed";
-        accept("query heads a key head", heads.into(), divides, accepted)?;
-        let apart = heads == 1 || problem.q.head != 0;
-        accept("q head stride", problem.q.head.unsigned_abs(), apart, "other than 0 with packing = packed")?;
+        check_packing(problem, self.packed_heads(problem), self.block_m(), accepted)?;
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
         if self.diagonal == Diagonal::Halved {

@@ -1,10 +1,11 @@
 //! The plan of a problem that nothing was measured for.
 
 use problem::Problem;
-use tile::{Chains, Handout, Order, Sums, Tail, TileOrder, Tiles, Turns};
+use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
-use super::plan::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
 use crate::Arch;
+use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
     /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
@@ -95,12 +96,4 @@ impl WgmmaPlan {
         let last = self.rows(problem) % u64::from(self.block_m());
         last != 0 && last + 64 <= u64::from(self.block_m())
     }
-}
-
-/// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
-fn packs_well(problem: &Problem, block_m: u32) -> bool {
-    let (group, rows) = (problem.group_size(), block_m as usize);
-    let filled = |n: usize| n as f64 / n.next_multiple_of(rows) as f64;
-    let possible = group > 1 && rows.is_multiple_of(group) && problem.q.head != 0;
-    possible && filled(problem.seq_q) < 0.9 * filled(problem.seq_q * group)
 }

@@ -22,4 +22,4 @@ mod plan;
 mod rows;
 mod store;
 
-pub use plan::{Diagonal, Ends, Packing, Probabilities, Softmax, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};

@@ -3,12 +3,13 @@
 use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 use tile::{
-    Chains, Handout, LastRound, Ones, Order, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles, Turns,
-    WARPGROUP_ROWS,
+    Chains, Handout, LastRound, Ones, Order, Packing, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles,
+    Turns, WARPGROUP_ROWS,
 };
 
 use super::check::aligned;
 use crate::Arch;
+use crate::forward::packing::packed_heads;
 
 /// How rows keep to their maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -72,18 +73,6 @@ pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u32 {
         (Sums::Product, DType::F16) => 7,
         _ => largest_power(dtype),
     }
-}
-
-/// What the rows of a tile are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Packing {
-    /// Rows of one query head.
-    #[default]
-    Apart,
-    /// Rows of all query heads that share a key head, position by position: where queries are few, tiles are fuller, and keys are read
-    /// once for the group.
-    Packed,
 }
 
 /// Where the blocks of keys end that a warpgroup visits.
@@ -283,10 +272,7 @@ impl WgmmaPlan {
 
     /// Query heads whose rows are packed.
     pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
-        match self.packing {
-            Packing::Apart => 1,
-            Packing::Packed => problem.group_size() as u32,
-        }
+        packed_heads(self.packing, problem)
     }
 
     /// Heads, or groups of packed heads, of a batch entry.

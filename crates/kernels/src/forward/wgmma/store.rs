@@ -3,8 +3,8 @@
 use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, BulkStore, Consumer, RowRange, WorkTile, store_fragments_at, store_lse_at};
 
-use super::emit::Forward;
-use crate::forward::contract::stepped;
+use super::emit::{Forward, Params};
+use crate::forward::contract::{lse_of_row, row_of_output};
 
 impl Forward<'_> {
     /// The warp's first row, and one past the last that is stored.
@@ -54,35 +54,17 @@ impl Forward<'_> {
         let Some(start) = self.params.lse else { return };
         let limits = self.row_limits(k, consumer, rows);
         let to = |k: &mut Builder, row: R32| {
-            let [head, position] = head_and_position(k, tile, rows, row);
-            let before = k.mad(tile.batch, self.problem.heads_q as u32, head);
-            let index = k.mul_wide_u(before, self.params.seq_q);
-            let position = k.zext(position);
-            let index = k.add(index, position);
-            Global { base: k.mad(index, 4, start.base), offset: start.offset }
+            let [head, position] = rows.head_and_position(k, tile.head, row);
+            lse_of_row(k, self.problem, (start, self.params.seq_q), [tile.batch, head, position])
         };
         store_lse_at(k, &consumer.threads, lse, limits, to);
     }
 
     /// Where a row of O begins.
     pub(super) fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
-        let p = &self.params;
-        let [head, position] = head_and_position(k, tile, rows, row);
-        let [batch, head, position] = [tile.batch, head, position].map(|n| k.zext(n));
-        let to = k.mad(batch, p.out_batch_bytes, p.out.base);
-        let to = k.mad(head, p.out_head_bytes, to);
-        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
-        Global { base: k.mad(position, row_bytes, to), offset: p.out.offset }
+        let Params { out, out_batch_bytes, out_head_bytes, .. } = self.params;
+        let [head, position] = rows.head_and_position(k, tile.head, row);
+        let strides = [out_batch_bytes, out_head_bytes];
+        row_of_output(k, self.problem, (out, strides), [tile.batch, head, position])
     }
-}
-
-/// The query head of a tile's row, and its position in the sequence.
-fn head_and_position(k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> [R32; 2] {
-    if rows.heads == 1 {
-        return [tile.head, row];
-    }
-    let position = rows.position(k, row);
-    let before = k.mul(position, rows.heads);
-    let in_group = k.sub(row, before);
-    [k.mad(tile.head, rows.heads, in_group), position]
 }

@@ -1,0 +1,38 @@
+//! Rows of the query heads that share a key head: when they can be packed, and when they should.
+
+use problem::Problem;
+use tile::Packing;
+
+use crate::PlanError;
+use crate::error::accept;
+
+/// Query heads whose rows are packed.
+pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
+    match packing {
+        Packing::Apart => 1,
+        Packing::Packed => problem.group_size() as u32,
+    }
+}
+
+/// Whether the rows of `heads` query heads can be packed in copies of so many rows. `accepted` says which numbers of heads can.
+pub(crate) fn check_packing(
+    problem: &Problem,
+    heads: u32,
+    copy_rows: u32,
+    accepted: &str,
+) -> Result<(), PlanError> {
+    accept("query heads a key head", heads.into(), copy_rows.is_multiple_of(heads), accepted)?;
+    let apart = heads == 1 || problem.q.head != 0;
+    accept("q head stride", problem.q.head.unsigned_abs(), apart, "other than 0 with packing = packed")?;
+    let rows = (problem.seq_q as u64).saturating_mul(heads.into());
+    accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
+}
+
+/// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
+pub(crate) fn packs_well(problem: &Problem, block_m: u32) -> bool {
+    let group = problem.heads_q.checked_div(problem.heads_kv).unwrap_or(1);
+    let rows = f64::from(block_m);
+    let filled = |n: f64| n / ((n / rows).ceil() * rows);
+    let possible = group > 1 && (block_m as usize).is_multiple_of(group) && problem.q.head != 0;
+    possible && filled(problem.seq_q as f64) < 0.9 * filled(problem.seq_q as f64 * group as f64)
+}

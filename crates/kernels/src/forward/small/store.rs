@@ -1,0 +1,78 @@
+//! Where rows of O and of the LSE go.
+
+use ptx::{Builder, F32, Global, R32};
+use tile::{AccTile, OnlineSoftmax, store_fragments, store_fragments_at, store_lse, store_lse_at};
+
+use super::block::WARP_ROWS;
+use super::emit::Forward;
+use crate::forward::contract::{lse_of_row, row_of_output, stepped};
+
+impl Forward<'_> {
+    /// Stores the warpgroup's columns of its rows.
+    pub(super) fn store(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
+        if self.rows.heads > 1 {
+            return self.store_packed(k, softmax, o);
+        }
+        let to = self.output(k);
+        let first = self.first_row(k);
+        let rows = (to, first, self.rows.seq_q);
+        let row_bytes = stepped(self.problem.seq_q, self.problem.out.row);
+        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.plan.store);
+        if let Some(start) = self.params.lse {
+            let lse = softmax.lse(k);
+            let limit = k.sub(self.rows.seq_q, first);
+            let heads = k.mad(self.batch, self.problem.heads_q as u32, self.head);
+            let [heads, seq_q, first] = [heads, self.rows.seq_q, first].map(|n| k.zext(n));
+            let row = k.mad(heads, seq_q, first);
+            let to = Global::from(k.mad(row, 4, start.base));
+            store_lse(k, &self.threads, &lse, to, limit);
+        }
+    }
+
+    /// The same of packed heads: every row has a place of its own.
+    fn store_packed(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
+        let first = self.first_row(k);
+        let limits = (first, k.mul(self.rows.seq_q, self.rows.heads));
+        let place = |k: &mut Builder, row: R32| {
+            let [head, position] = self.rows.head_and_position(k, self.head, row);
+            [self.batch, head, position]
+        };
+        let out = self.own_columns(k, self.params.out);
+        let row_of_out = |k: &mut Builder, row: R32| {
+            let at = place(k, row);
+            row_of_output(k, self.problem, (out, self.params.out_strides), at)
+        };
+        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.plan.store);
+        if let Some(start) = self.params.lse {
+            let lse: Vec<F32> = softmax.lse(k);
+            let to = |k: &mut Builder, row: R32| {
+                let at = place(k, row);
+                lse_of_row(k, self.problem, (start, self.rows.seq_q), at)
+            };
+            store_lse_at(k, &self.threads, &lse, limits, to);
+        }
+    }
+
+    /// The warp's first row.
+    fn first_row(&self, k: &mut Builder) -> R32 {
+        k.mad(self.threads.row_warp, WARP_ROWS, self.rows.first)
+    }
+
+    /// The warpgroup's first column of the head's output.
+    fn output(&self, k: &mut Builder) -> Global {
+        let [batch, head] = [self.batch, self.head].map(|n| k.zext(n));
+        let [batch_bytes, head_bytes] = self.params.out_strides;
+        let of_batch = k.mad(batch, batch_bytes, self.params.out.base);
+        let of_head = k.mad(head, head_bytes, of_batch);
+        self.own_columns(k, Global::from(of_head))
+    }
+
+    /// The warpgroup's first column of rows that begin there.
+    fn own_columns(&self, k: &mut Builder, rows: Global) -> Global {
+        let columns = self.problem.head_dim_v as u32 / self.plan.division().parts();
+        match self.threads.part {
+            None => rows,
+            Some(part) => Global { base: k.mad_wide_u(part, 2 * columns, rows.base), offset: rows.offset },
+        }
+    }
+}
