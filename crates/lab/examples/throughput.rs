@@ -2,10 +2,14 @@
 //! is a GPU, kernels of a small problem judged and timed in a second there.
 //!
 //! ```text
-//! cargo run --release -p flashcore-lab --example throughput
+//! cargo run --release -p flashcore-lab --example throughput [-- ROWS.jsonl]
 //! ```
+//!
+//! A build that knows its commit appends a row for each rate, with the machine: the GPU where there is one.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use emu::model::machine::H200;
@@ -15,12 +19,15 @@ use flashcore_lab::evolve::evaluate::{Cuda, GpuCard};
 use flashcore_lab::evolve::space::Space;
 use flashcore_lab::evolve::{Candidate, Evaluator, Finding, Stage, Target, Task};
 use flashcore_lab::ledger::CandidateId;
+use flashcore_lab::provenance::Provenance;
+use flashcore_lab::store::{StoreError, append_line};
 use kernels::Arch;
 use kernels::select::Shape;
 use problem::{DType, Mask, Problem};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rayon::prelude::*;
+use serde_json::{Value, json};
 
 /// Seconds of each measurement.
 const SECONDS: f64 = 5.0;
@@ -28,7 +35,59 @@ const SECONDS: f64 = 5.0;
 const JUDGED: usize = 60;
 const TIMING: f64 = 0.05;
 
-fn main() {
+/// What was measured.
+#[derive(Default)]
+struct Rates(Vec<(String, f64)>);
+
+impl Rates {
+    /// Says a rate and keeps it.
+    fn say(&mut self, problem: &str, what: &str, count: f64, began: Instant, more: &str) {
+        let rate = count / began.elapsed().as_secs_f64();
+        println!("{problem}: {rate:.1}/s {what}{more}");
+        self.0.push((format!("{problem}: {what}"), rate));
+    }
+
+    /// A row for each.
+    fn append(&self, rows: &Path, provenance: &Provenance) -> Result<(), StoreError> {
+        let threads = rayon::current_num_threads();
+        self.0.iter().try_for_each(|(measure, rate)| {
+            let mut row = json!({
+                "suite": "throughput", "impl": "flashcore", "measure": measure, "rate": rate, "unit": "1/s", "threads": threads,
+            });
+            if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
+                row.extend(part);
+            }
+            append_line(rows, &row.to_string())
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let rows = std::env::args().nth(1).map(PathBuf::from);
+    let mut rates = Rates::default();
+    host(&mut rates);
+    let provenance = match GpuCard::open(0) {
+        Ok(card) => {
+            let provenance = Provenance::of_gpu(card.info());
+            judged(card, &mut rates);
+            provenance
+        }
+        Err(fault) => {
+            println!("no GPU: {fault}");
+            Provenance::of_cpu(Path::new("."), rayon::current_num_threads())
+        }
+    };
+    match rows.filter(|_| provenance.commit.is_some()).map(|rows| rates.append(&rows, &provenance)) {
+        None | Some(Ok(())) => ExitCode::SUCCESS,
+        Some(Err(error)) => {
+            eprintln!("{error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// What needs no GPU.
+fn host(rates: &mut Rates) {
     let problems = [
         ("mission", Problem::mission()),
         ("large", Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal)),
@@ -45,11 +104,8 @@ fn main() {
                 kept.push(plan);
             }
         }
-        let rate = plans as f64 / began.elapsed().as_secs_f64();
-        println!(
-            "{name}: {rate:.0} plans/s drawn blindly, checked and identified ({} distinct)",
-            distinct.len()
-        );
+        let more = format!(" ({} distinct)", distinct.len());
+        rates.say(name, "plans drawn blindly, checked and identified", plans as f64, began, &more);
         let parent = kept.first().unwrap_or(&space.families[0].template);
         let (began, mut plans) = (Instant::now(), 0_u64);
         while began.elapsed().as_secs_f64() < SECONDS {
@@ -57,36 +113,26 @@ fn main() {
             distinct.insert(plan.hash());
             plans += 1;
         }
-        println!(
-            "{name}: {:.0} mutants/s checked and identified",
-            plans as f64 / began.elapsed().as_secs_f64()
-        );
+        rates.say(name, "mutants checked and identified", plans as f64, began, "");
         let Some(bench) = Bench::of(&H200) else { return };
         let began = Instant::now();
         let emitted =
             |plan| bench.bound(plan, &problem).is_ok_and(|bound| !bound.kernel.module.to_string().is_empty());
         let count = kept.par_iter().filter(|plan| emitted(plan)).count();
-        println!("{name}: {:.0} PTX/s emitted", count as f64 / began.elapsed().as_secs_f64());
+        rates.say(name, "PTX emitted", count as f64, began, "");
         if bench.ptxas.is_none() {
             println!("{name}: no ptxas");
             continue;
         }
         let began = Instant::now();
         let count = kept.par_iter().take(160).filter(|plan| bench.build(plan, &problem).is_ok()).count();
-        let rate = count as f64 / began.elapsed().as_secs_f64();
-        println!(
-            "{name}: {rate:.0} PTX/s emitted and assembled by ptxas ({count}, {} threads)",
-            rayon::current_num_threads()
-        );
-    }
-    match GpuCard::open(0) {
-        Ok(card) => judged(card),
-        Err(fault) => println!("no GPU: {fault}"),
+        let more = format!(" ({count}, {} threads)", rayon::current_num_threads());
+        rates.say(name, "PTX emitted and assembled by ptxas", count as f64, began, &more);
     }
 }
 
 /// Kernels through the gate and a short timing on a GPU, which has compiled them before.
-fn judged(card: GpuCard) {
+fn judged(card: GpuCard, rates: &mut Rates) {
     let (problem, arch, name) = (Problem::mission(), card.arch(), card.info().name.clone());
     let space = Space::gpu(&problem, &arch, &[]);
     let mut evaluator = Cuda::new(card, None);
@@ -109,7 +155,7 @@ fn judged(card: GpuCard) {
             compiled.push(plan);
         }
     }
-    println!("{name}: {:.1} kernels/s compiled on one thread", JUDGED as f64 / began.elapsed().as_secs_f64());
+    rates.say(&name, "kernels compiled on one thread", JUDGED as f64, began, "");
     // The first of a problem waits for the right answers.
     evaluator.evaluate(&task(0, Stage::Microbench, &compiled[0]));
     let (began, mut timed, mut held) = (Instant::now(), 0, 0.0);
@@ -122,8 +168,6 @@ fn judged(card: GpuCard) {
         }
     }
     let seconds = began.elapsed().as_secs_f64();
-    println!(
-        "{name}: {:.1} kernels/s through gate and short timing ({timed} of {JUDGED} right, {held:.1} of {seconds:.1} s with the device)",
-        JUDGED as f64 / seconds
-    );
+    let more = format!(" ({timed} of {JUDGED} right, {held:.1} of {seconds:.1} s with the device)");
+    rates.say(&name, "kernels through gate and short timing", JUDGED as f64, began, &more);
 }

@@ -133,7 +133,7 @@ fn proof(
 ) -> Result<Option<ProofFact>, LedgerError> {
     let proofs = ledger.candidate(candidate)?.proofs;
     let mut proven = proofs.into_iter().filter(|proof| proof.verdict == Verdict::Proven);
-    let found = if stage == Stage::Prove { proven.next() } else { proven.last() };
+    let found = if stage == Stage::Prove { proven.next() } else { proven.next_back() };
     Ok(found.map(|proof| ProofFact { reasons: vec![words], seconds: 0.0, ..proof }))
 }
 
