@@ -359,6 +359,7 @@ fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
         ],
         Family::Small => vec![
             numbers("row_warpgroups", &[1, 2, 3, 4]),
+            ("packing", vec![json!("apart"), json!("packed")]),
             numbers("cluster", &[1, 2, 4]),
             numbers("kv_warpgroups", &[1, 2, 4]),
             numbers("block_n", &[32, 48, 64, 80, 96, 112, 128, 160, 192, 256]),

@@ -206,46 +206,55 @@ fn mma() -> Suspect {
 fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
     // A tile of one block, or of as many as there are stages, waits where others need not.
-    let problems = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal));
+    let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal)).to_vec();
+    // Of a full one, the first warpgroup lets more blocks pass than there are stages.
+    let full = [&short[..], &[rectangle(2, 140, 150, Mask::Causal)]].concat();
     let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
+    let plain = WgmmaPlan {
+        consumers: 2,
+        resident: 1,
+        cluster: 1,
+        packing: Packing::Apart,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        products: Order::ScoresAhead,
+        producer_registers: None,
+        queries_ahead: 0,
+        store: Store::Direct,
+        turns: Turns::Free,
+        softmax: Softmax::Lazy { slack: 8 },
+        exps_by_fma: 0,
+        probabilities: Probabilities::Registers,
+        chains: Chains { max: 2, sum: 1 },
+        sums: Sums::Lanes,
+        diagonal: Diagonal::Whole,
+        ends: Ends::Common,
+        handout: Handout::Dynamic,
+        tail: Tail::Whole,
+        order: TileOrder::InOrder,
+        section_mib: 32,
+        lse: true,
+    };
+    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, softmax: guessing, ..plain.clone() };
+    let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, lse: false, ..plain.clone() };
+    let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
+    // By number, since a mailbox would be held back by the queries' one stage again.
+    let handout = Handout::Static;
+    let halved = WgmmaPlan { diagonal: Diagonal::Halved, ends: Ends::Own, handout, ..plain.clone() };
     // Stages with which a kernel has the same barriers: more than places of queries, or no more.
-    let softmaxes = [
-        (IN_TURN, [2, 3], Tiles::InTurn, Softmax::Lazy { slack: 8 }, Sums::Lanes),
-        ("wgmma, tiles overlapped", [2, 1], Tiles::Overlapped, guessing, Sums::Lanes),
-        ("wgmma, sums by products", [2, 3], Tiles::InTurn, guessing, Sums::Product),
+    let plans = [
+        (IN_TURN, &[2, 3][..], plain, &short),
+        ("wgmma, tiles overlapped", &[2, 1], overlapped, &short),
+        ("wgmma, sums by products", &[2, 3], sums, &short),
+        ("wgmma, queries ahead", &[2, 1], ahead, &short),
+        ("wgmma, halved diagonals", &[1], halved, &full),
     ];
-    let suspects = softmaxes.map(|(name, stages, tiles, softmax, sums)| {
-        let plans = stages.map(|stages| {
-            Plan::Wgmma(WgmmaPlan {
-                consumers: 2,
-                resident: 1,
-                cluster: 1,
-                packing: Packing::Apart,
-                block_n: 32,
-                stages,
-                tiles,
-                products: Order::ScoresAhead,
-                producer_registers: None,
-                queries_ahead: 0,
-                store: Store::Direct,
-                turns: Turns::Free,
-                softmax,
-                exps_by_fma: 0,
-                probabilities: Probabilities::Registers,
-                chains: Chains { max: 2, sum: 1 },
-                sums,
-                diagonal: Diagonal::Whole,
-                ends: Ends::Common,
-                handout: Handout::Dynamic,
-                tail: Tail::Whole,
-                order: TileOrder::InOrder,
-                section_mib: 32,
-                lse: sums == Sums::Lanes,
-            })
-        });
-        suspect(name, &plans, &problems, &arch)
-    });
-    suspects.into()
+    let of = |(name, stages, plan, problems): (&'static str, &[u32], WgmmaPlan, &Vec<Problem>)| {
+        let with = |&stages: &u32| Plan::Wgmma(WgmmaPlan { stages, ..plan.clone() });
+        suspect(name, &stages.iter().map(with).collect::<Vec<_>>(), problems, &arch)
+    };
+    plans.into_iter().map(of).collect()
 }
 
 fn small() -> Vec<Suspect> {

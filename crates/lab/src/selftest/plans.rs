@@ -150,6 +150,8 @@ fn small() -> Vec<(&'static str, Value)> {
         ("may overlap", json!({ "overlapping": true })),
         ("two warpgroups share rows", json!({ "kv_warpgroups": 2, "merge": "shares" })),
         ("two warpgroups of rows", json!({ "row_warpgroups": 2 })),
+        ("rows of heads packed", json!({ "packing": "packed" })),
+        ("rows of heads packed, keys stream", streams(json!({ "packing": "packed", "row_warpgroups": 2 }))),
         ("one path for all that see a part", json!({ "paths": 1 })),
         ("256 keys a warpgroup", json!({ "block_n": 256 })),
         ("in one piece", pieces(1)),
