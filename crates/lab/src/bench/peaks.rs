@@ -128,7 +128,8 @@ fn of_all(measure: impl Fn(usize) -> f64 + Sync) -> Option<f64> {
         (0..TIMES).map(|_| rayon::broadcast(|context| measure(context.index()))).collect();
     let best = |thread: usize| runs.iter().filter_map(|run| run.get(thread)).copied().fold(0.0, f64::max);
     let sum: f64 = (0..runs.first()?.len()).map(best).sum();
-    Some(sum).filter(|sum| sum.is_finite() && *sum > 0.0)
+    // Whole numbers, which JSON keeps to the last digit.
+    Some(sum.round()).filter(|sum| sum.is_finite() && *sum > 0.0)
 }
 
 #[cfg(test)]
