@@ -13,7 +13,7 @@ from flashcore.bench._problem import Problem
 torch = pytest.importorskip("torch")
 
 from flashcore.bench import __main__ as command  # noqa: E402
-from flashcore.bench import _peers, _plot, _table  # noqa: E402
+from flashcore.bench import _peers, _plot, _race, _table  # noqa: E402
 
 
 def test_problems_are_parsed():
@@ -100,6 +100,13 @@ def test_without_a_gpu_it_says_so(capsys):
         pytest.skip("there is one")
     assert command.main([]) == 2
     assert "PyTorch sees no GPU" in capsys.readouterr().err
+
+
+def test_reasons_are_short_and_name_no_place():
+    error = RuntimeError("no library:\n  one of /opt/somebody/lib.so expected")
+    assert _race.reason(error) == "RuntimeError: no library: one of expected"
+    assert _race.reason(ValueError()) == "ValueError: no reason given"
+    assert len(_race.reason(ValueError("a " * 500))) == 300
 
 
 @pytest.mark.needs_cuda
