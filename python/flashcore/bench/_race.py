@@ -97,7 +97,7 @@ def _enter(field: Any, peer: Peer, problem: Problem, tensors: tuple[Tensor, Tens
 
 
 def reason(error: BaseException) -> str:
-    """One line, short enough for a table and a row, without paths: a row tells of a device, not of whose machine it was in."""
+    """One line, short enough for a table and a row, without paths: a row tells of a device, not of its place."""
     words = (word for word in str(error).split() if not word.startswith("/"))
     text = " ".join(words) or "no reason given"
     return f"{type(error).__name__}: {text}"[:300]
