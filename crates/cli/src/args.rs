@@ -136,7 +136,8 @@ pub struct Explain {
     /// its own target, which the architecture must run)
     #[arg(long, value_name = "NN[a]")]
     pub sm: Option<ptx::Target>,
-    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16
+    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16, or with
+    /// query/key heads and queries x keys, as in 4,32/8,1x8192,128,bf16
     #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"])]
     pub problem: Option<String>,
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
@@ -183,7 +184,8 @@ pub struct Bench {
     /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16; may be given several times
+    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16, or with query/key heads and queries x keys, as in
+    /// 4,32/8,1x8192,128,bf16; may be given several times
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
     pub problem: Vec<String>,
     /// Append rows to FILE; refused unless the commit is known and clean; default evidence/DEVICE.jsonl
