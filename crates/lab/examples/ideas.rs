@@ -1,10 +1,10 @@
 //! What each idea in a kernel is worth: the plan that is chosen for a problem races itself with one gene at another value.
 //!
 //! ```text
-//! ideas ROWS.jsonl [--seconds S] PROBLEM …
+//! ideas ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …
 //! ```
 //!
-//! All variants of a problem run in one race, L2 warm. Their rows go to suite `ideas_FAMILY`, as `flashcore GENE VALUE` beside
+//! All variants of a problem, or those of the genes that are named, run in one race, L2 warm. Their rows go to suite `ideas_FAMILY`, as `flashcore GENE VALUE` beside
 //! `flashcore`; `<!-- ideas:DEVICE/FAMILY -->` in a document shows them.
 
 use std::path::PathBuf;
@@ -38,13 +38,14 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Error> {
-    const USAGE: &str = "usage: ideas ROWS.jsonl [--seconds S] PROBLEM …";
+    const USAGE: &str = "usage: ideas ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …";
     let mut words = std::env::args().skip(1);
     let rows: PathBuf = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
-    let (mut seconds, mut problems) = (SECONDS, Vec::new());
+    let (mut seconds, mut genes, mut problems) = (SECONDS, Vec::new(), Vec::new());
     while let Some(word) = words.next() {
         match word.as_str() {
             "--seconds" => seconds = words.next().ok_or(USAGE)?.parse()?,
+            "--gene" => genes.push(words.next().ok_or(USAGE)?),
             word => {
                 let problem =
                     suites::parse(word).map_err(|accepted| format!("{word}: accepted: {accepted}"))?;
@@ -59,7 +60,7 @@ fn run() -> Result<(), Error> {
     let provenance = Provenance::of_gpu(context.info());
     let stream = Stream::new(&context)?;
     for problem in &problems {
-        one(&stream, problem, seconds, &provenance, &rows)?;
+        one(&stream, problem, &genes, seconds, &provenance, &rows)?;
     }
     Ok(())
 }
@@ -67,6 +68,7 @@ fn run() -> Result<(), Error> {
 fn one(
     stream: &Stream,
     problem: &Problem,
+    genes: &[String],
     seconds: f64,
     provenance: &Provenance,
     rows: &std::path::Path,
@@ -88,7 +90,7 @@ fn one(
         Ok(Contestant::kernel(stream, &bound, slices, calls, name, Some(json!(plan)))?)
     };
     let mut contestants = vec![contestant(None, &chosen)?];
-    for (name, plan) in ideas(&chosen, problem, &arch) {
+    for (name, plan) in ideas(&chosen, problem, &arch, genes) {
         match contestant(Some(&name), &plan) {
             Ok(variant) => contestants.push(variant),
             Err(error) => eprintln!("{name}: {error}"),

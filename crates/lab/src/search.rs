@@ -53,6 +53,8 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         product(&[values("resident", [2, 3]), values("consumers", [1, 2]), values("block_n", keys)]);
     let softmax = vec![
         json!({ "softmax": "classic" }),
+        // The maximum itself, too, but O is left alone where none of a warp's rows has a new one.
+        json!({ "softmax": { "lazy": { "slack": 0 } } }),
         json!({ "softmax": { "lazy": { "slack": 8 } } }),
         optimistic(15),
         optimistic(40),
@@ -86,6 +88,7 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         values("probabilities", ["shared"]),
         values("producer_registers", [24, 32, 40]),
         values("exps_by_fma", [0, 1, 2, 3]),
+        packings(problem),
         tails,
     ]
 }
@@ -134,7 +137,13 @@ fn small(problem: &Problem) -> Vec<Vec<Value>> {
             values("turns", ["free", "ping_pong"]),
         ]),
         paths,
+        packings(problem),
     ]
+}
+
+/// Heads that are alone have nothing to be packed with.
+fn packings(problem: &Problem) -> Vec<Value> {
+    if problem.group_size() > 1 { values("packing", ["apart", "packed"]) } else { Vec::new() }
 }
 
 /// Where blocks stream by: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of a block, and CTAs of a multiprocessor
@@ -160,11 +169,12 @@ const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
     (4, 1, 1, 64, 1),
 ];
 
-/// The plans that differ from one in a single gene, with the gene and its value as a name: what each idea in a kernel is worth.
-/// The values are those that a search tries.
-pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch) -> Vec<(String, Plan)> {
+/// The plans that differ from one in a single gene (of those named, where any is), with the gene and its value as a name: what each
+/// idea in a kernel is worth. The values are those that a search tries.
+pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> Vec<(String, Plan)> {
     let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
-    let genes = family.map(|family| genes(family, problem)).unwrap_or_default();
+    let mut genes = family.map(|family| genes(family, problem)).unwrap_or_default();
+    genes.retain(|(gene, _)| named.is_empty() || named.contains(gene));
     let mut found: Vec<(String, Plan)> = Vec::new();
     for (gene, value) in genes.iter().flat_map(|(gene, values)| values.iter().map(move |v| (gene, v))) {
         let Ok(varied) = with_genes(plan, &json!({ gene: value })) else { continue };
@@ -224,7 +234,7 @@ fn mma(problem: &Problem) -> Vec<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use problem::DType;
+    use problem::{DType, Layout};
 
     use super::*;
 
@@ -233,12 +243,16 @@ mod tests {
         let problem = Problem::new(4, 16, 4096, 128, DType::Bf16);
         for family in Family::ALL {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
-            let ideas = ideas(&plan, &problem, &Arch::SM_90);
-            assert!(ideas.len() > 5, "{family:?}: {ideas:?}");
-            for (name, varied) in ideas {
-                let [one, other] = [&plan, &varied].map(|plan| json!(plan));
+            let ideas = |genes: &[String]| super::ideas(&plan, &problem, &Arch::SM_90, genes);
+            let all = ideas(&[]);
+            assert!(all.len() > 5, "{family:?}: {all:?}");
+            for (name, varied) in &all {
+                let [one, other] = [&plan, varied].map(|plan| json!(plan));
                 let genes = one.as_object().unwrap().keys().filter(|gene| one[*gene] != other[*gene]);
-                assert_eq!(genes.collect::<Vec<_>>(), [name.split(' ').next().unwrap()], "{name}");
+                let gene = name.split(' ').next().unwrap();
+                assert_eq!(genes.collect::<Vec<_>>(), [gene], "{name}");
+                let named = ideas(&[gene.to_owned()]);
+                assert!(named.contains(&(name.clone(), varied.clone())) && named.len() < all.len());
             }
         }
     }
@@ -250,6 +264,7 @@ mod tests {
             Problem::new(1, 8, 512, 64, DType::Bf16).with_mask(Mask::Causal),
             Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal),
             Problem::new(4, 16, 4096, 128, DType::Bf16),
+            Problem { heads_kv: 4, ..Problem::new(4, 16, 16, 128, DType::Bf16) }.with_layout(Layout::Bhsd),
         ];
         for family in Family::ALL {
             let mut changes: Vec<bool> = Vec::new();

@@ -250,12 +250,8 @@ impl Search<'_> {
             if before.as_ref() == Some(&best) {
                 break;
             }
-            let genes = &self.args.genes;
-            let wanted = |name: &str| {
-                genes.is_empty() || name.split(' ').next().is_some_and(|n| genes.iter().any(|g| g == n))
-            };
-            let near = ideas(&best, problem, arch).into_iter();
-            next = near.filter(|(name, _)| wanted(name)).map(|(_, plan)| plan).collect();
+            let near = ideas(&best, problem, arch, &self.args.genes);
+            next = near.into_iter().map(|(_, plan)| plan).collect();
         }
         Ok(())
     }
