@@ -58,8 +58,6 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         json!({ "softmax": { "lazy": { "slack": 8 } } }),
         optimistic(15),
         optimistic(40),
-        // What f16 allows where products make the sums.
-        json!({ "softmax": { "optimistic": { "slack": 6, "limit": 7 } } }),
     ];
     let tails = match problem.mask {
         Mask::None => vec![

@@ -4,10 +4,12 @@
 mod common;
 
 use common::small_tiles;
+use emu::Schedule;
 use flashcore_lab as lab;
 use kernels::forward::mma::QueryHome;
 use kernels::forward::wgmma::{Ends, WgmmaPlan};
-use kernels::{Arch, Plan};
+use kernels::{Arch, Family, Plan};
+use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
 use lab::launchfile::Bound;
@@ -121,5 +123,21 @@ fn every_other_fault_is_refused_for_its_reason() {
         (Fault::SkipStore, &["unwritten_output at"], 1),
     ] {
         refuse(&problems, fault, reasons, step);
+    }
+}
+
+/// Weights that are small each, and much together, are not rounded away: neither beside a maximum that came first, nor before one.
+#[test]
+fn what_is_left_beside_one_heavy_key_counts() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for family in [Family::Wgmma, Family::Small, Family::Mma] {
+            let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(400, Layout::Bhsd);
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
+            let runs = vec![(Style::Spike, 1, Schedule::Late)];
+            let settings = Settings { runs, ..Settings::quick() };
+            let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {plan:?} {}", show(&proof));
+        }
     }
 }

@@ -23,6 +23,8 @@ pub enum Style {
     Rising,
     /// Logits falling along the keys: the same for kernels that walk backward.
     Falling,
+    /// One key 2^18 times as heavy as any other, with values of 0: the rest counts as a whole, which 16 bits must not round away.
+    Spike,
     /// NaN in one key of each head, and infinity in one value where every row sees it.
     NonFinite,
     /// Logits of −∞ for all but the first third of the keys: they weigh nothing, also where a block has no others.
@@ -33,13 +35,14 @@ pub enum Style {
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 9] = [
+    pub const ALL: [Style; 10] = [
         Style::Normal,
         Style::Positive,
         Style::HugeLogits,
         Style::NearTies,
         Style::Rising,
         Style::Falling,
+        Style::Spike,
         Style::NonFinite,
         Style::MinusInfinity,
         Style::PoisonedPadding,
@@ -59,6 +62,7 @@ impl Style {
             Style::NearTies => "near ties",
             Style::Rising => "rising maximum",
             Style::Falling => "falling maximum",
+            Style::Spike => "one key above all",
             Style::NonFinite => "NaN and Inf",
             Style::MinusInfinity => "logits of -Inf",
             Style::PoisonedPadding => "NaN in padding",
@@ -121,13 +125,20 @@ fn element(
         }
         (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtype.unit_roundoff() as f32 * noise),
         // Queries of one sign, keys along them: logits from −24 to 24, whatever the head dim.
-        (Style::Rising | Style::Falling, Tensor::Q) => 1.0 + 0.1 * noise,
+        (Style::Rising | Style::Falling | Style::Spike, Tensor::Q) => 1.0 + 0.1 * noise,
         (Style::Rising | Style::Falling, Tensor::K) => {
             let along = 2.0 * row as f32 / problem.seq_kv.max(1) as f32 - 1.0;
             let slope = if style == Style::Rising { along } else { -along };
             let scale = problem.softmax_scale() * problem.head_dim as f32;
             24.0 * slope / scale.abs().max(1e-3) + 0.05 * noise
         }
+        (Style::Spike, Tensor::K) if row == problem.seq_kv / 3 => {
+            let scale = problem.softmax_scale() * problem.head_dim as f32;
+            18.0 * std::f32::consts::LN_2 / scale.abs().max(1e-3) * scale.signum()
+        }
+        (Style::Spike, Tensor::K) => 0.05 * noise,
+        (Style::Spike, Tensor::V) if row == problem.seq_kv / 3 => 0.0,
+        (Style::Spike, _) => 1.0 + 0.1 * noise,
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
         // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
         (Style::NonFinite, Tensor::V)

@@ -3,9 +3,7 @@
 use problem::{DType, Mask, Problem, Strides, Tensor};
 use tile::{Handout, RowStore, Sums, Turns};
 
-use super::plan::{
-    Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_limit, largest_power,
-};
+use super::plan::{Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_power};
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, check_tensor_maps};
 use crate::forward::packing::check_packing;
@@ -74,18 +72,17 @@ impl WgmmaPlan {
         check_packing(problem, self.packed_heads(problem), self.block_m(), accepted)?;
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
+            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        };
         if self.diagonal == Diagonal::Halved {
-            let refuse = |what: &str, value: &str, accepted: &str| PlanError::Problem {
-                family: FAMILY,
-                what: what.to_owned(),
-                value: value.to_owned(),
-                accepted: format!("{accepted} with diagonal = halved"),
-            };
             if !problem.mask.is_causal() {
-                return Err(refuse("mask", problem.mask.name(), Mask::Causal.name()));
+                let accepted = "causal or causal-top-left with diagonal = halved";
+                return refuse("mask", problem.mask.name(), accepted);
             }
             if self.ends != Ends::Own {
-                return Err(refuse("ends", "common", "own"));
+                return refuse("ends", "common", "own with diagonal = halved");
             }
             let halves = self.block_n.is_multiple_of(32);
             accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")?;
@@ -110,13 +107,19 @@ impl WgmmaPlan {
         if self.sums == Sums::Product {
             let dim = problem.head_dim_v as u64;
             accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
+            if problem.dtype != DType::Bf16 {
+                return refuse(
+                    "dtype",
+                    problem.dtype.name(),
+                    "bf16 with sums = product, which need its range",
+                );
+            }
             if self.lse {
-                return Err(PlanError::Problem {
-                    family: FAMILY,
-                    what: "lse".to_owned(),
-                    value: "true".to_owned(),
-                    accepted: "false with sums = product, which are of rounded probabilities".to_owned(),
-                });
+                return refuse(
+                    "lse",
+                    "true",
+                    "false with sums = product, which are of rounded probabilities",
+                );
             }
         }
         let turns = self.turns == Turns::Free || self.consumers > 1;
@@ -127,7 +130,7 @@ impl WgmmaPlan {
             Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
             Softmax::Optimistic { slack, limit } => {
                 within("slack", slack.into(), 0, most)?;
-                within("limit", limit.into(), u32::from(slack) + 1, largest_limit(problem.dtype, self.sums))
+                within("limit", limit.into(), u32::from(slack) + 1, most)
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The plan of a problem that nothing was measured for.
 
-use problem::Problem;
+use problem::{DType, Problem};
 use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan, section_mib};
@@ -53,8 +53,11 @@ impl WgmmaPlan {
                 turns: Turns::PingPong,
                 ..base
             },
-            (65..=96, true) => WgmmaPlan { consumers: 2, block_n: 128, ..base },
-            (65..=96, false) => WgmmaPlan { consumers: 2, block_n: 144, softmax: lazy, ..base },
+            (65..=80, true) => WgmmaPlan { consumers: 3, block_n: 96, turns: Turns::PingPong, ..base },
+            (81..=96, true) => base,
+            (65..=96, false) => {
+                WgmmaPlan { consumers: 3, block_n: 64, stages: 4, turns: Turns::PingPong, ..in_order }
+            }
             (97..=128, true) => base,
             (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
             (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
@@ -65,16 +68,9 @@ impl WgmmaPlan {
         if plan.check_problem(problem).is_err() {
             return plan; // what it would take of a multiprocessor may be no number
         }
-        if packs_well(problem, plan.block_m()) {
-            plan.packing = Packing::Packed;
-        }
+        plan = plan.filled(problem);
         if plan.blank_warpgroups(problem) {
             plan.ends = Ends::Own;
-        }
-        // Rows that no query fills are computed for nothing.
-        while plan.consumers > 1 && plan.rows(problem) <= 64 * (u64::from(plan.consumers) - 1) {
-            plan.consumers -= 1;
-            plan.turns = if plan.consumers == 1 { Turns::Free } else { plan.turns };
         }
         while plan.block_n > 16 && plan.check_resources(problem, arch).is_err() {
             plan.block_n -= 16;
@@ -84,9 +80,22 @@ impl WgmmaPlan {
 
     /// The nearest that the problem's type and its output's strides allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        self.softmax = self.softmax.within(problem.dtype, self.sums);
+        self.softmax = self.softmax.within(problem.dtype);
+        if problem.dtype != DType::Bf16 {
+            self.sums = Sums::Lanes;
+        }
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
+        }
+        self
+    }
+
+    /// As few rows as possible that no query fills: they are computed for nothing.
+    pub(crate) fn filled(mut self, problem: &Problem) -> WgmmaPlan {
+        self.packing = if packs_well(problem, self.block_m()) { Packing::Packed } else { Packing::Apart };
+        while self.consumers > 1 && self.rows(problem) <= 64 * (u64::from(self.consumers) - 1) {
+            self.consumers -= 1;
+            self.turns = if self.consumers == 1 { Turns::Free } else { self.turns };
         }
         self
     }

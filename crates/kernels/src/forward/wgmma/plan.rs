@@ -29,31 +29,22 @@ pub enum Softmax {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
         /// Powers of two; f16 holds 15. Where products make the sums, references lie so far above maxima, and probabilities so far below
-        /// one: 7 leave f16 the precision that it needs.
+        /// one.
         limit: u8,
     },
 }
 
 impl Softmax {
-    /// The nearest that probabilities of a type allow, and who sums them.
-    pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
+    /// The nearest that probabilities of a type allow.
+    pub(crate) fn within(self, dtype: DType) -> Softmax {
+        let most = largest_power(dtype) as u8;
         match self {
             Softmax::Classic => Softmax::Classic,
-            Softmax::Lazy { slack } => Softmax::Lazy { slack: slack.min(largest_power(dtype) as u8) },
+            Softmax::Lazy { slack } => Softmax::Lazy { slack: slack.min(most) },
             Softmax::Optimistic { slack, limit } => {
-                let limit = limit.min(largest_limit(dtype, sums) as u8);
+                let limit = limit.min(most);
                 Softmax::Optimistic { slack: slack.min(limit.saturating_sub(1)), limit }
             }
-        }
-    }
-
-    /// As wide as lanes' sums allow in either type, where it was narrow for the sake of products' sums.
-    pub(crate) fn for_lanes(self) -> Softmax {
-        match self {
-            Softmax::Optimistic { slack, limit } => {
-                Softmax::Optimistic { slack: slack.max(8), limit: limit.max(15) }
-            }
-            other => other,
         }
     }
 }
@@ -64,14 +55,6 @@ pub(super) const fn largest_power(dtype: DType) -> u32 {
     match dtype {
         DType::F16 => 15,
         DType::Bf16 | DType::F32 => 60,
-    }
-}
-
-/// The largest limit of an optimistic softmax.
-pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u32 {
-    match (sums, dtype) {
-        (Sums::Product, DType::F16) => 7,
-        _ => largest_power(dtype),
     }
 }
 
@@ -164,7 +147,9 @@ pub struct WgmmaPlan {
     pub probabilities: Probabilities,
     /// Chains of a row's maximum and sum.
     pub chains: Chains,
-    /// Who makes the rows' sums. A product needs a head dim of values of 64 and returns no LSE, for which it is not exact enough.
+    /// Who makes the rows' sums. A product needs a head dim of values of 64, and the range of bf16: in f16 probabilities that lie a
+    /// limit below one would leave no room for those of keys that are light each and heavy together. It returns no LSE, for which it is not
+    /// exact enough.
     #[serde(default)]
     pub sums: Sums,
     /// Where the blocks end that a warpgroup visits.
@@ -210,10 +195,7 @@ impl WgmmaPlan {
     /// The same plan, returning the LSE or not: that is not of rounded probabilities, which products would sum.
     #[must_use]
     pub fn with_lse(&self, lse: bool) -> WgmmaPlan {
-        if lse && self.sums == Sums::Product {
-            return WgmmaPlan { lse, sums: Sums::Lanes, softmax: self.softmax.for_lanes(), ..self.clone() };
-        }
-        WgmmaPlan { lse, ..self.clone() }
+        WgmmaPlan { lse, sums: if lse { Sums::Lanes } else { self.sums }, ..self.clone() }
     }
 
     /// Query rows of a CTA.
