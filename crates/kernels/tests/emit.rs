@@ -179,6 +179,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(good.clone(), &dim, &Arch::SM_80).starts_with("head_dim = 60; accepted: multiples of 8"));
     let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
     assert!(reason(good, &heads, &Arch::SM_80).starts_with("heads_q = 70000; accepted: up to 65535"));
+    for mask in Mask::ALL {
+        let heads = heads.clone().with_mask(mask);
+        MmaPlan::default_for(&heads, &Arch::SM_80).check(&heads, &Arch::SM_80).unwrap();
+    }
 }
 
 #[test]

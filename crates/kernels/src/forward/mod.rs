@@ -2,6 +2,6 @@
 
 pub(crate) mod contract;
 pub mod mma;
-mod packing;
+pub(crate) mod packing;
 pub mod small;
 pub mod wgmma;

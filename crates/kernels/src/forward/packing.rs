@@ -30,9 +30,13 @@ pub(crate) fn check_packing(
 
 /// Whether packed heads fill tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
 pub(crate) fn packs_well(problem: &Problem, block_m: u32) -> bool {
-    let group = problem.heads_q.checked_div(problem.heads_kv).unwrap_or(1);
-    let rows = f64::from(block_m);
-    let filled = |n: f64| n / ((n / rows).ceil() * rows);
+    let group = problem.group_size();
     let possible = group > 1 && (block_m as usize).is_multiple_of(group) && problem.q.head != 0;
-    possible && filled(problem.seq_q as f64) < 0.9 * filled(problem.seq_q as f64 * group as f64)
+    possible && filled(problem.seq_q, block_m) < 0.9 * filled(problem.seq_q.saturating_mul(group), block_m)
+}
+
+/// The part of tiles of `block_m` rows that so many rows fill.
+pub(crate) fn filled(rows: usize, block_m: u32) -> f64 {
+    let (rows, tile) = (rows as f64, f64::from(block_m));
+    rows / ((rows / tile).ceil() * tile)
 }

@@ -2,6 +2,7 @@
 
 use super::Device;
 use super::table::{Shape, TunedRow};
+use crate::forward::packing::filled;
 
 /// Beyond this a row says nothing. About a problem with twice the rows and twice the keys: 2 + ½ + 1.
 pub(super) const FARTHEST: f64 = 4.0;
@@ -14,7 +15,8 @@ const LONG: usize = 8192;
 /// Fewer rows than an `mma` tile has are computed as if they were as many.
 const MMA_ROWS: usize = 16;
 
-/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head dimension or mask.
+/// The distance; `None` where the row cannot stand for the problem at all: another architecture, head dimension or mask, or tiles twice
+/// as full of queries, as those of a prompt are beside those of a step of generation.
 ///
 /// In powers of two, weighted: how many waves of row tiles the device runs decides most, then the length of the loop over
 /// keys, then the rows of one head and the heads that share keys. f16 and bf16 run alike, and so do devices of one
@@ -28,17 +30,30 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
         return None;
     }
     let apart = |a: f64, b: f64| (a / b).log2().abs();
+    if apart(fill(of), fill(shape)) > 1.0 {
+        return None;
+    }
     let length = |seq: usize, least: usize| seq.clamp(least, LONG) as f64;
-    let group = |s: &Shape| s.heads_q as f64 / s.heads_kv.max(1) as f64;
     let kind = |differs: bool| if differs { 0.125 } else { 0.0 };
     Some(
         2.0 * apart(waves(of, row.multiprocessors), waves(shape, device.arch.multiprocessors))
             + apart(length(of.seq_kv, 1), length(shape.seq_kv, 1))
             + 0.5 * apart(length(of.seq_q, MMA_ROWS), length(shape.seq_q, MMA_ROWS))
-            + 0.25 * apart(group(of), group(shape))
+            + 0.25 * apart(group(of) as f64, group(shape) as f64)
             + kind(of.dtype != shape.dtype)
             + kind(!same_device(&row.device, device.name)),
     )
+}
+
+/// Query heads of a key head.
+fn group(shape: &Shape) -> usize {
+    (shape.heads_q / shape.heads_kv.max(1)).max(1)
+}
+
+/// The part of tiles that queries fill, those of a group's heads side by side where that is more.
+fn fill(shape: &Shape) -> f64 {
+    let rows = shape.seq_q.max(1);
+    filled(rows, TILE_ROWS as u32).max(filled(rows.saturating_mul(group(shape)), TILE_ROWS as u32))
 }
 
 /// How far the scores of two problems are apart in number, in powers of two.

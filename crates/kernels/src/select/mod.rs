@@ -101,7 +101,7 @@ fn from(
                 break;
             }
             let adapted =
-                if found.is_none() { Some(adapt(&row.plan, &default, problem, &device.arch)) } else { None };
+                if found.is_none() { Some(adapt(row, &default, problem, &device.arch)) } else { None };
             why.push(describe(kind, distance, row, adapted.as_ref()));
             if let Some(Ok(plan)) = adapted {
                 found = Some((distance, row, plan));
@@ -141,9 +141,11 @@ fn neighbours<'t>(
     near
 }
 
-/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit.
-fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
-    let mut plan = plan.with_lse(false);
+/// The row's genes, except those that the tensors' strides and lengths decide where the row's own do not fit; of another shape's row, also
+/// those that fill tiles with queries.
+fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
+    let mut plan = row.plan.with_lse(false);
+    let own = row.problem == Shape::of(problem);
     if let Plan::Mma(ours) = &mut plan {
         let safe = match default {
             Plan::Mma(safe) => safe.clone(),
@@ -157,8 +159,14 @@ fn adapt(plan: &Plan, default: &Plan, problem: &Problem, arch: &Arch) -> Result<
         }
     }
     match &mut plan {
-        Plan::Wgmma(ours) => *ours = ours.clone().fitted(problem),
-        Plan::Small(ours) => *ours = ours.clone().fitted(problem),
+        Plan::Wgmma(ours) => {
+            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
+            *ours = filled.fitted(problem);
+        }
+        Plan::Small(ours) => {
+            let filled = if own { ours.clone() } else { ours.clone().filled(problem) };
+            *ours = filled.fitted(problem);
+        }
         Plan::Mma(_) | Plan::Ladder { .. } => {}
     }
     plan.check(problem, arch).map(|()| plan)
@@ -198,6 +206,7 @@ const fn name(kind: Kind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use problem::{DType, Layout, Mask};
+    use serde_json::json;
 
     use super::*;
     use crate::forward::wgmma::{Softmax, WgmmaPlan};
@@ -267,6 +276,24 @@ mod tests {
             let Plan::Wgmma(plan) = choice.plan else { panic!("{:?}", choice.why) };
             assert_eq!(plan.softmax, guess(limit));
         }
+    }
+
+    /// Rows of prompts say nothing of steps of generation, and rows of plain heads nothing of how heads of a group lie.
+    #[test]
+    fn tiles_are_filled_with_heads_of_a_group() {
+        let grouped = |batch, seq_q, seq_kv| {
+            Problem::new(batch, 32, seq_q, 128, DType::Bf16)
+                .with_seq_kv(seq_kv, Layout::Bhsd)
+                .with_heads_kv(8, Layout::Bhsd)
+        };
+        for (batch, seq_q, seq_kv) in [(128, 1, 1024), (64, 4, 1024), (256, 1, 512), (8, 24, 1024)] {
+            let problem = grouped(batch, seq_q, seq_kv);
+            let choice = choose(&problem, &H200, TunedTable::builtin()).unwrap();
+            assert_eq!(json!(choice.plan)["packing"], "packed", "{problem:?}: {:?}", choice.why);
+        }
+        let prompt = choose(&grouped(4, 4096, 4096), &H200, TunedTable::builtin()).unwrap();
+        assert!(matches!(prompt.source, Source::Tuned { .. }), "{:?}", prompt.why);
+        assert_eq!(json!(prompt.plan)["packing"], "apart");
     }
 
     #[test]

@@ -95,7 +95,10 @@ impl MmaPlan {
             plan.copy = CopyMode::Elements;
         }
         if plan.check_grid(problem).is_err() {
-            plan.grid = Grid::RowsFirst;
+            plan.grid = match plan.grid {
+                Grid::RowsFirst => Grid::HeadsFirst,
+                Grid::HeadsFirst => Grid::RowsFirst,
+            };
         }
         // Two CTAs on a multiprocessor are worth more than two stages; a CTA of 8 warps has the registers to itself.
         // Where every multiprocessor has one CTA at most, all of the keys may be on their way at once.

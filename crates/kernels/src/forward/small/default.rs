@@ -51,9 +51,7 @@ impl SmallPlan {
     /// warpgroup while that suffices, blocks that stream by beyond. Of plans that do not fit, the last resort. Heads of a group are packed where
     /// that fills tiles better: a tile costs the same however many of its rows are there.
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
-        let packs = packs_well(problem, WARPGROUP_ROWS);
-        let packing = if packs { Packing::Packed } else { Packing::Apart };
-        let base = SmallPlan { packing, ..SmallPlan::BASE };
+        let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
         let order = wave.order(problem.mask, base.row_tiles(problem));
         let base = SmallPlan { order, ..base };
@@ -184,6 +182,13 @@ impl SmallPlan {
             }
             self = more;
         }
+        self
+    }
+
+    /// The plan with heads of a group in one tile where that fills it better.
+    pub(crate) fn filled(mut self, problem: &Problem) -> SmallPlan {
+        let packs = packs_well(problem, WARPGROUP_ROWS);
+        self.packing = if packs { Packing::Packed } else { Packing::Apart };
         self
     }
 
