@@ -289,8 +289,11 @@ mod tests {
     fn heads_without_dimensions_or_rows_have_plans() {
         let problems = [(1, 0, DType::F32), (64, 0, DType::F16), (0, 8, DType::F32), (0, 0, DType::Bf16)];
         for problem in problems.map(|(rows, dim, dtype)| Problem::new(1, 2, rows, dim, dtype)) {
-            let plan = CpuPlan::for_problem(&problem);
-            assert!(plan.block_q >= 1 && plan.block_kv >= 1, "{plan:?}");
+            // Without key heads nothing can be computed, which is for `attention` to say.
+            for problem in [Problem { heads_kv: 0, ..problem.clone() }, problem] {
+                let plan = CpuPlan::for_problem(&problem);
+                assert!(plan.block_q >= 1 && plan.block_kv >= 1, "{plan:?}");
+            }
         }
     }
 

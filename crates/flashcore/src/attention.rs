@@ -138,13 +138,11 @@ impl<T: Element> Attention<'_, T> {
             }
             Device::Cuda(ordinal) => {
                 let Ok(gpu) = Gpu::open(ordinal) else { return self.compute_on_cpu(problem, out, lse) };
-                if !gpu::is_taken(&gpu, problem) {
-                    return self.compute_on_cpu(problem, out, lse);
-                }
                 match self.compute_on_gpu(&gpu, problem, out, lse.as_deref_mut()) {
-                    Err(AttentionError::Driver(DriverError::OutOfMemory { .. })) => {
-                        self.compute_on_cpu(problem, out, lse)
-                    }
+                    // No family computes it there, or there is no room.
+                    Err(
+                        AttentionError::Kernel(_) | AttentionError::Driver(DriverError::OutOfMemory { .. }),
+                    ) => self.compute_on_cpu(problem, out, lse),
                     other => other,
                 }
             }

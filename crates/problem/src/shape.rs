@@ -196,9 +196,12 @@ impl Problem {
         self.scale.unwrap_or_else(|| (1.0 / (self.head_dim as f64).sqrt()) as f32)
     }
 
-    /// Query heads that share one key/value head.
+    /// Query heads that share one key/value head; 1 without such heads, which no problem that can be computed is.
     pub const fn group_size(&self) -> usize {
-        self.heads_q / self.heads_kv
+        match self.heads_q.checked_div(self.heads_kv) {
+            Some(heads) => heads,
+            None => 1,
+        }
     }
 
     /// Extents `[batch, heads, seq, dim]` of a tensor.

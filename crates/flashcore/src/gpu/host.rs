@@ -2,17 +2,10 @@
 
 use cpu::{Element, Elements, ElementsMut};
 use driver::{PoolBuffer, Stream, bytes_of, bytes_of_mut};
-use kernels::select;
 use problem::{Problem, ProblemError, Tensor};
 
-use super::{Gpu, Prepared, candidates};
+use super::{Gpu, Prepared};
 use crate::AttentionError;
-
-/// Whether the device has a kernel family for the problem.
-pub(crate) fn is_taken(gpu: &Gpu, problem: &Problem) -> bool {
-    let device = select::Device { name: &gpu.info().name, arch: *gpu.arch() };
-    candidates::candidates(problem, true, &device, None).is_ok()
-}
 
 /// Computes on slices that hold what the problem's strides reach. `lse` has an element for each row.
 pub(crate) fn attend<T: Element>(

@@ -23,7 +23,7 @@ pub use driver::{
     Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Graph, GraphExec, Pinned, Pool, PoolBuffer,
     Resources, Stream, Transfer,
 };
-pub(crate) use host::{attend, is_taken};
+pub(crate) use host::attend;
 pub use prepared::{Fallback, Prepared};
 
 /// Freed device memory that is kept for the next call on host slices.
