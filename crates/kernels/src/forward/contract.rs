@@ -56,6 +56,22 @@ fn origin(problem: &Problem, tensor: Tensor) -> u64 {
     2 * problem.span(tensor).map_or(0, |(_, origin)| origin) as u64
 }
 
+/// The first distance between a tensor's rows, by name, that is no multiple of so many elements, or else its origin. What is never stepped
+/// over may be anything.
+pub(crate) fn misaligned(problem: &Problem, tensor: Tensor, elements: u32) -> Option<(&'static str, i64)> {
+    let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
+    [
+        ("batch stride", batch, strides.batch),
+        ("head stride", heads, strides.head),
+        ("row stride", rows, strides.row),
+        ("origin", 2, origin),
+    ]
+    .into_iter()
+    .find(|&(_, extent, stride)| extent > 1 && stride % i64::from(elements) != 0)
+    .map(|(what, _, stride)| (what, stride))
+}
+
 /// The address of a tensor's element (0, 0, 0, 0).
 pub(crate) fn pointer(problem: &Problem, tensor: Tensor) -> Arg {
     Arg::Buffer { index: tensor as usize, offset: origin(problem, tensor) }

@@ -10,7 +10,9 @@ use tile::{
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
-use crate::forward::contract::{factor, half, head_strides, pointer, rule, stepped, tensor_buffers};
+use crate::forward::contract::{
+    factor, half, head_strides, lse_of_row, pointer, rule, stepped, tensor_buffers,
+};
 
 const ENTRY: &str = "flash_forward_mma";
 
@@ -269,14 +271,9 @@ impl<'a> Forward<'a> {
         store_rows(k, &self.threads, self.half, o, self.shared, rows, row_bytes, self.plan.copy);
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.grid);
-            let rows_before = k.mad(batch, self.problem.heads_q as u32, head);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
             let limit = self.rows_left(k, first);
-            let first = k.zext(first);
-            let seq_q = k.zext(self.rows.seq_q);
-            let heads = k.zext(rows_before);
-            let row = k.mad(heads, seq_q, first);
-            let to = Global::from(k.mad(row, 4, start.base));
+            let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), [batch, head, first]);
             store_lse(k, &self.threads, lse, to, limit);
         }
     }

@@ -3,6 +3,7 @@ use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
 use crate::error::accept;
+use crate::forward::contract::misaligned;
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are while keys go by.
@@ -255,21 +256,12 @@ impl MmaPlan {
 
     /// Copies of 16 bytes need every row to begin at a multiple of them.
     fn check_alignment(&self, problem: &Problem) -> Result<(), PlanError> {
-        for tensor in Tensor::ALL {
-            let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
-            let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
-            for (what, extent, value) in [
-                ("batch stride", batch, strides.batch),
-                ("head stride", heads, strides.head),
-                ("row stride", rows, strides.row),
-                ("origin", 2, origin),
-            ] {
-                if extent > 1 && value % 8 != 0 {
-                    return Err(PlanError::Misaligned { tensor: tensor.name(), what, value });
-                }
-            }
+        let mut tensors = Tensor::ALL.into_iter();
+        let found = tensors.find_map(|tensor| Some((tensor.name(), misaligned(problem, tensor, 8)?)));
+        match found {
+            Some((tensor, (what, value))) => Err(PlanError::Misaligned { tensor, what, value }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {

@@ -6,7 +6,7 @@ use tile::{
 };
 
 use crate::error::accept;
-use crate::forward::contract::check_tensor_maps;
+use crate::forward::contract::{check_tensor_maps, misaligned};
 use crate::forward::packing::{check_packing, packed_heads};
 use crate::{Arch, PlanError};
 
@@ -383,24 +383,15 @@ impl SmallPlan {
         if self.store == RowStore::Chunks {
             accept("head_dim_v / parts", share.into(), share >= 32, "32 and more with store = chunks")?;
         }
-        let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
-        let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
-        for (what, extent, stride) in [
-            ("batch stride", batch, strides.batch),
-            ("head stride", heads, strides.head),
-            ("row stride", rows, strides.row),
-            ("origin", 2, origin),
-        ] {
-            if extent > 1 && stride % i64::from(step) != 0 {
-                return Err(PlanError::Problem {
-                    family: FAMILY,
-                    what: format!("out {what}"),
-                    value: stride.to_string(),
-                    accepted: format!("multiples of {step} elements with this store"),
-                });
-            }
+        match misaligned(problem, Tensor::Out, step) {
+            None => Ok(()),
+            Some((what, stride)) => Err(PlanError::Problem {
+                family: FAMILY,
+                what: format!("out {what}"),
+                value: stride.to_string(),
+                accepted: format!("multiples of {step} elements with this store"),
+            }),
         }
-        Ok(())
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {

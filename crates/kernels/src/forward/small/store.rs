@@ -21,10 +21,8 @@ impl Forward<'_> {
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
             let limit = k.sub(self.rows.seq_q, first);
-            let heads = k.mad(self.batch, self.problem.heads_q as u32, self.head);
-            let [heads, seq_q, first] = [heads, self.rows.seq_q, first].map(|n| k.zext(n));
-            let row = k.mad(heads, seq_q, first);
-            let to = Global::from(k.mad(row, 4, start.base));
+            let place = [self.batch, self.head, first];
+            let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), place);
             store_lse(k, &self.threads, &lse, to, limit);
         }
     }

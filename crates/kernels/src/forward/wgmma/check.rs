@@ -1,11 +1,11 @@
 //! Which plans fit a problem and an architecture.
 
-use problem::{DType, Mask, Problem, Strides, Tensor};
+use problem::{DType, Mask, Problem, Tensor};
 use tile::{Handout, RowStore, Sums, Turns};
 
 use super::plan::{Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_power};
 use crate::error::accept;
-use crate::forward::contract::{check_tensor_map, check_tensor_maps};
+use crate::forward::contract::{check_tensor_map, check_tensor_maps, misaligned};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
 
@@ -46,17 +46,15 @@ impl WgmmaPlan {
             accept(what, n as u64, length(n), "1 to 2^30: a tensor map has no empty dimension")?;
         }
         check_tensor_maps(problem, FAMILY)?;
-        let (_, origin) = problem.span(Tensor::Out).unwrap_or_default();
-        if !aligned(problem, RowStore::Pairs) {
-            let Strides { batch, head, row } = problem.out;
-            return Err(PlanError::Problem {
+        match misaligned(problem, Tensor::Out, RowStore::Pairs.elements()) {
+            None => Ok(()),
+            Some((what, stride)) => Err(PlanError::Problem {
                 family: FAMILY,
-                what: "out strides".to_owned(),
-                value: format!("batch {batch}, head {head}, row {row}, origin {origin}"),
-                accepted: "multiples of 2".to_owned(),
-            });
+                what: format!("out {what}"),
+                value: stride.to_string(),
+                accepted: "multiples of 2 elements".to_owned(),
+            }),
         }
-        Ok(())
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -183,13 +181,4 @@ impl WgmmaPlan {
         }
         Ok(())
     }
-}
-
-/// Whether all rows of the output begin at a multiple of a store.
-pub(super) fn aligned(problem: &Problem, store: RowStore) -> bool {
-    let ([batch, heads, rows, _], strides) = (problem.extents(Tensor::Out), problem.out);
-    let steps = [(batch, strides.batch), (heads, strides.head), (rows, strides.row)];
-    let width = i64::from(store.elements());
-    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin as i64);
-    origin % width == 0 && steps.iter().all(|&(extent, stride)| extent == 1 || stride % width == 0)
 }

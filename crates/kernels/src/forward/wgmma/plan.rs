@@ -1,14 +1,14 @@
 //! The genes, and what follows from them for a problem.
 
-use problem::{DType, Problem};
+use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
     Chains, Handout, LastRound, Ones, Order, Packing, RowStore, Sums, SwizzledTile, Tail, TileOrder, Tiles,
     Turns, WARPGROUP_ROWS,
 };
 
-use super::check::aligned;
 use crate::Arch;
+use crate::forward::contract::misaligned;
 use crate::forward::packing::packed_heads;
 
 /// How rows keep to their maximum.
@@ -337,7 +337,10 @@ impl WgmmaPlan {
 
     /// The output's strides decide how wide its stores may be.
     pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
-        if aligned(problem, RowStore::Chunks) { RowStore::Chunks } else { RowStore::Pairs }
+        match misaligned(problem, Tensor::Out, RowStore::Chunks.elements()) {
+            None => RowStore::Chunks,
+            Some(_) => RowStore::Pairs,
+        }
     }
 }
 
