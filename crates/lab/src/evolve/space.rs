@@ -1,7 +1,7 @@
 //! What a search may draw: the families of plans that compute a problem, the genes of each and the values of each gene, as data.
 //! Whatever leaves this module passes its plan's own check.
 
-use kernels::{Arch, Family};
+use kernels::{Arch, Family, Plan};
 use problem::Problem;
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom, SliceRandom};
@@ -131,7 +131,16 @@ fn written(candidate: &Candidate) -> Option<Value> {
 /// The plan of the same kind as `like` that has these genes.
 fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
     match like {
-        Candidate::Gpu(_) => Deserialize::deserialize(genes).ok().map(Candidate::Gpu),
+        Candidate::Gpu(plan) => {
+            // By the family's own type: a tagged one is read twice, and blind draws are mostly reading.
+            let plan = match plan {
+                Plan::Mma(_) => Deserialize::deserialize(genes).map(Plan::Mma),
+                Plan::Wgmma(_) => Deserialize::deserialize(genes).map(Plan::Wgmma),
+                Plan::Small(_) => Deserialize::deserialize(genes).map(Plan::Small),
+                Plan::Ladder { .. } => Deserialize::deserialize(genes),
+            };
+            plan.ok().map(Candidate::Gpu)
+        }
         Candidate::Cpu(_) => Deserialize::deserialize(genes).ok().map(Candidate::Cpu),
         Candidate::Kernel(_) => None,
     }
