@@ -84,7 +84,8 @@ def flash_attn_func(
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. A row that sees no key
-        is 0, its ``lse`` minus infinity.
+        is 0, its ``lse`` minus infinity. On a GPU a value that is infinite or NaN makes NaN of rows from which a mask
+        hides it, too (0 times infinity), as in FlashAttention.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current

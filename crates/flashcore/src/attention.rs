@@ -58,6 +58,9 @@ pub struct Attention<'a, T> {
 
 /// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k` `[batch, heads_kv, seq_kv, head_dim]`
 /// and `v` `[batch, heads_kv, seq_kv, head_dim_v]`, without a mask and with `scale = 1/√head_dim` unless told otherwise.
+///
+/// A GPU multiplies hidden keys' probabilities, which are 0, with their values, as every fused attention does: a value that is infinite or
+/// NaN there makes NaN of rows that do not see it. The processor's kernels leave hidden keys out.
 pub fn attention<'a, T: Element>(
     q: TensorView<'a, T>,
     k: TensorView<'a, T>,
