@@ -37,6 +37,8 @@ impl Cases {
             let slack = match style {
                 // The error there is that of f32 sums of huge products, and as large as the order of summation makes it.
                 Style::HugeLogits => 4.0,
+                // The heavy key's logit, rounded once, is in the weight of every other key.
+                Style::Spike if small.dtype == DType::F32 => 4.0,
                 // Rows are nearly alike there, and sums in f32 round alike in all of them: a single rounding looks like a bias.
                 Style::Rising | Style::Falling if small.dtype == DType::F32 => 2.0,
                 _ => 1.0,
