@@ -12,7 +12,7 @@ use crate::memory::{
     CONST_BASE, Chunk, ForeignAccess, LOCAL_BASE, RANK_SHIFT, Region, SHARED_BASE, load_bytes, resolve,
     store_bytes,
 };
-use crate::order::{Access, Conflict, Strength, Touch, Verdict};
+use crate::order::{Access, Actors, Conflict, Strength, Touch, Verdict};
 use crate::report::{HazardKind, ThreadId};
 
 /// What is the same for all lanes of one access.
@@ -327,12 +327,12 @@ impl<'a> Env<'a> {
         let Some(offset) = self.shared_offset(warp, site, lane, address) else { return };
         if self.context.options.checks.races {
             let access = plain(warp, site, lane);
-            if let Some((c, at)) = self.shadow.write(offset, size, &access) {
-                let before = load_bytes(&self.shared, offset, size);
-                if !(before == *chunk && same_store(&c, &access, self.actors.threads())) {
-                    let place = (Space::Shared, self.shared_address(at.max(offset)));
-                    self.report_conflict(site.inst, warp.index, lane, true, &c, place);
-                }
+            let shared = &self.shared;
+            let forgiven =
+                |c: &Conflict| same_store(c, &access) && load_bytes(shared, offset, size) == *chunk;
+            if let Some((c, at)) = self.shadow.write_unless(offset, size, &access, forgiven) {
+                let place = (Space::Shared, self.shared_address(at.max(offset)));
+                self.report_conflict(site.inst, warp.index, lane, true, &c, place);
             }
         }
         store_bytes(&mut self.shared, offset, size, chunk);
@@ -349,11 +349,10 @@ impl<'a> Env<'a> {
         }
         if context.options.checks.races {
             let access = plain(warp, site, lane);
-            if let Some(c) = self.order.shadow.write(address, bytes as u64, &access) {
-                let before = region.load(offset, bytes);
-                if !(before == *chunk && same_store(&c, &access, self.actors.threads())) {
-                    self.report_conflict(inst, warp.index, lane, true, &c, place);
-                }
+            let forgiven = |c: &Conflict| same_store(c, &access) && region.load(offset, bytes) == *chunk;
+            let found = self.order.shadow.write_unless(address, bytes as u64, &access, forgiven);
+            if let Some(c) = found {
+                self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
@@ -512,15 +511,14 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
 }
 
 /// Whether the conflicting write is the same instruction's, by another lane in the same step or by another warp of the
-/// CTA: the caller has seen that the value is the same, so that it does not matter who comes last. Compilers rely on it
-/// (Triton, where a layout gives several threads the same element).
-fn same_store(c: &Conflict, a: &Access, warps: usize) -> bool {
+/// CTA: where the value is the same, too, it does not matter who comes last. Compilers rely on it (Triton, where a layout
+/// gives several threads the same element).
+fn same_store(c: &Conflict, a: &Access) -> bool {
+    let Actors { warps, ctas, .. } = a.view.actors();
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
-    let apart = warp < warps && warp != a.actor;
-    c.wrote
-        && c.touch == Touch::Plain
-        && c.pc == a.pc
-        && (apart || c.epoch == a.view.now() && warp == a.actor)
+    let same_cta = warp < ctas * warps && warp / warps == a.actor / warps;
+    let together = warp != a.actor || c.epoch == a.view.now();
+    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && same_cta && together
 }
 
 /// Element `element` of what each lane loaded, to a register that may be wider.

@@ -273,7 +273,7 @@ impl<'a> Cluster<'a> {
 
     /// Warp instructions issued so far, and what else took time, in their measure.
     pub fn effort(&self) -> u64 {
-        self.env.steps + self.env.toll + self.env.order.shadow.toll()
+        self.env.steps + self.env.tolls() + self.env.order.shadow.toll()
     }
 
     /// Gives each warp that can run a turn.
@@ -389,6 +389,11 @@ impl<'a> Cluster<'a> {
 }
 
 impl Env<'_> {
+    /// What took time beside instructions, in their measure.
+    fn tolls(&self) -> u64 {
+        self.toll + self.shadow.toll()
+    }
+
     fn thread(&self, warp: usize, lane: usize) -> ThreadId {
         let Actors { warps, .. } = self.actors;
         ThreadId { cta: self.ctas[warp / warps], warp: (warp % warps) as u32, lane: lane as u32 }

@@ -44,7 +44,7 @@ impl Env<'_> {
             let split = warp.splits.remove(at);
             self.run_split(warp, split, &mut quantum);
         }
-        if self.steps + self.toll > self.context.options.step_limit {
+        if self.steps + self.tolls() > self.context.options.step_limit {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
             return Err(EmuError::StepLimit { cta: self.ctas[self.rank(warp)], steps: self.steps, line });
         }

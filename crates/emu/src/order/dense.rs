@@ -1,7 +1,5 @@
-use std::collections::HashMap;
-use std::ops::Range;
-
-use super::shadow::{Access, Conflict, Read, Strength, Touch, Verdict, Write, read_unordered, write_ordered};
+use super::records::Records;
+use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
 use super::{Actors, Agent, Epoch, FLIGHT};
 
 /// Bytes of a block: what the accesses that matter for speed, cp.async and ldmatrix, move per lane.
@@ -12,11 +10,15 @@ const BLOCK: usize = 16;
 struct Level {
     slots: usize,
     writes: Vec<Write>,
-    /// One per slot for each cell.
-    reads: Vec<Read>,
-    /// Reads that neither fit a slot nor are implied by what is there: lanes of a warp that synchronised apart, and actors
-    /// that have none.
-    extra: HashMap<usize, Vec<(usize, Read)>>,
+    /// One per slot for each cell: the last reads of each warp.
+    reads: Vec<Record>,
+    /// For each cell which of `records` are its own, counted from 1.
+    beside: Vec<u32>,
+    /// What neither fits a slot nor is implied by what is there: writes beside the last, reads of lanes of a warp that
+    /// synchronised apart, and of actors that have no slot.
+    records: Vec<Records>,
+    /// Records looked through, for budgets.
+    work: u64,
 }
 
 /// Shadow of a cluster's shared memory: the last write, and the last reads of each warp, of every 16-byte block; of every
@@ -26,93 +28,126 @@ pub(crate) struct DenseShadow {
     /// log2 of the granule's bytes.
     shift: u32,
     blocks: Level,
+    /// Those of split blocks, in the order in which they were split.
     granules: Level,
-    split: Vec<bool>,
+    /// For each block where its granules are, counted from 1.
+    split: Vec<u32>,
 }
 
 impl DenseShadow {
     pub fn new(bytes: usize, granule: u32, actors: Actors) -> DenseShadow {
         let blocks = bytes.div_ceil(BLOCK);
-        let per_block = BLOCK / granule as usize;
         DenseShadow {
             shift: granule.trailing_zeros(),
             blocks: Level::new(blocks, actors.slots()),
-            granules: Level::new(if per_block == 1 { 0 } else { blocks * per_block }, actors.slots()),
-            split: vec![false; blocks],
+            granules: Level::new(0, actors.slots()),
+            split: vec![0; blocks],
         }
+    }
+
+    /// Bytes that it takes at most, all blocks being split.
+    pub fn most_bytes(bytes: usize, granule: u32, actors: Actors) -> u64 {
+        let cell = size_of::<Write>() + size_of::<u32>() + actors.slots() * size_of::<Record>();
+        let blocks = bytes.div_ceil(BLOCK);
+        let granules = if granule as usize == BLOCK { 0 } else { BLOCK / granule as usize };
+        (blocks * (1 + granules)) as u64 * cell as u64
+    }
+
+    /// What looking through records has cost, in warp instructions.
+    pub fn toll(&self) -> u64 {
+        (self.blocks.work + self.granules.work) / 16
     }
 
     #[inline(always)]
     pub fn read(&mut self, offset: usize, bytes: usize, a: &Access) -> Verdict {
-        let (cells, level, _) = self.locate(offset, bytes);
         let mut verdict = Verdict::Fine;
-        for cell in cells {
-            match level.read(cell, a) {
+        self.each(offset, bytes, |level, cell, _| {
+            match level.judge_read(cell, a) {
                 Verdict::Fine => {}
                 found => verdict = found,
             }
-        }
+            level.note_read(cell, a);
+        });
         verdict
+    }
+
+    /// A read whose order after the last write is seen to elsewhere.
+    pub fn note_read(&mut self, offset: usize, bytes: usize, a: &Access) {
+        self.each(offset, bytes, |level, cell, _| level.note_read(cell, a));
     }
 
     /// `None` where everything is ordered; else the first conflict and the offset of its cell.
     #[inline(always)]
     pub fn write(&mut self, offset: usize, bytes: usize, a: &Access) -> Option<(Conflict, usize)> {
-        let (cells, level, shift) = self.locate(offset, bytes);
+        self.write_unless(offset, bytes, a, |_| false)
+    }
+
+    /// A write that does not race with what is forgiven.
+    #[inline(always)]
+    pub fn write_unless(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        a: &Access,
+        forgiven: impl Fn(&Conflict) -> bool,
+    ) -> Option<(Conflict, usize)> {
         let mut found = None;
-        for cell in cells {
-            if let Some(conflict) = level.write(cell, a) {
-                found = found.or(Some((conflict, cell << shift)));
+        self.each(offset, bytes, |level, cell, at| {
+            if let Some(conflict) = level.write(cell, a, &forgiven) {
+                found = found.or(Some((conflict, at)));
             }
-        }
+        });
         found
     }
 
     /// The asynchronous write of a thread is complete as of `epoch`.
     pub fn land(&mut self, offset: usize, bytes: usize, thread: (Agent, usize), epoch: Epoch, touch: Touch) {
-        let (cells, level, _) = self.locate(offset, bytes);
-        for write in &mut level.writes[cells] {
+        self.each(offset, bytes, |level, cell, _| {
+            let write = &mut level.writes[cell];
             if write.epoch == FLIGHT && (write.agent, usize::from(write.lane)) == thread {
                 (write.epoch, write.touch) = (epoch, touch);
             }
-        }
+            if write.beside.is_some() {
+                level.records_of(cell).land(thread, epoch, touch);
+            }
+        });
     }
 
     /// Whether all of a range was written by somebody.
     pub fn is_written(&mut self, offset: usize, bytes: usize) -> bool {
-        let (cells, level, _) = self.locate(offset, bytes);
-        level.writes[cells].iter().all(|w| w.epoch != 0)
+        let mut written = true;
+        self.each(offset, bytes, |level, cell, _| written &= !level.writes[cell].is_never());
+        written
     }
 
-    /// The cells of an aligned access, their level, and log2 of their bytes.
+    /// Does something in each cell of an aligned access, given its level, its index there and its offset.
     #[inline(always)]
-    fn locate(&mut self, offset: usize, bytes: usize) -> (Range<usize>, &mut Level, u32) {
-        let blocks = offset / BLOCK..(offset + bytes).div_ceil(BLOCK);
-        let whole = bytes >= BLOCK && !self.split[blocks.clone()].iter().any(|split| *split);
-        if whole || self.granules.writes.is_empty() {
-            return (blocks, &mut self.blocks, BLOCK.trailing_zeros());
-        }
-        for block in blocks {
-            if !self.split[block] {
+    fn each(&mut self, offset: usize, bytes: usize, mut act: impl FnMut(&mut Level, usize, usize)) {
+        let per_block = BLOCK >> self.shift;
+        for block in offset / BLOCK..(offset + bytes).div_ceil(BLOCK) {
+            if per_block == 1 || bytes >= BLOCK && self.split[block] == 0 {
+                act(&mut self.blocks, block, block * BLOCK);
+                continue;
+            }
+            if self.split[block] == 0 {
                 self.split(block);
             }
+            let granules = (self.split[block] as usize - 1) * per_block;
+            let first = offset.saturating_sub(block * BLOCK) >> self.shift;
+            let end = (((offset + bytes - block * BLOCK).min(BLOCK) - 1) >> self.shift) + 1;
+            for granule in first..end {
+                act(&mut self.granules, granules + granule, block * BLOCK + (granule << self.shift));
+            }
         }
-        (offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1, &mut self.granules, self.shift)
     }
 
     /// Gives each granule of a block what is known of the block.
     #[cold]
     fn split(&mut self, block: usize) {
-        self.split[block] = true;
-        let (slots, per_block) = (self.blocks.slots, BLOCK >> self.shift);
-        for granule in block * per_block..(block + 1) * per_block {
-            self.granules.writes[granule] = self.blocks.writes[block];
-            let reads = &self.blocks.reads[block * slots..][..slots];
-            self.granules.reads[granule * slots..][..slots].copy_from_slice(reads);
-            if let Some(extra) = self.blocks.extra.get(&block) {
-                self.granules.extra.insert(granule, extra.clone());
-            }
+        for _ in 0..BLOCK >> self.shift {
+            self.granules.copy_of(&self.blocks, block);
         }
+        self.split[block] = (self.granules.writes.len() >> (BLOCK.trailing_zeros() - self.shift)) as u32;
     }
 }
 
@@ -121,77 +156,117 @@ impl Level {
         Level {
             slots,
             writes: vec![Write::NEVER; cells],
-            reads: vec![Read::NEVER; cells * slots],
-            extra: HashMap::new(),
+            reads: vec![Record::NEVER; cells * slots],
+            beside: vec![0; cells],
+            records: Vec::new(),
+            work: 0,
         }
     }
 
+    /// One more cell, of which the same is known as of another level's.
+    fn copy_of(&mut self, other: &Level, cell: usize) {
+        self.writes.push(other.writes[cell]);
+        self.reads.extend_from_slice(&other.reads[cell * self.slots..][..self.slots]);
+        let records = other.beside[cell].checked_sub(1).map(|at| other.records[at as usize].clone());
+        self.records.extend(records.clone());
+        self.beside.push(records.map_or(0, |_| self.records.len() as u32));
+    }
+
+    fn records_of(&mut self, cell: usize) -> &mut Records {
+        if self.beside[cell] == 0 {
+            self.records.push(Records::default());
+            self.beside[cell] = self.records.len() as u32;
+        }
+        let records = &mut self.records[self.beside[cell] as usize - 1];
+        self.work += records.len() as u64;
+        records
+    }
+
     #[inline(always)]
-    fn read(&mut self, cell: usize, a: &Access) -> Verdict {
+    fn judge_read(&mut self, cell: usize, a: &Access) -> Verdict {
         let write = &self.writes[cell];
-        let mut verdict = Verdict::Fine;
-        if write.epoch == 0 {
-            verdict = Verdict::Uninitialised;
-        } else if write.epoch > a.view.known_to_all(write.actor(a)) && !write_ordered(write, a) {
-            verdict = Verdict::Conflict(write.conflict(a));
-        } else if write.touch == Touch::Atomic
-            && a.strength == Strength::Weak
-            && let Some(conflict) = self.unordered_reads(cell, a, true)
+        if write.is_never() {
+            return Verdict::Uninitialised;
+        }
+        if !write.ordered(a) {
+            return Verdict::Conflict(write.conflict(a));
+        }
+        if write.beside_matters(a)
+            && let Some(conflict) = self.records_of(cell).race_with_read(a)
         {
-            verdict = Verdict::Conflict(conflict);
+            return Verdict::Conflict(conflict);
         }
-        self.note_read(cell, a);
-        verdict
+        Verdict::Fine
     }
 
     #[inline(always)]
-    fn write(&mut self, cell: usize, a: &Access) -> Option<Conflict> {
-        let write = &self.writes[cell];
-        let ordered = write.epoch <= a.view.known_to_all(write.actor(a)) || write_ordered(write, a);
-        let found = if ordered { self.unordered_reads(cell, a, false) } else { Some(write.conflict(a)) };
-        self.writes[cell] = Write::of(a);
-        if a.touch == Touch::Atomic {
-            self.note_read(cell, a);
+    fn write(&mut self, cell: usize, a: &Access, forgiven: &impl Fn(&Conflict) -> bool) -> Option<Conflict> {
+        let read = self.unordered_read(cell, a);
+        if self.beside[cell] == 0 && !a.stands_beside() && self.writes[cell].ordered(a) {
+            self.writes[cell] = Write::of(a);
+            return read;
         }
-        found
+        let mut last = self.writes[cell];
+        let found = self.records_of(cell).write(&mut last, a, forgiven);
+        self.writes[cell] = last;
+        found.or(read)
     }
 
     #[inline(always)]
     fn note_read(&mut self, cell: usize, a: &Access) {
+        let new = Record::of_read(a);
+        let known = a.view.known_to_all(a.actor);
         if a.actor >= self.slots {
-            return self.note_extra(cell, a);
+            return self.records_of(cell).note(a.agent(), new, known);
         }
         let slot = &mut self.reads[cell * self.slots + a.actor];
         let old = *slot;
-        if !slot.absorb(a) {
-            *slot = Read::of(a);
-            self.extra.entry(cell).or_default().push((a.actor, old));
+        if !slot.absorb(&new, known) {
+            *slot = new;
+            let left = Record { lanes: old.lanes_beside(&new, known), ..old };
+            self.records_of(cell).note(a.agent(), left, 0);
         }
-    }
-
-    /// A read by an actor that has no slot: its last one of each lane stands for those before.
-    fn note_extra(&mut self, cell: usize, a: &Access) {
-        let list = self.extra.entry(cell).or_default();
-        list.retain(|(actor, read)| *actor != a.actor || read.lanes != a.lanes);
-        list.push((a.actor, Read::of(a)));
     }
 
     #[inline(always)]
-    fn unordered_reads(&self, cell: usize, a: &Access, atomics_only: bool) -> Option<Conflict> {
-        let home = a.view.home();
-        let unordered = |actor: usize, read: &Read| {
-            if read.epoch <= a.view.known_to_all(actor) || atomics_only && read.touch != Touch::Atomic {
-                return None;
-            }
-            let agent = home + actor as Agent;
-            let lanes = read_unordered(read, agent, a);
-            (lanes != 0).then(|| read.conflict(agent, lanes))
-        };
+    fn unordered_read(&self, cell: usize, a: &Access) -> Option<Conflict> {
         let slots = &self.reads[cell * self.slots..][..self.slots];
-        let found = slots.iter().enumerate().find_map(|(actor, read)| unordered(actor, read));
-        if found.is_some() || self.extra.is_empty() {
-            return found;
+        let unordered = slots.iter().enumerate().find(|(actor, read)| {
+            read.epoch > a.view.known_to_all(*actor)
+                && read.conflict(a.view.home() + *actor as Agent, a).is_some()
+        });
+        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Strength, WarpView};
+    use super::*;
+
+    /// Two lanes read a word in turns, each behind a fence of its own, and a strong store of another warp comes in between.
+    #[test]
+    fn few_records_stand_for_many_reads() {
+        let actors = Actors { ctas: 1, warps: 2, asynchronous: false, overlapping: false };
+        let mut views = [0, 1].map(|warp| WarpView::new(0, warp, actors, !0));
+        let mut shadow = DenseShadow::new(BLOCK, 4, actors);
+        for round in 0..1000 {
+            let lanes = 1 << (round % 2);
+            views[0].release(lanes);
+            let [reader, writer] = [0, 1].map(|actor| Access {
+                view: &views[actor],
+                actor,
+                epoch: views[actor].now(),
+                proxy: false,
+                lanes,
+                pc: 0,
+                strength: Strength::Gpu,
+                touch: Touch::Plain,
+            });
+            shadow.read(0, 4, &reader);
+            assert!(shadow.write(0, 4, &writer).is_none());
         }
-        self.extra.get(&cell)?.iter().find_map(|(actor, read)| unordered(*actor, read))
+        assert!(shadow.granules.records.iter().all(|records| records.len() < 5));
+        assert!((1..1000).contains(&shadow.toll()));
     }
 }

@@ -5,6 +5,7 @@ mod actors;
 mod clock;
 mod dense;
 mod paged;
+mod records;
 mod shadow;
 mod view;
 

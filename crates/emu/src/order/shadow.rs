@@ -1,5 +1,9 @@
 //! Accesses as they are remembered, and which of them race. What is remembered is kept per granule of memory: the narrowest
 //! access of the kernel to that space. Since accesses are aligned to their width, each covers whole granules.
+//!
+//! Of each granule that is the last weak write, and records beside it. A weak access races with all that is not ordered with
+//! it, so that whoever is ordered after a weak write is ordered after what was there before, which is forgotten. A strong
+//! write, or one of a reduction, only stands beside what it does not race with: it orders none of that for others.
 
 use super::{Agent, Epoch, FLIGHT, WarpView};
 
@@ -28,6 +32,10 @@ pub(crate) enum Touch {
     Bulk,
     /// The same, combined with what is there: such writes do not race with each other.
     Reduce,
+    /// The initialisation and the use of an mbarrier object. Until its end nothing else may touch its memory.
+    Mbarrier,
+    /// The end of an mbarrier object, whose memory is free again.
+    MbarrierEnd,
 }
 
 /// One access, by the lanes of one instruction that take part in it.
@@ -47,7 +55,7 @@ pub(crate) struct Access<'a> {
     pub touch: Touch,
 }
 
-/// A write.
+/// The last weak write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) epoch: Epoch,
@@ -56,17 +64,32 @@ pub(super) struct Write {
     pub(super) lane: u8,
     pub(super) strength: Strength,
     pub(super) touch: Touch,
+    /// The strength of the weakest write among the records beside it.
+    pub(super) beside: Option<Strength>,
 }
 
 impl Access<'_> {
     pub(super) fn agent(&self) -> Agent {
         self.view.home() + self.actor as Agent
     }
+
+    /// Whether, as a write, it leaves what it does not race with to stand beside it.
+    #[inline(always)]
+    pub(super) fn stands_beside(&self) -> bool {
+        self.strength > Strength::Weak || self.touch == Touch::Reduce
+    }
 }
 
 impl Write {
-    pub(super) const NEVER: Write =
-        Write { epoch: 0, agent: 0, pc: 0, lane: 0, strength: Strength::Weak, touch: Touch::Plain };
+    pub(super) const NEVER: Write = Write {
+        epoch: 0,
+        agent: 0,
+        pc: 0,
+        lane: 0,
+        strength: Strength::Weak,
+        touch: Touch::Plain,
+        beside: None,
+    };
 
     pub(super) fn of(a: &Access) -> Write {
         Write {
@@ -76,6 +99,7 @@ impl Write {
             lane: a.lanes.trailing_zeros() as u8,
             strength: a.strength,
             touch: a.touch,
+            beside: None,
         }
     }
 
@@ -96,32 +120,66 @@ impl Write {
 
     /// Where the asynchronous proxy looks for it, from the index of a warp.
     #[inline(always)]
-    pub(super) fn actor(&self, a: &Access) -> usize {
+    fn actor(&self, a: &Access) -> usize {
         let local = self.agent.wrapping_sub(a.view.home()) as usize;
         let actors = a.view.actors();
         if a.proxy && local < actors.threads() { local + actors.fenced() } else { local }
     }
+
+    /// Whether it happened before an access, or does not race with it.
+    #[inline(always)]
+    pub(super) fn ordered(&self, a: &Access) -> bool {
+        self.epoch <= a.view.known_to_all(self.actor(a)) && self.touch != Touch::Mbarrier
+            || write_ordered(self, a)
+    }
+
+    pub(super) fn is_never(&self) -> bool {
+        self.epoch == 0 && self.beside.is_none()
+    }
+
+    /// Whether a read may race with writes beside this one.
+    #[inline(always)]
+    pub(super) fn beside_matters(&self, a: &Access) -> bool {
+        self.beside.is_some_and(|weakest| a.proxy || weakest.min(a.strength) < Strength::Gpu)
+    }
+
+    /// Notes a write that it does not order, whether this is the last one or stays so.
+    pub(super) fn add_beside(&mut self, strength: Strength) {
+        self.beside = Some(self.beside.map_or(strength, |weakest| weakest.min(strength)));
+    }
 }
 
-/// Reads by lanes of one warp in one epoch.
+/// Accesses by lanes of one actor in one epoch: reads, or writes that stand beside the last one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Read {
+pub(super) struct Record {
     pub(super) epoch: Epoch,
     pub(super) lanes: u32,
     pub(super) pc: u32,
     pub(super) strength: Strength,
     pub(super) touch: Touch,
+    pub(super) wrote: bool,
 }
 
-impl Read {
-    pub(super) const NEVER: Read =
-        Read { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain };
+impl Record {
+    pub(super) const NEVER: Record =
+        Record { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain, wrote: false };
 
-    pub(super) fn of(a: &Access) -> Read {
-        Read { epoch: a.epoch, lanes: a.lanes, pc: a.pc, strength: a.strength, touch: a.touch }
+    pub(super) fn of_read(a: &Access) -> Record {
+        let Access { epoch, lanes, pc, strength, touch, .. } = *a;
+        Record { epoch, lanes, pc, strength, touch, wrote: false }
     }
 
-    pub(super) fn conflict(&self, agent: Agent, lanes: u32) -> Conflict {
+    pub(super) fn of_write(w: &Write) -> Record {
+        let Write { epoch, lane, pc, strength, touch, .. } = *w;
+        Record { epoch, lanes: 1 << lane, pc, strength, touch, wrote: true }
+    }
+
+    fn as_write(&self, agent: Agent, lane: usize) -> Write {
+        let Record { epoch, pc, strength, touch, .. } = *self;
+        Write { epoch, agent, pc, lane: lane as u8, strength, touch, beside: None }
+    }
+
+    fn read_conflict(&self, agent: Agent, lanes: u32) -> Conflict {
         Conflict {
             agent,
             lane: lanes.trailing_zeros(),
@@ -134,23 +192,54 @@ impl Read {
         }
     }
 
-    /// Adds a read of the same warp. `false` when this one stays relevant beside the new one.
-    pub(super) fn absorb(&mut self, a: &Access) -> bool {
-        let new = Read::of(a);
-        if self.epoch == new.epoch && self.touch == new.touch {
+    /// Takes in a later record of the same actor, whose epochs up to `known` happened before it. `false` when both are
+    /// needed.
+    #[inline(always)]
+    pub(super) fn absorb(&mut self, new: &Record, known: Epoch) -> bool {
+        if self.is_with(new) {
             self.lanes |= new.lanes;
             self.pc = new.pc;
-            self.strength = self.strength.min(new.strength);
             return true;
         }
-        if self.epoch == 0
-            || self.epoch <= a.view.known_to_all(a.actor)
-            || self.lanes == new.lanes && self.touch == new.touch
-        {
-            *self = new;
-            return true;
+        let absorbed = self.epoch == 0 || self.lanes_beside(new, known) == 0;
+        if absorbed {
+            *self = *new;
         }
-        false
+        absorbed
+    }
+
+    /// Whether both are one but for the lanes.
+    #[inline(always)]
+    pub(super) fn is_with(&self, new: &Record) -> bool {
+        (self.epoch, self.touch, self.strength, self.wrote) == (new.epoch, new.touch, new.strength, new.wrote)
+    }
+
+    /// The lanes of it that a later record of the same actor does not stand for: that one must not be forgiven more, and
+    /// come after it.
+    #[inline(always)]
+    pub(super) fn lanes_beside(&self, new: &Record, known: Epoch) -> u32 {
+        if self.strength < new.strength || self.wrote && !new.wrote {
+            self.lanes
+        } else if self.epoch <= known {
+            0
+        } else if self.touch == new.touch && self.epoch <= new.epoch {
+            self.lanes & !new.lanes
+        } else {
+            self.lanes
+        }
+    }
+
+    /// How it races with a present access: as a write with all, as a read with a write.
+    pub(super) fn conflict(&self, agent: Agent, a: &Access) -> Option<Conflict> {
+        if self.wrote {
+            if !a.proxy && self.epoch != FLIGHT && exempt(self.strength, a.strength, a.view.reach(agent)) {
+                return None;
+            }
+            let mut writes = each_lane(self.lanes).map(|lane| self.as_write(agent, lane));
+            return writes.find(|w| !write_ordered(w, a)).map(|w| w.conflict(a));
+        }
+        let lanes = read_unordered(self, agent, a);
+        (lanes != 0).then(|| self.read_conflict(agent, lanes))
     }
 }
 
@@ -188,6 +277,9 @@ pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
     if w.epoch == 0 || w.touch == Touch::Reduce && a.touch == Touch::Reduce {
         return true;
     }
+    if w.touch == Touch::Mbarrier && !matches!(a.touch, Touch::Mbarrier | Touch::MbarrierEnd) {
+        return false;
+    }
     if w.touch == Touch::CopyArrive && !a.proxy {
         return each_lane(a.lanes).all(|lane| a.view.was_told(lane, w.agent, 1 << w.lane, w.epoch));
     }
@@ -218,7 +310,7 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
 }
 
 /// The lanes of a read that a present write is not ordered after.
-pub(super) fn read_unordered(r: &Read, agent: Agent, a: &Access) -> u32 {
+fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
     if r.epoch == 0 || exempt(r.strength, a.strength, a.view.reach(agent)) {
         return 0;
     }

@@ -1,0 +1,121 @@
+use smallvec::SmallVec;
+
+use super::shadow::{Access, Conflict, Record, Strength, Touch, Write};
+use super::{Agent, Epoch, FLIGHT};
+
+/// What stands beside the last write of one place: records by agent, in the order of agents. A new record takes its lanes
+/// from the older ones of its agent that it stands for, so that there are few of each.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Records(SmallVec<[(Agent, Record); 1]>);
+
+impl Records {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Those beyond the one that there is room for.
+    pub fn spilled(&self) -> i64 {
+        self.len().saturating_sub(1) as i64
+    }
+
+    fn of(&self, agent: Agent) -> std::ops::Range<usize> {
+        let start = self.0.partition_point(|(owner, _)| *owner < agent);
+        let own = self.0[start..].iter().take_while(|(owner, _)| *owner == agent).count();
+        start..start + own
+    }
+
+    /// Adds a later record of an agent, whose epochs up to `known` happened before it.
+    pub fn note(&mut self, agent: Agent, new: Record, known: Epoch) {
+        let own = self.of(agent);
+        let mut place = None;
+        let mut idle = 0;
+        for at in own.clone() {
+            let old = &mut self.0[at].1;
+            if old.is_with(&new) {
+                old.absorb(&new, known);
+                place = Some(at);
+            } else {
+                old.lanes = old.lanes_beside(&new, known);
+                idle += usize::from(old.lanes == 0);
+            }
+        }
+        if place.is_none() && idle > 0 {
+            place = own.clone().find(|at| self.0[*at].1.lanes == 0);
+            idle -= 1;
+            place.into_iter().for_each(|at| self.0[at].1 = new);
+        }
+        if idle > 0 {
+            self.0.retain(|(_, record)| record.lanes != 0);
+        }
+        if place.is_none() {
+            self.0.insert(own.end, (agent, new));
+        }
+    }
+
+    /// What a thread had in flight is complete as of `epoch`.
+    pub fn land(&mut self, (agent, lane): (Agent, usize), epoch: Epoch, touch: Touch) {
+        let own = self.of(agent);
+        let lanes = 1 << lane;
+        let flight = self.0[own].iter_mut().find(|(_, r)| r.epoch == FLIGHT && r.lanes & lanes != 0);
+        if let Some((_, flight)) = flight {
+            flight.lanes &= !lanes;
+            let landed = Record { epoch, lanes, touch, ..*flight };
+            self.0.retain(|(_, record)| record.lanes != 0);
+            self.note(agent, landed, 0);
+        }
+    }
+
+    /// The first that a read races with.
+    pub fn race_with_read(&self, a: &Access) -> Option<Conflict> {
+        self.0.iter().filter(|(_, r)| r.wrote).find_map(|(agent, r)| r.conflict(*agent, a))
+    }
+
+    /// Forgets what everyone who reads now already knows of: `a`, a read, stands for it.
+    pub fn prune(&mut self, a: &Access) {
+        let lane = a.lanes.trailing_zeros() as usize;
+        self.0.retain(|(owner, r)| {
+            let implied = a.strength == Strength::Weak
+                || r.strength >= a.strength && a.view.reach(*owner) <= Strength::Cta;
+            let told = r.touch != Touch::CopyArrive && a.view.knows_agent(lane, *owner, r.lanes, r.epoch);
+            r.wrote || !implied || !told
+        });
+    }
+
+    /// A write, after `last` and what stands beside that. Returns the first conflict that is not forgiven; what is forgiven
+    /// stays beside it.
+    pub fn write(
+        &mut self,
+        last: &mut Write,
+        a: &Access,
+        forgiven: &impl Fn(&Conflict) -> bool,
+    ) -> Option<Conflict> {
+        let mut found = None;
+        let mut beside = None;
+        if !last.ordered(a) {
+            let conflict = last.conflict(a);
+            if forgiven(&conflict) { beside = Some(*last) } else { found = Some(conflict) }
+        }
+        if a.stands_beside() {
+            found = found.or_else(|| self.0.iter().find_map(|(agent, r)| r.conflict(*agent, a)));
+            last.add_beside(a.strength);
+            self.note(a.agent(), Record::of_write(&Write::of(a)), a.view.known_to_all(a.actor));
+            return found;
+        }
+        *last = Write::of(a);
+        self.0.retain(|(agent, record)| {
+            let Some(conflict) = record.conflict(*agent, a) else { return false };
+            let stays = forgiven(&conflict);
+            if stays {
+                last.add_beside(record.strength);
+            } else if found.is_none() {
+                found = Some(conflict);
+            }
+            stays
+        });
+        if let Some(write) = beside {
+            last.add_beside(write.strength);
+            self.note(write.agent, Record::of_write(&write), 0);
+        }
+        found
+    }
+}
