@@ -31,10 +31,14 @@ impl Decoder<'_> {
                     self.sources(out, o, 3, &[if c.ignore_src { Pred } else { U32 }])
                 }
             }
-            Op::CpAsyncMbarrierArrive { space, .. } => self.address(out, o.get(0)?, space),
+            Op::CpAsyncMbarrierArrive { space, .. } => {
+                self.note_access(Space::Shared, 8);
+                self.address(out, o.get(0)?, space)
+            }
             Op::Mbarrier(Mbarrier { op: MbarrierOp::PendingCount, .. }) => self.lanewise(out, o, U32, &[B64]),
             Op::Mbarrier(m) => {
                 self.asynchronous = true;
+                self.note_access(Space::Shared, 8);
                 let result = usize::from(m.op.arrives() || m.op.waits());
                 if result == 1 {
                     out.d[0] = self.destination(o.get(0)?, if m.op.waits() { Pred } else { B64 })?;

@@ -76,6 +76,12 @@ fn describe(c: &Conflict, writes: bool, still: bool) -> String {
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
     match (c.touch, c.in_flight, c.wrote) {
+        (Touch::Mbarrier, _, true) => {
+            format!("{verb} where an mbarrier is: only its instructions may, until an mbarrier.inval that comes before")
+        }
+        (Touch::Mbarrier, _, false) => {
+            format!("{verb} an mbarrier that another thread arrives at or waits for, and nothing orders the two")
+        }
         (Touch::Bulk | Touch::Reduce, true, true) => {
             format!("{verb} what a bulk copy is still writing: nobody has waited on its mbarrier")
         }

@@ -1,23 +1,27 @@
 //! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for bytes of
-//! asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them.
+//! asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them, and from `init` to `inval`
+//! nothing else may touch them (PTX ISA, "Performing operations on mbarrier objects").
 
 use std::collections::HashMap;
 
 use ptx::{Mbarrier, MbarrierOp, MemSem, Space};
 
 use super::Env;
-use super::access::{Site, addresses};
+use super::access::{Site, addresses, plain};
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::Inst;
-use crate::memory::{RANK_SHIFT, resolve};
-use crate::order::{Agent, Clock, Epoch, Strength};
+use crate::memory::{RANK_SHIFT, SHARED_BASE, resolve};
+use crate::order::{Access, Agent, Clock, Epoch, Strength, Touch};
 use crate::report::HazardKind;
 use crate::trace::{Detail, MbarrierPlace};
 
 /// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
 const LIMIT: u32 = (1 << 20) - 1;
+
+/// Bytes of an object.
+const BYTES: usize = 8;
 
 /// One object.
 #[derive(Clone, Debug)]
@@ -145,9 +149,7 @@ impl Env<'_> {
             let (address, n, cause) = (places[lane], operands[lane], Cause { inst, warp: warp.index, lane });
             match m.op {
                 MbarrierOp::Init => self.init(warp, cause, address, n),
-                MbarrierOp::Inval => {
-                    self.mbarriers.objects.remove(&address);
-                }
+                MbarrierOp::Inval => self.end(warp, cause, address),
                 MbarrierOp::ExpectTx => self.expect_bytes(cause, address, n),
                 MbarrierOp::CompleteTx => self.complete_bytes(cause, address, n, None),
                 _ => {
@@ -183,11 +185,7 @@ impl Env<'_> {
                 format!("an mbarrier for {count} arrivals: there may be 1 to {LIMIT}")
             });
         }
-        if self.mbarriers.objects.get(&address).is_some_and(|o| o.flights > 0) {
-            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
-                "initialises an mbarrier that copies on their way will complete on".into()
-            });
-        }
+        self.replace(warp, cause, address, Touch::Mbarrier);
         let clock = Clock::new(self.actors.total());
         let actor = self.actors.mbarrier((address >> RANK_SHIFT) as usize, self.mbarriers.made);
         self.mbarriers.made += 1;
@@ -206,6 +204,40 @@ impl Env<'_> {
         self.mbarriers.objects.insert(address, object);
     }
 
+    fn end(&mut self, warp: &Warp, cause: Cause, address: u64) {
+        self.replace(warp, cause, address, Touch::MbarrierEnd);
+        self.mbarriers.objects.remove(&address);
+    }
+
+    /// Whatever was in the memory of an object ends: for those who use it a write.
+    fn replace(&mut self, warp: &Warp, cause: Cause, address: u64, touch: Touch) {
+        if self.mbarriers.objects.get(&address).is_some_and(|o| o.flights > 0) {
+            self.report_at(HazardKind::TransactionMismatch, cause, address, || {
+                "initialises or ends an mbarrier that copies on their way will complete on".into()
+            });
+        }
+        if !self.context.options.checks.races {
+            return;
+        }
+        let site = Site { strength: Strength::Weak, ..object_site(cause.inst) };
+        let access = Access { touch, ..plain(warp, &site, cause.lane) };
+        if let Some((c, _)) = self.shadow.write(self.shared_place(address), BYTES, &access) {
+            self.report_conflict(cause.inst, cause.warp, cause.lane, true, &c, (Space::Shared, address));
+        }
+    }
+
+    /// Remembers a use for whoever initialises or ends the object. Uses do not race with each other, and
+    /// [`Env::check_made`] sees to their order after the initialisation.
+    fn note_use(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) {
+        let access = Access { touch: Touch::Mbarrier, ..plain(warp, &object_site(inst), lane) };
+        self.shadow.note_read(self.shared_place(address), BYTES, &access);
+    }
+
+    /// Offset of an address that is in shared memory.
+    fn shared_place(&self, address: u64) -> usize {
+        (address >> RANK_SHIFT) as usize * self.span + (inside(address) - SHARED_BASE) as usize
+    }
+
     /// Whether there is an object that the lane may use: one whose initialisation it knows of.
     pub(super) fn check_made(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) -> bool {
         let cause = Cause { inst, warp: warp.index, lane };
@@ -215,18 +247,18 @@ impl Env<'_> {
             });
             return false;
         };
-        let (agent, maker, epoch) = object.maker;
+        let ((agent, maker, epoch), line) = (object.maker, object.made_at);
+        if !self.context.options.checks.races {
+            return true;
+        }
+        self.note_use(warp, inst, lane, address);
         if epoch <= warp.view.known_to_all(agent.wrapping_sub(warp.view.home()) as usize)
             || warp.view.knows_agent(lane, agent, maker, epoch)
             || self.knows_initialisation(warp, lane, address)
-            || !self.context.options.checks.races
         {
             return true;
         }
-        let (line, threads) = (
-            object.made_at,
-            vec![self.thread(warp.index, lane), self.thread_of(agent, maker.trailing_zeros())],
-        );
+        let threads = vec![self.thread(warp.index, lane), self.thread_of(agent, maker.trailing_zeros())];
         let place = Some(self.place(Space::Shared, address));
         self.findings.report(HazardKind::Race, inst.line, Some(line), || {
             (threads, place, "uses an mbarrier, and nothing orders that after its initialisation".into())
@@ -421,5 +453,5 @@ pub(super) fn inside(address: u64) -> u64 {
 }
 
 fn object_site(inst: &Inst) -> Site<'_> {
-    Site { inst, space: Space::Shared, bytes: 8, strength: Strength::Cta }
+    Site { inst, space: Space::Shared, bytes: BYTES as u32, strength: Strength::Cta }
 }
