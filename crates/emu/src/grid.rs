@@ -13,7 +13,7 @@ use crate::decode::{Program, decode};
 use crate::exec::{Cluster, Context, GlobalOrder, Outcome, Progress, registers_at_entry};
 use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
-use crate::order::Actors;
+use crate::order::{Actors, DenseShadow};
 use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Report, ThreadId};
 use crate::trace::CtaTrace;
 
@@ -25,6 +25,9 @@ const START_STEPS: u64 = 64;
 
 /// Memory for who read what, where CTAs communicate.
 const READS_LIMIT: u64 = 1 << 30;
+
+/// Memory for who accessed what of a cluster's shared memory.
+const SHADOW_LIMIT: u64 = 4 << 30;
 
 /// What the CTAs of a grid have issued, against what they may.
 struct Budget {
@@ -92,6 +95,7 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
         stands_for: 1,
     };
     check_agents(&context)?;
+    check_shadow(&context)?;
     let mut total = Total::default();
     let clusters = Clusters::new(&context)?;
     if options.fidelity == Fidelity::Sketch {
@@ -344,6 +348,29 @@ fn check_agents(context: &Context) -> Result<(), EmuError> {
     Err(EmuError::Launch { what: "the grid", given: grid.to_string(), accepted })
 }
 
+/// How much knowing who accessed what takes.
+fn check_shadow(context: &Context) -> Result<(), EmuError> {
+    if shadow_bytes(context) <= SHADOW_LIMIT {
+        return Ok(());
+    }
+    let (Program { layout, granules, .. }, launch) = (context.program, context.launch);
+    let (ctas, threads) = (context.actors.ctas, launch.block.count());
+    let (bytes, granule) = (layout.shared_bytes, granules[0]);
+    Err(EmuError::Launch {
+        what: "the cluster",
+        given: format!(
+            "{ctas} CTAs of {threads} threads with {bytes} bytes of shared memory, accessed by {granule} bytes"
+        ),
+        accepted: format!("less of one of these: who accessed what must fit {SHADOW_LIMIT} bytes"),
+    })
+}
+
+/// Bytes of the shadow of a cluster's shared memory, at most.
+fn shadow_bytes(context: &Context) -> u64 {
+    let bytes = context.actors.ctas * context.program.layout.shared_extent as usize;
+    DenseShadow::most_bytes(bytes, context.program.granules[0], context.actors)
+}
+
 /// Shared memory that a CTA may have (CUDA C++ Programming Guide, table of technical specifications).
 fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     let limit = match sm {
@@ -486,14 +513,12 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
 
 /// As many as fit in about a gigabyte.
 fn resident_clusters(context: &Context) -> usize {
-    let (warps, slots) = (context.actors.threads(), context.actors.slots());
+    let warps = context.actors.threads();
     let [w32, w64, _] = context.program.sizes;
-    let granules = context.actors.ctas * context.program.layout.shared_bytes as usize
-        / context.program.granules[0] as usize;
     // A word of each lane, and for each byte who has written it; calls stack their frames.
     let frames: usize = context.program.functions.iter().map(|f| f.frame as usize).sum();
     let local = context.actors.ctas * context.actors.warps * frames / 4 * 144;
-    let bytes = warps * (128 * w32 + 256 * w64) + granules * (24 + 20 * slots) + local;
+    let bytes = warps * (128 * w32 + 256 * w64) + shadow_bytes(context) as usize + local;
     ((1 << 30) / bytes.max(1)).clamp(1, RESIDENT)
 }
 
