@@ -1,6 +1,6 @@
 //! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for bytes of
 //! asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them, and from `init` to `inval`
-//! nothing else may touch them (PTX ISA, "Performing operations on mbarrier objects").
+//! nothing else may touch them (PTX ISA, "Lifecycle of the mbarrier object").
 
 use std::collections::HashMap;
 
