@@ -329,7 +329,7 @@ impl<'a> Env<'a> {
         }
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
         let access = Access {
-            actor: self.actors.bulk(warp.index),
+            actor: self.actors.bulk_reads(warp.index),
             proxy: true,
             touch: Touch::Bulk,
             ..plain(warp, &site, lane)

@@ -37,9 +37,9 @@ pub(crate) struct BulkQueue {
     committed: [u32; 32],
 }
 
-/// When the copies of a group read, and when they write: what a wait for the reads makes known ends in between.
-fn read_epoch(group: u32) -> Epoch {
-    2 * (group + 1)
+/// When the copies of a group access memory.
+fn epoch(group: u32) -> Epoch {
+    group + 1
 }
 
 impl BulkQueue {
@@ -107,8 +107,8 @@ impl Env<'_> {
     fn check_departure(&mut self, warp: &Warp, inst: &Inst, d: &Departure, bytes: u32) {
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
         let read = Access {
-            actor: self.actors.bulk(warp.index),
-            epoch: read_epoch(d.group),
+            actor: self.actors.bulk_reads(warp.index),
+            epoch: epoch(d.group),
             proxy: true,
             touch: Touch::Bulk,
             ..plain(warp, &site, d.lane)
@@ -116,11 +116,10 @@ impl Env<'_> {
         let verdict = self.shadow.read(d.offset, bytes as usize, &read);
         let address = self.shared_address(d.offset);
         self.judge_shared_read(verdict, inst, warp.index, d.lane, address);
+        let actor = self.actors.bulk_writes(warp.index);
         let write = match d.reduce {
-            None => Access { epoch: read.epoch + 1, ..read },
-            Some(_) => {
-                Access { epoch: read.epoch + 1, touch: Touch::Atomic, strength: Strength::Gpu, ..read }
-            }
+            None => Access { actor, ..read },
+            Some(_) => Access { actor, touch: Touch::Atomic, strength: Strength::Gpu, ..read },
         };
         let context = self.context;
         let region = &context.global.regions[d.buffer];
@@ -150,15 +149,18 @@ impl Env<'_> {
     /// `cp.async.bulk.wait_group`: all but the last `n` groups have read their sources and, without `.read`, have written.
     pub(super) fn bulk_wait(&mut self, warp: &mut Warp, inst: &Inst, read: bool, mask: u32) {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
-        let actor = self.actors.bulk(warp.index);
+        let (reads, writes) = (self.actors.bulk_reads(warp.index), self.actors.bulk_writes(warp.index));
         for_lanes(mask, |lane| {
             let done = warp.bulk.committed[lane].saturating_sub(keep);
             if done == 0 {
                 return;
             }
             self.carry_out(warp, |d| d.lane == lane && d.group < done);
-            let epoch = read_epoch(done - 1) + u32::from(!read);
-            warp.view.learn(1 << lane, warp.live, (actor, 1 << lane), epoch);
+            let epoch = epoch(done - 1);
+            warp.view.learn(1 << lane, warp.live, (reads, 1 << lane), epoch);
+            if !read {
+                warp.view.learn(1 << lane, warp.live, (writes, 1 << lane), epoch);
+            }
         });
     }
 

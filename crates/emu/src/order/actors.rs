@@ -6,9 +6,10 @@ const MBARRIERS: usize = 32;
 const WARPGROUP: usize = 4;
 
 /// Who accesses memory in a cluster, in this order: its warps; the wgmma of each warpgroup, whose epochs are its groups; and,
-/// whose accesses no read slot is kept for, the bulk copies of each warp, whose epochs are their groups, what each warp
-/// knows to be ordered for the asynchronous proxy, and to be initialised of mbarriers; the mbarriers that copies
-/// complete on, whose epochs are their phases; and the grid before, all that it does being of one epoch.
+/// whose accesses no read slot is kept for, what the bulk copies of each warp read and what they write, whose epochs are
+/// their groups, what each warp knows to be ordered for the asynchronous proxy, and to be initialised of mbarriers; the
+/// mbarriers that copies complete on, whose epochs are their phases; and the grid before, all that it does being of one
+/// epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actors {
     /// CTAs of the cluster.
@@ -48,7 +49,7 @@ impl Actors {
 
     /// All of a cluster.
     pub const fn total(self) -> usize {
-        let more = if self.asynchronous { 3 * self.threads() + MBARRIERS * self.ctas } else { 0 };
+        let more = if self.asynchronous { 4 * self.threads() + MBARRIERS * self.ctas } else { 0 };
         self.slots() + more + self.overlapping as usize
     }
 
@@ -67,30 +68,35 @@ impl Actors {
         self.threads() + self.warpgroup(warp)
     }
 
-    /// The bulk copies of a warp.
-    pub const fn bulk(self, warp: usize) -> usize {
+    /// The bulk copies of a warp, as they read.
+    pub const fn bulk_reads(self, warp: usize) -> usize {
         self.slots() + warp
+    }
+
+    /// The same, as they write: that a group has read tells nothing of what earlier ones have written.
+    pub const fn bulk_writes(self, warp: usize) -> usize {
+        self.slots() + self.threads() + warp
     }
 
     /// From a warp to what is known to be ordered of it for the asynchronous proxy.
     pub const fn fenced(self) -> usize {
-        self.slots() + self.threads()
+        self.slots() + 2 * self.threads()
     }
 
     /// The mbarriers that a warp is known to have initialised.
     pub const fn initialised(self, warp: usize) -> usize {
-        self.slots() + 2 * self.threads() + warp
+        self.slots() + 3 * self.threads() + warp
     }
 
     /// First of [`Actors::initialised`], and their number.
     pub const fn initialisations(self) -> std::ops::Range<usize> {
-        let start = self.slots() + 2 * self.threads();
+        let start = self.initialised(0);
         start..start + self.threads()
     }
 
     /// The `n`-th mbarrier of a CTA.
     pub const fn mbarrier(self, cta: usize, n: usize) -> usize {
-        self.slots() + 3 * self.threads() + cta * MBARRIERS + n % MBARRIERS
+        self.slots() + 4 * self.threads() + cta * MBARRIERS + n % MBARRIERS
     }
 
     /// Which one it is of its cluster.
@@ -103,10 +109,10 @@ impl Actors {
             let per_cta = self.warps.div_ceil(WARPGROUP);
             let group = local - threads;
             Actor::Wgmma(group / per_cta * self.warps + group % per_cta * WARPGROUP)
-        } else if local < slots + 3 * threads {
+        } else if local < slots + 4 * threads {
             Actor::Bulk((local - slots) % threads)
         } else {
-            Actor::Mbarrier(local - slots - 3 * threads)
+            Actor::Mbarrier(local - slots - 4 * threads)
         }
     }
 
@@ -126,14 +132,17 @@ mod tests {
         let actors = Actors { ctas: 2, warps: 6, asynchronous: true, overlapping: true };
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
-            all.extend([actors.bulk(warp), warp + actors.fenced(), actors.initialised(warp)]);
+            all.extend([actors.bulk_reads(warp), actors.bulk_writes(warp)]);
+            all.extend([warp + actors.fenced(), actors.initialised(warp)]);
         }
         all.extend((0..2).flat_map(|cta| (0..MBARRIERS).map(move |n| actors.mbarrier(cta, n))));
         all.extend(actors.grid_before());
         all.sort_unstable();
         assert_eq!(all, (0..actors.total()).collect::<Vec<_>>());
         assert_eq!(actors.name(actors.wgmma(11) as Agent), Actor::Wgmma(10));
-        assert_eq!(actors.name((actors.total() + actors.bulk(3)) as Agent), Actor::Bulk(3));
+        for bulk in [actors.bulk_reads(3), actors.bulk_writes(3)] {
+            assert_eq!(actors.name((actors.total() + bulk) as Agent), Actor::Bulk(3));
+        }
         let plain = Actors { ctas: 1, warps: 3, asynchronous: false, overlapping: false };
         assert_eq!((plain.total(), plain.grid_before()), (3, None));
     }
