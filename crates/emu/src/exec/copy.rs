@@ -253,9 +253,8 @@ impl Env<'_> {
             for_lanes(mask, |lane| self.mbarriers.expect_more(places[lane]));
         }
         let epoch = warp.view.now();
-        let clock = warp.view.release(mask);
         self.land_at(warp, mask, epoch, Touch::CopyArrive, |_, _| true);
-        self.arrive_for_copies(warp, inst, &places, mask, &clock);
+        self.arrive_for_copies(warp, inst, &places, mask);
     }
 }
 

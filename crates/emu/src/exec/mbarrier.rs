@@ -142,9 +142,14 @@ impl Env<'_> {
         let operand = |l: usize| warp.registers.lane(inst.s[0], l) as u32;
         let operands: [u32; 32] = std::array::from_fn(|l| if inst.s[0].is_some() { operand(l) } else { 1 });
         let mut states = [0u64; 32];
-        // An arrival releases what the thread did before.
-        let clock = (m.op.arrives() && m.sem != MemSem::Relaxed).then(|| warp.view.release(mask));
+        // An arrival releases what the thread did before, and only those at the same object together.
+        let releases = m.op.arrives() && m.sem != MemSem::Relaxed;
+        let mut released: (u32, Option<Clock>) = (0, None);
         for_lanes(good, |lane| {
+            if releases && released.0 >> lane & 1 == 0 {
+                let here = together(&places, good, lane);
+                released = (here, Some(warp.view.release(here)));
+            }
             self.note_arrival(m.op, places[lane], operands[lane]);
             let (address, n, cause) = (places[lane], operands[lane], Cause { inst, warp: warp.index, lane });
             match m.op {
@@ -156,7 +161,7 @@ impl Env<'_> {
                     let announces = m.op.expects_bytes();
                     let (count, bytes) = if announces { (1, n) } else { (n, 0) };
                     let dropped = if m.op.drops() { count } else { 0 };
-                    let arrival = Arrival { count, dropped, bytes, clock: clock.as_ref() };
+                    let arrival = Arrival { count, dropped, bytes, clock: released.1.as_ref() };
                     states[lane] = self.arrive_at(cause, address, &arrival);
                 }
             }
@@ -394,9 +399,8 @@ impl Env<'_> {
         let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
         while left != 0 {
             // Lanes that wait for one object learn together.
-            let address = places[left.trailing_zeros() as usize];
-            let mut here = 0;
-            for_lanes(left, |l| here |= u32::from(places[l] == address) << l);
+            let lane = left.trailing_zeros() as usize;
+            let (address, here) = (places[lane], together(places, left, lane));
             left &= !here;
             if let Some(object) = self.mbarriers.objects.get(&address) {
                 warp.view.acquire(here, warp.live, &object.completed);
@@ -409,9 +413,9 @@ impl Env<'_> {
         // Nobody may count on a copy before somebody has waited in vain.
         let mut left = mask & !done;
         while left != 0 {
-            let address = places[left.trailing_zeros() as usize];
-            for_lanes(left, |l| left &= !(u32::from(places[l] == address) << l));
-            self.land_on(address);
+            let lane = left.trailing_zeros() as usize;
+            left &= !together(places, left, lane);
+            self.land_on(places[lane]);
         }
         match self.poll(warp, split, u64::from(inst.pc)) {
             _ if matches!(m.op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
@@ -420,20 +424,19 @@ impl Env<'_> {
     }
 
     /// The arrivals of `cp.async.mbarrier.arrive`.
-    pub(super) fn arrive_for_copies(
-        &mut self,
-        warp: &Warp,
-        inst: &Inst,
-        places: &[u64; 32],
-        mask: u32,
-        clock: &Clock,
-    ) {
-        for_lanes(mask, |lane| {
-            if self.check_made(warp, inst, lane, places[lane]) {
-                let arrival = Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(clock) };
-                self.arrive_at(Cause { inst, warp: warp.index, lane }, places[lane], &arrival);
-            }
-        });
+    pub(super) fn arrive_for_copies(&mut self, warp: &mut Warp, inst: &Inst, places: &[u64; 32], mask: u32) {
+        let mut left = mask;
+        while left != 0 {
+            let here = together(places, left, left.trailing_zeros() as usize);
+            left &= !here;
+            let clock = warp.view.release(here);
+            for_lanes(here, |lane| {
+                if self.check_made(warp, inst, lane, places[lane]) {
+                    let arrival = Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(&clock) };
+                    self.arrive_at(Cause { inst, warp: warp.index, lane }, places[lane], &arrival);
+                }
+            });
+        }
     }
 
     pub(super) fn report_at(
@@ -450,6 +453,13 @@ impl Env<'_> {
 /// An address without the rank of its CTA.
 pub(super) fn inside(address: u64) -> u64 {
     address & ((1 << RANK_SHIFT) - 1)
+}
+
+/// Those of `mask` whose object is that of `lane`.
+fn together(places: &[u64; 32], mask: u32, lane: usize) -> u32 {
+    let mut here = 0;
+    for_lanes(mask, |l| here |= u32::from(places[l] == places[lane]) << l);
+    here
 }
 
 fn object_site(inst: &Inst) -> Site<'_> {
