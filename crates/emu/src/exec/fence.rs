@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ptx::{FenceSem, Scope, Space};
 
 use super::access::Site;
-use super::warp::{FenceState, Warp};
+use super::warp::{Fenced, Seen, Warp};
 use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
 use crate::order::{Clock, Strength};
@@ -41,13 +41,13 @@ impl Env<'_> {
             if here != 0 && strength >= seen.strength {
                 warp.view.acquire(here, warp.live, &seen.clock);
             }
-            self.toll += toll(&seen.clock);
+            self.toll += toll(seen.clock.parts());
             if seen.lanes & !lanes != 0 {
-                warp.seen.push(FenceState { lanes: seen.lanes & !lanes, ..seen });
+                warp.seen.push(Seen { lanes: seen.lanes & !lanes, ..seen });
             }
         }
-        let clock = warp.view.release(lanes);
-        self.toll += toll(&clock);
+        let moment = warp.view.moment(lanes);
+        self.toll += toll(moment.parts());
         for before in &mut warp.released {
             // An earlier, wider fence of these lanes still holds for what came before it.
             if before.strength <= strength {
@@ -56,7 +56,7 @@ impl Env<'_> {
         }
         warp.released.retain(|f| f.lanes != 0);
         let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
-        warp.released.push(FenceState { lanes, strength, sequential, clock, last: None });
+        warp.released.push(Fenced { lanes, strength, sequential, moment });
     }
 
     /// What a relaxed arrival at the cluster's barrier makes known: what fences of these lanes released before, those of
@@ -66,7 +66,7 @@ impl Env<'_> {
         clock.keep(&self.actors.initialisations(), self.actors.total());
         for fence in warp.released.iter().filter(|f| f.lanes & lanes != 0 && f.strength >= Strength::Cluster)
         {
-            clock.join(warp.view.home(), &fence.clock);
+            clock.join(warp.view.home(), &fence.moment.of(fence.lanes & lanes));
         }
         clock
     }
@@ -98,14 +98,15 @@ impl Env<'_> {
         for fence in warp.released.iter().filter(|f| !release && f.lanes >> lane & 1 == 1) {
             let far = fence.strength.min(strength);
             sequential |= fence.sequential;
+            let released = || fence.moment.of(1 << lane);
             match &mut clock {
                 // Of fences of several scopes the farthest decide; what only the nearer ones cover is left out.
-                Some(known) if far == reach => known.join(home, &fence.clock),
+                Some(known) if far == reach => known.join(home, &released()),
                 Some(_) if far < reach => {}
-                _ => (clock, reach) = (Some(fence.clock.clone()), far),
+                _ => (clock, reach) = (Some(released()), far),
             }
         }
-        self.toll += clock.as_ref().map_or(0, toll);
+        self.toll += clock.as_ref().map_or(0, |c| toll(c.parts()));
         let variables = self.variables(site.space);
         match (clock, variables.get_mut(&address)) {
             (Some(clock), Some(old)) if update => {
@@ -153,7 +154,7 @@ impl Env<'_> {
         }
         let mut clock = Clock::new(actors);
         clock.join_foreign(home, &last, variable.home);
-        self.toll += toll(&clock);
+        self.toll += toll(clock.parts());
         if kind == Observation::Acquire {
             warp.view.acquire(1 << lane, warp.live, &clock);
             return;
@@ -166,13 +167,13 @@ impl Env<'_> {
             }
             None => {
                 let last = Some(last);
-                warp.seen.push(FenceState { lanes: 1 << lane, strength: reach, sequential, clock, last });
+                warp.seen.push(Seen { lanes: 1 << lane, strength: reach, sequential, clock, last });
             }
         }
     }
 }
 
-/// What a clock costs to copy and join, in warp instructions.
-fn toll(clock: &Clock) -> u64 {
-    1 + clock.parts() as u64 / 16
+/// What a clock of so many parts costs to copy and join, in warp instructions.
+fn toll(parts: usize) -> u64 {
+    1 + parts as u64 / 16
 }

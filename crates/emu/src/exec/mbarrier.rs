@@ -285,11 +285,7 @@ impl Env<'_> {
     /// `fence.mbarrier_init`: the asynchronous proxy, and other CTAs, may use what these lanes initialised.
     pub(super) fn fence_initialisations(&mut self, warp: &mut Warp, mask: u32) {
         if self.context.program.asynchronous {
-            let epoch = warp.view.now();
-            warp.view.release(mask);
-            let own = self.actors.initialised(warp.index);
-            let of = if mask == warp.live { !0 } else { mask };
-            warp.view.learn(mask, warp.live, (own, of), epoch);
+            warp.view.show(mask, self.actors.initialised(warp.index));
         }
     }
 

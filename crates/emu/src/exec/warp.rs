@@ -14,7 +14,7 @@ use super::undefined::Undefined;
 use super::wgmma::WgmmaQueue;
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
-use crate::order::{Actors, Clock, Strength, WarpView};
+use crate::order::{Actors, Clock, Moment, Strength, WarpView};
 
 /// Where a called function returns to.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,9 +74,19 @@ pub(crate) struct Group {
     pending: u32,
 }
 
-/// What a fence of some lanes made releasable, or what relaxed reads saw and a fence will acquire.
+/// What a fence of some lanes made releasable, by each of them.
 #[derive(Clone, Debug)]
-pub(crate) struct FenceState {
+pub(crate) struct Fenced {
+    pub lanes: u32,
+    pub strength: Strength,
+    /// Of a `fence.sc` of gpu scope: see [`Sequential`].
+    pub sequential: bool,
+    pub moment: Moment,
+}
+
+/// What relaxed reads of a lane saw and a fence will acquire; or of several lanes, where a barrier carried it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
     pub lanes: u32,
     pub strength: Strength,
     /// Of a `fence.sc` of gpu scope: see [`Sequential`].
@@ -133,8 +143,8 @@ pub(crate) struct Warp {
     pub bulk: BulkQueue,
     pub wgmma: WgmmaQueue,
     pub undefined: Undefined,
-    pub released: Vec<FenceState>,
-    pub seen: Vec<FenceState>,
+    pub released: Vec<Fenced>,
+    pub seen: Vec<Seen>,
     pub attendance: Attendance,
     /// Instructions issued, and of these up to the last CTA barrier.
     pub steps: u64,
@@ -333,29 +343,26 @@ impl Warp {
 
     /// What a barrier carries from these lanes to those that leave it.
     pub fn sequential(&self, lanes: u32) -> Sequential {
-        let gather = |list: &[FenceState]| {
-            let mut all: Option<Clock> = None;
-            for state in list.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
-                join_option(&mut all, self.view.home(), &state.clock);
-            }
-            all
-        };
-        Sequential { released: gather(&self.released), seen: gather(&self.seen) }
+        let (home, mut carried) = (self.view.home(), Sequential::default());
+        for fence in self.released.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
+            join_option(&mut carried.released, home, &fence.moment.of(fence.lanes & lanes));
+        }
+        for seen in self.seen.iter().filter(|s| s.sequential && s.lanes & lanes != 0) {
+            join_option(&mut carried.seen, home, &seen.clock);
+        }
+        carried
     }
 
     /// The lanes have left a barrier that carried this.
     pub fn inherit(&mut self, lanes: u32, carried: &Sequential) {
-        let state = |clock: &Clock| FenceState {
-            lanes,
-            strength: Strength::Gpu,
-            sequential: true,
-            clock: clock.clone(),
-            last: None,
-        };
-        for (list, clock) in [(&mut self.released, &carried.released), (&mut self.seen, &carried.seen)] {
-            let Some(clock) = clock else { continue };
-            list.retain(|f| !(f.sequential && f.lanes & !lanes == 0));
-            list.push(state(clock));
+        let (strength, sequential) = (Strength::Gpu, true);
+        if let Some(clock) = &carried.released {
+            self.released.retain(|f| !(f.sequential && f.lanes & !lanes == 0));
+            self.released.push(Fenced { lanes, strength, sequential, moment: self.view.carried(clock) });
+        }
+        if let Some(clock) = &carried.seen {
+            self.seen.retain(|s| !(s.sequential && s.lanes & !lanes == 0));
+            self.seen.push(Seen { lanes, strength, sequential, clock: clock.clone(), last: None });
         }
     }
 

@@ -14,4 +14,4 @@ pub(crate) use clock::{Agent, Clock, Epoch, FLIGHT};
 pub(crate) use dense::DenseShadow;
 pub(crate) use paged::PagedShadow;
 pub(crate) use shadow::{Access, Conflict, Strength, Touch, Verdict};
-pub(crate) use view::WarpView;
+pub(crate) use view::{Moment, WarpView};

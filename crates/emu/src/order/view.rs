@@ -16,11 +16,39 @@ pub(crate) struct WarpView {
     base: Clock,
     /// What some lanes know beyond that.
     groups: Vec<(u32, Clock)>,
+    /// What lanes showed of what they did themselves.
+    shown: Vec<Shown>,
+}
+
+/// All that some lanes did up to an epoch, each for itself, is ordered for another proxy, too.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    /// Who stands for it.
+    agent: Agent,
+    lanes: u32,
+    epoch: Epoch,
+}
+
+/// What lanes of a warp knew and had done at some time: each has that to release, and no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment(WarpView);
+
+impl Moment {
+    /// What `lanes` knew and had done.
+    pub fn of(&self, lanes: u32) -> Clock {
+        self.0.known_to(lanes)
+    }
+
+    /// Lanes and warps known apart: what copying it costs.
+    pub fn parts(&self) -> usize {
+        self.0.groups.iter().fold(self.0.base.parts(), |sum, (_, clock)| sum + clock.parts())
+    }
 }
 
 impl WarpView {
     pub fn new(home: Agent, warp: usize, actors: Actors, present: u32) -> WarpView {
-        WarpView { home, warp, actors, present, now: 1, base: Clock::new(actors.total()), groups: Vec::new() }
+        let base = Clock::new(actors.total());
+        WarpView { home, warp, actors, present, now: 1, base, groups: Vec::new(), shown: Vec::new() }
     }
 
     pub fn now(&self) -> Epoch {
@@ -77,8 +105,10 @@ impl WarpView {
         self.was_told(lane, agent, lanes & !own, epoch)
     }
 
-    /// Whether `lane` knows it from a synchronisation, rather than because it did it itself.
+    /// Whether `lane` knows it from a synchronisation, rather than because it did it itself; or has shown it itself.
     pub fn was_told(&self, lane: usize, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
+        let own = |s: &Shown| s.agent == agent && s.lanes >> lane & 1 == 1 && epoch <= s.epoch;
+        let lanes = if self.shown.iter().any(own) { lanes & !(1 << lane) } else { lanes };
         let mut left = self.base.unknown(self.home, agent, lanes, epoch);
         for (members, clock) in &self.groups {
             if members >> lane & 1 == 1 {
@@ -88,18 +118,40 @@ impl WarpView {
         left == 0
     }
 
-    /// What `lanes` know and did so far, and a new epoch begins.
-    pub fn release(&mut self, lanes: u32) -> Clock {
+    /// What `lanes` know and did so far.
+    fn known_to(&self, lanes: u32) -> Clock {
         let mut clock = self.base.clone();
         for (members, known) in &self.groups {
             if members & lanes != 0 {
                 clock.join(self.home, known);
             }
         }
-        let lanes = if lanes & self.present == self.present { !0 } else { lanes };
-        clock.learn(self.home, self.agent(), lanes, self.now);
+        let whole = |lanes| if lanes & self.present == self.present { !0 } else { lanes };
+        clock.learn(self.home, self.agent(), whole(lanes), self.now);
+        for shown in self.shown.iter().filter(|s| s.lanes & lanes != 0) {
+            clock.learn(self.home, shown.agent, whole(shown.lanes & lanes), shown.epoch);
+        }
+        clock
+    }
+
+    /// What `lanes` know and did so far, and a new epoch begins.
+    pub fn release(&mut self, lanes: u32) -> Clock {
+        let clock = self.known_to(lanes);
         self.now += 1;
         clock
+    }
+
+    /// The same, of which lanes will release their part.
+    pub fn moment(&mut self, lanes: u32) -> Moment {
+        let groups = self.groups.iter().filter(|(members, _)| members & lanes != 0).cloned().collect();
+        let then = WarpView { base: self.base.clone(), groups, shown: self.shown.clone(), ..*self };
+        self.now += 1;
+        Moment(then)
+    }
+
+    /// A moment at which every lane knew a clock, and had done nothing.
+    pub fn carried(&self, clock: &Clock) -> Moment {
+        Moment(WarpView { now: 0, base: clock.clone(), groups: Vec::new(), shown: Vec::new(), ..*self })
     }
 
     /// From now on `lanes` know what `clock` knows. `live` are the lanes that still run.
@@ -139,11 +191,26 @@ impl WarpView {
         self.base.warp(grid) > 0 || self.was_told(lane, self.home + grid as Agent, 1, 1)
     }
 
-    /// A proxy fence by `lanes`: all that they know and did is ordered for the asynchronous proxy.
+    /// A proxy fence by `lanes`: all that each of them knows and did is ordered for the asynchronous proxy. It tells none of
+    /// them what the others did.
     pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
-        let mut clock = self.release(lanes);
-        clock.fence(self.home, self.actors);
-        self.acquire(lanes, live, &clock);
+        let known = self.groups.iter().filter(|(members, _)| members & lanes != 0);
+        let known = known.map(|(members, clock)| (members & lanes, clock.clone()));
+        let known: Vec<_> = std::iter::once((lanes, self.base.clone())).chain(known).collect();
+        for (members, mut clock) in known {
+            clock.fence(self.home, self.actors);
+            self.acquire(members, live, &clock);
+        }
+        self.show(lanes, self.warp + self.actors.fenced());
+    }
+
+    /// What each of `lanes` did so far is known as what `actor` did, and a new epoch begins.
+    pub fn show(&mut self, lanes: u32, actor: usize) {
+        let agent = self.home + actor as Agent;
+        self.shown.iter_mut().filter(|s| s.agent == agent).for_each(|s| s.lanes &= !lanes);
+        self.shown.retain(|s| s.lanes != 0);
+        self.shown.push(Shown { agent, lanes, epoch: self.now });
+        self.now += 1;
     }
 
     /// All live lanes meet: what one knows, all know.
