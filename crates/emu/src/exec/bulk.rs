@@ -14,7 +14,7 @@ use super::warp::Warp;
 use super::{Env, alu};
 use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
-use crate::order::{Access, FLIGHT, Strength, Touch};
+use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
@@ -218,7 +218,6 @@ impl<'a> Env<'a> {
     ) {
         let to = resolve(addresses(&warp.registers, inst)[lane]).1;
         let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
-        self.check_source(warp, inst, lane, payload, bytes);
         let counter = &mut self.counters.instructions[inst.pc as usize];
         counter.bulk_copies += 1;
         counter.bulk_bytes += u64::from(bytes);
@@ -295,7 +294,7 @@ impl<'a> Env<'a> {
         {
             return;
         }
-        let Some((actor, _)) = self.mbarriers.actor(mbarrier) else { return };
+        let Some((actor, phase)) = self.mbarriers.actor(mbarrier) else { return };
         if self.context.options.checks.races {
             if proxy && !self.knows_initialisation(warp, lane, mbarrier) {
                 let cause = Cause { inst, warp: warp.index, lane };
@@ -303,6 +302,7 @@ impl<'a> Env<'a> {
                     "a bulk copy completes on an mbarrier that no fence.mbarrier_init or fence.proxy.async has shown to the asynchronous proxy".into()
                 });
             }
+            self.check_source(warp, inst, lane, (actor, phase), &payload, bytes);
             let touch = if reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
             let access = Access { actor, epoch: FLIGHT, proxy, touch, ..plain(warp, &site, lane) };
             if let Some((c, at)) = self.shadow.write(offset, bytes as usize, &access) {
@@ -322,18 +322,20 @@ impl<'a> Env<'a> {
         if now { self.land_flight(&flight) } else { self.flights.push(flight) }
     }
 
-    /// What is read: whether the asynchronous proxy may see it.
-    fn check_source(&mut self, warp: &Warp, inst: &Inst, lane: usize, payload: &Payload, bytes: u32) {
-        if !self.context.options.checks.races {
-            return;
-        }
+    /// What is read: whether the asynchronous proxy may see it. The phase cannot complete before, so that who has seen it
+    /// complete may write there.
+    fn check_source(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        (actor, phase): (usize, Epoch),
+        payload: &Payload,
+        bytes: u32,
+    ) {
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
-        let access = Access {
-            actor: self.actors.bulk_reads(warp.index),
-            proxy: true,
-            touch: Touch::Bulk,
-            ..plain(warp, &site, lane)
-        };
+        let access =
+            Access { actor, epoch: phase, proxy: true, touch: Touch::Bulk, ..plain(warp, &site, lane) };
         match payload {
             Payload::Shared(offset) => {
                 let verdict = self.shadow.read(*offset, bytes as usize, &access);
@@ -341,10 +343,11 @@ impl<'a> Env<'a> {
                 self.judge_shared_read(verdict, inst, warp.index, lane, address);
             }
             Payload::Global(index, pieces) if self.context.global.regions[*index].writable() => {
-                let site = Site { space: Space::Global, ..site };
-                for piece in pieces.iter().filter(|p| p.inside.0 < p.inside.1) {
-                    let address = GlobalMemory::base(*index) + piece.global;
-                    self.note_global_read(&site, &access, address & !15, 16);
+                for (offset, bytes) in pieces.iter().flat_map(Piece::spans) {
+                    let address = GlobalMemory::base(*index) + offset;
+                    if let Some(c) = self.order.shadow.read(address, bytes, &access) {
+                        self.report_conflict(inst, warp.index, lane, false, &c, (Space::Global, address));
+                    }
                 }
             }
             Payload::Global(..) | Payload::Values(_) => {}

@@ -123,25 +123,15 @@ impl Env<'_> {
         };
         let context = self.context;
         let region = &context.global.regions[d.buffer];
-        for piece in d.pieces.iter().filter(|p| p.inside.0 < p.inside.1) {
-            let first = piece.global.wrapping_add(u64::from(piece.inside.0));
-            let count = u64::from(piece.inside.1 - piece.inside.0);
-            let base = GlobalMemory::base(d.buffer);
-            // Whole pieces at once; the bytes of others one by one.
-            let whole = count == 16 && first.is_multiple_of(16);
-            let step = if whole { 16 } else { 1 };
-            for at in (0..count).step_by(step as usize) {
-                let address = base + first + at;
-                if let Some(c) = self.order.shadow.write(address, step, &write) {
-                    self.report_conflict(inst, warp.index, d.lane, true, &c, (Space::Global, address));
-                }
-                if context.apart && d.reduce.is_none() {
-                    let granule = context.program.granules[1] as usize;
-                    let offset = (first + at) as usize;
-                    let other =
-                        region.note_write(offset, step as usize, granule, self.cluster as u32, inst.pc);
-                    self.report_foreign(inst, warp.index, d.lane, "writes", other, address);
-                }
+        for (offset, bytes) in d.pieces.iter().flat_map(Piece::spans) {
+            let address = GlobalMemory::base(d.buffer) + offset;
+            if let Some(c) = self.order.shadow.write(address, bytes, &write) {
+                self.report_conflict(inst, warp.index, d.lane, true, &c, (Space::Global, address));
+            }
+            if context.apart && d.reduce.is_none() {
+                let (granule, cluster) = (context.program.granules[1] as usize, self.cluster as u32);
+                let other = region.note_write(offset as usize, bytes as usize, granule, cluster, inst.pc);
+                self.report_foreign(inst, warp.index, d.lane, "writes", other, address);
             }
         }
     }

@@ -58,7 +58,8 @@ impl Env<'_> {
         };
         let threads = vec![self.thread(warp, lane), self.thread_of(conflict.agent, conflict.lane)];
         let other_line = Some(self.line(conflict.pc));
-        let message = describe(conflict, writes, self.reads_still(conflict));
+        let message =
+            describe(conflict, writes, self.actors.name(conflict.agent), self.reads_still(conflict));
         let mut findings = std::mem::take(&mut self.findings);
         findings
             .report(kind, inst.line, other_line, || (threads, Some(self.place(place.0, place.1)), message));
@@ -67,7 +68,7 @@ impl Env<'_> {
     }
 }
 
-fn describe(c: &Conflict, writes: bool, still: bool) -> String {
+fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
     let verb = if writes { "writes" } else { "reads" };
     if c.unfenced {
         return format!(
@@ -88,6 +89,9 @@ fn describe(c: &Conflict, writes: bool, still: bool) -> String {
         (Touch::Bulk | Touch::Reduce, _, true) => format!(
             "{verb} what a bulk copy wrote, and has not seen the phase of its mbarrier complete"
         ),
+        (Touch::Bulk, _, false) if matches!(actor, Actor::Mbarrier(_)) => {
+            format!("{verb} what a bulk copy reads, and has not seen the phase of its mbarrier complete")
+        }
         (Touch::Bulk, _, false) => format!("{verb} what a bulk copy reads: no cp.async.bulk.wait_group covers it"),
         (Touch::Wgmma, ..) if still => {
             format!("{verb} what a wgmma in flight reads: no wgmma.wait_group covers it")

@@ -30,6 +30,16 @@ pub(super) struct Piece {
     pub inside: (u8, u8),
 }
 
+impl Piece {
+    /// Its bytes inside the tensor, from the start of the buffer, and how many: aligned ones at once, others one by one.
+    pub fn spans(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let (from, to) = (u64::from(self.inside.0), u64::from(self.inside.1));
+        let first = self.global.wrapping_add(from);
+        let step = if to - from == 16 && first.is_multiple_of(16) { 16 } else { 1 };
+        (0..to - from).step_by(step as usize).map(move |at| (first + at, step))
+    }
+}
+
 /// The pieces of the box at these coordinates, in the order of the rows of the box. `start` is the address of the box in shared
 /// memory, whose bits the swizzle uses; one that is no multiple of 128 counts as the multiple before it, and the copy is refused elsewhere.
 pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> Vec<Piece> {
