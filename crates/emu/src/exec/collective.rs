@@ -1,6 +1,6 @@
 //! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`, `elect`.
 
-use ptx::{MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
+use ptx::{BinaryOp, FloatMods, MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
 use smallvec::SmallVec;
 
 use super::Env;
@@ -103,6 +103,12 @@ impl Env<'_> {
             Op::Shfl(mode) => self.shuffle(warp, mode, parts, lanes),
             Op::Vote(mode) => vote(warp, mode, parts, lanes),
             Op::Match(mode, _) => match_lanes(warp, mode, parts, lanes),
+            Op::Redux { op: ReduxOp::Min, ty: Type::F32, abs, nan } => {
+                reduce_floats(warp, BinaryOp::Min, (abs, nan), parts, lanes);
+            }
+            Op::Redux { op: ReduxOp::Max, ty: Type::F32, abs, nan } => {
+                reduce_floats(warp, BinaryOp::Max, (abs, nan), parts, lanes);
+            }
             Op::Redux { op, ty, .. } => reduce(warp, op, ty, parts, lanes),
             Op::Elect => {
                 let leader = lanes.trailing_zeros();
@@ -256,4 +262,16 @@ fn reduce(warp: &mut Warp, op: ReduxOp, ty: Type, parts: &[Part], lanes: u32) {
         ReduxOp::Max => fold(u32::max),
     };
     set32(warp, parts, &[result; 32]);
+}
+
+/// The least or the greatest, as `min` and `max` find it of two.
+fn reduce_floats(warp: &mut Warp, op: BinaryOp, (abs, nan): (bool, bool), parts: &[Part], lanes: u32) {
+    let op = Op::Binary(op, Type::F32, FloatMods { nan, ..FloatMods::NONE });
+    let both = |a, b| super::evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
+    let kept = if abs { !(1 << 31) } else { !0 };
+    let values = get32(warp, parts, 0).map(|bits| u64::from(bits & kept));
+    // The first counts twice: of NaN alone comes the canonical one.
+    let first = values[lanes.trailing_zeros() as usize];
+    let result = (0..32).filter(|l| lanes >> l & 1 == 1).fold(first, |found, l| both(found, values[l]));
+    set32(warp, parts, &[result as u32; 32]);
 }
