@@ -55,7 +55,7 @@ fn split(index: u64, [x, y, _]: [u64; 3]) -> [u64; 3] {
 pub(crate) struct ClusterRendezvous {
     /// Times that all threads have arrived.
     phase: u64,
-    /// Threads that have.
+    /// Threads that have, and have not exited.
     arrived: u32,
     clock: Option<Clock>,
     /// What those of the last phase released.
@@ -122,6 +122,7 @@ impl Env<'_> {
     /// Lanes exit. When they are the last of their CTA, all that others did in its shared memory must have happened before.
     pub(super) fn leave_cluster(&mut self, warp: &mut Warp, lanes: u32) {
         let (rank, home) = (self.rank(warp), warp.view.home());
+        self.withdraw(warp, lanes);
         if self.actors.ctas > 1 {
             let clock = warp.view.release(lanes);
             self.visits.exits[rank].join(home, &clock);
@@ -287,7 +288,16 @@ impl Env<'_> {
         self.complete_cluster_barrier();
     }
 
-    /// Threads that have exited count as arrived.
+    /// Lanes that exit are waited for no more, and so do not count among those that have arrived. What they released when
+    /// they did, they did.
+    fn withdraw(&mut self, warp: &mut Warp, lanes: u32) {
+        if warp.attendance.phase == self.rendezvous.phase {
+            self.rendezvous.arrived -= (warp.attendance.lanes & lanes).count_ones();
+        }
+        warp.attendance.lanes &= !lanes;
+    }
+
+    /// All threads that have not exited are waited for.
     pub(super) fn complete_cluster_barrier(&mut self) {
         let expected: u32 = self.live.iter().map(|lanes| lanes.count_ones()).sum();
         let rendezvous = &mut self.rendezvous;
