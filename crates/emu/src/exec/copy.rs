@@ -11,7 +11,7 @@ use super::warp::Warp;
 use crate::decode::Inst;
 use crate::memory::{resolve, store_bytes};
 use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
-use crate::report::Schedule;
+use crate::report::{HazardKind, Schedule};
 
 /// A copy on its way, for some lanes.
 #[derive(Debug)]
@@ -114,7 +114,14 @@ impl Env<'_> {
         let write = copy_site(inst, Space::Shared, inst.target);
         let offset = self.shared_offset(warp, &write, lane, to)?;
         // The source is aligned to the copy's size, however little of it is read.
-        let read = copy_site(inst, Space::Global, taken.max(1).next_power_of_two());
+        if taken > 0 && !from.is_multiple_of(u64::from(inst.target)) {
+            let (size, place) = (inst.target, Some((Space::Global, from)));
+            self.report(HazardKind::Misaligned, inst, warp.index, lane, place, || {
+                format!("copies {size} bytes from address {from:#x}, which is no multiple of {size}")
+            });
+            return None;
+        }
+        let read = copy_site(inst, Space::Global, taken);
         let races = self.context.options.checks.races;
         let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.writable() && races;
         if watch {
