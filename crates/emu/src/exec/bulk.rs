@@ -99,7 +99,10 @@ impl<'a> Env<'a> {
     ) {
         let bytes = warp.registers.lane(inst.s[0], lane) as u32;
         let from = based(&warp.registers, inst.source.0, inst.source.1)[lane];
-        if !self.check_size(warp, inst, lane, bytes) {
+        let to = resolve(addresses(&warp.registers, inst)[lane]).1;
+        if !self.check_size(warp, inst, lane, bytes)
+            || self.bulk_range(warp, inst, lane, to, bytes, 16).is_none()
+        {
             return;
         }
         let payload = if route.source() == Space::Global {
@@ -164,8 +167,17 @@ impl<'a> Env<'a> {
             );
             return None;
         }
-        self.shared_offset(warp, &site, lane, address + u64::from(bytes) - 16)?;
-        self.shared_offset(warp, &site, lane, address)
+        let offset = self.shared_offset(warp, &site, lane, address)?;
+        // A range lies in one CTA: what follows it in the cluster is another's.
+        let size = self.context.program.layout.shared_extent as usize;
+        if offset % self.span + bytes as usize > size {
+            let place = Some((Space::Shared, address));
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, place, || {
+                format!("a bulk copy of {bytes} bytes to or from {address:#x}, outside of {size}")
+            });
+            return None;
+        }
+        Some(offset)
     }
 
     /// The tensor map that the instruction names, and its coordinates.
@@ -198,10 +210,15 @@ impl<'a> Env<'a> {
     fn tensor_load(&mut self, warp: &Warp, inst: &Inst, lane: usize, ctas: Option<u32>) {
         let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
         let to = resolve(addresses(&warp.registers, inst)[lane]).1;
+        // A box lies at a multiple of 128 bytes (PTX ISA, "cp.async.bulk.tensor"). One that shared memory does not hold can
+        // have more pieces than any memory does.
+        let (bytes, align) = (spec.box_bytes(), 128);
+        if self.bulk_range(warp, inst, lane, to, bytes, align).is_none() {
+            return;
+        }
         let pieces = pieces(spec, &coordinates, to & ((1 << RANK_SHIFT) - 1));
         let payload = Payload::Global(spec.buffer, Rc::new(pieces));
-        // A box lies at a multiple of 128 bytes (PTX ISA, "cp.async.bulk.tensor").
-        self.depart_to(warp, inst, lane, ctas, (spec.box_bytes(), 128), &payload, None);
+        self.depart_to(warp, inst, lane, ctas, (bytes, align), &payload, None);
     }
 
     /// Sends a copy to the CTA that the address names, or to each of `ctas`.

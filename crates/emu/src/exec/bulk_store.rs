@@ -61,18 +61,33 @@ impl Env<'_> {
         if !self.check_size(warp, inst, lane, bytes) {
             return;
         }
+        let Some(from) = self.bulk_source(warp, inst, lane, (bytes, 16)) else { return };
         let site = Site { inst, space: Space::Global, bytes: 16, strength: Strength::Weak };
         if let Some((buffer, pieces)) = self.global_pieces(warp, &site, lane, resolve(to).1, bytes) {
-            self.send(warp, inst, lane, (buffer, pieces), (bytes, 16), reduce);
+            self.send(warp, inst, lane, (from, bytes), (buffer, pieces), reduce);
         }
     }
 
     pub(super) fn tensor_store(&mut self, warp: &mut Warp, inst: &Inst, lane: usize, op: Option<AtomicOp>) {
         let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
-        let from = resolve(addresses(&warp.registers, inst)[lane]).1;
-        let pieces = pieces(spec, &coordinates, from & ((1 << RANK_SHIFT) - 1));
+        let bytes = spec.box_bytes();
+        let Some(from) = self.bulk_source(warp, inst, lane, (bytes, 128)) else { return };
+        let pieces = pieces(spec, &coordinates, self.shared_address(from) & ((1 << RANK_SHIFT) - 1));
         let reduce = op.map(|op| (op, element_type(spec.element)));
-        self.send(warp, inst, lane, (spec.buffer, pieces), (spec.box_bytes(), 128), reduce);
+        self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
+    }
+
+    /// The offset of what a lane's copy reads, once it is known to lie in shared memory: a box that does not can have more
+    /// pieces than any memory holds.
+    fn bulk_source(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        lane: usize,
+        (bytes, align): (u32, u32),
+    ) -> Option<usize> {
+        let from = resolve(addresses(&warp.registers, inst)[lane]).1;
+        self.bulk_range(warp, inst, lane, from, bytes, align)
     }
 
     fn send(
@@ -80,12 +95,10 @@ impl Env<'_> {
         warp: &mut Warp,
         inst: &Inst,
         lane: usize,
+        (offset, bytes): (usize, u32),
         (buffer, pieces): (usize, Vec<Piece>),
-        (bytes, align): (u32, u32),
         reduce: Option<(AtomicOp, Type)>,
     ) {
-        let from = resolve(addresses(&warp.registers, inst)[lane]).1;
-        let Some(offset) = self.bulk_range(warp, inst, lane, from, bytes, align) else { return };
         self.toll += copy_toll(bytes);
         if !self.context.global.regions[buffer].writable() {
             return self.report_read_only(inst, warp.index, lane, GlobalMemory::base(buffer));
