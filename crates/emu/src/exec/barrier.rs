@@ -92,7 +92,9 @@ impl Env<'_> {
             });
         }
         let barrier = &self.barriers[at];
-        if !barrier.arrived.is_empty() && barrier.expected != count {
+        // "If no thread count is specified, all threads in the CTA participate" (PTX ISA, "bar, barrier").
+        let threads = |n: Option<u32>| n.unwrap_or(32 * self.actors.warps as u32);
+        if !barrier.arrived.is_empty() && threads(barrier.expected) != threads(count) {
             let (first, line) = (barrier.expected, barrier.line);
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());

@@ -37,13 +37,14 @@ impl Env<'_> {
     pub(super) fn fence(&mut self, warp: &mut Warp, sem: FenceSem, scope: Scope, lanes: u32) {
         let strength = scope_strength(scope);
         for seen in std::mem::take(&mut warp.seen) {
-            let here = seen.lanes & lanes;
-            if here != 0 && strength >= seen.strength {
+            // What is too far for this fence waits for a wider one.
+            let here = if strength >= seen.strength { seen.lanes & lanes } else { 0 };
+            if here != 0 {
                 warp.view.acquire(here, warp.live, &seen.clock);
             }
             self.toll += toll(seen.clock.parts());
-            if seen.lanes & !lanes != 0 {
-                warp.seen.push(Seen { lanes: seen.lanes & !lanes, ..seen });
+            if seen.lanes & !here != 0 {
+                warp.seen.push(Seen { lanes: seen.lanes & !here, ..seen });
             }
         }
         let moment = warp.view.moment(lanes);

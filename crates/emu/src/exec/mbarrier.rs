@@ -163,6 +163,9 @@ impl Env<'_> {
                     let dropped = if m.op.drops() { count } else { 0 };
                     let arrival = Arrival { count, dropped, bytes, clock: released.1.as_ref() };
                     states[lane] = self.arrive_at(cause, address, &arrival);
+                    if matches!(m.op, MbarrierOp::ArriveNoComplete | MbarrierOp::ArriveDropNoComplete) {
+                        self.check_incomplete(cause, address, states[lane]);
+                    }
                 }
             }
         });
@@ -339,6 +342,15 @@ impl Env<'_> {
         }
         self.complete_phase(cause, address);
         state
+    }
+
+    /// What an arrival with `.noComplete` does where it completes the phase, whose state was `before`, is not defined.
+    fn check_incomplete(&mut self, cause: Cause, address: u64, before: u64) {
+        if self.mbarriers.objects.get(&address).is_some_and(|o| o.phase != before >> 32) {
+            self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+                "an arrival with .noComplete completes the phase of the mbarrier".into()
+            });
+        }
     }
 
     fn complete_phase(&mut self, cause: Cause, address: u64) {
