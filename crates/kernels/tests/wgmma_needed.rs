@@ -169,10 +169,6 @@ fn steps(
     machine.last_report().map(|report| report.steps)
 }
 
-/// A warp's rows are in shared memory, and known to the asynchronous proxy, before one lane sends them off. The emulator lets a fence of a
-/// whole warp speak for all its lanes at once; PTX's model wants each lane's fence ordered before the copy.
-const SENT_OFF: &str = "bar.warp.sync 1";
-
 /// All of a plan's sites but these are needed. Those that survive are named with their reasons: one that is refused after all is
 /// an error, too.
 fn assert_needed(plan: &WgmmaPlan, surviving: &[&str]) {
@@ -201,7 +197,7 @@ fn tiles_in_turn_by_a_counter() {
         stages: 3,
         ..plain()
     };
-    assert_needed(&plan, &[SENT_OFF]);
+    assert_needed(&plan, &[]);
 }
 
 #[test]
@@ -233,7 +229,7 @@ fn overlapped_tiles() {
         store: Store::Bulk,
         ..plain()
     };
-    assert_needed(&plan, &[SENT_OFF]);
+    assert_needed(&plan, &[]);
 }
 
 #[test]
@@ -247,10 +243,10 @@ fn overlapped_tiles_of_warpgroups_that_skip_blocks() {
 
 #[test]
 fn clusters() {
-    // The last: a warp whose first lane alone has fed must be together again at a barrier that is `.aligned`. The emulator brings lanes
+    // A warp whose first lane alone has fed must be together again at a barrier that is `.aligned`. The emulator brings lanes
     // together where their branches meet; the hardware need not.
     let plan = WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..plain() };
-    assert_needed(&plan, &[SENT_OFF, "bar.warp.sync 2"]);
+    assert_needed(&plan, &["bar.warp.sync 2"]);
 }
 
 #[test]
