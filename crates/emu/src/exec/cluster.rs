@@ -69,12 +69,20 @@ pub(crate) struct Attendance {
     /// Lanes that have arrived and not waited yet, and the phase in which they did.
     lanes: u32,
     phase: u64,
+    /// Those that arrived in an earlier one, before other lanes of the warp had waited and arrived again.
+    before: u32,
 }
 
 impl Attendance {
     /// Whether lanes of `live` have not arrived.
     pub fn absent(self, live: u32) -> bool {
         live & !self.lanes != 0
+    }
+
+    /// Lanes have waited, or exit.
+    fn leave(&mut self, lanes: u32) {
+        self.lanes &= !lanes;
+        self.before &= !lanes;
     }
 }
 
@@ -268,14 +276,21 @@ impl Env<'_> {
     }
 
     fn arrive_at_cluster(&mut self, warp: &mut Warp, inst: &Inst, relaxed: bool, mask: u32) {
-        if warp.attendance.lanes & mask != 0 {
-            let lane = (warp.attendance.lanes & mask).trailing_zeros() as usize;
+        let Attendance { lanes, phase, before } = warp.attendance;
+        let not_waited = (lanes | before) & mask;
+        if not_waited != 0 {
+            let lane = not_waited.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
                 "arrives at the cluster's barrier again without having waited for it".into()
             });
             return;
         }
-        warp.attendance = Attendance { lanes: warp.attendance.lanes | mask, phase: self.rendezvous.phase };
+        let current = self.rendezvous.phase;
+        warp.attendance = if phase == current {
+            Attendance { lanes: lanes | mask, ..warp.attendance }
+        } else {
+            Attendance { lanes: mask, phase: current, before: before | lanes }
+        };
         let clock = if relaxed { self.released_by_fences(warp, mask) } else { warp.view.release(mask) };
         self.counters.cluster_barriers += 1;
         let rendezvous = &mut self.rendezvous;
@@ -294,7 +309,7 @@ impl Env<'_> {
         if warp.attendance.phase == self.rendezvous.phase {
             self.rendezvous.arrived -= (warp.attendance.lanes & lanes).count_ones();
         }
-        warp.attendance.lanes &= !lanes;
+        warp.attendance.leave(lanes);
     }
 
     /// All threads that have not exited are waited for.
@@ -309,7 +324,8 @@ impl Env<'_> {
     }
 
     fn wait_for_cluster(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
-        let absent = mask & !warp.attendance.lanes;
+        let Attendance { lanes, phase, before } = warp.attendance;
+        let absent = mask & !(lanes | before);
         if absent != 0 {
             let lane = absent.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
@@ -317,11 +333,11 @@ impl Env<'_> {
             });
             return Flow::Next;
         }
-        if self.rendezvous.phase == warp.attendance.phase {
+        if mask & lanes != 0 && self.rendezvous.phase == phase {
             return self.retry(split);
         }
         split.polls = 0;
-        warp.attendance.lanes &= !mask;
+        warp.attendance.leave(mask);
         warp.view.acquire(mask, warp.live, &self.rendezvous.released);
         Flow::Next
     }
