@@ -143,7 +143,7 @@ pub struct Explain {
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, value_name = "NAME", requires = "problem")]
     pub device: Option<String>,
-    /// A plan to use for --problem instead of the chosen one, as JSON: is it possible?
+    /// A plan to use for --problem instead of the chosen one, as JSON (as this command or `topk` prints it): is it possible?
     #[arg(long, value_name = "JSON", requires = "problem")]
     pub plan: Option<String>,
 }
@@ -209,7 +209,8 @@ pub struct Bench {
     /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
-    /// GPU: a plan (JSON) instead of the chosen one; several race against each other, the first against the rest
+    /// GPU: a plan (JSON, as `explain --problem` or `topk` prints it) instead of the chosen one; several race against each other, the
+    /// first against the rest
     #[arg(long, value_name = "FILE.json")]
     pub plan: Vec<PathBuf>,
     /// GPU: warm, cold, both of these, or sustained (for so long that the clocks are those which the device's power allows); default: both
@@ -545,7 +546,7 @@ pub struct Evolve {
     /// What chance begins with
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A plan (JSON) as the only seed, which is also what is to be beaten
+    /// A plan (JSON, as `explain --problem` or `topk` prints it) as the only seed, which is also what is to be beaten
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
     /// Only kernels of this family: mma, wgmma or small; may be given several times

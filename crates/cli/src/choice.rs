@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::Explain;
 use crate::error::CliError;
-use crate::{Status, unless_closed};
+use crate::{Status, plan, unless_closed};
 
 /// A device by name, and what it is.
 struct Named {
@@ -64,11 +64,7 @@ fn print(
 
 /// `--plan`, if it computes the problem.
 fn given(text: &str, problem: &Problem, arch: &Arch) -> Result<Plan, CliError> {
-    let plan: Plan = serde_json::from_str(text).map_err(|error| CliError::Argument {
-        argument: "--plan",
-        value: text.to_owned(),
-        accepted: format!("a plan as JSON, as this command prints it ({error})"),
-    })?;
+    let plan = plan::gpu("--plan", text, text)?;
     plan.check(problem, arch).map_err(kernels::KernelError::from)?;
     Ok(plan)
 }

@@ -13,6 +13,7 @@ mod explain;
 mod forecast;
 mod ledger;
 mod microbench;
+mod plan;
 mod report;
 mod run;
 mod selftest;

@@ -241,7 +241,7 @@ fn bad_usage_is_named_and_exits_with_3() {
             "--mode = hot is not possible; accepted: warm, cold, both (warm and cold), sustained",
         ),
         (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
-        (&["bench", "--device", "cuda", "--plan", &launch], "accepted: a plan as JSON"),
+        (&["bench", "--device", "cuda", "--plan", &launch], "accepted: one plan as JSON"),
         (&["bench", "--problem", "1,8,512"], "--problem = 1,8,512 is not possible"),
         (&["bench", "--threads", "0"], "--threads = 0 is not possible"),
         (&["bench", "--shape", "99999999999x1x16x16"], "--shape = 99999999999x1x16x16 is not possible"),
@@ -576,3 +576,7 @@ fn selftest_without_a_gpu_says_so() {
     let message = text(&output.stderr);
     assert!(message.contains("no CUDA driver") || message.contains("4096"), "{message}");
 }
+    // So can what `topk` prints.
+    let output = ask(&["--plan", &serde_json::json!({ "gpu": plan }).to_string()]);
+    let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(given["plan"], plan, "{}", text(&output.stderr));

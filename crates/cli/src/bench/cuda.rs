@@ -19,7 +19,7 @@ use super::{Limits, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
 use crate::tell::{progress, tell};
-use crate::{Status, table, unless_closed};
+use crate::{Status, plan, table, unless_closed};
 
 /// Seconds for each problem and mode, unless said otherwise.
 const SECONDS: f64 = 1.0;
@@ -84,11 +84,7 @@ fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
     let read = |file: &PathBuf| {
         let text =
             std::fs::read_to_string(file).map_err(|source| CliError::Read { path: file.clone(), source })?;
-        let plan: Plan = serde_json::from_str(&text).map_err(|error| CliError::Argument {
-            argument: "--plan",
-            value: file.display().to_string(),
-            accepted: format!("a plan as JSON, as `explain --problem` prints it ({error})"),
-        })?;
+        let plan = plan::gpu("--plan", &file.display().to_string(), &text)?;
         Ok((file.file_stem().map(|name| name.to_string_lossy().into_owned()), Some(plan)))
     };
     match files {

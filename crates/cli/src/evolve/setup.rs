@@ -15,8 +15,8 @@ use lab::provenance::{Provenance, program};
 use problem::Problem;
 
 use crate::args::Evolve;
-use crate::choice;
 use crate::error::CliError;
+use crate::{choice, plan};
 
 /// A device with all that is asked of it.
 struct Device {
@@ -34,7 +34,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     let target = target(&args.device, args.emulator)?;
     promotable(args, &target)?;
     let mut wanted = wanted(args)?;
-    wanted.only = args.seed_plan.as_deref().map(|file| plan(file, &target)).transpose()?;
+    wanted.only = args.seed_plan.as_deref().map(|file| seed(file, &target)).transpose()?;
     let past = match Ledger::read(&args.ledger.path) {
         Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
@@ -189,18 +189,14 @@ fn configuration(name: &str) -> Result<Configuration, CliError> {
 }
 
 /// `--seed-plan`.
-fn plan(file: &Path, target: &Target) -> Result<Candidate, CliError> {
+fn seed(file: &Path, target: &Target) -> Result<Candidate, CliError> {
     let text = std::fs::read_to_string(file)
         .map_err(|source| CliError::Read { path: file.to_path_buf(), source })?;
-    let plan = match target {
-        Target::Cpu => serde_json::from_str(&text).map(Candidate::Cpu),
-        Target::Cuda { .. } | Target::Model { .. } => serde_json::from_str(&text).map(Candidate::Gpu),
-    };
-    plan.map_err(|error| CliError::Argument {
-        argument: "--seed-plan",
-        value: file.display().to_string(),
-        accepted: format!("a file with one plan as JSON, as `explain --problem` prints it ({error})"),
-    })
+    let (argument, name) = ("--seed-plan", file.display().to_string());
+    match target {
+        Target::Cpu => plan::native(argument, &name, &text).map(Candidate::Cpu),
+        Target::Cuda { .. } | Target::Model { .. } => plan::gpu(argument, &name, &text).map(Candidate::Gpu),
+    }
 }
 
 /// A seed that cannot compute the problem is no seed.

@@ -1,0 +1,72 @@
+//! Plans as JSON: bare, as `explain --problem` prints one, or as the ledger keeps a candidate and `topk` prints it: `{"gpu": {…}}`.
+
+use cpu::CpuPlan;
+use kernels::Plan;
+use serde_json::{Map, Value};
+
+use crate::error::CliError;
+
+/// A plan of the GPU kernels. `value` is what the argument says: the text itself, or the file that it was read from.
+pub fn gpu(argument: &'static str, value: &str, text: &str) -> Result<Plan, CliError> {
+    read(text, "gpu", serde_json::from_value).map_err(|why| refusal(argument, value, &why))
+}
+
+/// A plan of the processor's kernels.
+pub fn native(argument: &'static str, value: &str, text: &str) -> Result<CpuPlan, CliError> {
+    read(text, "cpu", serde_json::from_value).map_err(|why| refusal(argument, value, &why))
+}
+
+fn refusal(argument: &'static str, value: &str, why: &str) -> CliError {
+    let accepted = format!("one plan as JSON, as `explain --problem` and `topk` print it ({why})");
+    CliError::Argument { argument, value: value.to_owned(), accepted }
+}
+
+fn read<P>(text: &str, key: &str, plan: impl Fn(Value) -> serde_json::Result<P>) -> Result<P, String> {
+    let json = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    plan(bare(json, key)?).map_err(|error| error.to_string())
+}
+
+/// What stands under the key where that is all there is. Candidates of other kinds are refused by their own key.
+fn bare(json: Value, key: &str) -> Result<Value, String> {
+    let only =
+        |object: &Map<String, Value>| if object.len() == 1 { object.keys().next().cloned() } else { None };
+    match (json.as_object().and_then(only).as_deref(), json) {
+        (Some(found), Value::Object(mut object)) if found == key => {
+            Ok(object.remove(key).unwrap_or_default())
+        }
+        (Some(found @ ("gpu" | "cpu" | "kernel")), _) => {
+            Err(format!("this is of a {found}; wanted is a {key} plan"))
+        }
+        (_, json) => Ok(json),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::Arch;
+    use problem::Problem;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_as_every_command_prints_it() {
+        let plan = Plan::default_for(&Problem::mission(), &Arch::SM_89).unwrap();
+        for text in [json!(plan), json!({ "gpu": plan })] {
+            assert_eq!(gpu("--plan", "file", &text.to_string()).unwrap(), plan);
+        }
+        let native = CpuPlan::for_problem(&Problem::mission());
+        let text = json!({ "cpu": native }).to_string();
+        assert_eq!(super::native("--seed-plan", "file", &text).unwrap(), native);
+        for (text, why) in [
+            (text.as_str(), "this is of a cpu; wanted is a gpu plan"),
+            ("{\"kernel\": {}}", "this is of a kernel"),
+            ("{}", "missing field `family`"),
+            ("{\"gpu\": {}}", "missing field `family`"),
+            ("plan", "expected value"),
+        ] {
+            let error = gpu("--plan", "file", text).unwrap_err().to_string();
+            assert!(error.starts_with("--plan = file is not possible") && error.contains(why), "{error}");
+        }
+    }
+}
