@@ -27,6 +27,8 @@ pub enum Command {
     Check(Check),
     /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
     Explain(Explain),
+    ///
+    /// It explains refuted kernels, too, and does not judge: `check` does. Exit code: 0 explained, 3 bad usage.
     /// Compute attention on tensors in files, on this machine's processor
     Run(Run),
     /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
@@ -114,7 +116,7 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// PTX or CUDA C++; left out: the fused kernel on the mission problem
+    /// PTX or CUDA C++; left out: the kernel that the mission problem (1,8,512,64,f16) gets on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// The launch file

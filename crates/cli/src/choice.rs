@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use emu::model::{Gpu, machine};
-use kernels::select::{Device, TunedTable, choose};
-use kernels::{Arch, Plan};
+use kernels::select::{Choice, Device, TunedTable, choose};
+use kernels::{Arch, KernelError, Plan};
 use lab::bench::suites;
 use problem::Problem;
 use serde_json::{Value, json};
@@ -14,9 +14,10 @@ use crate::error::CliError;
 use crate::{Status, plan, unless_closed};
 
 /// A device by name, and what it is.
-struct Named {
+pub struct Named {
     name: String,
-    arch: Arch,
+    /// Its architecture, with its own number of multiprocessors.
+    pub arch: Arch,
 }
 
 /// Prints the choice for a problem, or judges the plan that is given instead.
@@ -26,8 +27,7 @@ pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
     let (plan, source, why) = match &args.plan {
         Some(text) => (given(text, &problem, &device.arch)?, json!({ "source": "given" }), Vec::new()),
         None => {
-            let named = Device { name: &device.name, arch: device.arch };
-            let choice = choose(&problem, &named, TunedTable::builtin())?;
+            let choice = chosen(&problem, &device)?;
             (choice.plan, json!(choice.source), choice.why)
         }
     };
@@ -69,24 +69,39 @@ fn given(text: &str, problem: &Problem, arch: &Arch) -> Result<Plan, CliError> {
     Ok(plan)
 }
 
+/// The plan that a user of the device gets, and why.
+pub fn chosen(problem: &Problem, device: &Named) -> Result<Choice, KernelError> {
+    choose(problem, &Device { name: &device.name, arch: device.arch }, TunedTable::builtin())
+}
+
 /// `--device`: the GPU of this machine, or one that the time model's table knows.
 fn device(name: &str) -> Result<Named, CliError> {
     let refuse =
         |accepted: String| CliError::Argument { argument: "--device", value: name.to_owned(), accepted };
     let names = || machine::MACHINES.map(|gpu| gpu.name).join(", ");
-    let (name, sm, multiprocessors) = if name == "cuda" {
+    if name == "cuda" {
         let gpu = driver::Gpu::open(0).map_err(|error| refuse(format!("{} here ({error})", names())))?;
         let (major, minor) = gpu.info().capability;
-        (gpu.info().name.clone(), major * 10 + minor, gpu.info().sms)
-    } else {
-        let gpu = Gpu::named(name).ok_or_else(|| refuse(format!("cuda, {}", names())))?;
-        (gpu.name.to_owned(), gpu.sm, gpu.sms)
-    };
+        return named(&gpu.info().name, major * 10 + minor, gpu.info().sms);
+    }
+    model(Gpu::named(name).ok_or_else(|| refuse(format!("cuda, {}", names())))?)
+}
+
+/// A machine of the time model's.
+pub fn model(gpu: &Gpu) -> Result<Named, CliError> {
+    named(gpu.name, gpu.sm, gpu.sms)
+}
+
+fn named(name: &str, sm: u32, multiprocessors: u32) -> Result<Named, CliError> {
     let arch = Arch::of(sm).ok_or_else(|| {
         let targets = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
-        refuse(format!("a device of {targets}; this one is sm_{sm}"))
+        CliError::Argument {
+            argument: "--device",
+            value: name.to_owned(),
+            accepted: format!("a device of {targets}; this one is sm_{sm}"),
+        }
     })?;
-    Ok(Named { name, arch: Arch { multiprocessors, ..arch } })
+    Ok(Named { name: name.to_owned(), arch: Arch { multiprocessors, ..arch } })
 }
 
 /// A problem as `--problem` takes it.

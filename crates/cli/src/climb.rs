@@ -167,7 +167,7 @@ fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
         rung.rung.quoted_us().map_or_else(dash, |us| format!("{us:.0}")),
         rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),
         first.zip(us).map_or_else(dash, |(first, us)| format!("{:.1}", first / us)),
-        rung.study.prediction().map_or_else(dash, |p| format!("{:?}", p.bound).to_lowercase()),
+        rung.study.prediction().map_or_else(dash, |p| p.bound.name().to_owned()),
         rung.study.findings.first().map_or_else(dash, |f| f.name.to_owned()),
     ]
 }

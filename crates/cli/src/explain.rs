@@ -3,9 +3,8 @@
 use std::io::Write;
 
 use emu::model::{Gpu, machine};
-use emu::resources::Ptxas;
-use kernels::Arch;
-use lab::gate::Settings;
+use emu::resources::{Ptxas, Source};
+use lab::gate::{Settings, bind};
 use lab::study::{Study, study};
 use problem::Problem;
 use serde_json::json;
@@ -32,7 +31,12 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
             let (bound, text) = source::load(file, launch, args.sm)?;
             (bound, Some(text))
         }
-        _ => (lab::climb::fused(&Problem::mission(), &Arch::SM_89)?.head, None),
+        _ => {
+            // What a user of that GPU gets.
+            let (problem, device) = (Problem::mission(), choice::model(gpu)?);
+            let plan = choice::chosen(&problem, &device)?.plan;
+            (bind(&plan, &problem, &device.arch)?, None)
+        }
     };
     let ptxas = Ptxas::find().ok();
     let study = study(bound, text, &Settings::quick(), std::slice::from_ref(gpu), ptxas.as_ref())?;
@@ -58,19 +62,26 @@ fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliErr
     if let Some(r) = &study.resources {
         writeln!(
             out,
-            "{} registers, {} bytes of spills, {} bytes of shared memory ({:?})",
+            "{} registers, {} bytes of spills, {} bytes of shared memory ({})",
             r.registers,
             r.spill_loads + r.spill_stores,
             study.proof.counters.shared_bytes,
-            r.source
+            match &r.source {
+                Source::Ptxas(version) => format!("ptxas {version}"),
+                Source::Estimate => "estimated, without ptxas".to_owned(),
+            }
         )?;
     }
     match study.predictions.first() {
         Some(Ok(p)) => {
             writeln!(
                 out,
-                "predicted on {}: {:.1} µs ({:.1} to {:.1}), bound by {:?}",
-                p.machine, p.us, p.us_low, p.us_high, p.bound
+                "predicted on {}: {:.1} µs ({:.1} to {:.1}), bound by {}",
+                p.machine,
+                p.us,
+                p.us_low,
+                p.us_high,
+                p.bound.name()
             )?;
             for (cause, share) in p.split.iter().filter(|(_, share)| *share >= 0.02) {
                 writeln!(out, "  {:>4.0} %  {}", 100.0 * share, cause.name())?;

@@ -558,6 +558,49 @@ fn explain_says_which_plan_a_problem_gets() {
         (&["--plan", "{}"], "--plan"),
         (&["--device", "gtx480"], "cannot be used multiple times"),
     ] {
+    // In words, not in Rust's names.
+    assert!(
+        !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
+        "{shown}"
+    );
+    // It explains what `check` refutes.
+    let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
+    let output = folder.run(&["explain", &racy, "--launch", &launch]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("shift: refuted"), "{}", text(&output.stdout));
+}
+
+/// Left to itself, `explain` looks at the whole mission problem, computed as the GPU's user would have it computed.
+#[test]
+fn explain_and_climb_agree_on_the_mission() {
+    use lab::climb::{Climb, Options, climb, fused};
+    let folder = Folder::new("mission");
+    let explain = |gpu: &str| {
+        let output = folder.run(&["explain", "--gpu", gpu, "--json"]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (said["prediction"]["us"].as_f64().unwrap(), said["findings"][0]["name"].clone())
+    };
+    let problem = problem::Problem::mission();
+    let ptxas = emu::resources::Ptxas::find().ok();
+    let options = Options {
+        settings: lab::gate::Settings::quick(),
+        ptxas: ptxas.as_ref(),
+        cpu_seconds: 0.001,
+        machines: Options::machines_for(None),
+        problem: problem.clone(),
+    };
+    let rung = fused(&problem, &kernels::Arch::SM_89).unwrap();
+    let Climb { rungs, .. } =
+        climb::<lab::bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
+    let (us, finding) = explain("L4");
+    let climbed = rungs[0].predicted_us().unwrap();
+    // CTAs of one head were recorded there, and of all heads here.
+    assert!((us / climbed - 1.0).abs() < 0.02, "{us} and {climbed}");
+    assert_eq!(finding, rungs[0].study.findings[0].name);
+    // What ships on an H200 is no kernel of an L4's.
+    let on_h200 = rungs[0].study.predictions[1].as_ref().unwrap().us;
+    assert!(explain("H200").0 < 0.75 * on_h200, "{on_h200}");
         let output = ask(args);
         assert_eq!(output.status.code(), Some(3));
         assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));

@@ -84,6 +84,28 @@ pub enum Bound {
     Launch,
 }
 
+impl Bound {
+    /// In a word or two.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Tensor => "tensor cores",
+            Bound::Fma => "f32 pipe",
+            Bound::Alu => "integer pipe",
+            Bound::Half => "half-precision pipe",
+            Bound::Double => "f64 pipe",
+            Bound::Mufu => "special functions",
+            Bound::Issue => "issue slots",
+            Bound::Shared => "shared memory",
+            Bound::L1 => "L1",
+            Bound::L2 => "L2 bandwidth",
+            Bound::Dram => "DRAM bandwidth",
+            Bound::Latency => "latency",
+            Bound::Serial => "waiting at barriers",
+            Bound::Launch => "launch",
+        }
+    }
+}
+
 /// How busy each unit of the SM is, from 0 to 1, between first and last instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs, reason = "the names of the units")]

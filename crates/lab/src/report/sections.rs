@@ -34,7 +34,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     @if climb.card.is_some() { td.n { (measured(rung)) } }
                     td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
-                    td { (rung.study.prediction().map_or("–".into(), |p| format!("{:?}", p.bound).to_lowercase())) }
+                    td { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
                     td { (rung.study.findings.first().map_or("–", |f| f.name)) }
                 }
             } }

@@ -82,7 +82,7 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
             (exhibit.name)
             @if let Some(p) = &anatomy.prediction {
                 ": predicted " b { (time(p.us)) " µs" } " (" (time(p.us_low)) " to " (time(p.us_high)) ") on " (p.machine)
-                ", bound by " (format!("{:?}", p.bound).to_lowercase())
+                ", bound by " (p.bound.name())
             }
             @if let Some((us, TimeKind::Measured)) = exhibit.time { "; measured " b { (time(us)) " µs" } }
             "."
@@ -200,7 +200,7 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
                         Ok(anatomy) => {
                             @if let Some(p) = &anatomy.prediction {
                                 p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by "
-                                    (format!("{:?}", p.bound).to_lowercase()) }
+                                    (p.bound.name()) }
                             }
                             @if anatomy.findings.is_empty() { p.soft { "No root cause stands out." } }
                             ul.causes { @for f in anatomy.findings.iter().take(4) {
