@@ -35,6 +35,9 @@ pub enum Command {
     Bench(Bench),
     /// Fill the tables in documents from the rows in evidence/
     Tables(Tables),
+    ///
+    /// Exit code: 0 done, or with --check nothing is stale; 1 --check found a table that is not what its rows give; 3 bad usage, a
+    /// document that cannot be read, or a table without rows, and nothing is written.
     /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
     ///
     /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or

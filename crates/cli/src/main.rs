@@ -32,6 +32,7 @@ use clap::Parser;
 use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
+use lab::tables::TableError;
 use tell::tell;
 
 /// What the commands exit with.
@@ -39,7 +40,7 @@ use tell::tell;
 /// | code | meaning | of which commands |
 /// |---|---|---|
 /// | 0 | done, and right as far as it was to be judged | all |
-/// | 1 | something is wrong: a kernel refuted, out of its race or not as expected, a failed probe, a ledger that disagrees | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check` |
+/// | 1 | something is wrong: a kernel refuted, out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `selftest`, `bench`, `climb`, `microbench`, `ledger check`, `tables --check` |
 /// | 2 | no verdict: something could not be judged | `check`, `selftest` |
 /// | 2 | a fault of ours, told as one | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
@@ -102,11 +103,16 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
 
 fn tables(args: &args::Tables) -> Result<Status, CliError> {
     if args.check {
-        lab::tables::check(&args.root, &args.documents)?;
-        return Ok(Status::Proven);
+        return match lab::tables::check(&args.root, &args.documents) {
+            Err(stale @ TableError::Stale(_)) => {
+                tell(stale);
+                Ok(Status::Refuted)
+            }
+            checked => Ok(checked.map(|()| Status::Proven)?),
+        };
     }
     for path in lab::tables::update(&args.root, &args.documents)? {
-        tell(format_args!("{} is new", path.display()));
+        tell(format_args!("{} is rewritten", path.display()));
     }
     Ok(Status::Proven)
 }

@@ -3,14 +3,14 @@
 use super::render::{line, place, title};
 use super::{OURS, Row};
 
-/// A line for each variant, a column for each problem: the variant's time in the plan's own.
-pub(super) fn table(rows: &[Row]) -> String {
+/// A line for each variant, a column for each problem: the variant's time in the plan's own. `None` without rows.
+pub(super) fn table(rows: &[Row]) -> Option<String> {
     let mut own: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
     // The newest run counts.
     own.sort_by(|a, b| (&a.problem, &b.when).cmp(&(&b.problem, &a.when)));
     own.dedup_by(|a, b| a.problem == b.problem);
     if own.is_empty() {
-        return "(There are no rows.)".into();
+        return None;
     }
     let of = |own: &Row, variant: &str| {
         let same =
@@ -52,7 +52,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     places.sort();
     places.dedup();
     lines.extend(places);
-    lines.join("\n")
+    Some(lines.join("\n"))
 }
 
 fn time(us: Option<f64>) -> String {

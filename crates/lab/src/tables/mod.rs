@@ -52,6 +52,18 @@ pub enum TableError {
         /// The name.
         name: String,
     },
+    /// A table that would be empty: its file of rows is not there, or has none of its suite.
+    #[error(
+        "{path}: table \"{name}\" has no rows in {file}; accepted: DEVICE/SUITE with rows there, in the folder of --root"
+    )]
+    NoRows {
+        /// The document.
+        path: PathBuf,
+        /// The table's name.
+        name: String,
+        /// Where its rows would be.
+        file: PathBuf,
+    },
     /// A line that is no row.
     #[error("{path}, line {line}: {error}")]
     Row {
@@ -224,16 +236,22 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             .map_err(|source| StoreError::Read { path: path.clone(), source })?;
         let mut pictures = Vec::new();
         let contents = fill(&path, &text, |device, suite| {
+            let file = root.join(format!("evidence/{device}.jsonl"));
+            let none = || TableError::NoRows {
+                path: path.clone(),
+                name: format!("{device}/{suite}"),
+                file: file.clone(),
+            };
             if suite == evolution::SUITE {
-                return evolution::table(&root.join(format!("evidence/{device}.jsonl")));
+                return evolution::table(&file)?.ok_or_else(none);
             }
-            let measured = rows(&root.join(format!("evidence/{device}.jsonl")), suite)?;
+            let measured = rows(&file, suite)?;
             if suite.starts_with("ideas_") {
-                return Ok(ideas::table(&measured));
+                return ideas::table(&measured).ok_or_else(none);
             }
             let predicted = rows(&root.join("evidence/predicted.jsonl"), suite)?;
             let entries = entries(&measured);
-            let mut text = render::table(device, suite, &entries, &predicted);
+            let mut text = render::table(suite, &entries, &predicted).ok_or_else(none)?;
             if let Some((contents, caption)) = render::plot(suite, &entries) {
                 let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
                 let from = if document.starts_with("docs") { Path::new("images") } else { images };
@@ -437,9 +455,20 @@ mod tests {
             let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        std::fs::write(folder.path("README.md"), "<!-- table:l4/mission --><!-- /table -->").unwrap();
-        update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap();
-        assert!(std::fs::read_to_string(folder.path("README.md")).unwrap().contains("no rows"));
+    }
+
+    #[test]
+    fn a_table_without_rows_stays_as_it_is() {
+        let folder = folder(&[row("flashcore", "1", "2026-01-01", "warm", 4.5, None)]);
+        for name in ["l4/mission", "h200/missing", "h200/ideas_small", "h200/evolution", "foo/bar"] {
+            let text = format!("<!-- table:{name} -->\nwhat was there\n<!-- /table -->\n");
+            std::fs::write(folder.path("README.md"), &text).unwrap();
+            let error = update(&folder.path(""), &[PathBuf::from("README.md")]).unwrap_err().to_string();
+            let file = format!("evidence/{}.jsonl", name.split_once('/').unwrap().0);
+            assert!(error.contains(&format!("table \"{name}\" has no rows in ")), "{error}");
+            assert!(error.contains(&file), "{error}");
+            assert_eq!(std::fs::read_to_string(folder.path("README.md")).unwrap(), text);
+        }
     }
 
     #[test]

@@ -8,10 +8,10 @@ use crate::report::panels::{Panel, panels};
 /// Suites whose times are shown as rates.
 const RATES: [&str; 3] = ["ampere", "forward", "backward"];
 
-/// The table of a suite, with what was run and where below it.
-pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[Row]) -> String {
+/// The table of a suite, with what was run and where below it. `None` without rows.
+pub(super) fn table(suite: &str, entries: &[Entry], predicted: &[Row]) -> Option<String> {
     if entries.is_empty() {
-        return format!("(There are no rows of `{suite}` in `evidence/{device}.jsonl`.)");
+        return None;
     }
     let rate = RATES.contains(&suite);
     let unit = if rate { "TFLOP/s" } else { "µs" };
@@ -44,7 +44,7 @@ pub(super) fn table(device: &str, suite: &str, entries: &[Entry], predicted: &[R
     }
     lines.push(String::new());
     lines.extend(summary(entries));
-    lines.join("\n")
+    Some(lines.join("\n"))
 }
 
 pub(super) fn line<T: AsRef<str>>(cells: &[T]) -> String {
