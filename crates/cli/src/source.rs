@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use lab::launchfile::{Bound, LaunchSpec};
-use lab::tools::compile_cuda;
+use lab::launchfile::{Bound, LaunchError, LaunchSpec};
+use lab::tools::compile_cuda_file;
 use ptx::{Target, TargetSuffix};
 
 use crate::error::CliError;
@@ -18,7 +18,7 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
         Some("ptx") => read(file)?,
         Some("cu") => {
             let target = sm.unwrap_or(Target::sm(80)).to_string();
-            compile_cuda(&read(file)?, &target.replace("sm_", "compute_"))?
+            compile_cuda_file(&read(file)?, file, &target.replace("sm_", "compute_"))?
         }
         _ => return Err(CliError::Extension(file.to_path_buf())),
     };

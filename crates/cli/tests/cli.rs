@@ -451,6 +451,26 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         lab::files::Tensor { values, shape: shape.to_vec() }
     };
     let save = |name: &str, tensors: &[(&str, [usize; 4])]| {
+/// What a source includes lies beside it, and messages name the file.
+#[test]
+fn cuda_sources_include_what_lies_beside_them() {
+    let folder = Folder::new("beside");
+    let launch = folder.write("launch.toml", LAUNCH);
+    std::fs::create_dir(folder.0.join("src")).unwrap();
+    folder.write("src/twice.cuh", "__device__ unsigned twice(unsigned x) { return 2 * x; }");
+    let kernel =
+        "extern \"C\" __global__ void scale(unsigned* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }";
+    folder.write("src/scale.cu", &format!("#include \"twice.cuh\"\n{kernel}"));
+    folder.write("src/lonely.cu", &format!("#include \"none.cuh\"\n{kernel}"));
+    let found = folder.run(&["check", "src/scale.cu", "--launch", &launch]);
+    let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
+    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    let lonely = folder.run(&["check", "src/lonely.cu", "--launch", &launch]);
+    let error = text(&lonely.stderr);
+    assert_eq!(lonely.status.code(), Some(3));
+    assert!(no_tools || error.contains("src/lonely.cu(1)") && error.contains("none.cuh"), "{error}");
+}
+
         let tensors = tensors.iter().map(|&(n, shape)| (n.to_owned(), tensor(shape))).collect();
         lab::files::save(&folder.0.join(name), &tensors).unwrap();
     };

@@ -1,6 +1,9 @@
-"""Compiles CUDA C++ to PTX with NVRTC: nvrtc.py LIBRARY ARCH < source > ptx. Exit 1: the source is wrong; 2: no NVRTC."""
+"""Compiles CUDA C++ to PTX with NVRTC: nvrtc.py LIBRARY ARCH NAME [INCLUDE …] < source > ptx.
+
+Exit 1: the source is wrong; 2: no NVRTC."""
 
 import ctypes
+import os
 import sys
 
 try:
@@ -11,7 +14,7 @@ except OSError as error:
 
 program = ctypes.c_void_p()
 source = sys.stdin.buffer.read()
-if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None) != 0:
+if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, os.fsencode(sys.argv[3]), 0, None, None) != 0:
     print("nvrtcCreateProgram failed", file=sys.stderr)
     sys.exit(2)
 
@@ -25,7 +28,7 @@ def text(size_of, get):
 
 
 options = [f"--gpu-architecture={sys.argv[2]}".encode(), b"--std=c++17", b"-default-device", b"-lineinfo"]
-options += [f"--include-path={path}".encode() for path in sys.argv[3:]]
+options += [b"--include-path=" + os.fsencode(path) for path in sys.argv[4:]]
 failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)) != 0
 log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
 sys.stderr.buffer.write(log)

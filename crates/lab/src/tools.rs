@@ -79,9 +79,9 @@ fn headers(library: &Path) -> Vec<PathBuf> {
     folders.filter(|dir| dir.is_dir()).collect()
 }
 
-/// The header that NVRTC did not find.
+/// The header that NVRTC did not find: it "could not open" one, or by version 13 "cannot open" it.
 fn missing_header(log: &str) -> Option<&str> {
-    let (_, rest) = log.split_once("could not open source file \"")?;
+    let (_, rest) = log.split_once(" open source file \"")?;
     rest.split_once('"').map(|(header, _)| header)
 }
 
@@ -90,6 +90,19 @@ fn missing_header(log: &str) -> Option<&str> {
 /// # Errors
 /// When NVRTC is not there, or refuses the source.
 pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
+    compile(source, Path::new("kernel.cu"), None, arch)
+}
+
+/// The same of the text of a file, whose folder holds what it includes.
+///
+/// # Errors
+/// As [`compile_cuda`]; the messages name the file.
+pub fn compile_cuda_file(source: &str, file: &Path, arch: &str) -> Result<String, NvrtcError> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    compile(source, file, Some(folder), arch)
+}
+
+fn compile(source: &str, name: &Path, folder: Option<&Path>, arch: &str) -> Result<String, NvrtcError> {
     let library = nvrtc().ok_or(NvrtcError::NotFound)?;
     let python = python();
     let include = headers(&library);
@@ -98,6 +111,8 @@ pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
         .args(["-c", include_str!("nvrtc.py")])
         .arg(&library)
         .arg(arch)
+        .arg(name)
+        .args(folder)
         .args(&include)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -113,7 +128,10 @@ pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     match output.status.code() {
         Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Some(1) => Err(match missing_header(&log) {
-            Some(header) if include.is_empty() => NvrtcError::NoHeaders { header: header.to_owned() },
+            // What stands in quotes is the file's own.
+            Some(header) if include.is_empty() && !source.contains(&format!("\"{header}\"")) => {
+                NvrtcError::NoHeaders { header: header.to_owned() }
+            }
             _ => NvrtcError::Source(log),
         }),
         _ => Err(NvrtcError::Load { library, reason: log }),
