@@ -102,7 +102,15 @@ fn from(
             }
             let adapted =
                 if found.is_none() { Some(adapt(row, &default, problem, &device.arch)) } else { None };
-            why.push(describe(kind, distance, row, adapted.as_ref()));
+            let outcome = match (&adapted, &found) {
+                (Some(Ok(_)), _) => "taken".to_owned(),
+                (Some(Err(error)), _) => format!("refused: {error}"),
+                (None, Some((nearest, taken, _))) if distance <= *nearest => {
+                    if row.us < taken.us { "of another size" } else { "slower" }.to_owned()
+                }
+                (None, _) => "farther".to_owned(),
+            };
+            why.push(describe(kind, distance, row, &outcome));
             if let Some(Ok(plan)) = adapted {
                 found = Some((distance, row, plan));
             }
@@ -172,13 +180,8 @@ fn adapt(row: &TunedRow, default: &Plan, problem: &Problem, arch: &Arch) -> Resu
     plan.check(problem, arch).map(|()| plan)
 }
 
-fn describe(kind: Kind, distance: f64, row: &TunedRow, adapted: Option<&Result<Plan, PlanError>>) -> String {
+fn describe(kind: Kind, distance: f64, row: &TunedRow, outcome: &str) -> String {
     let s = &row.problem;
-    let outcome = match adapted {
-        Some(Ok(_)) => "taken".to_owned(),
-        Some(Err(error)) => format!("refused: {error}"),
-        None => "farther".to_owned(),
-    };
     format!(
         "{outcome}: {} on {}, batch {} heads {}/{} seq {}×{} dim {}/{} {} mask {}, {:.2} µs, distance {distance:.2}",
         name(kind),
