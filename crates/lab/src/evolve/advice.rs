@@ -148,7 +148,9 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         "still possible, by the roofline",
         possible.map_or("unknown".into(), |p| format!("{p:.2}×")),
         roof.map_or("the device's peaks are not known".into(), |Roof { us, by }| {
-            format!("no kernel takes less than {us:.2} µs, {by}")
+            // Two that count, of a time however short.
+            let digits = (1.0 - us.log10().floor()).clamp(2.0, 12.0) as usize;
+            format!("no kernel takes less than {us:.digits$} µs, {by}")
         }),
     );
     row(

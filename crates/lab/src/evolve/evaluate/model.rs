@@ -110,7 +110,7 @@ impl Evaluator for Model {
             device: self.bench.gpu.name.to_owned(),
             driver: "time model".to_owned(),
             compiler: self.bench.ptxas.as_ref().map_or_else(
-                || "none: registers are estimated".to_owned(),
+                || "no ptxas: registers are estimated".to_owned(),
                 |ptxas| format!("ptxas {}", ptxas.version()),
             ),
             commit: (!commit.is_empty()).then(|| commit.to_owned()),

@@ -14,7 +14,7 @@ use crate::bench::suites::words;
 use crate::evolve::Candidate;
 use crate::ledger::{
     ByHand, CandidateId, Dossier, Forecast, Judge, Line, MeasurementFact, Pair, ProofFact, Ranked, RunId,
-    Screening, TimeKind,
+    Screening, TimeKind, Trial,
 };
 
 /// Children of a candidate that are named.
@@ -164,7 +164,7 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         @if let Some((screening, findings)) = &view.screening {
             section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
         }
-        section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements)) }
+        section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
         section #proofs { h2 { "Proofs" } (proofs(&view.proofs)) }
         section #kernel { h2 { "Kernel" }
             (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
@@ -232,7 +232,7 @@ fn noted(findings: &Value) -> Markup {
     }
 }
 
-fn times(forecasts: &[Forecast], measurements: &[MeasurementFact]) -> Markup {
+fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], own: &Shape) -> Markup {
     if forecasts.is_empty() && measurements.is_empty() {
         return html! { p.soft { "None yet." } };
     }
@@ -245,7 +245,8 @@ fn times(forecasts: &[Forecast], measurements: &[MeasurementFact]) -> Markup {
                     td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
                 } }
                 @for m in measurements { tr {
-                    td { (trial_name(m.trial)) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                    @let second = m.trial == Trial::HeldOut && m.problem == *own;
+                    td { (if second { "second race" } else { trial_name(m.trial) }) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
                     td { (shape(&m.problem)) } td.n { b { (time(m.us)) } }
                     td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
                     td { @match m.against {
