@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use lab::bench::suites;
 
 /// As in [`crate::Status`].
 const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
@@ -26,18 +27,18 @@ pub enum Command {
     #[command(after_long_help = launch_file())]
     Check(Check),
     /// Say why a kernel is slow (root causes, predicted time, what each line costs), or which plan a problem gets and why
-    Explain(Explain),
     ///
     /// It explains refuted kernels, too, and does not judge: `check` does. Exit code: 0 explained, 3 bad usage.
+    Explain(Explain),
     /// Compute attention on tensors in files, on this machine's processor
     Run(Run),
     /// Time kernels: on the CPU interleaved with PyTorch's where python3 can import torch, on a GPU plan against plan
     Bench(Bench),
     /// Fill the tables in documents from the rows in evidence/
-    Tables(Tables),
     ///
     /// Exit code: 0 done, or with --check nothing is stale; 1 --check found a table that is not what its rows give; 3 bad usage, a
     /// document that cannot be read, or a table without rows, and nothing is written.
+    Tables(Tables),
     /// Hold this machine's GPU against the emulator: attention, arithmetic, repeats, compute-sanitizer
     ///
     /// Exit code: 0 all passed, 1 something is wrong, 2 something could not be tested (no sanitizer, say), 3 bad usage or
@@ -113,7 +114,7 @@ pub struct Check {
     pub keep_ptx: Option<PathBuf>,
     /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
     /// its own target, which the architecture must run)
-    #[arg(long, value_name = "NN[a]")]
+    #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
 }
 
@@ -135,15 +136,13 @@ pub struct Explain {
     #[arg(long)]
     pub json: bool,
     /// Lines to list, the dearest first
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
     pub lines: usize,
     /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
     /// its own target, which the architecture must run)
-    #[arg(long, value_name = "NN[a]")]
+    #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
-    /// Say instead which plan computes a problem, and why: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16, or with
-    /// query/key heads and queries x keys, as in 4,32/8,1x8192,128,bf16
-    #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"])]
+    #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"], help = problem_help("Say instead which plan computes a problem, and why"))]
     pub problem: Option<String>,
     /// The device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, value_name = "NAME", requires = "problem")]
@@ -174,7 +173,7 @@ pub struct Run {
     #[arg(long, conflicts_with = "causal")]
     pub causal_top_left: bool,
     /// Factor on Q·Kᵀ; default 1/sqrt(head_dim)
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub scale: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
     #[arg(long, default_value = "bhsd")]
@@ -189,9 +188,7 @@ pub struct Bench {
     /// Seconds for each problem and mode; default 3 on a CPU and 1 on a GPU
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// A problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16, or with query/key heads and queries x keys, as in
-    /// 4,32/8,1x8192,128,bf16; may be given several times
-    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape")]
+    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
     pub problem: Vec<String>,
     /// Append rows to FILE; refused unless the commit is known and clean; default evidence/DEVICE.jsonl
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
@@ -200,7 +197,7 @@ pub struct Bench {
     #[arg(long)]
     pub json: bool,
     /// CPU: threads; default: all cores
-    #[arg(long)]
+    #[arg(long, value_parser = count::<usize>)]
     pub threads: Option<usize>,
     /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, as in 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
@@ -316,14 +313,13 @@ pub struct LedgerFile {
 
 #[derive(Debug, Args)]
 pub struct Topk {
-    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16
-    #[arg(long)]
+    #[arg(long, help = problem_help("The problem"))]
     pub problem: String,
     /// The device: cpu or cuda (this machine's), or the name of one, or part of it, as in h200
     #[arg(long)]
     pub device: String,
     /// How many
-    #[arg(short, value_name = "N", default_value_t = 10)]
+    #[arg(short, value_name = "N", default_value_t = 10, value_parser = count::<usize>)]
     pub k: usize,
     /// Print one JSON array
     #[arg(long)]
@@ -361,6 +357,7 @@ impl ForecastCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("of what").args(["device", "candidate"]).required(true))]
 pub struct ForecastAdd {
     /// The idea, in words
     pub hypothesis: String,
@@ -368,22 +365,21 @@ pub struct ForecastAdd {
     #[arg(long, value_name = "NAME")]
     pub author: String,
     /// The device: cpu or cuda (this machine's), or the name of one, as in h200
-    #[arg(long, required_unless_present = "candidate")]
-    pub device: Option<String>,
-    /// The problem: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`
     #[arg(long)]
+    pub device: Option<String>,
+    #[arg(long, help = problem_help("The problem"))]
     pub problem: Option<String>,
     /// A candidate of the ledger, on its device and problem: its measurement is the outcome
     #[arg(long, value_name = "N", conflicts_with_all = ["device", "problem"])]
     pub candidate: Option<i64>,
     /// The time that is expected, µs
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub us: f64,
     /// Lower end of what would not surprise; default: 10 % less
-    #[arg(long, value_name = "US", allow_negative_numbers = true)]
+    #[arg(long, value_name = "US")]
     pub low: Option<f64>,
     /// Upper end; default: 10 % more
-    #[arg(long, value_name = "US", allow_negative_numbers = true)]
+    #[arg(long, value_name = "US")]
     pub high: Option<f64>,
     /// Print one JSON object
     #[arg(long)]
@@ -397,7 +393,7 @@ pub struct ForecastOutcome {
     /// The forecast's number
     pub forecast: i64,
     /// The time that was measured, µs
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub us: f64,
     /// Anything to remember
     #[arg(long, default_value = "")]
@@ -412,7 +408,7 @@ pub struct ForecastOutcome {
 #[derive(Debug, Args)]
 pub struct ForecastList {
     /// How many
-    #[arg(short, value_name = "N", default_value_t = 50)]
+    #[arg(short, value_name = "N", default_value_t = 50, value_parser = count::<usize>)]
     pub n: usize,
     /// Print one JSON array
     #[arg(long)]
@@ -530,26 +526,26 @@ pub struct Evolve {
     /// For which device: cpu or cuda, cuda:N (this machine's, measured), or h200, h100, a100, l4, rtx4090 (predicted)
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// What is to be computed: `BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]`, as in 1,8,512,64,f16; may be given several times; default: the
-    /// mission problem
-    #[arg(long, value_name = "PROBLEM")]
+    #[arg(long, value_name = "PROBLEM", help = problem_help(
+        "What is to be computed (may be given several times; default: the mission problem, 1,8,512,64,f16)"
+    ))]
     pub problem: Vec<String>,
     /// A problem that the search does not see and a winner must not lose on; may be given several times; default: half and twice the
     /// length of each problem
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
     /// Minutes that the search may take, its races included; default: 2, unless --candidates limits it
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub minutes: Option<f64>,
     /// Candidates that it may make, blind draws included
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub candidates: Option<usize>,
     /// How it searches: full (elites of all niches, every operator), insight (from the best, with what helped and what the diagnosis
     /// says) or free (from the best, blindly)
     #[arg(long, default_value = "full")]
     pub configuration: String,
     /// What chance begins with
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = count::<u64>)]
     pub seed: u64,
     /// A plan (JSON, as `explain --problem` or `topk` prints it) as the only seed, which is also what is to be beaten
     #[arg(long, value_name = "FILE.json")]
@@ -558,7 +554,7 @@ pub struct Evolve {
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
     /// The part of the candidates that is drawn blindly, to show what the search gains
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
     /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (docs/proposers.md)
     #[arg(long, value_name = "CMD")]
@@ -576,10 +572,10 @@ pub struct Evolve {
     ])]
     pub resume: Option<Option<i64>>,
     /// What an hour of the device costs
-    #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE", allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
     /// Threads that build and prove candidates beside the device; default: all cores but one, and of a CPU's plans one
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
     /// Append winners to FILE, as rows of the table of tuned plans, which is of GPU kernels
     #[arg(long, value_name = "FILE.jsonl")]
@@ -595,6 +591,21 @@ pub struct Evolve {
     pub emulator: bool,
     #[command(flatten)]
     pub ledger: LedgerFile,
+}
+
+/// What a problem's option is for, and how a problem is stated: the same for every command.
+fn problem_help(what: &str) -> String {
+    format!("{what}: {}", suites::FORM)
+}
+
+/// A number of things.
+fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "accepted: a whole number that is not negative".to_owned())
+}
+
+/// An architecture of GPUs.
+fn target(text: &str) -> Result<ptx::Target, String> {
+    text.parse().map_err(|_| "accepted: an architecture, as in 89 or 90a".to_owned())
 }
 
 /// A family of kernels by its name.

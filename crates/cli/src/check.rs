@@ -56,7 +56,8 @@ fn object(study: &Study) -> Value {
 
 fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
     let proof = &study.proof;
-    writeln!(out, "{} after {} runs in the emulator", proof.verdict, proof.runs)?;
+    let runs = if proof.runs == 1 { "run" } else { "runs" };
+    writeln!(out, "{} after {} {runs} in the emulator", proof.verdict, proof.runs)?;
     for reason in &proof.reasons {
         writeln!(out, "  {reason}")?;
     }

@@ -114,9 +114,26 @@ pub enum CliError {
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Contestant(#[from] lab::bench::gpu::ContestantError),
-    #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
-    Launch(#[from] lab::launchfile::LaunchError),
+    /// A launch file that cannot be used, or a kernel that it cannot launch.
+    #[error("{path}: {error}")]
+    Launch {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: Box<lab::launchfile::LaunchError>,
+    },
+    /// An option that only the other kind of device looks at.
+    #[error("{argument} {value} is for {whose}; give --device {device}")]
+    OtherDevice {
+        /// The option.
+        argument: &'static str,
+        /// Its value.
+        value: String,
+        /// Processors or GPUs.
+        whose: &'static str,
+        /// One of those.
+        device: &'static str,
+    },
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
     Gate(#[from] lab::gate::GateError),

@@ -196,7 +196,8 @@ fn figures(s: &Score) -> Vec<String> {
         s.count.to_string(),
         format!("{:.3}×", s.bias),
         format!("{:.0} %", s.coverage * 100.0),
-        format!("{:.2}", s.spearman),
+        // One has no order.
+        if s.count < 2 { "–".to_owned() } else { format!("{:.2}", s.spearman) },
         format!("{:.1} %", s.median_error * 100.0),
     ]
 }

@@ -27,7 +27,7 @@ mod worker;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 use error::CliError;
@@ -59,7 +59,8 @@ impl From<Status> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = numbers(Cli::command()).try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // A pipe that is closed is the reader's choice.
@@ -78,6 +79,15 @@ fn main() -> ExitCode {
         tell(message);
     }
     status.into()
+}
+
+/// With `-1` taken as a value wherever one is wanted: what is wrong with it is then said of the value.
+fn numbers(command: clap::Command) -> clap::Command {
+    let values = |arg: clap::Arg| {
+        let takes = arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes)
+    };
+    command.mut_args(values).mut_subcommands(numbers)
 }
 
 fn run_command(command: &Command) -> Result<Status, CliError> {

@@ -13,7 +13,11 @@ use crate::error::CliError;
 /// Reads both. The text is the PTX that line numbers refer to. PTX for an architecture older than `sm` becomes code of that
 /// one, as a driver makes of it.
 pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, String), CliError> {
-    let spec: LaunchSpec = read(launch)?.parse()?;
+    let refuse = |error| CliError::Launch {
+        path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),
+        error: Box::new(error),
+    };
+    let spec: LaunchSpec = read(launch)?.parse().map_err(refuse)?;
     let text = match file.extension().and_then(|e| e.to_str()) {
         Some("ptx") => read(file)?,
         Some("cu") => {
@@ -41,7 +45,7 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
         module.target = Target { sm: device.sm, ..target };
         module.version = module.version.max(module.target.minimum_version());
     }
-    Ok((spec.bind(module)?, text))
+    Ok((spec.bind(module).map_err(refuse)?, text))
 }
 
 /// Longer than any kernel or launch file, and short enough for memory.
@@ -57,5 +61,8 @@ fn read(path: &Path) -> Result<String, CliError> {
             "it is longer than {LONGEST} bytes; is it a kernel?"
         ))));
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    match bytes.iter().position(|&byte| byte == 0) {
+        Some(at) => Err(fail(std::io::Error::other(format!("it is no text: byte {at} is 0")))),
+        None => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    }
 }

@@ -177,7 +177,7 @@ fn ptx_is_emulated_on_the_architecture_asked_for() {
     let (code, said) = check(&older, &["--sm", "75"]);
     assert!(code == Some(3) && said.contains("--sm = 75 is not possible; accepted: 80 or later"), "{said}");
     let (code, said) = check(&older, &["--sm", "hopper"]);
-    assert!(code == Some(3) && said.contains("`hopper` is no target"), "{said}");
+    assert!(code == Some(3) && said.contains("accepted: an architecture, as in 89 or 90a"), "{said}");
 }
 
 #[test]
@@ -199,19 +199,17 @@ fn bad_usage_is_named_and_exits_with_3() {
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
     let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
     let unjudged = folder.write("unjudged.toml", &unjudged);
-    let cases: [(&[&str], &str); 43] = [
+    let cases: [(&[&str], &str); 44] = [
         (&["selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is not known"),
         (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its answer"),
         (&["bench", "--device", "cuda", "--control", "0"], "0 is not in 1.."),
         (
             &["bench", "--device", "cuda", "--shape", "1x1x16x16"],
-            "--shape = (given) is not possible; accepted: it with --device cpu alone",
+            "--shape 1x1x16x16 is for processors; give --device cpu",
         ),
-        (
-            &["bench", "--suite", "small"],
-            "--suite = (given) is not possible; accepted: it with --device cuda",
-        ),
-        (&["bench", "--mode", "warm"], "--mode = (given) is not possible"),
+        (&["bench", "--suite", "foo"], "--suite foo is for GPUs; give --device cuda"),
+        (&["bench", "--mode", "warm"], "--mode warm is for GPUs; give --device cuda"),
+        (&["bench", "--plan", "none.json"], "--plan none.json is for GPUs; give --device cuda"),
         (&["bench", "--device", "cuda", "--problem", "64,128,65536,128,bf16"], "bytes of tensors"),
         (&["bench", "--problem", "1,8/3,512,64,f16"], "heads_q = 8 is not a multiple of heads_kv = 3"),
         (&["explain", "--launch", &launch], "<FILE>"),
@@ -266,6 +264,106 @@ fn bad_usage_is_named_and_exits_with_3() {
         assert!(error.contains(expected), "{args:?}: {error}");
         assert!(!error.contains("panicked"), "{args:?}: {error}");
     }
+}
+
+/// A number below 0 is a value that does not do, not an option that there is not.
+#[test]
+fn negative_numbers_are_values() {
+    let folder = Folder::new("negative");
+    let whole = "accepted: a whole number that is not negative";
+    let cases: [(&[&str], &str); 12] = [
+        (&["bench", "--seconds", "-1"], "--seconds = -1 is not possible; accepted: more than 0"),
+        (&["bench", "--threads", "-1"], whole),
+        (&["bench", "--device", "cuda", "--control", "-1"], "-1 is not in 1.."),
+        (&["explain", "--lines", "-1"], whole),
+        (&["topk", "-k", "-1", "--problem", "1,8,512,64,f16", "--device", "h200"], whole),
+        (&["forecast", "list", "-n", "-1"], whole),
+        (&["forecast", "add", "x", "--author", "y", "--device", "h200", "--us", "-1"], "--us = -1 is not"),
+        (&["serve", "--port", "-1"], "-1 is not in 0..=65535"),
+        (&["check", "x.ptx", "--launch", "y", "--sm", "-1"], "accepted: an architecture, as in 89 or 90a"),
+        (&["evolve", "--candidates", "-1"], whole),
+        (&["evolve", "--jobs", "-1"], whole),
+        (&["evolve", "--seed", "-1"], whole),
+    ];
+    for (args, expected) in cases {
+        let output = folder.run(args);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{args:?}: {error}");
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+}
+
+/// A forecast is of a device or of a candidate; the message names both.
+#[test]
+fn a_forecast_is_of_something() {
+    let folder = Folder::new("of");
+    let output = folder.run(&["forecast", "add", "an idea", "--author", "Ada", "--us", "3"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("<--device <DEVICE>|--candidate <N>>"), "{}", text(&output.stderr));
+}
+
+/// One text says how problems are stated, wherever one is.
+#[test]
+fn every_command_states_problems_alike() {
+    let folder = Folder::new("grammar");
+    for command in [&["explain"][..], &["bench"], &["topk"], &["evolve"], &["forecast", "add"]] {
+        let output = folder.run(&[command, &["--help"]].concat());
+        let help = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains(lab::bench::suites::FORM), "{command:?}: {help}");
+    }
+}
+
+/// What is no text is named as such; what is, is quoted short and without its control characters.
+#[test]
+fn files_of_bytes_leave_the_terminal_alone() {
+    let folder = Folder::new("bytes");
+    let launch = folder.write("launch.toml", LAUNCH);
+    let ptx = folder.write("right.ptx", &PTX.replace("BARRIER", "bar.sync 0;"));
+    let binary = folder.write("binary.ptx", "\x7fELF\0\0");
+    let colours = folder.write("colours.ptx", ".version 7.0\n\x1b[31m red");
+    let long = folder.write("long.toml", &format!("[launch \x1b[31m{}", "x".repeat(5000)));
+    for (args, expected) in [
+        (["check", &binary, "--launch", &launch], "binary.ptx: it is no text: byte 4 is 0"),
+        (["check", &ptx, "--launch", &binary], "binary.ptx: it is no text"),
+        (["check", &colours, "--launch", &launch], "\\u{1b}[31m red"),
+        (["check", &ptx, "--launch", &long], "long.toml: launch file: TOML parse error"),
+    ] {
+        let output = folder.run(&args);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{args:?}");
+        assert!(error.contains(expected), "{args:?}: {error}");
+        assert!(!error.contains('\x1b') && error.len() < 1000, "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn tables_are_never_emptied() {
+    let folder = Folder::new("tables");
+    let document = "<!-- table:h200/evolution -->\nwhat was there\n<!-- /table -->\n";
+    folder.write("README.md", document);
+    let output = folder.run(&["tables", "README.md"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert!(error.contains("table \"h200/evolution\" has no rows in ./evidence/h200.jsonl"), "{error}");
+    assert_eq!(std::fs::read_to_string(folder.0.join("README.md")).unwrap(), document);
+    // Of rows that are there, a table that is not theirs is wrong, and not bad usage.
+    let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence/h200.jsonl");
+    let row = std::fs::read_to_string(evidence).unwrap();
+    let row = row
+        .lines()
+        .find(|row| row.contains("\"suite\":\"evolution\"") && row.contains("\"problem\":{"))
+        .unwrap();
+    std::fs::create_dir(folder.0.join("evidence")).unwrap();
+    folder.write("evidence/h200.jsonl", row);
+    let code = |args: &[&str]| {
+        let output = folder.run(&[&["tables", "README.md"], args].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    let (stale, said) = code(&["--check"]);
+    assert!(stale == Some(1) && said.contains("stale: ./README.md"), "{said}");
+    let (made, said) = code(&[]);
+    assert!(made == Some(0) && said.contains("README.md is rewritten"), "{said}");
+    assert_eq!(code(&["--check"]).0, Some(0));
 }
 
 /// A pipe whose reader has gone.
@@ -351,6 +449,26 @@ fn cuda_sources_go_through_nvrtc() {
         Some(0) => assert!(text(&found.stdout).starts_with("proven")),
         _ => assert!(text(&found.stderr).contains("FLASHCORE_NVRTC"), "{}", text(&found.stderr)),
     }
+}
+
+/// What a source includes lies beside it, and messages name the file.
+#[test]
+fn cuda_sources_include_what_lies_beside_them() {
+    let folder = Folder::new("beside");
+    let launch = folder.write("launch.toml", LAUNCH);
+    std::fs::create_dir(folder.0.join("src")).unwrap();
+    folder.write("src/twice.cuh", "__device__ unsigned twice(unsigned x) { return 2 * x; }");
+    let kernel =
+        "extern \"C\" __global__ void scale(unsigned* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }";
+    folder.write("src/scale.cu", &format!("#include \"twice.cuh\"\n{kernel}"));
+    folder.write("src/lonely.cu", &format!("#include \"none.cuh\"\n{kernel}"));
+    let found = folder.run(&["check", "src/scale.cu", "--launch", &launch]);
+    let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
+    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
+    let lonely = folder.run(&["check", "src/lonely.cu", "--launch", &launch]);
+    let error = text(&lonely.stderr);
+    assert_eq!(lonely.status.code(), Some(3));
+    assert!(no_tools || error.contains("src/lonely.cu(1)") && error.contains("none.cuh"), "{error}");
 }
 
 /// `cuda_fp16.h` and `mma.h` come with the tools; where they are not, the message names the header and what to do.
@@ -440,6 +558,49 @@ fn explain_names_causes_and_lines() {
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(shown.contains("predicted on L4") && shown.contains("st.shared.u32"), "{shown}");
+    // In words, not in Rust's names.
+    assert!(
+        !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
+        "{shown}"
+    );
+    // It explains what `check` refutes.
+    let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
+    let output = folder.run(&["explain", &racy, "--launch", &launch]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("shift: refuted"), "{}", text(&output.stdout));
+}
+
+/// Left to itself, `explain` looks at the whole mission problem, computed as the GPU's user would have it computed.
+#[test]
+fn explain_and_climb_agree_on_the_mission() {
+    use lab::climb::{Climb, Options, climb, fused};
+    let folder = Folder::new("mission");
+    let explain = |gpu: &str| {
+        let output = folder.run(&["explain", "--gpu", gpu, "--json"]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (said["prediction"]["us"].as_f64().unwrap(), said["findings"][0]["name"].clone())
+    };
+    let problem = problem::Problem::mission();
+    let ptxas = emu::resources::Ptxas::find().ok();
+    let options = Options {
+        settings: lab::gate::Settings::quick(),
+        ptxas: ptxas.as_ref(),
+        cpu_seconds: 0.001,
+        machines: Options::machines_for(None),
+        problem: problem.clone(),
+    };
+    let rung = fused(&problem, &kernels::Arch::SM_89).unwrap();
+    let Climb { rungs, .. } =
+        climb::<lab::bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
+    let (us, finding) = explain("L4");
+    let climbed = rungs[0].predicted_us().unwrap();
+    // CTAs of one head were recorded there, and of all heads here.
+    assert!((us / climbed - 1.0).abs() < 0.02, "{us} and {climbed}");
+    assert_eq!(finding, rungs[0].study.findings[0].name);
+    // What ships on an H200 is no kernel of an L4's.
+    let on_h200 = rungs[0].study.predictions[1].as_ref().unwrap().us;
+    assert!(explain("H200").0 < 0.75 * on_h200, "{on_h200}");
 }
 
 #[test]
@@ -451,26 +612,6 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         lab::files::Tensor { values, shape: shape.to_vec() }
     };
     let save = |name: &str, tensors: &[(&str, [usize; 4])]| {
-/// What a source includes lies beside it, and messages name the file.
-#[test]
-fn cuda_sources_include_what_lies_beside_them() {
-    let folder = Folder::new("beside");
-    let launch = folder.write("launch.toml", LAUNCH);
-    std::fs::create_dir(folder.0.join("src")).unwrap();
-    folder.write("src/twice.cuh", "__device__ unsigned twice(unsigned x) { return 2 * x; }");
-    let kernel =
-        "extern \"C\" __global__ void scale(unsigned* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }";
-    folder.write("src/scale.cu", &format!("#include \"twice.cuh\"\n{kernel}"));
-    folder.write("src/lonely.cu", &format!("#include \"none.cuh\"\n{kernel}"));
-    let found = folder.run(&["check", "src/scale.cu", "--launch", &launch]);
-    let no_tools = text(&found.stderr).contains("FLASHCORE_NVRTC");
-    assert!(no_tools || text(&found.stdout).starts_with("proven"), "{}", text(&found.stderr));
-    let lonely = folder.run(&["check", "src/lonely.cu", "--launch", &launch]);
-    let error = text(&lonely.stderr);
-    assert_eq!(lonely.status.code(), Some(3));
-    assert!(no_tools || error.contains("src/lonely.cu(1)") && error.contains("none.cuh"), "{error}");
-}
-
         let tensors = tensors.iter().map(|&(n, shape)| (n.to_owned(), tensor(shape))).collect();
         lab::files::save(&folder.0.join(name), &tensors).unwrap();
     };
@@ -572,55 +713,16 @@ fn explain_says_which_plan_a_problem_gets() {
     let output = ask(&["--plan", &plan.to_string()]);
     let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&given["source"], &given["plan"]), (&"given".into(), &plan));
+    // So can what `topk` prints.
+    let output = ask(&["--plan", &serde_json::json!({ "gpu": plan }).to_string()]);
+    let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(given["plan"], plan, "{}", text(&output.stderr));
     plan["block_n"] = 17.into();
     for (args, message) in [
         (&["--plan", &plan.to_string()][..], "block_n = 17"),
         (&["--plan", "{}"], "--plan"),
         (&["--device", "gtx480"], "cannot be used multiple times"),
     ] {
-    // In words, not in Rust's names.
-    assert!(
-        !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
-        "{shown}"
-    );
-    // It explains what `check` refutes.
-    let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
-    let output = folder.run(&["explain", &racy, "--launch", &launch]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).starts_with("shift: refuted"), "{}", text(&output.stdout));
-}
-
-/// Left to itself, `explain` looks at the whole mission problem, computed as the GPU's user would have it computed.
-#[test]
-fn explain_and_climb_agree_on_the_mission() {
-    use lab::climb::{Climb, Options, climb, fused};
-    let folder = Folder::new("mission");
-    let explain = |gpu: &str| {
-        let output = folder.run(&["explain", "--gpu", gpu, "--json"]);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        (said["prediction"]["us"].as_f64().unwrap(), said["findings"][0]["name"].clone())
-    };
-    let problem = problem::Problem::mission();
-    let ptxas = emu::resources::Ptxas::find().ok();
-    let options = Options {
-        settings: lab::gate::Settings::quick(),
-        ptxas: ptxas.as_ref(),
-        cpu_seconds: 0.001,
-        machines: Options::machines_for(None),
-        problem: problem.clone(),
-    };
-    let rung = fused(&problem, &kernels::Arch::SM_89).unwrap();
-    let Climb { rungs, .. } =
-        climb::<lab::bench::gpu::Workbench>(&options, vec![rung], None, |_| ()).unwrap();
-    let (us, finding) = explain("L4");
-    let climbed = rungs[0].predicted_us().unwrap();
-    // CTAs of one head were recorded there, and of all heads here.
-    assert!((us / climbed - 1.0).abs() < 0.02, "{us} and {climbed}");
-    assert_eq!(finding, rungs[0].study.findings[0].name);
-    // What ships on an H200 is no kernel of an L4's.
-    let on_h200 = rungs[0].study.predictions[1].as_ref().unwrap().us;
-    assert!(explain("H200").0 < 0.75 * on_h200, "{on_h200}");
         let output = ask(args);
         assert_eq!(output.status.code(), Some(3));
         assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));
@@ -639,7 +741,3 @@ fn selftest_without_a_gpu_says_so() {
     let message = text(&output.stderr);
     assert!(message.contains("no CUDA driver") || message.contains("4096"), "{message}");
 }
-    // So can what `topk` prints.
-    let output = ask(&["--plan", &serde_json::json!({ "gpu": plan }).to_string()]);
-    let given: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(given["plan"], plan, "{}", text(&output.stderr));

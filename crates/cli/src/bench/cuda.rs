@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use driver::{Buffer, Context, Stream};
 use kernels::select::{Device, TunedTable, choose, choose_of};
-use kernels::{Arch, Plan, emit};
+use kernels::{Arch, Plan};
 use lab::bench::gpu::{Contestant, race};
 use lab::bench::{
     Deck, Mode, OURS, Peaks, Race, Row, Rules, Sensors, SpeedVerdict, Suite, problem_json, reasons, suites,
 };
-use lab::launchfile::Bound;
+use lab::gate::bind;
 use lab::provenance::Provenance;
 use problem::{Problem, Tensor};
 use serde_json::json;
@@ -237,8 +237,7 @@ impl Track<'_> {
             Some(plan) => plan.clone(),
             None => self.chosen(suite, problem)?,
         };
-        let kernel = emit(problem, &plan, &self.arch)?;
-        let bound = Bound::of_kernel(kernel, problem)?;
+        let bound = bind(&plan, problem, &self.arch)?;
         let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
         Ok(Contestant::kernel(&self.stream, &bound, slices, calls, named.0.as_deref(), Some(json!(plan)))?)
     }

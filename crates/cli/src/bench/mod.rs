@@ -31,31 +31,35 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     };
     match gpu {
         None => {
-            let of_gpus = [
-                ("--suite", !args.suite.is_empty()),
-                ("--plan", !args.plan.is_empty()),
-                ("--mode", args.mode.is_some()),
-                ("--control", args.control.is_some()),
-            ];
-            refuse("cuda", &of_gpus)?;
+            refuse(
+                ("GPUs", "cuda"),
+                [
+                    ("--suite", args.suite.first().cloned()),
+                    ("--plan", args.plan.first().map(|file| file.display().to_string())),
+                    ("--mode", args.mode.clone()),
+                    ("--control", args.control.map(|races| races.to_string())),
+                ],
+            )?;
             cpu::bench(args)
         }
         Some(ordinal) => {
             // An element type and a mask come with a shape.
-            refuse("cpu", &[("--shape", args.shape.is_some()), ("--threads", args.threads.is_some())])?;
+            refuse(
+                ("processors", "cpu"),
+                [("--shape", args.shape.clone()), ("--threads", args.threads.map(|count| count.to_string()))],
+            )?;
             cuda::bench(args, ordinal)
         }
     }
 }
 
 /// Refuses what only the other device would look at.
-fn refuse(device: &str, options: &[(&'static str, bool)]) -> Result<(), CliError> {
-    match options.iter().find(|(_, given)| *given) {
-        Some(&(argument, _)) => Err(CliError::Argument {
-            argument,
-            value: "(given)".to_owned(),
-            accepted: format!("it with --device {device} alone"),
-        }),
+fn refuse<const N: usize>(
+    (whose, device): (&'static str, &'static str),
+    options: [(&'static str, Option<String>); N],
+) -> Result<(), CliError> {
+    match options.into_iter().find_map(|(argument, value)| Some((argument, value?))) {
+        Some((argument, value)) => Err(CliError::OtherDevice { argument, value, whose, device }),
         None => Ok(()),
     }
 }

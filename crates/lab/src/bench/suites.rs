@@ -105,15 +105,16 @@ pub fn calls(problem: &Problem) -> u32 {
     }
 }
 
+/// How a problem is stated in words: what [`parse`] takes.
+pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
+     QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal or \
+     causal-top-left";
+
 /// Why a text names no problem; says what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WordsError {
     /// It is not of the form.
-    #[error(
-        "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
-         QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal or \
-         causal-top-left"
-    )]
+    #[error("{}", FORM)]
     Form,
     /// It is, and nobody could compute it.
     #[error("what can be computed; here {0}")]

@@ -160,11 +160,23 @@ impl BufferType {
 /// Memory that one launch may take: what a laptop can spare.
 const MEMORY_LIMIT: usize = 4 << 30;
 
+/// Longest line that a message quotes, characters.
+const QUOTED: usize = 200;
+
+fn shortened(message: &str) -> String {
+    let line = |line: &str| match line.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{} …", line[..end].trim_end()),
+        None => line.to_owned(),
+    };
+    message.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
 impl FromStr for LaunchSpec {
     type Err = LaunchError;
 
     fn from_str(text: &str) -> Result<LaunchSpec, LaunchError> {
-        let file: RawFile = toml::from_str(text).map_err(|e| LaunchError::Syntax(e.to_string()))?;
+        let file: RawFile =
+            toml::from_str(text).map_err(|e| LaunchError::Syntax(shortened(&e.to_string())))?;
         let mut problem = file.problem.as_ref().map(problem_of).transpose()?;
         let args = args_of(&file.arg, problem.as_mut())?;
         if let Some(problem) = &problem {
