@@ -103,6 +103,9 @@ class Evolution:
     @property
     def run(self) -> int: ...
 
+def check_problems(argument: str, words: list[str]) -> None:
+    """Raises where one of the words states no problem."""
+
 def evaluate(task: str) -> str:
     """The outcome of a task, both JSON. Runs without the GIL, one at a time in a process."""
 

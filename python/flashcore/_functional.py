@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any, Literal, TypeVar, overload
 
@@ -92,7 +93,8 @@ def flash_attn_func(
     stream, nothing is synchronised, and a CUDA graph may capture it.
 
     Raises:
-        ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite.
+        ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite, a value
+            of another kind than the argument's.
         DTypeError: (a TypeError) other element types, or types that differ.
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
@@ -111,10 +113,17 @@ def flash_attn_func(
         )  # fmt: skip
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
+    if causal is not False and causal is not True:
+        causal = _flag("causal", causal)
     if window_size != _NO_WINDOW:
         causal = _is_causal(window_size, causal, q.shape[1], k.shape[1])
     mask = _CAUSAL if causal else _FULL
-    out, lse = backend.attend(q, k, v, 2, mask, softmax_scale, return_attn_probs)
+    try:
+        out, lse = backend.attend(q, k, v, 2, mask, softmax_scale, return_attn_probs)
+    except (ArgumentError, TypeError) as error:
+        if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
+            raise told from None
+        raise
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -158,18 +167,46 @@ def scaled_dot_product_attention(
     lead = None
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
         lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
-    out = backend.attend(q, k, v, 1, _CAUSAL_TOP_LEFT if is_causal else _FULL, scale, False)[0]
+    if is_causal is not False and is_causal is not True:
+        is_causal = _flag("is_causal", is_causal)
+    try:
+        out = backend.attend(q, k, v, 1, _CAUSAL_TOP_LEFT if is_causal else _FULL, scale, False)[0]
+    except (ArgumentError, TypeError) as error:
+        if (told := _of_scale(error, "scale", scale)) is not None:
+            raise told from None
+        raise
     result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
     return result
 
 
 def _is_causal(window: Any, causal: bool, rows: int, keys: int) -> bool:
     """Whether a window leaves a causal mask, or nothing cut off; any other is refused."""
-    before, after = window
+    try:
+        before, after = (operator.index(side) for side in window)
+    except (TypeError, ValueError):
+        accepted = "two whole numbers, the keys before and after the query's own, -1 for all"
+        raise ArgumentError(f"window_size = {window!r} is not possible; accepted: {accepted}") from None
     after = 0 if causal else after
     if (before < 0 or before >= keys - 1) and (after <= 0 or after >= rows - 1):
         return bool(after == 0)
-    raise _unsupported(("window_size", (before, after), _NO_WINDOW))
+    accepted = "(-1, -1), (-1, 0), which is causal, and what cuts nothing off"
+    raise _unsupported(("window_size", (before, after), accepted))
+
+
+def _flag(name: str, value: Any) -> bool:
+    """What is as good as a bool: NumPy's, 0 and 1. Of anything else the truth may not be what was meant."""
+    if isinstance(value, str) or value not in (0, 1):
+        raise ArgumentError(f"{name} = {value!r} is not possible; accepted: True, False")
+    return bool(value)
+
+
+def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
+    """What an error says of the scale, under the name that the caller knows the scale by; None of any other."""
+    if str(error).startswith("scale = "):
+        return ArgumentError(str(error).replace("scale", name, 1))
+    if isinstance(error, TypeError) and value is not None and not hasattr(value, "__float__"):
+        return ArgumentError(f"{name} = {value!r} is not possible; accepted: a number, or None")
+    return None
 
 
 def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
@@ -189,11 +226,12 @@ def explain(q: Any, k: Any, v: Any, *, causal: bool = False) -> dict[str, Any]:
         UnsupportedError: for tensors on the CPU, and what no kernel computes; the rest as in :func:`flash_attn_func`.
     """
     if not getattr(q, "is_cuda", False) or not hasattr(q, "__torch_function__"):
-        raise UnsupportedError("explain tells of CUDA tensors of PyTorch's; q is none")
+        kind = f"a tensor on {q.device}" if hasattr(q, "__torch_function__") else f"a {type(q).__name__}"
+        raise UnsupportedError(f"explain tells of CUDA tensors of PyTorch's; q is {kind}")
     backend = _backend_of(q)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
-    told: dict[str, Any] = backend.explain(q, k, v, 2, _CAUSAL if causal else _FULL)
+    told: dict[str, Any] = backend.explain(q, k, v, 2, _CAUSAL if _flag("causal", causal) else _FULL)
     return told
 
 

@@ -43,9 +43,17 @@ _fallbacks: Counter[str] = Counter()
 
 def enable() -> None:
     """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``, in the whole process,
-    whatever its other threads call. Calls nest."""
+    whatever its other threads call. Calls nest.
+
+    Raises:
+        UnsupportedError: when PyTorch is not installed, or too old.
+    """
     global _torch, _original, _depth
-    import torch.nn.functional as functional
+    try:
+        import torch.nn.functional as functional
+    except ModuleNotFoundError as error:
+        message = "compat stands in for PyTorch's attention, and PyTorch is not installed; pip install torch"
+        raise UnsupportedError(message, "torch is missing") from error
 
     from . import _torch as loaded
 
@@ -61,6 +69,8 @@ def enable() -> None:
 def disable() -> None:
     """Undoes one :func:`enable`; the last one puts PyTorch's function back. Without one it does nothing."""
     global _original, _depth
+    if _depth == 0:  # nor does it need PyTorch
+        return
     import torch.nn.functional as functional
 
     with _lock:

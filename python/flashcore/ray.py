@@ -80,7 +80,7 @@ def evolve(
     before.
 
     Args:
-        problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]``, or several of these.
+        problem: ``BATCH,HEADS,SEQ,DIM,DTYPE[,MASK]``, as ``flashcore evolve --problem`` takes it, or several of these.
         device: ``"cpu"``, ``"cuda"``, or a machine of the time model's table, as in ``"h200"``.
         candidates, minutes: the budget; at least one of them.
         ledger: the ledger's file, on a disk of this process's node. Network file systems do not lock as SQLite needs.
@@ -125,6 +125,9 @@ def evolve(
     problems = _words("problem", [problem] if isinstance(problem, str) else problem)
     unseen = None if held_out is None else _words("held_out", held_out)
     drawn = _words("families", families)
+    # Before a cluster is started: that takes long.
+    _flashcore.check_problems("problem", problems)
+    _flashcore.check_problems("held_out", unseen or [])
     cluster = _Cluster(device, accelerator_type, retries)
     wanted = {
         "ledger": os.fspath(Path(ledger).absolute()),
@@ -348,7 +351,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Evolve kernels on a Ray cluster: the cluster that RAY_ADDRESS names, or a local one.",
     )
     parser.add_argument(
-        "--problem", action="append", help="BATCH,HEADS,SEQ,DIM,DTYPE[,causal[-top-left]]; may be repeated"
+        "--problem",
+        action="append",
+        help="as flashcore evolve --problem takes it, as in 1,8,512,64,f16; may be repeated",
     )
     parser.add_argument("--device", default="h200", help="cpu, cuda, or a machine that is predicted, as in h200")
     parser.add_argument("--candidates", type=int, help="budget: candidates of both arms")

@@ -228,6 +228,12 @@ fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
     words.iter().map(shape).collect()
 }
 
+/// Whether every word states a problem: asked before a cluster is started.
+#[pyfunction]
+pub fn check_problems(argument: &str, words: Vec<String>) -> Result<(), Error> {
+    shapes(argument, &words).map(|_| ())
+}
+
 fn place(wanted: &Wanted) -> Result<Place, Error> {
     let workers = wanted.workers.max(1);
     match (wanted.device.as_str(), &wanted.card) {

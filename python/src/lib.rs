@@ -24,6 +24,7 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
+    module.add_function(wrap_pyfunction!(evolve::check_problems, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::evaluate, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::lost, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::describe_card, module)?)?;

@@ -157,7 +157,11 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
     ({"softcap": 30.0}, NotImplementedError, "softcap = 30.0"),
     ({"alibi_slopes": ONE}, NotImplementedError, "alibi_slopes = given"),
     ({"window_size": (6, 0)}, NotImplementedError, r"window_size = \(6, 0\)"),
-    ({"softmax_scale": float("nan")}, ValueError, "scale = NaN; accepted: a number whose"),
+    ({"window_size": (3, 3)}, NotImplementedError, r"window_size = \(3, 3\) .* \(-1, -1\), \(-1, 0\), which is causal"),
+    ({"window_size": 3}, ValueError, "window_size = 3 is not possible; accepted: two whole numbers"),
+    ({"softmax_scale": float("nan")}, ValueError, "^softmax_scale = NaN; accepted: a number whose"),
+    ({"softmax_scale": "x"}, ValueError, "^softmax_scale = 'x' is not possible; accepted: a number"),
+    ({"causal": "yes"}, ValueError, "causal = 'yes' is not possible; accepted: True, False"),
     ({"k": ONE.astype(np.float16)}, TypeError, "dtypes float32, float16 and float32"),
     ({"q": ONE.astype(np.float64), "k": ONE, "v": ONE}, TypeError, "q has dtype float64; accepted: float16"),
     ({"q": ONE.astype(np.uint16)}, TypeError, "ml_dtypes.bfloat16"),
@@ -180,10 +184,55 @@ def test_refusals_name_the_argument(arguments, error, words):
 def test_sdpa_refusals():
     with pytest.raises(NotImplementedError, match="attn_mask = given is not supported, accepted: None"):
         flashcore.scaled_dot_product_attention(ONE, ONE, ONE, attn_mask=np.ones((8, 8), bool))
+    with pytest.raises(ValueError, match="^scale = 'x' is not possible; accepted: a number"):
+        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, scale="x")
+    with pytest.raises(ValueError, match="is_causal = 'yes' is not possible; accepted: True, False"):
+        flashcore.scaled_dot_product_attention(ONE, ONE, ONE, is_causal="yes")
     with pytest.raises(ValueError, match="leading dimensions do not broadcast"):
         flashcore.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
     with pytest.raises(ValueError, match="query has 1 dimensions"):
         flashcore.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
+
+
+def test_flags_of_other_kinds_of_bool():
+    causal = flashcore.flash_attn_func(ONE, ONE, ONE, causal=True)
+    for flag in (1, np.True_):
+        assert (flashcore.flash_attn_func(ONE, ONE, ONE, causal=flag) == causal).all()
+
+
+def test_explain_says_what_it_was_given():
+    with pytest.raises(NotImplementedError, match="CUDA tensors of PyTorch's; q is a ndarray"):
+        flashcore.explain(ONE, ONE, ONE)
+
+
+def test_compat_without_torch_says_so():
+    code = """
+import sys
+sys.modules["torch"] = None
+import flashcore
+flashcore.compat.disable()
+try:
+    with flashcore.compat.enabled():
+        pass
+except flashcore.UnsupportedError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "PyTorch is not installed" in said
+
+
+def test_problems_are_looked_at_before_a_cluster_is_started():
+    code = """
+import sys
+sys.modules["ray"] = None
+import flashcore.ray
+try:
+    flashcore.ray.evolve("foo", candidates=1)
+except flashcore.ArgumentError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith('problem = "foo" is not possible; accepted: BATCH,HEADS')
 
 
 def test_windows_that_cut_nothing_off():
