@@ -232,7 +232,7 @@ fn noted(findings: &Value) -> Markup {
     }
 }
 
-fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], own: &Shape) -> Markup {
+pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], own: &Shape) -> Markup {
     if forecasts.is_empty() && measurements.is_empty() {
         return html! { p.soft { "None yet." } };
     }

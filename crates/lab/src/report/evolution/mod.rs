@@ -186,7 +186,8 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         "operators",
         "What operators earned, and what it cost",
         html! {
-            div.halves { div { (cascade::operators(view)) } div { (cascade::cost(view)) } }
+            // Below each other: names of operators are long, and no table is to be scrolled sideways.
+            (cascade::operators(view)) (cascade::cost(view))
         },
     ));
     sections.push(Section::new("decisions", "Decisions", decisions(&view.decisions, links)));
@@ -376,12 +377,44 @@ fn because(why: &Value) -> Markup {
     let rows = why["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |value: &Value| value.as_str().map_or_else(|| in_line(value), str::to_owned);
     html! {
-        @if rows.is_empty() { (figures(why)) } @else {
+        @if rows.is_empty() { (evidence(why)) } @else {
             p { (text(&why["why"])) }
             table.criteria { tbody { @for row in rows {
                 tr { td.soft { (text(&row["criterion"])) } td.n { (text(&row["value"])) } td { (text(&row["says"])) } }
             } } }
         }
+    }
+}
+
+/// What spoke for a decision, or against it.
+fn evidence(why: &Value) -> Markup {
+    let Value::Object(fields) = why else { return figures(why) };
+    let name = |key: &str| match key {
+        "why" => "because".to_owned(),
+        "us" => "µs".to_owned(),
+        "kind" => "times are".to_owned(),
+        "race" => "latest race".to_owned(),
+        "shipped" => "against what ships".to_owned(),
+        "held_out" => "held-out problems".to_owned(),
+        other => other.replace('_', " "),
+    };
+    // Of a problem that was held out, the race or why there was none.
+    let held_out = |values: &[Value]| {
+        let race = |v: &Value| in_line(if v["race"].is_null() { &v["end"] } else { &v["race"] });
+        values
+            .iter()
+            .map(|v| format!("{}: {}", in_line(&v["problem"]), race(v)))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    let value = |key: &str, value: &Value| match (key, value) {
+        ("held_out", Value::Array(values)) => held_out(values),
+        (_, value) => in_line(value),
+    };
+    html! {
+        ul.figures { @for (key, of) in fields.iter().filter(|(_, of)| !of.is_null()) {
+            li { span.soft { (name(key)) } " " (value(key, of)) }
+        } }
     }
 }
 
@@ -622,6 +655,24 @@ mod tests {
     }
 
     #[test]
+    fn a_second_race_is_on_the_candidate_s_own_problem() {
+        let shape = |seq| Shape::of(&Problem::new(1, 2, seq, 64, DType::F16));
+        let raced = [128, 256].map(|seq| MeasurementFact {
+            trial: Trial::HeldOut,
+            kind: TimeKind::Measured,
+            problem: shape(seq),
+            samples: vec![4.0],
+            us: 4.0,
+            low_us: 4.0,
+            high_us: 4.0,
+            against: None,
+        });
+        let rows = live::times(&[], &raced, &shape(128)).into_string();
+        let rows: Vec<&str> = rows.split("<tr>").skip(2).collect();
+        assert!(rows[0].contains("second race") && rows[1].contains("held-out race"), "{rows:?}");
+    }
+
+    #[test]
     fn what_others_wrote_is_text() {
         let (_folder, ledger) = ledger();
         let run = begin(&ledger, HOSTILE);
@@ -653,7 +704,16 @@ mod tests {
         let text =
             because(&json!({ "race": race, "us": 12.3456, "held_out": held, "kind": null })).into_string();
         assert!(text.contains("1.25× (1.20× to 1.30×), FASTER") && text.contains("12.35"), "{text}");
-        assert!(text.contains("problem f16 B1 H8 S512 D64") && !text.contains("kind"), "{text}");
+        assert!(text.contains("held-out problems</span> f16 B1 H8 S512 D64: 1.25×"), "{text}");
+        assert!(text.contains("latest race</span>") && text.contains("µs</span>"), "{text}");
+        assert!(!text.contains("kind") && !text.contains("times are"), "{text}");
+        let untried =
+            json!([{ "problem": Shape::of(&Problem::mission()), "end": "not_tried", "race": null }]);
+        let text = because(&json!({ "held_out": untried, "why": "it was slow" })).into_string();
+        assert!(
+            text.contains("S512 D64: not tried") && text.contains("because</span> it was slow"),
+            "{text}"
+        );
         let row = json!({ "criterion": "floor", "value": "3 µs", "says": "there is room" });
         let text = because(&json!({ "why": "Go on.", "rows": [row], "possible": 2.0 })).into_string();
         assert!(
