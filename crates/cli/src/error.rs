@@ -85,6 +85,16 @@ pub enum CliError {
     /// The ledger's own.
     #[error(transparent)]
     Ledger(#[from] lab::ledger::LedgerError),
+    /// A ledger so damaged that nothing of it can be exported.
+    #[error(
+        "{path} is damaged: {what}; none of it can be read. Restore it from a copy, or use another file with --ledger"
+    )]
+    BeyondExport {
+        /// The ledger.
+        path: PathBuf,
+        /// What SQLite found.
+        what: String,
+    },
     /// A file of this name cannot be judged.
     #[error("{0}: a kernel is a .ptx or a .cu file")]
     Extension(PathBuf),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use lab::ledger::{Format, Ledger, RunEvent, RunLine};
+use lab::ledger::{Format, Ledger, LedgerError, RunEvent, RunLine};
 use lab::provenance::iso8601;
 use serde_json::json;
 
@@ -19,9 +19,9 @@ pub fn ledger(command: &LedgerCommand) -> Result<Status, CliError> {
 }
 
 fn export(args: &LedgerExport) -> Result<Status, CliError> {
-    let ledger = Ledger::read(&args.ledger.path)?;
+    let ledger = Ledger::read(&args.ledger.path).map_err(beyond)?;
     let format = if args.parquet { Format::Parquet } else { Format::JsonLines };
-    let exported = ledger.export(&args.to, format)?;
+    let exported = ledger.export(&args.to, format).map_err(beyond)?;
     let mut out = std::io::stdout().lock();
     unless_closed(if args.json {
         writeln!(out, "{}", json!(exported)).map_err(CliError::from)
@@ -38,6 +38,14 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
     })?;
     let whole = exported.iter().all(|e| e.broken.is_none());
     Ok(if whole { Status::Proven } else { Status::Refuted })
+}
+
+/// Elsewhere damage is answered with the advice to export: here that was tried.
+fn beyond(error: LedgerError) -> CliError {
+    match error {
+        LedgerError::Damaged { path, what } => CliError::BeyondExport { path, what },
+        other => other.into(),
+    }
 }
 
 fn check(args: &LedgerCheck) -> Result<Status, CliError> {

@@ -366,6 +366,32 @@ fn tables_are_never_emptied() {
     assert_eq!(code(&["--check"]).0, Some(0));
 }
 
+#[test]
+fn ledgers_are_scored_checked_and_given_up() {
+    let folder = Folder::new("ledger");
+    let run = |args: &[&str]| {
+        let output = folder.run(args);
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    assert_eq!(
+        run(&["forecast", "add", "fewer", "--author", "Ada", "--device", "h200", "--us", "3"]).0,
+        Some(0)
+    );
+    assert_eq!(run(&["forecast", "outcome", "1", "--us", "4"]).0, Some(0));
+    // One forecast has no order.
+    let (code, said) = run(&["forecast", "score"]);
+    assert!(code == Some(0) && said.contains("–") && !said.contains("0.00"), "{said}");
+    let (code, said) = run(&["ledger", "check"]);
+    assert!(code == Some(0) && said.contains("pages, references and summaries: sound"), "{said}");
+    let path = folder.0.join("flashcore.ledger");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[4096..].fill(0xa5);
+    std::fs::write(&path, bytes).unwrap();
+    let (code, said) = run(&["ledger", "export", "facts.jsonl"]);
+    assert!(code == Some(3) && said.contains("is damaged") && !said.contains("ledger export"), "{said}");
+    assert!(!folder.0.join("facts.jsonl").exists());
+}
+
 /// A pipe whose reader has gone.
 fn closed() -> Stdio {
     std::io::pipe().unwrap().1.into()
