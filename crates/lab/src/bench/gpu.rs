@@ -199,7 +199,8 @@ pub fn race(
 /// the host puts what is timed in line.
 const FLUSH_BYTES: usize = 256 << 20;
 
-struct GpuStage<'a> {
+/// A device as the race sees it.
+pub struct GpuStage<'a> {
     contestants: &'a [Contestant],
     stream: Stream,
     sources: Vec<Source>,
@@ -230,7 +231,11 @@ impl Source {
 }
 
 impl<'a> GpuStage<'a> {
-    fn new(context: &Arc<Context>, contestants: &'a [Contestant]) -> Result<Self, DriverError> {
+    /// Room for the inputs of all contestants.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(context: &Arc<Context>, contestants: &'a [Contestant]) -> Result<Self, DriverError> {
         let mut sources: Vec<Source> = Vec::new();
         for contestant in contestants {
             let live = contestant.tensors.inputs();

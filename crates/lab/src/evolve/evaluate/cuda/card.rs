@@ -11,8 +11,9 @@ use kernels::Arch;
 use problem::{Problem, Tensor};
 use ptx::{Kernel, Machine};
 
-use crate::bench::gpu::{Contestant, ContestantError, race};
-use crate::bench::{Deck, Mode, Peaks, Race, RaceError, Rules, suites};
+use super::watched::Watched;
+use crate::bench::gpu::{Contestant, ContestantError, GpuStage};
+use crate::bench::{Deck, Mode, Peaks, Race, RaceError, Rules, race, suites};
 use crate::evolve::evaluate::subject::Fault;
 use crate::launchfile::Bound;
 use crate::ledger::{Environment, TimeKind};
@@ -63,11 +64,17 @@ pub trait Card: Send {
     /// When the kernel fails.
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault>;
 
-    /// Races a candidate, which comes first, against an incumbent.
+    /// Races a candidate, which comes first, against an incumbent, and says before each turn that one begins.
     ///
     /// # Errors
     /// When the device breaks down, or one of the two cannot race.
-    fn race(&mut self, deck: &Deck, pair: [&Bound; 2], seconds: f64) -> Result<Race, Fault>;
+    fn race(
+        &mut self,
+        deck: &Deck,
+        pair: [&Bound; 2],
+        seconds: f64,
+        turn: &mut dyn FnMut(),
+    ) -> Result<Race, Fault>;
 }
 
 /// Work of one sample, µs: enough for the timer, whatever the kernel takes.
@@ -234,7 +241,13 @@ impl Card for GpuCard {
         self.samples(bound, contents, seconds).map_err(told)
     }
 
-    fn race(&mut self, deck: &Deck, pair: [&Bound; 2], seconds: f64) -> Result<Race, Fault> {
+    fn race(
+        &mut self,
+        deck: &Deck,
+        pair: [&Bound; 2],
+        seconds: f64,
+        turn: &mut dyn FnMut(),
+    ) -> Result<Race, Fault> {
         let context = self.gpu.context().clone();
         let inputs = inputs(&context, &deck.problem).map_err(told)?;
         let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
@@ -249,7 +262,9 @@ impl Card for GpuCard {
         };
         let contestants = [contestant(pair[0], "candidate")?, contestant(pair[1], "incumbent")?];
         let rules = Rules::new(Mode::Warm, seconds, Peaks::of(&context.info().name));
-        race(&context, deck, &contestants, &rules).map_err(|error| match error {
+        let entrants = contestants.each_ref().map(|contestant| contestant.entrant().clone());
+        let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(told)?, turn };
+        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(error) => told(error),
             RaceError::Nobody => Fault::new("crashed", error),
         })

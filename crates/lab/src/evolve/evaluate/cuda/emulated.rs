@@ -7,6 +7,7 @@ use problem::{Problem, Tensor};
 use ptx::Kernel;
 
 use super::card::{Built, Card};
+use super::watched::Watched;
 use crate::bench::{Deck, Entrant, Mode, Race, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
 use crate::evolve::evaluate::subject::Fault;
 use crate::launchfile::{Bound, Role};
@@ -112,13 +113,20 @@ impl Card for EmulatedCard {
         Ok(vec![us; SAMPLES])
     }
 
-    fn race(&mut self, deck: &Deck, pair: [&Bound; 2], _: f64) -> Result<Race, Fault> {
+    fn race(
+        &mut self,
+        deck: &Deck,
+        pair: [&Bound; 2],
+        _: f64,
+        turn: &mut dyn FnMut(),
+    ) -> Result<Race, Fault> {
         let contestants = pair.map(|bound| Runner::new(bound.clone()));
         let entrants = ["candidate", "incumbent"].map(|name| Entrant::ours(Some(name), 1));
         let problem = deck.problem.clone();
-        let mut track = Track { problem, contestants, staged: [None, None], options: self.options.clone() };
+        let stage = Track { problem, contestants, staged: [None, None], options: self.options.clone() };
+        let mut stage = Watched { stage, turn };
         let rules = Rules { most_rounds: Rules::LEAST_ROUNDS, ..Rules::new(Mode::Warm, 0.0, None) };
-        race(&mut track, deck, &entrants, &rules).map_err(|error| match error {
+        race(&mut stage, deck, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(error) => told(error),
             RaceError::Nobody => Fault::new("crashed", error),
         })
@@ -206,6 +214,8 @@ impl Stage for Track {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use kernels::Family;
     use kernels::select::Shape;
     use serde_json::json;
@@ -213,6 +223,7 @@ mod tests {
     use super::*;
     use crate::bench::SpeedVerdict;
     use crate::evolve::evaluate::Cuda;
+    use crate::evolve::evaluate::cuda::HANGS;
     use crate::evolve::evaluate::subject::tests::{as_source, tiny};
     use crate::evolve::{Candidate, Evaluator, Finding, Source, Stage as Step, Target, Task};
     use crate::gate::Verdict;
@@ -277,6 +288,19 @@ mod tests {
         }
         let Finding::Rejected(found) = look(&task(Step::Race, plan(json!({})))) else { panic!() };
         assert_eq!(found.reason, "crashed");
+    }
+
+    /// A race takes as many turns as it needs, each as long as a call does: none of them is taken for hung because of the others.
+    #[test]
+    fn each_turn_of_a_race_has_its_own_time() {
+        let allowed = Arc::new(Mutex::new(Vec::new()));
+        let told = allowed.clone();
+        let mut evaluator = evaluator().watched(Box::new(move |time| told.lock().unwrap().push(time)));
+        let incumbent = Some((CandidateId(1), plan(json!({}))));
+        let found = evaluator.evaluate(&Task { incumbent, ..task(Step::Race, plan(json!({}))) }).finding;
+        assert!(matches!(found, Finding::Timed { .. }), "{found:?}");
+        let (allowed, turns) = (allowed.lock().unwrap(), 2 * 3 * Rules::LEAST_ROUNDS);
+        assert!(allowed.len() > turns && allowed.iter().all(|time| *time >= HANGS), "{allowed:?}");
     }
 
     /// The kernel as text, spoilt by a replacement in it.

@@ -9,6 +9,7 @@
 mod card;
 mod emulated;
 mod gate;
+mod watched;
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ use crate::bench::{Deck, Race, interval};
 use crate::evolve::faults::INCUMBENT;
 use crate::evolve::{Finding, Stage, Task};
 use crate::gate::Verdict;
+use crate::launchfile::Bound;
 use crate::ledger::{
     Against, CandidateId, Environment, Judge, MeasurementFact, ProofFact, Rejection, TimeKind, Trial,
 };
@@ -40,7 +42,7 @@ pub type Allow = Box<dyn FnMut(Duration) + Send>;
 const HOST_WORK: Duration = Duration::from_secs(120);
 /// The emulator's own limits end a proof; someone else's kernel is proven on the whole problem.
 const PROOF: Duration = Duration::from_secs(900);
-/// A kernel that runs longer than this runs for ever.
+/// What runs longer than this in one go runs for ever.
 const HANGS: Duration = Duration::from_secs(8);
 /// Bytes of a kernel's buffers that the host draws, moves and judges in a second, at least.
 const BYTES_A_SECOND: f64 = 16e6;
@@ -105,8 +107,7 @@ impl<C: Card> Cuda<C> {
         (self.allow)(HOST_WORK);
         self.card.build(&bound.kernel)?;
         self.gate.prepare(&bound)?;
-        let bytes: usize = bound.kernel.buffers.iter().map(|buffer| buffer.bytes).sum();
-        let patience = HANGS + Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND);
+        let patience = patience(&bound);
         (self.allow)(patience);
         let began = Instant::now();
         held.since = Some(began);
@@ -151,10 +152,11 @@ impl<C: Card> Cuda<C> {
         (self.allow)(HOST_WORK);
         self.card.build(&ours.kernel)?;
         let deck = self.deck(&problem)?;
-        (self.allow)(HANGS + Duration::from_secs_f64(4.0 * task.seconds.clamp(0.0, 600.0)));
+        let (patience, allow) = (patience(&ours), &mut self.allow);
+        allow(patience);
         held.since = Some(Instant::now());
         let deck = &self.decks[deck].1;
-        let race = self.card.race(deck, [&ours, &rival], task.seconds)?;
+        let race = self.card.race(deck, [&ours, &rival], task.seconds, &mut || allow(patience))?;
         outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
     }
 
@@ -170,6 +172,12 @@ impl<C: Card> Cuda<C> {
         self.decks.push((problem.clone(), deck));
         Ok(self.decks.len() - 1)
     }
+}
+
+/// How long one piece of work with a kernel may take: to feed it, run it and judge it.
+fn patience(bound: &Bound) -> Duration {
+    let bytes: usize = bound.kernel.buffers.iter().map(|buffer| buffer.bytes).sum();
+    HANGS + Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND)
 }
 
 /// Since when the card is held.
