@@ -27,7 +27,7 @@ pub struct Disagreement {
 }
 
 /// What is counted, from the facts and from the summaries.
-const COUNTS: [(&str, &str, &str); 11] = [
+const COUNTS: [(&str, &str, &str); 12] = [
     ("candidates that stand", "SELECT count(*) FROM candidate", "SELECT count(*) FROM standing"),
     ("candidates", "SELECT count(*) FROM candidate", "SELECT coalesce(sum(candidates), 0) FROM tally"),
     (
@@ -52,6 +52,12 @@ const COUNTS: [(&str, &str, &str); 11] = [
         "promotions",
         "SELECT count(*) FROM decision WHERE what = 'promoted' AND candidate IS NOT NULL",
         "SELECT coalesce(sum(promoted), 0) FROM tally",
+    ),
+    (
+        "elites and corners that are out",
+        "SELECT 0",
+        "SELECT count(*) FROM standing JOIN (SELECT candidate FROM niche UNION SELECT candidate FROM progress) USING (candidate)
+           WHERE rejected NOT IN ('slower', 'budget')",
     ),
     (
         "tasks paid for",

@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
 
-use super::tests::{add, begin, outcome, screened, timed};
+use super::tests::{add, begin, new, outcome, screened, timed};
 use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
 use crate::evolve::Stage;
 use crate::store::Scratch;
@@ -34,7 +34,7 @@ fn child() {
             tell(&ledger, known.id)?;
         }
         for i in 0.. {
-            let candidate = add(&ledger, run, &format!("{name}-{i}"), Arm::Evolution, &[]);
+            let candidate = ledger.add_candidate(&new(run, &format!("{name}-{i}"), Arm::Evolution, &[]))?;
             println!("\ncandidate {}", candidate.0);
             tell(&ledger, candidate)?;
         }

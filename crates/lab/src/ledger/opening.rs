@@ -102,6 +102,16 @@ fn an_older_ledger_counts_what_a_new_one_does() {
         assert_eq!(old.entered(run).unwrap(), new.entered(run).unwrap(), "version {version}");
         assert_eq!(old.operators(run).unwrap(), new.operators(run).unwrap(), "version {version}");
         assert_eq!(old.deaths(run).unwrap(), new.deaths(run).unwrap(), "version {version}");
+        assert_eq!(
+            old.niches(run, &shape(128)).unwrap(),
+            new.niches(run, &shape(128)).unwrap(),
+            "version {version}"
+        );
+        let corners = |ledger: &Ledger| {
+            let corners = ledger.progress(run, &shape(128)).unwrap();
+            corners.into_iter().map(|corner| Corner { at: 0, ..corner }).collect::<Vec<_>>()
+        };
+        assert_eq!(corners(&old), corners(&new), "version {version}");
         assert!(old.check().unwrap().is_sound());
     }
 }

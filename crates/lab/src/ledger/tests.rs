@@ -21,19 +21,21 @@ pub fn begin(ledger: &Ledger) -> RunId {
     ledger.begin_run(&Run { device: "L4".into(), config, environment, price_per_hour: Some(3.6) }).unwrap()
 }
 
-pub fn add(ledger: &Ledger, run: RunId, text: &str, arm: Arm, parents: &[CandidateId]) -> CandidateId {
+pub fn new(run: RunId, text: &str, arm: Arm, parents: &[CandidateId]) -> NewCandidate {
     let operator = if parents.is_empty() { "seed:tuned" } else { "mutate:block_n" };
-    ledger
-        .add_candidate(&NewCandidate {
-            run,
-            problem: shape(128),
-            candidate: subject(text),
-            arm,
-            operator: operator.into(),
-            parents: parents.to_vec(),
-            changes: if parents.is_empty() { Value::Null } else { json!({ "block_n": [64, 128] }) },
-        })
-        .unwrap()
+    NewCandidate {
+        run,
+        problem: shape(128),
+        candidate: subject(text),
+        arm,
+        operator: operator.into(),
+        parents: parents.to_vec(),
+        changes: if parents.is_empty() { Value::Null } else { json!({ "block_n": [64, 128] }) },
+    }
+}
+
+pub fn add(ledger: &Ledger, run: RunId, text: &str, arm: Arm, parents: &[CandidateId]) -> CandidateId {
+    ledger.add_candidate(&new(run, text, arm, parents)).unwrap()
 }
 
 pub fn outcome(candidate: CandidateId, stage: Stage, finding: Finding) -> Outcome {
@@ -123,7 +125,7 @@ fn summaries_follow_from_the_facts() {
         ledger.tell(&outcome(candidate, Stage::Prove, judged(Verdict::Proven))).unwrap();
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
     }
-    ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, "undecided"))).unwrap();
+    ledger.tell(&outcome(child, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
     let promoted = Decision { what: "promoted".into(), candidate: Some(child), why: Value::Null };
     ledger.decided(run, &promoted).unwrap();
     let row = |sql: &str| -> String {
@@ -140,8 +142,64 @@ fn summaries_follow_from_the_facts() {
     assert_eq!(row("SELECT group_concat(measured_us, ' ') FROM pair"), "10.0 8.0");
     let standing =
         "SELECT concat_ws(' ', stage, trial, us, rejected, promoted) FROM standing WHERE candidate = 2";
-    assert_eq!(row(standing), "race microbench 8.0 undecided 1");
+    assert_eq!(row(standing), "race microbench 8.0 slower 1");
     assert_eq!(row("SELECT concat_ws(' ', sum(tasks), sum(device_seconds)) FROM cost"), "7 1.75");
+}
+
+/// Who was timed and is found out holds no niche and no corner: what it kept from being one takes its place, and whoever comes later.
+#[test]
+fn who_is_out_leaves_niche_and_curve() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let time = |text: &str, us: f64| {
+        let candidate = add(&ledger, run, text, Arm::Evolution, &[]);
+        ledger.tell(&outcome(candidate, Stage::Screen, screened(text, us))).unwrap();
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+        candidate
+    };
+    let (first, cheat, middle, sound) = (time("a", 10.0), time("b", 0.1), time("c", 9.0), time("d", 8.0));
+    let niche = || ledger.niches(run, &shape(128)).unwrap().iter().map(|n| n.candidate).collect::<Vec<_>>();
+    let corners = || {
+        let corners = ledger.progress(run, &shape(128)).unwrap();
+        corners.iter().map(|c| (c.candidate, c.timed, c.candidates)).collect::<Vec<_>>()
+    };
+    assert_eq!((niche(), corners()), (vec![cheat], vec![(first, 1, 1), (cheat, 2, 2)]));
+    ledger.tell(&outcome(cheat, Stage::Race, rejection(Stage::Race, "fault"))).unwrap();
+    assert_eq!((niche(), corners()), (vec![sound], vec![(first, 1, 1), (middle, 3, 3), (sound, 4, 4)]));
+    let later = time("e", 7.0);
+    assert_eq!((niche(), corners().last().copied()), (vec![later], Some((later, 5, 5))));
+    // Slower than the baseline is no fault.
+    ledger.tell(&outcome(later, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
+    assert_eq!(niche(), [later]);
+    for candidate in [first, middle, sound, later] {
+        ledger.rejected(candidate, &no(Stage::Race, "wrong")).unwrap();
+    }
+    assert_eq!((niche(), corners()), (Vec::new(), Vec::new()));
+    assert!(ledger.check().unwrap().is_sound());
+}
+
+/// What an earlier run measured was known before the forecast.
+#[test]
+fn a_time_that_was_taken_over_is_no_pair() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
+    ledger.tell(&outcome(candidate, Stage::Screen, screened("p", 9.0))).unwrap();
+    let mut known = timed(Trial::Microbench, 10.0, None);
+    if let Finding::Timed { measurement, .. } = &mut known {
+        measurement.samples.clear();
+    }
+    ledger.tell(&outcome(candidate, Stage::Microbench, known)).unwrap();
+    let pairs = || ledger.pairs_of_run(run, "model", 9).unwrap();
+    assert_eq!(pairs(), []);
+    ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, 11.0, None))).unwrap();
+    assert_eq!(pairs().iter().map(|pair| pair.measured_us).collect::<Vec<_>>(), [11.0]);
+}
+
+fn no(stage: Stage, reason: &str) -> Rejection {
+    Rejection { stage, reason: reason.to_owned(), detail: String::new() }
 }
 
 #[test]
@@ -540,7 +598,7 @@ fn what_is_counted_and_where_it_came_from() {
         .filter(|c| (c.arm, c.trial) == (Arm::Evolution, Trial::Microbench))
         .map(|c| c.us)
         .collect();
-    assert_eq!(best, [8.0, 5.0]);
+    assert_eq!(best, [8.0], "5 µs were wrong");
     assert_eq!(ledger.tallies(run).unwrap().iter().map(|t| t.candidates).sum::<i64>(), 5);
     assert_eq!(ledger.operators(run).unwrap()[0].operator, "mutate:block_n");
     assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 5);
