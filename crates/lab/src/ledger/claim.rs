@@ -30,7 +30,9 @@ impl Ledger {
         if self.claims.borrow().iter().any(|claim| claim.run == run) {
             return Ok(());
         }
-        let path = lock_of(&self.path, run);
+        // One lock, by whatever link the ledger was reached.
+        let fault = |source| LedgerError::File { path: self.path.clone(), source };
+        let path = lock_of(&self.path.canonicalize().map_err(fault)?, run);
         let fault = |source| LedgerError::File { path: path.clone(), source };
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fault)?;
         match lock(&file) {
@@ -104,6 +106,20 @@ mod tests {
         });
         lock(&wanted).unwrap();
         dropped.join().unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_run_is_driven_by_one_through_a_link_too() {
+        let folder = Scratch::new().unwrap();
+        let (path, link) = (folder.path("flashcore.ledger"), folder.path("link"));
+        let one = Ledger::open(&path).unwrap();
+        let run = begin(&one);
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let two = Ledger::open(&link).unwrap();
+        one.claim(run).unwrap();
+        let refused = two.claim(run).unwrap_err();
+        assert!(matches!(refused, LedgerError::Driven { run: 1, .. }), "{refused}");
     }
 
     #[test]
