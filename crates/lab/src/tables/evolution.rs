@@ -15,9 +15,10 @@ pub(super) const SUITE: &str = "evolution";
 #[derive(Debug, Deserialize)]
 struct Row {
     problem: Problem,
-    kind: String,
+    /// Of a run that came to no time, none; nor then a best.
+    kind: Option<String>,
     baseline: Timed,
-    best: Timed,
+    best: Option<Timed>,
     speedup: Option<f64>,
     interval: Option<[f64; 2]>,
     verdict: Option<SpeedVerdict>,
@@ -94,12 +95,13 @@ fn cells(row: &Row) -> Vec<String> {
         _ => "–".into(),
     };
     // By the race: rows of old have the short timing, the luckiest of many.
-    let found = row.baseline.us.zip(row.speedup).map(|(begun, ratio)| begun / ratio).or(row.best.us);
+    let found = row.baseline.us.zip(row.speedup).map(|(begun, ratio)| begun / ratio);
+    let found = found.or(row.best.as_ref().and_then(|best| best.us));
     let blind = row.random_arm.at_equal_budget.as_ref().map_or("–".into(), |equal| {
         format!("{}: {} and {}", equal.candidates, time(equal.random_us), time(equal.evolution_us))
     });
     let verdict = row.verdict.map_or("–", SpeedVerdict::name);
-    let predicted = if row.kind == "measured" { "" } else { ", predicted" };
+    let predicted = if row.kind.as_deref() == Some("predicted") { ", predicted" } else { "" };
     vec![
         title(&row.problem) + predicted,
         begun,
@@ -145,6 +147,16 @@ mod tests {
             "| f16 B1 H8 S512 D64 | 471.50 (phase4) | 4.25 | 110.94× [100.00, 120.00] | FASTER | 2450 | 368: 4.64 and 4.25 |"
         );
         assert_eq!(lines.len(), 5, "{table}");
+        // A run that came to no time is a line of dashes.
+        let mut nothing: serde_json::Value = serde_json::from_str(&row("2026-01-03", 1.0)).unwrap();
+        for key in ["kind", "best", "speedup", "interval", "verdict"] {
+            nothing[key] = serde_json::Value::Null;
+        }
+        nothing["baseline"]["us"] = serde_json::Value::Null;
+        nothing["random_arm"]["at_equal_budget"] = serde_json::Value::Null;
+        std::fs::write(&path, nothing.to_string()).unwrap();
+        let line = super::table(&path).unwrap().unwrap().lines().nth(2).unwrap().to_owned();
+        assert_eq!(line, "| f16 B1 H8 S512 D64 | – (phase4) | – | – | – | 2450 | – |");
         assert_eq!(super::table(&scratch.path("none.jsonl")).unwrap(), None);
     }
 }
