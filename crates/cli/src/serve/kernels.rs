@@ -1,9 +1,10 @@
-//! Kernels taken apart on demand, each once.
+//! Kernels taken apart on demand, each once. What a ledger says of them is read each time: it changes, and may be another one.
 
 use std::sync::Arc;
 
+use lab::anatomy::Anatomy;
 use lab::ledger::CandidateId;
-use lab::report::evolution::Exhibit;
+use lab::report::evolution::{Exhibit, Work};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::Site;
@@ -15,7 +16,7 @@ const KEPT: usize = 64;
 
 /// The kernels that were asked for last.
 pub struct Kernels {
-    cells: Recent<CandidateId, OnceCell<Arc<Exhibit>>, KEPT>,
+    cells: Recent<Work, OnceCell<Arc<Result<Anatomy, String>>>, KEPT>,
     /// One at a time: the emulator works on all cores, and a search may be at work beside it.
     turn: Arc<Semaphore>,
 }
@@ -27,17 +28,88 @@ impl Default for Kernels {
 }
 
 /// A candidate's kernel, taken apart now or before. Whoever asks meanwhile waits for the same.
-pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Arc<Exhibit>, Trouble> {
-    let cell = site.kernels.cells.cell(id);
+pub async fn exhibit(site: &Arc<Site>, id: CandidateId) -> Result<Exhibit, Trouble> {
+    let work = site.ask(move |_, ledger| Ok(Work::of(ledger, id)?)).await?;
+    let cell = site.kernels.cells.cell(work.clone());
     let made = cell.get_or_try_init(|| async {
         let turn = Arc::clone(&site.kernels.turn).acquire_owned().await;
         let turn = turn.map_err(|error| Trouble::Internal(error.to_string()))?;
-        site.ask(move |_, ledger| {
+        let work = work.clone();
+        let made = tokio::task::spawn_blocking(move || {
             // The work goes on when whoever asked has gone, and keeps its turn until it ends.
             let _turn = turn;
-            Ok(Arc::new(Exhibit::of(ledger, id)?))
-        })
-        .await
+            Arc::new(work.anatomy())
+        });
+        made.await.map_err(|error| Trouble::Internal(error.to_string()))
     });
-    made.await.cloned()
+    let anatomy = Arc::clone(made.await?);
+    site.ask(move |_, ledger| Ok(Exhibit::with(ledger, id, work, anatomy)?)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use cpu::CpuPlan;
+    use lab::evolve::{Candidate, Finding, Outcome, Stage};
+    use lab::ledger::{Arm, Environment, Ledger, MeasurementFact, NewCandidate, Run, TimeKind, Trial};
+    use lab::store::Scratch;
+    use problem::Problem;
+    use serde_json::json;
+
+    use super::*;
+    use crate::serve::pages::Drawn;
+
+    fn begin(path: &std::path::Path, plan: &CpuPlan) -> (Ledger, NewCandidate) {
+        let ledger = Ledger::open(path).unwrap();
+        let (device, environment) = ("a processor".to_owned(), Environment::default());
+        let run = Run { device, config: json!({}), environment, price_per_hour: None };
+        let candidate = NewCandidate {
+            run: ledger.begin_run(&run).unwrap(),
+            problem: kernels::select::Shape::of(&Problem::mission()),
+            candidate: Candidate::Cpu(plan.clone()),
+            arm: Arm::Evolution,
+            operator: "restart".to_owned(),
+            parents: Vec::new(),
+            changes: json!({}),
+        };
+        assert_eq!(ledger.add_candidate(&candidate).unwrap(), CandidateId(1));
+        (ledger, candidate)
+    }
+
+    /// A candidate is timed after it was looked at, and a ledger may be replaced by another.
+    #[test]
+    fn what_a_ledger_says_of_a_kernel_is_read_each_time() {
+        let folder = Scratch::new().unwrap();
+        let path = folder.path("ledger");
+        let site = Arc::new(Site {
+            ledger: path.clone(),
+            bind: [127, 0, 0, 1].into(),
+            kernels: Kernels::default(),
+            drawn: Drawn::default(),
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let shown = || runtime.block_on(exhibit(&site, CandidateId(1))).ok().unwrap();
+        let plan = CpuPlan::for_problem(&Problem::mission());
+        let (ledger, new) = begin(&path, &plan);
+        assert_eq!(shown().time, None);
+        let measurement = MeasurementFact {
+            trial: Trial::Microbench,
+            kind: TimeKind::Measured,
+            problem: new.problem,
+            samples: vec![5.0],
+            us: 5.0,
+            low_us: 5.0,
+            high_us: 5.0,
+            against: None,
+        };
+        let (stage, finding) = (Stage::Microbench, Finding::Timed { proof: None, measurement });
+        let (candidate, problem) = (CandidateId(1), new.problem);
+        let told = Outcome { candidate, stage, problem, seconds: 0.1, device_seconds: 0.1, finding };
+        ledger.tell(&told).unwrap();
+        assert_eq!(shown().time, Some((5.0, TimeKind::Measured)));
+        drop(ledger);
+        std::fs::remove_file(&path).unwrap();
+        let other = CpuPlan { block_q: 2 * plan.block_q, ..plan };
+        begin(&path, &other);
+        assert_eq!(shown().candidate, Candidate::Cpu(other));
+    }
 }

@@ -1,7 +1,9 @@
 //! Kernels line by line: what each line costs, why a kernel is slow, and two of them side by side.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kernels::select::Shape;
 use maud::{Markup, html};
 use serde_json::{Value, json};
 use similar::{Algorithm, DiffOp, capture_diff_slices_deadline};
@@ -26,7 +28,36 @@ pub struct Exhibit {
     /// Its time, µs, and whether that was measured.
     pub time: Option<(f64, TimeKind)>,
     /// Its kernel, or why there is none to see.
-    pub anatomy: Result<Anatomy, String>,
+    pub anatomy: Arc<Result<Anatomy, String>>,
+}
+
+/// What an anatomy follows from, whichever candidates of whichever ledger it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    candidate: Candidate,
+    problem: Shape,
+    device: String,
+}
+
+impl Work {
+    /// Of a candidate of the ledger.
+    ///
+    /// # Errors
+    /// When there is no such candidate, or the ledger cannot be read.
+    pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Work, LedgerError> {
+        let new = ledger.candidate(id)?.known.new;
+        let device = ledger.run(new.run)?.device;
+        Ok(Work { candidate: new.candidate, problem: new.problem, device })
+    }
+
+    /// Its kernel taken apart, or why it cannot be.
+    pub fn anatomy(&self) -> Result<Anatomy, String> {
+        match panics::contain(|| dissect(&self.candidate, &self.problem, &self.device)) {
+            Ok(Ok(anatomy)) => Ok(anatomy),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(panic) => Err(format!("the kernel cannot be taken apart: {panic}")),
+        }
+    }
 }
 
 impl Exhibit {
@@ -35,19 +66,27 @@ impl Exhibit {
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read. A kernel that cannot be taken apart is no error.
     pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Exhibit, LedgerError> {
-        let new = ledger.candidate(id)?.known.new;
-        let device = ledger.run(new.run)?.device;
-        let anatomy = match panics::contain(|| dissect(&new.candidate, &new.problem, &device)) {
-            Ok(Ok(anatomy)) => Ok(anatomy),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(panic) => Err(format!("the kernel cannot be taken apart: {panic}")),
-        };
+        let work = Work::of(ledger, id)?;
+        let anatomy = Arc::new(work.anatomy());
+        Exhibit::with(ledger, id, work, anatomy)
+    }
+
+    /// Of a candidate whose kernel was taken apart before: what the ledger says of it is read now.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn with(
+        ledger: &Ledger,
+        id: CandidateId,
+        work: Work,
+        anatomy: Arc<Result<Anatomy, String>>,
+    ) -> Result<Exhibit, LedgerError> {
         let time = ledger.standing(id)?.map(|ranked| (ranked.us, ranked.kind));
-        Ok(Exhibit { id, name: in_words(&new.candidate), candidate: new.candidate, time, anatomy })
+        Ok(Exhibit { id, name: in_words(&work.candidate), candidate: work.candidate, time, anatomy })
     }
 
     fn anatomy(&self) -> Option<&Anatomy> {
-        self.anatomy.as_ref().ok()
+        self.anatomy.as_ref().as_ref().ok()
     }
 
     /// Genes in the order in which the plan writes them; of a whole kernel, its language.
@@ -72,7 +111,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 
 /// A kernel: what it is expected to take, why, and each line.
 pub fn heat(exhibit: &Exhibit) -> Markup {
-    let anatomy = match &exhibit.anatomy {
+    let anatomy = match exhibit.anatomy.as_ref() {
         Ok(anatomy) => anatomy,
         Err(why) => return html! { p { (exhibit.name) ". " (why) "." } (genes(exhibit)) },
     };
@@ -196,7 +235,7 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
                     @if let Some((us, kind)) = side.time {
                         p { b { (time(us)) " µs" } @if kind == TimeKind::Predicted { " predicted" } @else { " measured" } }
                     }
-                    @match &side.anatomy {
+                    @match side.anatomy.as_ref() {
                         Ok(anatomy) => {
                             @if let Some(p) = &anatomy.prediction {
                                 p.soft { "model: " (time(p.us)) " µs (" (time(p.us_low)) " to " (time(p.us_high)) "), bound by "
@@ -364,7 +403,7 @@ mod tests {
             name: "<native>".into(),
             candidate: Candidate::Cpu(plan(block_kv)),
             time: Some((12.5, TimeKind::Measured)),
-            anatomy: Err("no PTX".into()),
+            anatomy: Arc::new(Err("no PTX".into())),
         };
         let page = difference(&exhibit(1, 64), &exhibit(2, 128), Lines::Shown).into_string();
         assert!(page.contains("&lt;native&gt;") && page.contains("no PTX."), "{page}");

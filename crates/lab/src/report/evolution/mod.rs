@@ -22,7 +22,7 @@ use crate::evolve::Stage;
 use crate::ledger::{Against, Arm, CandidateId, Decided, Pair, Ranked, Score, TimeKind, Trial};
 use axis::{grouped, percent, ratio, time};
 
-pub use kernel::{Exhibit, Lines, difference, heat};
+pub use kernel::{Exhibit, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
