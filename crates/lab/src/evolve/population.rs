@@ -71,6 +71,8 @@ pub struct Member {
     pub time: Option<Time>,
     /// Whether that was measured.
     pub kind: Option<TimeKind>,
+    /// Whether an earlier run measured it.
+    pub is_taken_over: bool,
     /// How its race against the baseline ended.
     pub race: Option<Against>,
     /// The median of its last race against the baseline, µs.
@@ -101,6 +103,7 @@ impl Member {
             findings: Value::Null,
             time: None,
             kind: None,
+            is_taken_over: false,
             race: None,
             race_us: None,
             held_out: BTreeMap::new(),
@@ -318,6 +321,9 @@ impl Population {
                     (_, None) => {
                         let time =
                             Time { low: measurement.low_us, us: measurement.us, high: measurement.high_us };
+                        if let Some(member) = self.members.get_mut(&id) {
+                            member.is_taken_over = measurement.samples.is_empty();
+                        }
                         self.after_timing(id, time, measurement.kind, insights);
                     }
                 }

@@ -338,11 +338,11 @@ fn counts(population: &Population) -> Value {
     })
 }
 
-/// The forecaster, scored on what was measured after it had spoken; against its own predictions there is nothing to score.
+/// The forecaster, scored on what this run measured after it had spoken; against its own predictions there is nothing to score.
 fn forecasts(population: &Population) -> Value {
     let told = population.members.values().filter(|m| m.predicted.is_some()).count();
-    let measured = population.members.values().filter(|m| m.kind == Some(TimeKind::Measured) && m.counts());
-    let pairs: Vec<Pair> = measured
+    let is_new = |m: &&Member| m.kind == Some(TimeKind::Measured) && !m.is_taken_over && m.counts();
+    let pairs: Vec<Pair> = (population.members.values().filter(is_new))
         .filter_map(|m| {
             let ([low_us, us, high_us], measured_us) = (m.predicted?, m.time?.us);
             Some(Pair { forecast: 0, candidate: Some(m.id), low_us, us, high_us, measured_us })
