@@ -28,6 +28,7 @@ pub use peaks::{CpuPeaks, Products, Reads};
 pub use row::{All, Identity, Row, problem_json};
 pub use sensors::{Reading, Sensors, reasons};
 pub use stage::{Entrant, Mode, NotOurs, OURS, Origin, Slot, Stage, Timing, Work};
+pub(crate) use statistics::judged;
 pub use statistics::{
     Comparison, Interval, SpeedVerdict, compare, control, interval, median, quantile, trimmed_mean,
 };

@@ -90,7 +90,8 @@ fn difference(a: &[f64], b: &[f64]) -> Interval {
     interval(&differences)
 }
 
-fn judged(found: Interval, noise: f64) -> Comparison {
+/// The law's verdict on an interval of logarithms: whole beyond the noise, or undecided.
+pub(crate) fn judged(found: Interval, noise: f64) -> Comparison {
     let verdict = match () {
         () if found.low > noise => SpeedVerdict::Faster,
         () if found.high < -noise => SpeedVerdict::Slower,

@@ -13,7 +13,7 @@ use super::finals::{self, Promotion};
 use super::population::{Member, Population};
 use super::rank;
 use super::seeding::SEED;
-use crate::bench::SpeedVerdict;
+use crate::bench::{Comparison, Interval, SpeedVerdict, judged};
 use crate::ledger::{Against, Arm, CandidateId, Environment, Pair, Score, TimeKind};
 
 /// How a run stands.
@@ -53,14 +53,9 @@ pub fn gain(ours: &Against, random: &Against) -> Gain {
     let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
     let down = both(ours.ratio / ours.low, random.high / random.ratio);
     let up = both(ours.high / ours.ratio, random.ratio / random.low);
-    let (low, high) = (ratio - down, ratio + up);
-    let noise = ours.noise.max(random.noise).ln();
-    let verdict = match () {
-        () if low > 0.0 && ratio > noise => SpeedVerdict::Faster,
-        () if high < 0.0 && ratio < -noise => SpeedVerdict::Slower,
-        () => SpeedVerdict::Undecided,
-    };
-    Gain { ratio: ratio.exp(), low: low.exp(), high: high.exp(), verdict }
+    let found = Interval { low: ratio - down, middle: ratio, high: ratio + up };
+    let Comparison { ratio, low, high, verdict, .. } = judged(found, ours.noise.max(random.noise).ln());
+    Gain { ratio, low, high, verdict }
 }
 
 impl Evolution {
@@ -281,7 +276,7 @@ pub(super) fn random_arm(population: &Population) -> Value {
             }
             SpeedVerdict::Faster => "the evolution beats blind draws",
             SpeedVerdict::Slower => "blind draws beat the evolution",
-            SpeedVerdict::Undecided => "the evolution did not beat blind draws",
+            SpeedVerdict::Undecided => "it is undecided whether the evolution beats blind draws",
         },
     };
     let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);

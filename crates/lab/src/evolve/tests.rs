@@ -620,6 +620,8 @@ fn gains_over_blind_draws_know_their_doubt() {
     assert!((clear.ratio - 1.3 / 1.1).abs() < 1e-12 && clear.low > 1.1 && clear.high < 1.25, "{clear:?}");
     assert_eq!(gain(&against(1.3, 1.2), &against(1.25, 1.2)).verdict, SpeedVerdict::Undecided);
     assert_eq!(gain(&against(1.0, 1.01), &against(1.2, 1.01)).verdict, SpeedVerdict::Slower);
+    // By the law of time the whole interval is beyond the noise.
+    assert_eq!(gain(&against(1.1, 1.045), &against(1.045, 1.01)).verdict, SpeedVerdict::Undecided);
     let same = against(1.2, 1.05);
     assert_eq!(gain(&same, &same).verdict, SpeedVerdict::Undecided);
 }
