@@ -67,13 +67,13 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
         if let Some(task) = held_out(evolution, case)? {
             return Ok(Some(task));
         }
-        if let Some(task) = against_shipped(evolution, case)? {
-            return Ok(Some(task));
-        }
-        // Nobody won so far: what was kept for who does is for those who have not raced.
+        // Nobody won so far: what was kept for who does is for those who have not raced. One of them may win yet, and what ships races once.
         if contender(evolution, case).is_none()
             && let Some(task) = first_race(evolution, case, 0)
         {
+            return Ok(Some(task));
+        }
+        if let Some(task) = against_shipped(evolution, case)? {
             return Ok(Some(task));
         }
     }

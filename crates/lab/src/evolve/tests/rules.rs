@@ -171,6 +171,34 @@ fn who_does_not_lose_to_what_ships_is_promoted() {
     assert_eq!(report["refused"], Value::Null);
 }
 
+/// What ships races once, so not before all who may yet win: the clock leaves some for the time that was kept for a winner.
+#[test]
+fn what_ships_races_last() {
+    let page = Page::new("ships-last");
+    let mut config = config(&Problem::mission(), 0, 12);
+    (config.candidates, config.seconds, config.timing) = (None, Some(30.0), [0.15, 1.5]);
+    let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
+    (config.cases[0].seeds, config.cases[0].draws, config.cases[0].shipped) =
+        (Vec::new(), 0, Some(ships.clone()));
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::Race {
+            verdict_of(finding, 1.0, SpeedVerdict::Undecided);
+        }
+    });
+    let (mut now, mut raced) = (0.0, Vec::new());
+    while let Ask::Task(task) = evolution.ask(now).unwrap() {
+        let took = if task.stage >= Stage::Race { 2.2 } else { 0.3 };
+        if task.stage == Stage::Race {
+            raced.push(task.subject == ships);
+        }
+        let outcome = Evaluator::evaluate(&mut evaluator, &task);
+        evolution.tell(&Outcome { seconds: took, ..outcome }).unwrap();
+        now += took;
+    }
+    assert!(raced.len() > 3 && raced[..raced.len() - 1].iter().all(|is_shipped| !is_shipped), "{raced:?}");
+}
+
 /// Who is promoted need not be the best: that one may lose on a problem that is held out.
 #[test]
 fn the_promoted_one_is_described_where_it_is_not_the_best() {
