@@ -80,8 +80,7 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
         shown(&control["race"]["ratio"], 3)
     )?;
     for held in case["held_out"].as_array().into_iter().flatten() {
-        let end = held["race"]["verdict"].as_str().or(held["end"].as_str()).unwrap_or_default();
-        writeln!(out, "held out, {}: {end} {}×", shape(&held["problem"]), shown(&held["race"]["ratio"], 3))?;
+        writeln!(out, "held out, {}: {}", shape(&held["problem"]), held_out(held))?;
     }
     if let Some(ratio) = case["shipped"]["race"]["ratio"].as_f64() {
         writeln!(
@@ -108,6 +107,17 @@ fn print_case(out: &mut impl Write, case: &Value) -> Result<(), CliError> {
         )?;
     }
     decision(out, &case["decision"])
+}
+
+/// How the best did on a problem that was held out.
+fn held_out(held: &Value) -> String {
+    match held["end"].as_str() {
+        Some("not_tried") => "not tried".to_owned(),
+        Some("not_computed") => "cannot compute it".to_owned(),
+        Some("wrong") => "wrong there".to_owned(),
+        Some("failed") => format!("its race was not run to its end ({})", text(&held["reason"])),
+        _ => format!("{} {}×", text(&held["race"]["verdict"]), shown(&held["race"]["ratio"], 3)),
+    }
 }
 
 /// Who is promoted, or why the best who beat the baseline is not.
@@ -195,4 +205,21 @@ fn shown(value: &Value, digits: usize) -> String {
 /// NaN where there is none.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ends_on_held_out_problems_are_words() {
+        let raced = json!({ "end": "raced", "race": { "verdict": "SLOWER", "ratio": 0.5 } });
+        assert_eq!(held_out(&raced), "SLOWER 0.500×");
+        assert_eq!(held_out(&json!({ "end": "not_computed", "race": null })), "cannot compute it");
+        assert_eq!(held_out(&json!({ "end": "not_tried", "race": null })), "not tried");
+        let failed = json!({ "end": "failed", "race": null, "reason": "hangs" });
+        assert_eq!(held_out(&failed), "its race was not run to its end (hangs)");
+    }
 }

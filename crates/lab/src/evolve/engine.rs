@@ -8,8 +8,8 @@ use kernels::select::Shape;
 use serde_json::{Value, json};
 
 use super::config::{Config, Limits};
-use super::earlier::{Earlier, TakenOver, is_taken_over};
-use super::faults::Faults;
+use super::earlier::{Earlier, TakenOver};
+use super::faults::{Faults, Word, is_fault};
 use super::finals::Promotion;
 use super::holding::{Holding, WAITED};
 use super::insight::Insights;
@@ -291,7 +291,7 @@ impl Evolution {
         }
         while let Some(task) = self.ready() {
             match self.known_earlier(&task)? {
-                Some(outcome) => self.tell(&outcome)?,
+                Some(outcome) => self.take_in(&outcome)?,
                 None => return Ok(self.fly(task)),
             }
         }
@@ -309,6 +309,16 @@ impl Evolution {
         if let Some(task) = finals::next(self)? {
             return Ok(self.fly(task));
         }
+        // Nobody is left who could show whose fault it was.
+        if let Some(error) = self.is_unclear() {
+            self.stop()?;
+            return Err(error);
+        }
+        let held = self.faults.all();
+        if !held.is_empty() {
+            held.iter().try_for_each(|outcome| self.take_in(outcome))?;
+            return self.ask(elapsed);
+        }
         self.finish()?;
         Ok(Ask::Done)
     }
@@ -324,16 +334,28 @@ impl Evolution {
     /// When the ledger cannot be written: then it has nothing of it, and the run can only be [resumed](Evolution::resume).
     pub fn tell(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let task = (outcome.candidate, outcome.stage, outcome.problem);
-        self.flying.remove(&task);
-        if self.told.contains(&task) {
+        let was_asked = self.flying.remove(&task);
+        if self.told.contains(&task) || is_fault(outcome) && !was_asked {
             return Ok(());
         }
-        let tried_again = self.faults.is_to_be_tried_again(outcome);
-        self.used(outcome, if tried_again { 0.0 } else { outcome.device_seconds });
-        if tried_again {
-            return Ok(());
+        let word = self.faults.saw(outcome);
+        self.used(outcome, if word == Word::TryAgain { 0.0 } else { outcome.device_seconds });
+        match word {
+            Word::TryAgain => return Ok(()),
+            Word::HeldBack => {
+                self.told.insert(task);
+                return Ok(());
+            }
+            Word::Answer => {}
         }
-        self.faults.saw(outcome);
+        for held in self.faults.shown_by(outcome) {
+            self.take_in(&held)?;
+        }
+        self.take_in(outcome)
+    }
+
+    /// An answer is what it says: learned and written.
+    fn take_in(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let outcome = match self.owner(outcome.candidate) {
             Some(search) => search.population.normalised(outcome),
             None => outcome.clone(),
@@ -353,7 +375,7 @@ impl Evolution {
 
     /// A task that was given out is answered: if it had the device, that was in use until now.
     fn used(&mut self, outcome: &Outcome, device_seconds: f64) {
-        if self.holds(outcome.stage) && !is_taken_over(outcome) {
+        if self.holds(outcome.stage) {
             self.holding.end(self.elapsed, device_seconds);
         }
     }
@@ -372,6 +394,11 @@ impl Evolution {
     /// When the ledger cannot be written.
     pub fn stop(&mut self) -> Result<(), EvolveError> {
         self.let_go()?;
+        // What failed is tried anew by whoever goes on, and cost its time.
+        let lost: f64 = self.faults.all().iter().map(|outcome| outcome.device_seconds).sum();
+        if lost > 0.0 {
+            self.ledger.spent(self.run, lost, WAITED)?;
+        }
         self.ledger.event(self.run, RunEvent::Stopped)?;
         self.ledger.release(self.run)?;
         Ok(())
@@ -475,7 +502,8 @@ impl Evolution {
             let is_measure_known = search.population.baseline_us().is_some();
             for member in search.population.members.values() {
                 let Place::Ready(stage) = member.place else { continue };
-                let flies = self.flying.contains(&(member.id, stage, search.population.problem));
+                let task = (member.id, stage, search.population.problem);
+                let flies = self.flying.contains(&task) || self.told.contains(&task);
                 let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
                 // An earlier run's time is one beside the baseline's, which is to come.
                 let waits = stage == Stage::Microbench
@@ -490,6 +518,15 @@ impl Evolution {
         // What others are compared with first, then what promises most.
         ready.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
         ready.first().and_then(|&(stage, _, _, id, case)| self.task(case, id, stage))
+    }
+
+    /// At the end, where what all others are compared with failed and nothing has succeeded since: without it no race is worth anything.
+    fn is_unclear(&self) -> Option<EvolveError> {
+        let is_measure = |outcome: &&Outcome| {
+            let population = self.owner(outcome.candidate).map(|search| &search.population);
+            population.is_some_and(|p| [p.baseline, p.control].contains(&Some(outcome.candidate)))
+        };
+        self.faults.held().iter().find(is_measure).and_then(|outcome| self.faults.row_of(outcome))
     }
 
     /// A baseline that died leaves nothing to compare with.

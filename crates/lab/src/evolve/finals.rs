@@ -133,7 +133,7 @@ fn victors(population: &Population) -> Vec<&Member> {
 }
 
 /// How a victor did on a held-out problem.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
     /// It was not tried yet.
     Open,
@@ -141,6 +141,8 @@ pub enum HeldOut {
     NotComputed,
     /// It was wrong there.
     Wrong,
+    /// Its race broke down, for this reason: nothing is known of it there.
+    Failed(String),
     /// It raced.
     Raced(Against),
 }
@@ -153,8 +155,9 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     };
     let is_foreign = matches!(member.candidate, super::Candidate::Kernel(_));
     match member.held_out.get(&key(shape)) {
-        Some(Some(against)) => HeldOut::Raced(*against),
-        Some(None) => HeldOut::Wrong,
+        Some(Ok(against)) => HeldOut::Raced(*against),
+        Some(Err(reason)) if matches!(reason.as_str(), "wrong" | "fault") => HeldOut::Wrong,
+        Some(Err(reason)) => HeldOut::Failed(reason.clone()),
         None if *shape == member.problem => HeldOut::Open,
         None if is_foreign || domain.check(&member.candidate).is_err() => HeldOut::NotComputed,
         None => HeldOut::Open,
@@ -162,13 +165,13 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
 }
 
 /// What speaks against promoting a victor, as far as it was tried.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Objection {
     /// The baseline did not come out even with itself.
     Control,
     /// It did not win its second race.
     Second(HeldOut),
-    /// It lost on a held-out problem, or was wrong there.
+    /// It lost on a held-out problem, was wrong there, or could not be tried.
     HeldOut(Shape, HeldOut),
     /// What ships is faster, or could not race.
     Shipped(Option<Against>),
@@ -244,6 +247,7 @@ impl Objection {
                 format!("{} at {ratio:.3}× ({low:.3} to {high:.3})", verdict.name())
             }
             HeldOut::Wrong => "a failure".to_owned(),
+            HeldOut::Failed(reason) => format!("not run to its end ({reason})"),
             HeldOut::Open | HeldOut::NotComputed => "not run".to_owned(),
         };
         match self {
@@ -317,7 +321,8 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
     let held = evolution.config.cases[case].held_out.clone();
     for (shape, theirs) in held {
         let Some(member) = evolution.searches[case].population.members.get(&id) else { continue };
-        if fate(evolution, member, &shape) != HeldOut::Open {
+        let is_open = fate(evolution, member, &shape) == HeldOut::Open;
+        if !is_open || evolution.was_told(id, Stage::HeldOut, &shape) {
             continue;
         }
         // Another case's is as good.
@@ -372,13 +377,14 @@ pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> V
 
 /// A held-out problem's end in JSON.
 pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
-    let (end, against) = match fate {
-        HeldOut::Open => ("not_tried", None),
-        HeldOut::NotComputed => ("not_computed", None),
-        HeldOut::Wrong => ("wrong", None),
-        HeldOut::Raced(against) => ("raced", Some(against)),
+    let (end, against, reason) = match fate {
+        HeldOut::Open => ("not_tried", None, None),
+        HeldOut::NotComputed => ("not_computed", None, None),
+        HeldOut::Wrong => ("wrong", None, None),
+        HeldOut::Failed(reason) => ("failed", None, Some(reason)),
+        HeldOut::Raced(against) => ("raced", Some(against), None),
     };
-    json!({ "problem": shape, "end": end, "race": against })
+    json!({ "problem": shape, "end": end, "race": against, "reason": reason })
 }
 
 /// The ends of those that came to none on their way: not among the fastest, or cut short by the budget.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::bandit::{Bandit, Operator};
 use super::candidate::Candidate;
 use super::cascade;
+use super::faults::INCUMBENT;
 use super::insight::Insights;
 use super::niches::{Entry, Niche, Niches};
 use super::space::family;
@@ -77,8 +78,8 @@ pub struct Member {
     pub race: Option<Against>,
     /// The median of its last race against the baseline, µs.
     pub race_us: Option<f64>,
-    /// How races on other problems ended; `None` where there was none, because it does not compute them or was wrong there.
-    pub held_out: BTreeMap<String, Option<Against>>,
+    /// How its races once it had won ended, by problem, or the reason why there was none: its second race among them.
+    pub held_out: BTreeMap<String, Result<Against, String>>,
     /// Why it died.
     pub rejection: Option<Rejection>,
     /// The candidate that is the same kernel.
@@ -125,7 +126,7 @@ impl Member {
     /// How its second race against the baseline ended, which was run because it won the first: chance that made it win
     /// that one has no part in it.
     pub fn confirmed(&self) -> Option<Against> {
-        self.held_out.get(&key(&self.problem)).copied().flatten()
+        self.held_out.get(&key(&self.problem))?.as_ref().ok().copied()
     }
 
     /// Whether it is on its way.
@@ -279,7 +280,7 @@ impl Population {
         }
         match &outcome.finding {
             Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
-                self.note_held_out(id, &outcome.problem, None);
+                self.note_held_out(id, &outcome.problem, Err(rejection.reason.clone()));
                 if let Some(member) = self.members.get_mut(&id) {
                     // Its end, though its time counts: what it does on another problem is not what it does on its own.
                     member.rejection.get_or_insert_with(|| rejection.clone());
@@ -307,9 +308,13 @@ impl Population {
                 let wrong = proof.as_ref().and_then(|proof| cascade::judged(proof, outcome.stage));
                 match (outcome.stage, wrong) {
                     (Stage::HeldOut, wrong) => {
-                        let against = measurement.against.filter(|_| wrong.is_none());
-                        self.note_held_out(id, &outcome.problem, against);
-                        if outcome.problem == self.problem && against.is_some() {
+                        let race = match (wrong, measurement.against) {
+                            (Some(rejection), _) => Err(rejection.reason),
+                            (None, against) => against.ok_or_else(|| INCUMBENT.to_owned()),
+                        };
+                        let has_raced = race.is_ok();
+                        self.note_held_out(id, &outcome.problem, race);
+                        if outcome.problem == self.problem && has_raced {
                             self.note_race_us(id, measurement.us);
                         }
                     }
@@ -357,9 +362,9 @@ impl Population {
         }
     }
 
-    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, against: Option<Against>) {
+    fn note_held_out(&mut self, id: CandidateId, problem: &Shape, race: Result<Against, String>) {
         if let Some(member) = self.members.get_mut(&id) {
-            member.held_out.insert(key(problem), against);
+            member.held_out.insert(key(problem), race);
         }
     }
 

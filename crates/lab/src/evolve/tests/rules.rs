@@ -449,6 +449,76 @@ fn a_lost_device_stops_the_run() {
     assert_eq!(evolution.report()["candidates"]["total"], 200);
 }
 
+/// A device that is lost as the races begin ends nobody, however few race: whoever goes on runs them all.
+#[test]
+fn a_device_lost_before_the_races_ends_nobody() {
+    for candidates in [1, 2, 60] {
+        let page = Page::new(&format!("lost-races-{candidates}"));
+        let config = config(&Problem::mission(), candidates, 12);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let run = evolution.run();
+        let mut lost = Meddled(Landscape::new(12, &config), |task: &Task, finding: &mut Finding| {
+            if task.stage == Stage::Race {
+                *finding = Finding::Rejected(no(task.stage, "crashed"));
+            }
+        });
+        let error = run_out(&mut evolution, &mut lost, nobody, |_| {}).unwrap_err();
+        assert!(matches!(error, EvolveError::Faults { .. }), "{error}");
+        drop(evolution);
+        let deaths = page.open().deaths(run).unwrap();
+        assert!(!deaths.iter().any(|death| death.reason == "crashed"), "{deaths:?}");
+        let mut evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
+        run_out(&mut evolution, &mut lost.0, nobody, |_| {}).unwrap();
+        let report = evolution.report();
+        assert_eq!(report["control"]["sound"], true, "{report}");
+        assert_eq!(report["promoted"].is_object(), candidates == 60, "{report}");
+    }
+}
+
+/// Who fails twice where others do not failed by itself; who fails once is tried again.
+#[test]
+fn a_candidates_own_fault_is_its_own() {
+    let page = Page::new("own-fault");
+    let config = config(&Problem::mission(), 40, 12);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let (mut bad, mut seen) = (None, HashSet::new());
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        // What is compared with comes first.
+        if task.stage == Stage::Microbench && task.candidate > CandidateId(2) {
+            let is_bad = *bad.get_or_insert(task.candidate) == task.candidate;
+            if seen.insert(task.candidate) || is_bad {
+                *finding = Finding::Rejected(no(task.stage, "crashed"));
+            }
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    assert_eq!(report["rejected"]["crashed"], 1, "{}", report["rejected"]);
+    assert!(report["candidates"]["timed"].as_u64() > Some(5), "{}", report["candidates"]);
+    let deaths = page.open().deaths(evolution.run()).unwrap();
+    assert_eq!(deaths.iter().filter(|d| d.reason == "crashed").map(|d| d.candidates).sum::<i64>(), 1);
+}
+
+/// A race that breaks down says nothing of who ran it, and what it says is told.
+#[test]
+fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
+    let page = Page::new("held-crash");
+    let config = config(&Problem::mission(), 60, 12);
+    let own = config.cases[0].problem;
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+        if task.stage == Stage::HeldOut && task.problem != own {
+            *finding = Finding::Rejected(no(task.stage, "hangs"));
+        }
+    });
+    run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+    let report = evolution.report();
+    let end = &report["held_out"][0];
+    assert_eq!((&end["end"], &end["reason"]), (&json!("failed"), &json!("hangs")));
+    let why = report["refused"]["why"].as_str().unwrap();
+    assert!(why.ends_with("was not run to its end (hangs)"), "{why}");
+}
+
 /// Where the incumbent was at fault, the race is run once more.
 #[test]
 fn an_incumbents_fault_is_not_the_candidates() {
