@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lab::evolve::children::Limits;
 use lab::evolve::proposer::{LIMITS, Proposal, Proposer};
 use lab::evolve::workers::Crew;
 use lab::evolve::{Ask, Evolution, Progress, Question};
@@ -32,7 +33,7 @@ type Answer = (Question, Result<Proposal, Rejection>);
 
 /// Someone else's program, asked on a thread of its own.
 struct Asked {
-    proposer: Option<Proposer>,
+    line: Option<String>,
     tell: Sender<Answer>,
     answers: Receiver<Answer>,
 }
@@ -40,11 +41,14 @@ struct Asked {
 impl Asked {
     fn new(line: Option<&String>) -> Asked {
         let (tell, answers) = channel();
-        Asked { proposer: line.map(|line| Proposer::new(line, LIMITS)), tell, answers }
+        Asked { line: line.cloned(), tell, answers }
     }
 
     fn ask(&self, question: Question) {
-        let Some(proposer) = self.proposer.clone() else { return };
+        let Some(line) = self.line.clone() else { return };
+        let left = question.seconds.and_then(|left| Duration::try_from_secs_f64(left).ok());
+        let wall = left.map_or(LIMITS.wall, |left| left.min(LIMITS.wall));
+        let proposer = Proposer::new(&line, Limits { wall, ..LIMITS });
         let tell = self.tell.clone();
         std::thread::spawn(move || {
             let answer = proposer.propose(&question.brief);

@@ -4,13 +4,14 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use super::bandit::Operator;
+use super::config::Limits;
 use super::engine::{Ask, Evolution, EvolveError, Question};
 use super::joining::Said;
 use super::operators::{Draft, Workshop};
 use super::population::Population;
 use super::seeding::SEED;
 use super::task::Stage;
-use super::{advice, cascade};
+use super::{advice, cascade, finals};
 use crate::ledger::Arm;
 
 /// Questions that wait for a proposer at a time: it may take minutes.
@@ -58,7 +59,15 @@ impl Evolution {
                     search.questions[0] += 1;
                     let (number, asked) = (search.questions[0], self.elapsed);
                     let brief = super::proposal::brief(self, case);
-                    return Ok(Some(Ask::Propose(Box::new(Question { case, number, brief, asked }))));
+                    let left = self.config.seconds.map(|seconds| seconds - finals::reserve(self) - asked);
+                    let seconds = left.filter(|_| self.limits == Limits::ALONE);
+                    return Ok(Some(Ask::Propose(Box::new(Question {
+                        case,
+                        number,
+                        brief,
+                        asked,
+                        seconds,
+                    }))));
                 }
                 Made::Nothing => return Ok(None),
             }

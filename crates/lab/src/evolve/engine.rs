@@ -99,6 +99,8 @@ pub struct Question {
     pub brief: Value,
     /// When, in seconds after the run began or went on.
     pub asked: f64,
+    /// Seconds that its program may take at most, where it would disturb the races after that.
+    pub seconds: Option<f64>,
 }
 
 /// One problem's search.
@@ -302,8 +304,9 @@ impl Evolution {
                 }
             }
         }
-        // Who answers too late is not waited for.
-        if !self.flying.is_empty() || self.questions() > 0 && self.in_time() {
+        // Who answers too late is not waited for, but where races want the machine: there nobody is given longer.
+        let waits = self.in_time() || self.limits == Limits::ALONE && !self.is_over();
+        if !self.flying.is_empty() || self.questions() > 0 && waits {
             return Ok(Ask::Wait);
         }
         if let Some(task) = finals::next(self)? {

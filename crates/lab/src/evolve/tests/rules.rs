@@ -583,6 +583,41 @@ fn the_time_is_kept() {
     assert!(evolution.report()["best"]["id"].as_i64().is_some());
 }
 
+/// On a processor a proposer would disturb the races: none begins before its program has ended, which has no longer than the search.
+#[test]
+fn no_race_runs_beside_a_proposer() {
+    let page = Page::new("beside");
+    let mut config = config(&Problem::mission(), 0, 6);
+    (config.candidates, config.seconds, config.timing) = (None, Some(60.0), [0.15, 1.5]);
+    (config.proposer, config.random_share) = (Some("a slow one".into()), 0.2);
+    let mut evolution = begin(&page, &config, Limits::ALONE);
+    let mut landscape = Landscape::new(6, &config);
+    let (mut now, mut asked, mut raced) = (0.0, None, 0);
+    loop {
+        match evolution.ask(now).unwrap() {
+            Ask::Task(task) => {
+                assert!(asked.is_none(), "{task:?}");
+                raced += usize::from(task.stage == Stage::Race);
+                let outcome = Evaluator::evaluate(&mut landscape, &task);
+                evolution.tell(&Outcome { seconds: 0.3, ..outcome }).unwrap();
+                now += 0.3;
+            }
+            Ask::Propose(question) => asked = Some(*question),
+            // It takes all that it may.
+            Ask::Wait => {
+                let question = asked.take().unwrap();
+                now = question.asked + question.seconds.unwrap();
+                assert!(now < 60.0 - 6.0 * 1.5, "{now}");
+                evolution.at(now);
+                assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
+                evolution.answer(&question, Err(no(Stage::Propose, "hangs"))).unwrap();
+            }
+            Ask::Done => break,
+        }
+    }
+    assert!(raced > 0);
+}
+
 /// By a clock that goes with the tasks: when each problem's first race and control are run, the others are as many as there is time for.
 #[test]
 fn races_for_which_there_is_no_time_are_not_run() {
