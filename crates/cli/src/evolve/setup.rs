@@ -40,7 +40,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
         other => Some(other?),
     };
     let device = open(target, args, wanted.proposer.is_some())?;
-    keepable(args, &device)?;
+    keepable(args, &device.environment, &device.target)?;
     let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
     let mut config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
     config.program = program();
@@ -65,7 +65,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     promotable(args, &config.target)?;
     // Whose kernels these are is the run's own affair: nobody says it again.
     let device = open(config.target, args, config.proposer.is_some())?;
-    keepable(args, &device)?;
+    keepable(args, &ledger.run(run)?.environment, &device.target)?;
     let begun_on = config.device;
     if device.environment.device != begun_on {
         return Err(CliError::Argument {
@@ -74,6 +74,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
             accepted: format!("a run of {}; this one was begun on {begun_on}", device.environment.device),
         });
     }
+    setup::same(&ledger, run, &device.environment, program().as_deref())?;
     let evolution = Evolution::resume(ledger, run, device.limits)?;
     Ok((evolution, device.crew))
 }
@@ -129,8 +130,8 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
 }
 
 /// A row of evidence names its commit.
-fn keepable(args: &Evolve, device: &Device) -> Result<(), CliError> {
-    match (&args.evidence, &device.environment.commit, &device.target) {
+fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result<(), CliError> {
+    match (&args.evidence, &environment.commit, target) {
         (None, ..) | (_, Some(_), _) => Ok(()),
         (Some(_), None, Target::Cuda { .. }) => Err(CliError::Unbuilt),
         (Some(_), None, _) => Err(CliError::Unclean),

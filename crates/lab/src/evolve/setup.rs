@@ -14,7 +14,7 @@ use super::space;
 use super::task::Target;
 use super::workers::memory;
 use crate::bench::CpuPeaks;
-use crate::ledger::{Ledger, LedgerError, RunEvent, RunId};
+use crate::ledger::{Environment, Ledger, LedgerError, RunEvent, RunId};
 
 /// Wins of other runs that a search is told of.
 const WINS: usize = 50;
@@ -86,6 +86,16 @@ pub enum SetupError {
         times: u64,
         /// GB that tensors may take.
         most: f64,
+    },
+    /// A run that would be gone on with by something else than began it.
+    #[error(
+        "run {run} cannot go on here: {what}; its figures are stated as those of what began it. Go on with that, or begin a new run"
+    )]
+    Changed {
+        /// The run.
+        run: i64,
+        /// What differs, in words.
+        what: String,
     },
 }
 
@@ -262,6 +272,43 @@ pub fn kept(ledger: &Ledger, run: RunId) -> Result<Config, EvolveError> {
     serde_json::from_value(ledger.run(run)?.config).map_err(|error| EvolveError::Config { run: run.0, error })
 }
 
+/// Whether what is to go on with a run is what began it: the ledger, and whatever is made of it, says of all of a run's figures that they are by
+/// one program on one device with one driver. Of a run that is over nothing more is measured, and anyone may report it.
+///
+/// # Errors
+/// When they differ, in what, or the ledger cannot be read.
+pub fn same(
+    ledger: &Ledger,
+    run: RunId,
+    environment: &Environment,
+    program: Option<&str>,
+) -> Result<(), SetupError> {
+    if ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished) {
+        return Ok(());
+    }
+    let begun = ledger.run(run)?;
+    let (then, known) = (&begun.environment, |commit: &Option<String>| {
+        commit.clone().unwrap_or_else(|| "unknown".to_owned())
+    });
+    let parts = [
+        ("device", then.device.clone(), environment.device.clone()),
+        ("driver", then.driver.clone(), environment.driver.clone()),
+        ("compiler", then.compiler.clone(), environment.compiler.clone()),
+        ("commit", known(&then.commit), known(&environment.commit)),
+    ];
+    let differ = parts.into_iter().filter(|(_, then, now)| then != now);
+    let mut what: Vec<String> =
+        differ.map(|(part, then, now)| format!("its {part} is {then}, and here it is {now}")).collect();
+    // Who says nothing of a program is known by the commit alone.
+    if begun.config["program"].as_str().is_some_and(|begun| program != Some(begun)) {
+        what.push("its program is another build".to_owned());
+    }
+    match what.is_empty() {
+        true => Ok(()),
+        false => Err(SetupError::Changed { run: run.0, what: what.join(", ") }),
+    }
+}
+
 /// The target of a device whose times are the time model's; `None` where its table has no such machine.
 pub fn model_named(name: &str) -> Option<(Target, &'static Gpu)> {
     let gpu = Gpu::named(name)?;
@@ -284,8 +331,37 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::ledger::{Environment, Run};
+    use crate::ledger::Run;
     use crate::store::Scratch;
+
+    /// Figures of two builds or drivers are no figures of one run.
+    #[test]
+    fn a_run_goes_on_with_what_began_it() {
+        let folder = Scratch::new().unwrap();
+        let ledger = Ledger::open(&folder.path("ledger")).unwrap();
+        let own = Environment {
+            device: "L4".into(),
+            driver: "570".into(),
+            compiler: "ptxas 13".into(),
+            commit: Some("a".into()),
+        };
+        let run = Run {
+            device: "L4".into(),
+            config: json!({ "program": "this" }),
+            environment: own.clone(),
+            price_per_hour: None,
+        };
+        let run = ledger.begin_run(&run).unwrap();
+        same(&ledger, run, &own, Some("this")).unwrap();
+        let other = Environment { driver: "580".into(), commit: None, ..own.clone() };
+        let said = same(&ledger, run, &other, Some("that")).unwrap_err().to_string();
+        for words in ["its driver is 570, and here it is 580", "its commit is a, and here it is unknown"] {
+            assert!(said.contains(words), "{said}");
+        }
+        assert!(said.contains("its program is another build"), "{said}");
+        ledger.event(run, RunEvent::Finished).unwrap();
+        same(&ledger, run, &other, Some("that")).unwrap();
+    }
 
     fn wanted() -> Wanted {
         let mission = Shape::of(&Problem::mission());
