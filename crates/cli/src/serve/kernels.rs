@@ -65,7 +65,7 @@ mod tests {
         let candidate = NewCandidate {
             run: ledger.begin_run(&run).unwrap(),
             problem: kernels::select::Shape::of(&Problem::mission()),
-            candidate: Candidate::Cpu(plan.clone()),
+            candidate: Candidate::Cpu(*plan),
             arm: Arm::Evolution,
             operator: "restart".to_owned(),
             parents: Vec::new(),
