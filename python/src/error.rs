@@ -105,7 +105,8 @@ impl From<SetupError> for Error {
         match error {
             SetupError::Kernel(error) => error.into(),
             SetupError::Ledger(error) => error.into(),
-            error @ (SetupError::Argument { .. } | SetupError::Memory { .. }) => {
+            error
+            @ (SetupError::Argument { .. } | SetupError::Memory { .. } | SetupError::Changed { .. }) => {
                 Error::Argument(error.to_string())
             }
         }
