@@ -209,12 +209,8 @@ fn resumed(wanted: &Wanted, number: Option<i64>) -> Result<(lab::evolve::Evoluti
     let run = setup::which(&ledger, number)?.ok_or_else(none)?;
     let config = setup::kept(&ledger, run)?;
     setup::affordable(&config)?;
-    let begun_on = config.device;
     let place = place(wanted)?;
-    let device = &place.environment.device;
-    if *device != begun_on {
-        return Err(Error::Argument(format!("run {} was begun on {begun_on}, not on {device}", run.0)));
-    }
+    setup::same(&ledger, run, &place.environment, None)?;
     Ok((lab::evolve::Evolution::resume(ledger, run, place.limits)?, place.host))
 }
 
