@@ -10,6 +10,7 @@ use problem::Problem;
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
 use crate::evolve::{Candidate, Language, Source};
+use crate::forecast::architecture;
 use crate::gate::{bind, contents};
 use crate::launchfile::{Bound, LaunchError, LaunchSpec};
 use crate::study::{RECORDED_STEPS, forecast};
@@ -122,7 +123,7 @@ fn examine(
     };
     let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
     let text = text.unwrap_or_else(|| kernel.module.to_string());
-    let target = if gpu.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", gpu.sm) };
+    let target = architecture(gpu.sm);
     let assembled = Ptxas::find().ok().and_then(|p| p.resources(&text, &target, &kernel.entry).ok());
     let resources = assembled.or_else(|| estimate(&kernel.module, &kernel.entry));
     let prediction =
@@ -135,7 +136,11 @@ fn examine(
 
 #[cfg(test)]
 mod tests {
+    use kernels::Family;
+    use serde_json::json;
+
     use super::*;
+    use crate::genes::with_genes;
 
     #[test]
     fn a_plan_is_taken_apart() {
@@ -149,6 +154,19 @@ mod tests {
             "{share}"
         );
         assert!(anatomy.prediction.is_some());
+    }
+
+    /// One head is recorded; what is told is told of all eight.
+    #[test]
+    fn a_grid_is_that_of_all_heads() {
+        let problem = Problem::mission();
+        let plan = Family::Mma.default_for(&problem, &Arch::SM_90).unwrap();
+        let genes = json!({ "block_m": 64, "block_n": 64, "warps": 4, "kv_warps": 1 });
+        let plan = with_genes(&plan, &genes).unwrap();
+        let anatomy = dissect(&Candidate::Gpu(plan), &Shape::of(&problem), "H200").unwrap();
+        assert_eq!(anatomy.prediction.unwrap().ctas, 64);
+        let small = anatomy.findings.iter().find(|finding| finding.name == "small grid").unwrap();
+        assert_eq!(small.evidence, "64 CTAs give work to 48 % of the H200's multiprocessors");
     }
 
     #[test]

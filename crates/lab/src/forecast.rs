@@ -112,8 +112,12 @@ pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Resources> {
 
 /// What ptxas calls the architecture that a kernel is for.
 pub fn target(bound: &Bound) -> String {
-    let target = bound.kernel.module.target;
-    if target.sm == 90 { "sm_90a".to_owned() } else { format!("sm_{}", target.sm) }
+    architecture(bound.kernel.module.target.sm)
+}
+
+/// What ptxas calls an architecture; Hopper's with its own instructions.
+pub fn architecture(sm: u32) -> String {
+    if sm == 90 { "sm_90a".to_owned() } else { format!("sm_{sm}") }
 }
 
 /// A plan on a problem.

@@ -7,6 +7,7 @@ use emu::{Buffer, Checks, EmuError, Fidelity, Options, Report};
 use ptx::{Access, Launch};
 
 use crate::diagnose::{Evidence, Finding, LineCost, diagnose};
+use crate::forecast::architecture;
 use crate::gate::{GateError, Proof, Settings, contents, prove};
 use crate::launchfile::Bound;
 
@@ -65,7 +66,7 @@ pub fn analyse(
     let kernel = &bound.kernel;
     let text = text.unwrap_or_else(|| kernel.module.to_string());
     let resources = machines.first().and_then(|gpu| {
-        let assembled = ptxas.and_then(|p| p.resources(&text, &format!("sm_{}", gpu.sm), &kernel.entry).ok());
+        let assembled = ptxas.and_then(|p| p.resources(&text, &architecture(gpu.sm), &kernel.entry).ok());
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     });
     let predictions: Vec<_> = match &resources {

@@ -210,6 +210,7 @@ impl Scene<'_> {
             split,
             utilisation,
             occupancy: self.occupancy,
+            ctas: grid,
             waves: rounds / f64::from(self.occupancy.ctas),
             tail: (1.0 - grid as f64 / (f64::from(gpu.sms).min(grid.max(1) as f64) * rounds)).max(0.0),
             active_sms,

@@ -161,6 +161,8 @@ pub struct Prediction {
     pub utilisation: Utilisation,
     /// CTAs on an SM, and what limits them.
     pub occupancy: Occupancy,
+    /// CTAs of the grid.
+    pub ctas: u64,
     /// CTAs that the busiest SM works through, over those it can hold at a time.
     pub waves: f64,
     /// Fraction of the time in which the last, partly filled wave leaves SMs idle.

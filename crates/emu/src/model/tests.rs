@@ -369,6 +369,7 @@ fn warps_that_wait_for_one_make_it_serial() {
     assert_eq!(p.bound, Bound::Serial);
     assert!(p.share(Cause::Barrier) > 0.5);
     near(p.active_sms, 16.0 / 58.0, 0.01);
+    assert_eq!(p.ctas, 16);
 }
 
 #[test]

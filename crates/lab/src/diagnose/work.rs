@@ -140,7 +140,7 @@ pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
         lines: Vec::new(),
         evidence: format!(
             "{} CTAs give work to {:.0} % of the {}'s multiprocessors",
-            evidence.kernel.launch.grid.count(),
+            prediction.ctas,
             100.0 * active,
             prediction.machine
         ),
