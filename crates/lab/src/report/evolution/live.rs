@@ -5,11 +5,10 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::axis::{grouped, percent, ratio, time};
+use super::decisions::figures;
 use super::lineage::changes;
 use super::view::{RunRow, RunView, in_words, moment, speedup};
-use super::{
-    Links, Section, arm_name, figures, frame, scatter, shape, stage_name, title, trial_name, with_contents,
-};
+use super::{Links, Section, arm_name, frame, scatter, shape, stage_name, title, trial_name, with_contents};
 use crate::bench::suites::words;
 use crate::evolve::Candidate;
 use crate::ledger::{
