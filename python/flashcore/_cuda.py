@@ -15,6 +15,7 @@ from . import _flashcore
 from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
 _CODES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 _enqueue = _flashcore.enqueue
@@ -63,6 +64,9 @@ def _launch(
     code: int,
 ) -> tuple[Tensor, Tensor | None]:
     shape, strides, v_shape = q.shape, q.stride(), v.shape
+    first_byte("q", q, q.untyped_storage())
+    first_byte("k", k, k.untyped_storage())
+    first_byte("v", v, v.untyped_storage())
     out = _empty_like(q) if shape[3] == v_shape[3] and strides[3] == 1 else output_like(plain_rows(q), v.shape[3])
     lse = lse_like(q, heads) if want_lse else None
     copies = _enqueue(
@@ -98,6 +102,17 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int) -> dict[str,
         q.get_device(),
     )
     return {**told, "plan": json.loads(told["plan"])}
+
+
+def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
+    """Where a tensor begins in its storage. Refuses one that ends beyond: its memory was given back."""
+    (a, b, c, d), (e, f, g, h), size = x.shape, x.stride(), SIZES[x.dtype]
+    first = x.storage_offset() * size
+    last = first + ((a - 1) * e + (b - 1) * f + (c - 1) * g + (d - 1) * h + 1) * size
+    if last > storage.nbytes() and a and b and c and d:
+        message = f"{name} ends at byte {last} of its storage, which has {storage.nbytes()} bytes"
+        raise ArgumentError(f"{message}; accepted: a tensor inside of its storage")
+    return first
 
 
 def plain_rows(x: Tensor) -> Tensor:

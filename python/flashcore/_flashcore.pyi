@@ -20,8 +20,8 @@ def attention_cpu(
     scale: float | None,
     threads: int | None = None,
 ) -> None:
-    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. At most
-    ``threads`` threads share it."""
+    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. Where
+    ``threads`` are named, at most so many of PyTorch's own threads share it."""
 
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
@@ -77,6 +77,17 @@ class Session:
     def failed(self, suite: str, name: str, stated: _Stated, mode: str, why: str) -> str: ...
     def host(self, name: str, stated: _Stated, calls: int, samples: list[float]) -> str: ...
     def race(self, stated: _Stated) -> Race: ...
+
+def model_problems() -> list[_Stated]:
+    """The problems of ``python -m flashcore.bench model``."""
+
+class CpuSession:
+    """This processor and what stands beside every figure of a run. Rows are JSON."""
+
+    def __init__(self, threads: int) -> None: ...
+    def device(self) -> str: ...
+    def commit(self) -> str | None: ...
+    def race(self, stated: _Stated, peer: str, layer: Any, seconds: float) -> list[str]: ...
 
 class Race:
     """One problem and those who race on it."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
+import os
 import sys
+import threading
 from typing import Any, Literal, TypeVar, overload
 
 from ._errors import ArgumentError, UnsupportedError
@@ -13,6 +16,12 @@ __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 # `flashcore._torch` and `flashcore._numpy` once they are needed: neither NumPy nor PyTorch is imported on our account.
 _torch: Any = None
 _numpy: Any = None
+
+# A module's lock that one thread holds while another forks stays locked in the child: a fork waits for an import to
+# end.
+_loading = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 _NO_WINDOW = (-1, -1)
 
@@ -90,7 +99,10 @@ def flash_attn_func(
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims that are multiples of 8 up to 256) the kernel is enqueued on PyTorch's current
-    stream, nothing is synchronised, and a CUDA graph may capture it.
+    stream, nothing is synchronised, and a CUDA graph may capture it. A captured call has scratch memory of its
+    own until the graph is destroyed. Launches of one executable graph, as of ``torch.cuda.CUDAGraph``, never
+    overlap. Two executable graphs of one captured graph, and its clones, share the scratch memory: they must not
+    run at the same time.
 
     Raises:
         ArgumentError: (a ValueError) shapes or devices that do not fit each other, a scale that is not finite, a value
@@ -120,7 +132,7 @@ def flash_attn_func(
     mask = _CAUSAL if causal else _FULL
     try:
         out, lse = backend.attend(q, k, v, 2, mask, softmax_scale, return_attn_probs)
-    except (ArgumentError, TypeError) as error:
+    except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
         raise
@@ -171,7 +183,7 @@ def scaled_dot_product_attention(
         is_causal = _flag("is_causal", is_causal)
     try:
         out = backend.attend(q, k, v, 1, _CAUSAL_TOP_LEFT if is_causal else _FULL, scale, False)[0]
-    except (ArgumentError, TypeError) as error:
+    except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "scale", scale)) is not None:
             raise told from None
         raise
@@ -202,8 +214,11 @@ def _flag(name: str, value: Any) -> bool:
 
 def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
     """What an error says of the scale, under the name that the caller knows the scale by; None of any other."""
-    if str(error).startswith("scale = "):
-        return ArgumentError(str(error).replace("scale", name, 1))
+    if " for scale: " in str(error):
+        return ArgumentError(str(error).replace(" for scale: ", f" for {name}: ", 1))
+    if isinstance(error, OverflowError) and isinstance(value, int):
+        size = f"an integer of {value.bit_length()} bits"
+        return ArgumentError(f"{name} = {size} is not possible; accepted: a number that is finite in float32, or None")
     if isinstance(error, TypeError) and value is not None and not hasattr(value, "__float__"):
         return ArgumentError(f"{name} = {value!r} is not possible; accepted: a number, or None")
     return None
@@ -316,11 +331,13 @@ def _backend_of(tensor: Any) -> Any:
 def _import_backend(tensor: Any) -> Any:
     global _torch, _numpy
     if _torch is None and hasattr(tensor, "__torch_function__"):
+        load("_torch")
         from . import _torch as loaded
 
         _torch = loaded
         return loaded
     if _numpy is None and "numpy" in sys.modules:
+        load("_numpy")
         from . import _numpy as numpy_backend
 
         _numpy = numpy_backend
@@ -328,7 +345,19 @@ def _import_backend(tensor: Any) -> Any:
     return None
 
 
+def load(name: str) -> bool:
+    """Imports a module of this package, at its first use."""
+    with _loading:
+        importlib.import_module(f"{__package__}.{name}")
+    return True
+
+
+# What `torch.compiler.assume_constant_result` does: a traced call is not to trace an import.
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _foreign(q: Any, k: Any, v: Any, function: Any, **options: Any) -> Any:
+    load("_interchange")
     from . import _interchange
 
     return _interchange.call(function, q, k, v, options)

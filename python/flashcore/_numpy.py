@@ -16,8 +16,9 @@ _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # bfloat16 i
 
 def view(array: Any) -> np.ndarray[Any, Any]:
     """Another library's array on the CPU, over the same memory."""
-    # `__array__` first: JAX gives bfloat16 through it, which NumPy's DLPack does not know.
-    seen: np.ndarray[Any, Any] = np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(array)
+    # DLPack last: JAX gives bfloat16 through `__array__`, which NumPy's DLPack does not know.
+    known = hasattr(array, "__array__") or hasattr(array, "__array_interface__")
+    seen: np.ndarray[Any, Any] = np.asarray(array) if known else np.from_dlpack(array)
     return seen
 
 
@@ -69,6 +70,8 @@ def attend(
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
+    # Only their memory counts from here on: a subclass may say what it likes of its shape.
+    q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
     out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)

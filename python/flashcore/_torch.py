@@ -43,10 +43,34 @@ def attend(
         )
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
-    if _is_compiling() or not _is_plain(q, k, v):
-        out, lse = torch.ops.flashcore.attention(q, k, v, heads, mask, scale, want_lse)
-        return out, lse if want_lse else None
-    return _now(q, k, v, heads, mask, scale, want_lse)
+    if _is_compiling():
+        return _dispatched(q, k, v, heads, mask, scale, want_lse)
+    if _is_plain(q, k, v):
+        return _now(q, k, v, heads, mask, scale, want_lse)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.is_nested:
+            raise UnsupportedError(f"{name} has layout nested; accepted: torch.strided", "layout nested")
+    try:
+        return _dispatched(q, k, v, heads, mask, scale, want_lse)
+    except (TypeError, NotImplementedError, AssertionError) as error:
+        if isinstance(error, FlashCoreError):
+            raise
+        raise _undispatched(q, k, v) from error
+
+
+def _dispatched(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    out, lse = torch.ops.flashcore.attention(q, k, v, heads, mask, scale, want_lse)
+    return out, lse if want_lse else None
+
+
+def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
+    """What to raise where PyTorch finds no way to call the operator with tensors of such classes."""
+    named = (("q", q), ("k", k), ("v", v))
+    name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
+    accepted = "torch.Tensor, and classes that dispatch flashcore::attention for all of q, k and v"
+    return UnsupportedError(f"{name} is a {kind}, which has no attention; accepted: {accepted}", f"type {kind}")
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -63,15 +87,19 @@ def _now(
     _cuda.check(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(f"q is on {q.device}; accepted: cuda and cpu", f"device {q.device.type}")
-    q, k, v = (_cuda.plain_rows(x.resolve_neg()) for x in (q, k, v))
+    if q.is_neg() or k.is_neg() or v.is_neg():
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
     out = _cuda.output_like(q, v.shape[3])
     lse = _cuda.lse_like(q, heads) if want_lse else None
     lse_address = None if lse is None else lse.data_ptr()
+    # The interpreter is released: another thread may give a tensor other memory, and must not free this one's.
+    held = q.untyped_storage(), k.untyped_storage(), v.untyped_storage()
     _flashcore.attention_cpu(
-        _describe(q, heads),
-        _describe(k, heads),
-        _describe(v, heads),
-        _describe(out, heads),
+        _describe("q", q, heads, held[0]),
+        _describe("k", k, heads, held[1]),
+        _describe("v", v, heads, held[2]),
+        _describe("out", out, heads, out.untyped_storage()),
         lse_address,
         _cuda.DTYPES[q.dtype],
         mask,
@@ -162,10 +190,13 @@ def script_as(function: Any, operator: str) -> None:
         register(function, operator)
 
 
-def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
-    shape, strides, row = x.shape, x.stride(), 3 - heads
+def _describe(
+    name: str, x: Tensor, heads: int, storage: torch.UntypedStorage
+) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Address, shape and strides, which do not reach beyond the storage."""
+    shape, strides, row, first = x.shape, x.stride(), 3 - heads, _cuda.first_byte(name, x, storage)
     return (
-        x.data_ptr(),
+        storage.data_ptr() + first,
         (shape[0], shape[heads], shape[row], shape[3]),
         (strides[0], strides[heads], strides[row], strides[3]),
     )
@@ -179,6 +210,9 @@ def _describe(x: Tensor, heads: int) -> tuple[int, tuple[int, int, int, int], tu
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, heads: int, mask: int, scale: float | None, want_lse: bool
 ) -> tuple[Tensor, Tensor]:
+    # Only their memory counts here: a class may say what it likes of its shape.
+    with torch._C.DisableTorchFunctionSubclass():
+        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
     out, lse = _now(q, k, v, heads, mask, scale, want_lse)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ._errors import FlashCoreError, UnsupportedError
-from ._functional import scaled_dot_product_attention
+from ._functional import load, scaled_dot_product_attention
 
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 
@@ -55,6 +55,7 @@ def enable() -> None:
         message = "compat stands in for PyTorch's attention, and PyTorch is not installed; pip install torch"
         raise UnsupportedError(message, "torch is missing") from error
 
+    load("_torch")
     from . import _torch as loaded
 
     loaded.script_as(_attention, "aten::scaled_dot_product_attention")

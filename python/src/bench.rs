@@ -12,7 +12,7 @@ use lab::bench::{Deck, Identity, Mode, Peaks, Row, Rules, Sensors, Suite, quanti
 use lab::genes::with_genes;
 use lab::launchfile::Bound;
 use lab::provenance::Provenance;
-use problem::{DType, Layout, Mask, Problem, Tensor};
+use problem::{DType, Layout, Problem, Tensor};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -20,19 +20,23 @@ use crate::error::Error;
 use crate::tensor::{Described, problem_of};
 
 /// Batch, query heads, key heads, query positions, key positions, head dim; dtype; mask.
-type Stated = ((usize, usize, usize, usize, usize, usize), String, String);
+pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String);
 
-fn problem(((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask): &Stated) -> Result<Problem, Error> {
+/// The dense problem that is stated so.
+pub fn problem(
+    ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask): &Stated,
+) -> Result<Problem, Error> {
     let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DType>()?);
-    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, mask: mask.parse::<Mask>()?, ..problem };
+    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, band: mask.parse()?, ..problem };
     let problem = problem.with_layout(Layout::Bhsd);
     problem.check()?;
     Ok(problem)
 }
 
-fn stated(p: &Problem) -> Stated {
+/// How a problem is stated.
+pub fn stated(p: &Problem) -> Stated {
     let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
-    (extents, p.dtype.name().to_owned(), p.mask.name().to_owned())
+    (extents, p.dtype.name().to_owned(), p.band.to_string().to_owned())
 }
 
 fn mode_named(name: &str) -> Result<Mode, Error> {
@@ -127,7 +131,7 @@ pub struct Race {
     session: Py<Session>,
     problem: Problem,
     deck: Deck,
-    contestants: Vec<Contestant>,
+    contestants: Vec<Contestant<'static>>,
 }
 
 impl Race {
@@ -188,7 +192,8 @@ impl Race {
         v: Described,
         out: Described,
     ) -> Result<(), Error> {
-        let own = problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.mask, self.problem.scale)?;
+        let own =
+            problem_of([&q, &k, &v, &out], self.problem.dtype, self.problem.band, self.problem.score.scale)?;
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),
@@ -219,7 +224,7 @@ impl Race {
 }
 
 /// Memory of a tensor of PyTorch's that has no negative strides.
-fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice {
+fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice<'static> {
     let (elements, _) = problem.span(tensor).unwrap_or_default(); // checked when the problem was stated
     // SAFETY: the package keeps the tensor, or the graph in whose memory it lies, until the race is over.
     unsafe { DeviceSlice::from_raw(address, elements * problem.dtype.bytes()) }

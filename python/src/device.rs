@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
 use flashcore::gpu::{Gpu, Prepared};
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{Band, DType, Problem, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,7 +26,7 @@ struct Key {
     strides: [Four<i64>; 4],
     heads: usize,
     dtype: DType,
-    mask: Mask,
+    mask: Band,
     scale: Option<u32>,
     lse: bool,
     ordinal: i32,
@@ -81,6 +81,8 @@ pub fn enqueue(
         lse: lse.is_some(),
         ordinal,
     };
+    // Before the lock, which another thread of a forked process may have held.
+    driver::process::check()?;
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
     let known = match known {
         Some(known) => known,

@@ -1,38 +1,21 @@
 //! Attention on memory of the host.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use cpu::{CpuPlan, Element};
+use cpu::{CallingThread, CpuPlan, Element, Executor, Pool, attention_on};
 use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
 use pyo3::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
+use crate::interrupt::Interruptible;
+use crate::openmp::Team;
 use crate::tensor::{Described, is_empty, mask_of, problem_of};
 
-/// The threads that share calls, and the process that they live in.
-static POOL: Mutex<Option<(u32, Arc<ThreadPool>)>> = Mutex::new(None);
-
-/// The threads of this process; none where the system gives none. A child made by `fork` inherits the pool without its threads,
-/// so it makes its own. Ask with the interpreter held: then no other thread can fork while this one holds the lock.
-fn pool(_py: Python<'_>) -> Option<Arc<ThreadPool>> {
-    let process = std::process::id();
-    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((owner, pool)) = &*pool
-        && *owner == process
-    {
-        return Some(pool.clone());
-    }
-    let own = Arc::new(ThreadPoolBuilder::new().build().ok()?);
-    // Dropped, the parent's pool would wait for its threads.
-    std::mem::forget(pool.replace((process, own.clone())));
-    Some(own)
-}
-
 /// Computes attention of tensors on the host into `out` and, where given, the log-sum-exp into `lse` (address of
-/// `batch * heads_q * seq_q` floats), on at most `threads` threads. Releases the interpreter meanwhile.
+/// `batch * heads_q * seq_q` floats). A caller that names `threads` is PyTorch's, and its own threads compute, at most so many.
+/// Releases the interpreter meanwhile.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, dtype, mask, scale, threads=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
@@ -55,28 +38,44 @@ pub fn attention_cpu(
         return Ok(());
     }
     let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse };
-    let threads = Threads { pool: pool(py), most: threads.unwrap_or(usize::MAX).max(1) };
-    py.detach(|| match dtype {
-        DType::F16 => addresses.run::<f16>(&problem, &threads),
-        DType::Bf16 => addresses.run::<bf16>(&problem, &threads),
-        DType::F32 => addresses.run::<f32>(&problem, &threads),
+    let plan = CpuPlan::for_threads(&problem, threads.unwrap_or_else(cpu::threads));
+    let threads = Threads::for_plan(py, &plan, threads);
+    py.detach(|| {
+        let executor = Interruptible::new(threads.executor());
+        let computed = match dtype {
+            DType::F16 => addresses.run::<f16>(&problem, &executor, &plan),
+            DType::Bf16 => addresses.run::<bf16>(&problem, &executor, &plan),
+            DType::F32 => addresses.run::<f32>(&problem, &executor, &plan),
+        };
+        executor.exception().map_or(computed, |exception| Err(exception.into()))
     })
 }
 
-/// Who computes.
-struct Threads {
-    pool: Option<Arc<ThreadPool>>,
-    most: usize,
+/// The threads that compute a call.
+enum Threads {
+    Caller,
+    Team(Team),
+    Pool(Arc<Pool>),
 }
 
 impl Threads {
-    /// The plan for a problem, and the pool if more than the calling thread takes part.
-    fn plan(&self, problem: &Problem) -> (CpuPlan, Option<&ThreadPool>) {
-        let plan = CpuPlan::for_problem(problem);
-        let most = if self.pool.is_some() { self.most } else { 1 };
-        let plan = CpuPlan { threads: plan.threads.min(most), ..plan };
-        let pool = self.pool.as_deref().filter(|_| plan.threads > 1);
-        (plan, pool)
+    /// As many as a plan wants, or one where there are no more; of PyTorch's if it has told how many there are. Ask with the interpreter held: then no other thread can fork while
+    /// threads are made, and leave its child with half of that.
+    fn for_plan(_py: Python<'_>, plan: &CpuPlan, of_torch: Option<usize>) -> Threads {
+        if plan.threads == 1 {
+            return Threads::Caller;
+        }
+        let team = of_torch.and_then(Team::of_caller);
+        let pool = || Pool::shared().map_or(Threads::Caller, Threads::Pool);
+        team.map_or_else(pool, Threads::Team)
+    }
+
+    fn executor(&self) -> &dyn Executor {
+        match self {
+            Threads::Caller => &CallingThread,
+            Threads::Team(team) => team,
+            Threads::Pool(pool) => &**pool,
+        }
     }
 }
 
@@ -90,7 +89,12 @@ struct Addresses {
 }
 
 impl Addresses {
-    fn run<T: Element>(&self, problem: &Problem, threads: &Threads) -> Result<(), Error> {
+    fn run<T: Element>(
+        &self,
+        problem: &Problem,
+        executor: &dyn Executor,
+        plan: &CpuPlan,
+    ) -> Result<(), Error> {
         let input = |tensor, address| -> Result<&[T], Error> {
             let (start, elements) = range::<T>(problem, tensor, address)?;
             // SAFETY: the package describes a tensor that it keeps alive during the call, and the range is that
@@ -110,13 +114,7 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.cast_mut(), rows)
             }),
         };
-        let (plan, pool) = threads.plan(problem);
-        let compute = move || cpu::attention(problem, q, k, v, out, lse, &plan);
-        match pool {
-            Some(pool) => pool.install(compute)?,
-            None => compute()?,
-        }
-        Ok(())
+        Ok(attention_on(executor, problem, [q, k, v], out, lse, plan)?)
     }
 }
 
@@ -140,11 +138,11 @@ fn aligned<T>(name: &str, address: usize) -> Result<*const T, Error> {
     Ok(std::ptr::with_exposed_provenance(address))
 }
 
-/// The instruction sets that this processor has, best first, and the threads that share a call.
+/// The instruction sets that this processor has, best first, and the threads that share a call. Starts none.
 #[pyfunction]
-pub fn describe_cpu(py: Python<'_>) -> (Vec<&'static str>, usize) {
+pub fn describe_cpu() -> (Vec<&'static str>, usize) {
     let mut sets: Vec<&str> = cpu::Isa::available().into_iter().map(cpu::Isa::name).collect();
     let best = cpu::Isa::best().name();
     sets.sort_by_key(|&name| name != best);
-    (sets, pool(py).map_or(1, |pool| pool.current_num_threads()))
+    (sets, cpu::threads())
 }

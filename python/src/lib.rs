@@ -9,12 +9,17 @@ mod device;
 mod error;
 mod evolve;
 mod host;
+mod interrupt;
+mod model;
+mod openmp;
 mod tensor;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // Children made by `fork` see from the answer that they have a parent.
+    openmp::is_forked();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
@@ -30,6 +35,8 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(evolve::describe_card, module)?)?;
     module.add_function(wrap_pyfunction!(evolve::ledger_check, module)?)?;
     module.add_class::<evolve::Evolution>()?;
+    module.add_function(wrap_pyfunction!(model::model_problems, module)?)?;
+    module.add_class::<model::CpuSession>()?;
     module.add_class::<bench::Session>()?;
     module.add_class::<bench::Race>()?;
     Ok(())

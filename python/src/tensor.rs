@@ -1,6 +1,6 @@
 //! Tensors as the package describes them, and the problem that four of them state.
 
-use problem::{DType, Layout, Mask, Problem, Strides};
+use problem::{Band, DType, Layout, Problem, Score, Strides};
 
 use crate::error::Error;
 
@@ -15,7 +15,7 @@ pub type Described = (usize, [usize; 4], [i64; 4]);
 pub fn problem_of(
     [q, k, v, out]: [&Described; 4],
     dtype: DType,
-    mask: Mask,
+    mask: Band,
     scale: Option<f32>,
 ) -> Result<Problem, Error> {
     let pairs = [
@@ -40,8 +40,8 @@ pub fn problem_of(
         heads_kv: k.1[1],
         seq_kv: k.1[2],
         head_dim_v: v.1[3],
-        mask,
-        scale,
+        band: mask,
+        score: Score { scale, ..Score::default() },
         q: strides("q", q)?,
         k: strides("k", k)?,
         v: strides("v", v)?,
@@ -52,11 +52,11 @@ pub fn problem_of(
     Ok(problem)
 }
 
-/// The mask by its number in [`Mask::ALL`].
-pub fn mask_of(code: u8) -> Result<Mask, Error> {
-    let known = Mask::ALL.get(usize::from(code)).copied();
+/// The mask by its number in [`Band::NAMED`].
+pub fn mask_of(code: u8) -> Result<Band, Error> {
+    let known = Band::NAMED.get(usize::from(code)).copied();
     known.ok_or_else(|| {
-        let accepted = Mask::ALL.map(Mask::name).join(", ");
+        let accepted = Band::NAMED.map(|band| band.to_string()).join(", ");
         Error::Argument(format!("mask code {code} is unknown; accepted: {accepted} as 0, 1, 2"))
     })
 }

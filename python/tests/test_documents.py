@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def examples():
-    for path in ("README.md", "python/README.md"):
+    for path in ("README.md", "python/README.md", "docs/src/guide/python.md"):
         file = ROOT / path
         # Tests that travel with the wheel leave the documents behind.
         blocks = re.findall(r"^```python\n(.*?)^```$", file.read_text(), re.M | re.S) if file.exists() else []

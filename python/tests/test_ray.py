@@ -100,7 +100,7 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
         ({"candidates": 1, "retries": 1.5}, "retries = 1.5"),
         ({"candidates": 1, "price_per_hour": -1}, "price_per_hour = -1"),
         ({"minutes": float("nan")}, "minutes = nan"),
-        ({"candidates": 1, "problem": "1,8,99999999999,64,f16"}, "problem = 1,8,99999999999,64,f16"),
+        ({"candidates": 1, "problem": "1,8,99999999999,64,f16"}, "invalid value '1,8,99999999999,64,f16' for problem"),
     ]:
         with pytest.raises(flashcore.ArgumentError, match=says):
             flashcore.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)

@@ -238,7 +238,7 @@ def test_refusals(device):
             flashcore.scaled_dot_product_attention(*arguments)
     with pytest.raises(NotImplementedError, match="layout torch.sparse_coo"):
         flashcore.flash_attn_func(q.to_sparse(), k, v)
-    with pytest.raises(ValueError, match="scale = inf; accepted: a number whose"):
+    with pytest.raises(ValueError, match="invalid value 'inf' for softmax_scale: expected a finite number"):
         flashcore.flash_attn_func(q, k, v, softmax_scale=float("inf"))
 
 
@@ -551,3 +551,121 @@ def test_compat_nests():
     q = draw(1, 1, 4, 8)
     torch.testing.assert_close(ours(q, q, q), TORCH_SDPA(q, q, q))
     assert flashcore.compat.stats()["calls"] == 0
+
+
+def test_a_tensor_beyond_its_storage_is_refused_by_name():
+    x = draw(10000)[64 : 64 + 2048].view(1, 64, 2, 16)
+    whole = draw(1, 64, 2, 16)
+    x.untyped_storage().resize_(0)
+    for position, name in enumerate("qkv"):
+        inputs = [whole, whole, whole]
+        inputs[position] = x
+        with pytest.raises(
+            flashcore.ArgumentError, match=f"^{name} ends at byte 8448 of its storage, which has 0 bytes"
+        ):
+            flashcore.flash_attn_func(*inputs)
+    # One element too few; and as large as it must be.
+    flat = draw(64 + 2048)
+    view = flat[64:].view(1, 64, 2, 16)
+    expected = flashcore.flash_attn_func(view, view, view)
+    flat.untyped_storage().resize_(8448)
+    assert torch.equal(flashcore.flash_attn_func(view, view, view), expected)
+    flat.untyped_storage().resize_(8444)
+    with pytest.raises(flashcore.ArgumentError, match="8444 bytes"):
+        flashcore.flash_attn_func(view, view, view)
+
+
+def test_a_tensor_beyond_its_storage_is_never_handed_to_a_gpu(pretended_gpu):
+    x = draw(1, 64, 2, 16, dtype=torch.float16)
+    x.untyped_storage().resize_(16)
+    with pytest.raises(flashcore.ArgumentError, match="^q ends at byte 4096 of its storage, which has 16 bytes"):
+        flashcore.flash_attn_func(x, x, x)
+
+
+def test_memory_is_held_while_another_thread_replaces_it():
+    code = """
+import threading, time, torch, flashcore
+q = torch.ones(1, 4096, 8, 64)
+F = flashcore.flash_attn_func
+F(q[:, :256], q[:, :256], q[:, :256])
+def replace():
+    time.sleep(0.05)
+    q.data = torch.empty(0)
+thread = threading.Thread(target=replace)
+thread.start()
+out = F(q, q, q)
+thread.join()
+print((out - 1).abs().max().item() < 1e-5)
+"""
+    assert ran(code) == "True"
+
+
+class LiesOnShape(torch.Tensor):
+    @property
+    def shape(self):
+        return torch.Size((1, 1 << 22, 2, 16))
+
+    def stride(self, *dim):
+        strides = ((1 << 22) * 32, 32, 16, 1)
+        return strides[dim[0]] if dim else strides
+
+
+def test_a_subclass_is_as_large_as_its_memory():
+    q, k = draw(1, 4, 2, 16), draw(1, 64, 2, 16, seed=1)
+    out = flashcore.flash_attn_func(q, k.as_subclass(LiesOnShape), k.as_subclass(LiesOnShape))
+    assert torch.equal(torch.Tensor.as_subclass(out, torch.Tensor), flashcore.flash_attn_func(q, k, k))
+
+
+class Wrapper(torch.Tensor):
+    """A class without memory, and without an answer to any operator."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_classes_without_attention_are_refused_by_name():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q = draw(1, 4, 2, 8)
+    jagged = torch.nested.nested_tensor([draw(4, 2, 8), draw(3, 2, 8)], layout=torch.jagged)
+    fake = FakeTensorMode().from_tensor(q)
+    refuse = [
+        ((jagged, jagged, jagged), "^q has layout nested; accepted: torch.strided"),
+        ((Wrapper(q), Wrapper(q), Wrapper(q)), "^q is a Wrapper, which has no attention; accepted: torch.Tensor"),
+        ((q, q, Wrapper(q)), "^v is a Wrapper, which has no attention"),
+        ((q, fake, q), "^k is a FakeTensor, which has no attention"),
+    ]
+    for inputs, words in refuse:
+        with pytest.raises(flashcore.UnsupportedError, match=words):
+            flashcore.flash_attn_func(*inputs)
+
+
+def test_a_scale_beyond_every_float_is_refused():
+    q = draw(1, 4, 2, 8)
+    words = "scale = an integer of 1329 bits is not possible; accepted: a number that is finite in float32, or None"
+    with pytest.raises(flashcore.ArgumentError, match=f"^softmax_{words}"):
+        flashcore.flash_attn_func(q, q, q, softmax_scale=10**400)
+    with pytest.raises(flashcore.ArgumentError, match=f"^{words}"):
+        flashcore.scaled_dot_product_attention(q, q, q, scale=10**400)
+
+
+def test_a_race_between_a_models_operations():
+    from flashcore import _flashcore
+    from flashcore.bench._model import Layer, Load, rows
+
+    stated = ((1, 2, 2, 40, 40, 16), "f32", "none")
+    found = [row for row, others in rows(_flashcore.CpuSession(2), [stated], 0.0) if others >= 0]
+    assert [row["impl"] for row in found] == ["flashcore", f"torch {torch.__version__} SDPA"]
+    for row in found:
+        assert row["suite"] == "model" and row["device"].endswith("2 threads") and row["problem"]["seq_q"] == 40
+        assert row["us_median"] > 0 and row["looked_at"] > 3 and row["err_max"] < 1e-5
+    layer = Layer(stated)
+    layer.time(0)
+    layer.forget(0)
+    assert layer.output(0) == b"" and Load().of_others() >= 0
+    assert {problem[1] for problem in _flashcore.model_problems()} == {"f32", "bf16", "f16"}

@@ -23,15 +23,15 @@ const NAMES: [&str; 6] = [
 /// What Debian and Ubuntu call it, and fonts: a page without any shows no letters.
 const PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-liberation"];
 
-/// Builds the command line and the demonstration ledger, and holds the pages against what they promise; pictures of them go to
-/// `target/pages`.
+/// Builds the command line and the demonstration ledger, and tests the pages that they show. Pictures of the
+/// pages go to `target/pages`.
 ///
 /// # Errors
 /// The failing command, or that no browser can be had.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let python = driver(root)?;
     let chromium = chromium(root, &python)?;
-    // The whole workspace's features, as the tests were built: with others, everything would be compiled anew.
+    // The features of the whole workspace, as for the tests. Other features would compile every crate again.
     run(cargo().args(["build", "--workspace", "--quiet", "--bin", "flashcore", "--example", "demo_ledger"]))?;
     let target = target(root)?;
     let built = target.join("debug");
@@ -61,8 +61,9 @@ fn driver(root: &Path) -> Result<PathBuf, XtaskError> {
     Ok(python)
 }
 
-/// A Chromium: the one that `FLASHCORE_CHROMIUM` names, one on PATH, Playwright's own in `.tools/chromium`; else one that is
-/// installed now, by the system's packages where we may, or by Playwright.
+/// A Chromium: the one that `FLASHCORE_CHROMIUM` names, else one on PATH, else Playwright's own in
+/// `.tools/chromium`. Where there is none, one is installed: from the system's packages where that is
+/// allowed, or by Playwright.
 fn chromium(root: &Path, python: &Path) -> Result<PathBuf, XtaskError> {
     let folder = root.join(".tools/chromium");
     if let Some(named) = std::env::var_os("FLASHCORE_CHROMIUM") {

@@ -1,5 +1,5 @@
-//! Builds the programs that run on a GPU machine. They know the commit they were built from, because that machine need not
-//! have the repository; without a clean one they write no rows.
+//! Builds the programs that run on a GPU machine. They know the commit they were built from, because the GPU
+//! machine need not have the repository. Without a clean commit they write no rows.
 
 use std::fs;
 use std::path::Path;

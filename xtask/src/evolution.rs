@@ -1,5 +1,5 @@
-//! A whole evolution, as someone who has just built the program runs it: two minutes on this processor. What is looked at is whether it
-//! comes to its end with everything accounted for; how fast anything was says nothing here.
+//! A whole evolution, as a new user runs it: two minutes on this processor. The test is that the run ends and
+//! that every candidate is accounted for. Speed is not tested.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10 * 60);
 /// Time between two looks at whether a command has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Evolves with the command line, and holds its report, ledger and page against what they promise; they stay in `target/evolution`.
+/// Evolves with the command line and tests the report, the ledger and the page, which stay in
+/// `target/evolution`.
 ///
 /// # Errors
 /// The failing command, or what it left undone.
@@ -95,7 +96,8 @@ fn expect(holds: bool, found: impl std::fmt::Display) -> Result<(), XtaskError> 
     }
 }
 
-/// What a command prints, as JSON, by way of a file: that never fills up, as a pipe does. A command that takes too long is ended.
+/// The JSON that a command prints. The output goes through a file, which cannot fill up as a pipe does. A
+/// command that takes too long is ended.
 fn json(command: &mut Command, path: &Path) -> Result<Value, XtaskError> {
     let text = quoted(command);
     eprintln!("$ {text}");

@@ -1,9 +1,15 @@
-//! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3 and fetches the rest.
+//! Developer commands. `cargo xtask test` is the one test command; it needs cargo and python3, and fetches
+//! the rest.
 
+mod book;
 mod browser;
+mod columns;
+mod dependencies;
 mod evidence;
 mod evolution;
 mod fuzz;
+mod links;
+mod notices;
 mod tables;
 mod test;
 mod tools;
@@ -23,27 +29,35 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Format check, lints, documentation, tests, the wheel, the documents' tables: what has to hold before a change lands
+    /// Run every check that must pass before a change lands: format, lints, documents, tests, the wheel,
+    /// tables
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence,
     /// Throw damaged kernels, launch files and tensors at everything `check` and `run` do; no panic, no hang
     Fuzz(fuzz::Fuzz),
+    /// Check the links and line lengths of the documents, and build the book into target/book (part of
+    /// `test`)
+    Book,
     /// Build the Python wheel in release mode into target/wheels, and check its size and what it runs on
     Wheel,
     /// Lint, build, install and test the Python package (done by `test` as well)
     Python,
+    /// Hold the licences, sources and doubled versions of all crates against deny.toml (done by `test` as
+    /// well), and write the licence texts that the wheel carries into python/licenses
+    Dependencies,
     /// Fill the tables of the documents, and the pictures beside them, from the rows in evidence/
     Tables {
         /// Change nothing; fail where a table is not what its rows give
         #[arg(long)]
         check: bool,
     },
-    /// Show the report and the live pages in a headless browser and hold them against the ledger (done by `test` as well)
+    /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
+    /// `test`)
     Browser,
-    /// Evolve kernels on this processor for two minutes, and look over what is in the ledger then (done by `test` as well)
+    /// Evolve kernels on this processor for two minutes and verify the ledger (part of `test`)
     Evolution,
-    /// Fetch ptxas, nvdisasm and NVRTC from PyPI into .tools/ (done by `test` as well)
+    /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (done by `test` as well)
     Tools,
 }
 
@@ -65,7 +79,9 @@ fn main() -> ExitCode {
         Task::Evidence => evidence::build(&root()),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
+        Task::Dependencies => dependencies::check(&root()).and_then(|()| notices::write(&root())),
         Task::Test => test::all(&root()),
+        Task::Book => test::book(&root()),
         Task::Wheel => wheel::release(&root()),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),

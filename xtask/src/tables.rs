@@ -6,7 +6,8 @@ use std::process::Command;
 use crate::{XtaskError, run, target};
 
 /// Documents with tables, from the root.
-const DOCUMENTS: [&str; 4] = ["README.md", "docs/benchmarks.md", "docs/hopper.md", "docs/evolution.md"];
+const DOCUMENTS: [&str; 4] =
+    ["README.md", "docs/src/benchmarks.md", "docs/src/how/hopper.md", "docs/src/how/evolution.md"];
 
 /// Fills them anew, or only checks that they are what their rows give.
 ///

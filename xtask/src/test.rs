@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::tools::Tools;
-use crate::{XtaskError, browser, evolution, run, tables, tools, wheel};
+use crate::{XtaskError, book, browser, dependencies, evolution, run, tables, tools, wheel};
 
 /// Runs every check, stopping at the first that fails.
 ///
@@ -16,6 +16,8 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     let cargo = || cargo(root, &tools);
     run(cargo().args(["fmt", "--all", "--check"]))?;
+    book::check(root, &tools)?;
+    dependencies::check(root)?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     if has_target(root, ARM) {
         // The NEON kernels, which no other check compiles here.
@@ -32,6 +34,14 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     tables::make(root, true)?;
     eprintln!("xtask: all checks passed in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// The book alone.
+///
+/// # Errors
+/// The failing command, or the faults of the documents.
+pub fn book(root: &Path) -> Result<(), XtaskError> {
+    book::check(root, &tools::fetch(root)?)
 }
 
 /// The pages in a browser, alone.

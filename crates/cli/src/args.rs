@@ -1,6 +1,7 @@
 //! The command line as written; what it means is each command's to judge.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use lab::bench::suites;
@@ -58,6 +59,10 @@ pub enum Command {
     /// Evaluate candidates: one task a line on standard input, one outcome a line on standard output, both JSON
     #[command(hide = true)]
     Worker(Worker),
+    /// Restrict this process, then run a line of the shell in its place: what --proposer-sandbox of `evolve`
+    /// runs
+    #[command(hide = true)]
+    Sandboxed(Sandboxed),
     /// Search for faster kernels: candidates are made, proven, timed and raced; every fact goes into a ledger
     ///
     /// Beside the search's own candidates run an arm of blind draws and a control. On a device that is not at hand (h200, l4, …)
@@ -109,6 +114,12 @@ pub struct Check {
     /// Fewer inputs and schedules
     #[arg(long)]
     pub quick: bool,
+    /// Seconds that all runs in the emulator may take; after them the verdict is incomplete
+    #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
+    pub timeout: Duration,
+    /// The share of the kernel's instructions that must have been executed, in percent; below it the verdict is incomplete
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub require_coverage: Option<f64>,
     /// Where the PTX goes to which line numbers refer: that of CUDA C++ is NVRTC's
     #[arg(long, value_name = "FILE.ptx")]
     pub keep_ptx: Option<PathBuf>,
@@ -135,7 +146,10 @@ pub struct Explain {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Lines to list, the dearest first
+    /// Seconds that all runs in the emulator may take; after them the verdict is incomplete
+    #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds, conflicts_with = "problem")]
+    pub timeout: Duration,
+    /// Lines to list, the most expensive first
     #[arg(long, default_value_t = 15, value_parser = count::<usize>)]
     pub lines: usize,
     /// The GPU's architecture, as in 89 or 90a: what CUDA C++ is compiled for (default: 80), and what PTX is emulated on (default:
@@ -172,9 +186,16 @@ pub struct Run {
     /// Each query sees the keys up to its own position, counted from the start, as PyTorch's is_causal
     #[arg(long, conflicts_with = "causal")]
     pub causal_top_left: bool,
+    /// A sliding window: keys before and after the query's own that it sees, each a number or inf, as in 127,0. The query's own
+    /// key is level with it counted from the end, or from the start with --causal-top-left; with either causal mask AFTER is 0
+    #[arg(long, value_name = "BEFORE,AFTER")]
+    pub window: Option<String>,
     /// Factor on Q·Kᵀ; default 1/sqrt(head_dim)
     #[arg(long)]
     pub scale: Option<f32>,
+    /// Cap on the logits, as Gemma 2 has it: softcap · tanh(scale · q·k / softcap)
+    #[arg(long, value_name = "CAP")]
+    pub softcap: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
     #[arg(long, default_value = "bhsd")]
     pub layout: String,
@@ -205,7 +226,7 @@ pub struct Bench {
     /// Its element type: f32, f16 or bf16
     #[arg(long, default_value = "f32", requires = "shape")]
     pub dtype: String,
-    /// Its mask: none, causal or causal-top-left
+    /// Its mask: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
     /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
@@ -269,6 +290,22 @@ pub struct Selftest {
     /// The short list that the sanitizer runs this program with
     #[arg(long, hide = true)]
     pub under_sanitizer: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Sandboxed {
+    /// The folder that may be written
+    #[arg(long, value_name = "PATH")]
+    pub folder: PathBuf,
+    /// A file or folder that may be read
+    #[arg(long, value_name = "PATH")]
+    pub read: Vec<PathBuf>,
+    /// An environment variable that is kept
+    #[arg(long, value_name = "NAME")]
+    pub env: Vec<String>,
+    /// A line of the shell
+    #[arg(last = true, value_name = "LINE")]
+    pub line: String,
 }
 
 #[derive(Debug, Args)]
@@ -556,9 +593,21 @@ pub struct Evolve {
     /// The part of the candidates that is drawn blindly, to show what the search gains
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
-    /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (docs/proposers.md)
+    /// A program that proposes kernels: it reads a JSON object on its standard input and answers with one (the book has a
+    /// chapter on proposers)
     #[arg(long, value_name = "CMD")]
     pub proposer: Option<String>,
+    /// Run the proposer in a sandbox: no network, no files but the system's programs and libraries and those
+    /// that CMD names, a temporary folder of its own to write, and few environment variables
+    /// (docs/proposers.md)
+    #[arg(long, requires = "proposer")]
+    pub proposer_sandbox: bool,
+    /// An environment variable that a proposer in a sandbox may see; may be repeated
+    #[arg(long, value_name = "NAME", requires = "proposer_sandbox")]
+    pub proposer_env: Vec<String>,
+    /// A file or folder that a proposer in a sandbox may read; may be repeated
+    #[arg(long, value_name = "PATH", requires = "proposer_sandbox")]
+    pub proposer_read: Vec<PathBuf>,
     /// What the best library takes on the first problem, µs: the advice at the end compares with it
     #[arg(long = "library-us", value_name = "US")]
     pub peer_us: Option<f64>,
@@ -568,7 +617,7 @@ pub struct Evolve {
     /// Go on with a run of the ledger, as it was begun: the last one that did not end, or the one of this number
     #[arg(long, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
         "device", "problem", "held_out", "minutes", "candidates", "configuration", "seed", "seed_plan", "family", "random_share",
-        "proposer", "peer_us", "no_early_stop", "price",
+        "proposer", "proposer_sandbox", "peer_us", "no_early_stop", "price",
     ])]
     pub resume: Option<Option<i64>>,
     /// What an hour of the device costs
@@ -598,18 +647,34 @@ fn problem_help(what: &str) -> String {
     format!("{what}: {}", suites::FORM)
 }
 
+/// Default limit on the time of all emulator runs, in seconds. It ends kernels that loop forever.
+const TIMEOUT: &str = "600";
+
+/// A time limit.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
+    let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    limit.ok_or_else(|| "expected a number of seconds above 0".to_owned())
+}
+
+/// A share of 100.
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "expected a number from 0 to 100".to_owned())
+}
+
 /// A number of things.
 fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
-    text.parse().map_err(|_| "accepted: a whole number that is not negative".to_owned())
+    text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
 /// An architecture of GPUs.
 fn target(text: &str) -> Result<ptx::Target, String> {
-    text.parse().map_err(|_| "accepted: an architecture, as in 89 or 90a".to_owned())
+    text.parse().map_err(|_| "expected an architecture, such as 89 or 90a".to_owned())
 }
 
 /// A family of kernels by its name.
 fn family(name: &str) -> Result<kernels::Family, String> {
-    let accepted = || format!("accepted: {}", kernels::Family::ALL.map(kernels::Family::name).join(", "));
+    let accepted = || format!("expected {}", kernels::Family::ALL.map(kernels::Family::name).join(", "));
     kernels::Family::named(name).ok_or_else(accepted)
 }

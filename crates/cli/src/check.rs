@@ -1,19 +1,26 @@
 //! `flashcore check`.
 
 use std::io::Write;
+use std::time::Duration;
 
 use emu::model::machine;
-use lab::gate::{Settings, Verdict};
+use lab::gate::{GateError, Proof, Settings, Verdict, Watch, prove_watched};
+use lab::launchfile::Bound;
 use lab::store;
-use lab::study::{Study, study};
+use lab::study::{Study, analyse};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::{Status, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
-    args.keep_ptx.as_deref().map_or(Ok(()), store::writable)?;
+    if let Some(file) = &args.keep_ptx {
+        source::distinct("--keep-ptx", file, &[("FILE", &args.file), ("--launch", &args.launch)])?;
+        store::writable(file)?;
+    }
     let (bound, text) = source::load(&args.file, &args.launch, args.sm)?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
@@ -22,10 +29,15 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let ptxas = emu::resources::Ptxas::find().ok();
     let target = bound.kernel.module.target;
     let gpu = [machine::L4, machine::H200].into_iter().find(|gpu| target.runs_on(gpu.sm));
-    let study = study(bound, Some(text), &settings, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref())?;
-    let mut out = std::io::stdout().lock();
+    let mut proof = watched(&bound, &settings, args.timeout)?;
+    if let Some(percent) = args.require_coverage {
+        proof.require_coverage(percent);
+    }
+    let launch = bound.kernel.launch;
+    let study = analyse(bound, &launch, Some(text), proof, &[gpu.unwrap_or(machine::L4)], ptxas.as_ref());
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", object(&study)).map_err(CliError::from)
+        out.json(&object(&study)).map_err(CliError::from)
     } else {
         print(&mut out, &study)
     })?;
@@ -34,6 +46,12 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         Verdict::Refuted => Status::Refuted,
         Verdict::Incomplete => Status::Incomplete,
     })
+}
+
+/// Puts a kernel through the gate within a time limit, and shows how far that is.
+pub fn watched(bound: &Bound, settings: &Settings, limit: Duration) -> Result<Proof, GateError> {
+    let watch = Watch::start(limit);
+    Progress::new(None).during(|| watch.to_string(), || prove_watched(bound, settings, &watch))
 }
 
 /// A line of the kernel's text, from 1 on.
@@ -51,22 +69,39 @@ fn object(study: &Study) -> Value {
             hazard[text] = json!(hazard[line].as_u64().and_then(|line| quote(&lines, line)));
         }
     }
+    object["shapes"] = json!([shape(&study.bound)]);
     object
+}
+
+/// The shape that a kernel was run with: its launch, and the problem where the launch file states one.
+fn shape(bound: &Bound) -> Value {
+    let launch = &bound.kernel.launch;
+    json!({
+        "grid": [launch.grid.0, launch.grid.1, launch.grid.2],
+        "block": [launch.block.0, launch.block.1, launch.block.2],
+        "problem": bound.problem.as_ref().map(lab::bench::problem_json),
+    })
 }
 
 fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
     let proof = &study.proof;
     let runs = if proof.runs == 1 { "run" } else { "runs" };
     writeln!(out, "{} after {} {runs} in the emulator", proof.verdict, proof.runs)?;
+    let launch = &study.bound.kernel.launch;
+    let problem = study.bound.problem.as_ref().map_or("no [problem]: hazards only".to_owned(), words);
+    writeln!(out, "1 shape: grid {}, block {}, {problem}", launch.grid, launch.block)?;
+    if let Some(coverage) = &proof.coverage {
+        writeln!(out, "{coverage}")?;
+    }
     for reason in &proof.reasons {
-        writeln!(out, "  {reason}")?;
+        writeln!(out, "  {}", ptx::quote::words(reason))?;
     }
     let lines: Vec<&str> = study.text.lines().collect();
     for hazard in proof.hazards.iter().take(8) {
         let places = [Some(hazard.line), hazard.other_line];
         for line in places.into_iter().flatten() {
             if let Some(quoted) = quote(&lines, line.into()) {
-                writeln!(out, "  {line:>6} | {quoted}")?;
+                writeln!(out, "  {line:>6} | {}", ptx::quote::cut(quoted))?;
             }
         }
     }
@@ -82,4 +117,9 @@ fn print(out: &mut impl Write, study: &Study) -> Result<(), CliError> {
         writeln!(out, "{}: {}", finding.name, finding.evidence)?;
     }
     Ok(())
+}
+
+/// A problem as `--problem` takes it.
+fn words(problem: &Problem) -> String {
+    format!("problem {}", lab::bench::suites::words(problem))
 }

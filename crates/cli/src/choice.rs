@@ -31,7 +31,7 @@ pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
             (choice.plan, json!(choice.source), choice.why)
         }
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
         let mut object = json!({
             "problem": lab::bench::problem_json(&problem), "device": device.name, "arch": device.arch,
@@ -40,7 +40,7 @@ pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
         if let (Value::Object(object), Value::Object(source)) = (&mut object, source) {
             object.extend(source);
         }
-        writeln!(out, "{object}").map_err(CliError::from)
+        out.json(&object).map_err(CliError::from)
     } else {
         let source = source["source"].as_str().unwrap_or_default();
         print(&mut out, &device, &plan, source, &why)

@@ -4,7 +4,6 @@ use std::io::Write;
 
 use driver::DriverError;
 use emu::resources::Ptxas;
-use indicatif::{ProgressBar, ProgressStyle};
 use kernels::Arch;
 use lab::bench::gpu::{Workbench, WorkbenchError};
 use lab::climb::{Climb, Climbed, Options, Progress};
@@ -14,7 +13,8 @@ use problem::Problem;
 
 use crate::device::Device;
 use crate::error::CliError;
-use crate::tell::tell;
+use crate::progress::Progress as Bar;
+use crate::terminal::{one_line, tell};
 use crate::{Status, args, table, unless_closed};
 
 pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
@@ -42,22 +42,24 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
         machines: Options::machines_for(info.as_ref().map(|info| info.name.as_str())),
         problem,
     };
-    let bar = bar(rungs.len() as u64, args.json);
+    let bar = if args.json { Bar::silent() } else { Bar::new(Some(rungs.len() as u64)) };
+    let mut done = 0;
     let climb = lab::climb::climb(&options, rungs, card.as_mut(), |progress| match progress {
-        Progress::Start(name) => bar.set_message(name.to_owned()),
+        Progress::Start(name) => bar.at(done, name),
         Progress::Done(rung) => {
-            bar.inc(1);
+            done += 1;
             let us = rung.predicted_us().map_or("–".into(), |us| format!("{us:.0} µs"));
-            bar.println(format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.proof.verdict.name()));
+            bar.say(&format!("{:<14} {:<10} {us}", rung.rung.name, rung.study.proof.verdict.name()));
         }
     })?;
-    bar.finish_and_clear();
+    drop(bar);
     store::write(&args.out, report::page(&climb).as_bytes())?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", climb.json()).map_err(CliError::from)
+        out.json(&climb.json()).map_err(CliError::from)
     } else {
-        print(&mut out, &climb).and_then(|()| Ok(writeln!(out, "\nreport: {}", args.out.display())?))
+        print(&mut out, &climb)
+            .and_then(|()| Ok(writeln!(out, "\nreport: {}", one_line(&args.out.to_string_lossy()))?))
     })?;
     let surprises = climb.surprises();
     if surprises.is_empty() {
@@ -82,19 +84,6 @@ fn card(device: Device) -> Result<Option<Workbench>, CliError> {
             }
         },
     }
-}
-
-fn bar(rungs: u64, json: bool) -> ProgressBar {
-    if json {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(rungs);
-    // The template is a constant; should it ever be wrong, the bar's own style will do.
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(std::time::Duration::from_millis(200));
-    bar
 }
 
 fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {

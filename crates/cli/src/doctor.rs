@@ -41,10 +41,10 @@ pub fn doctor(args: &Doctor) -> Result<Status, CliError> {
     let mut findings = vec![cpu(&provenance.device)];
     findings.extend(gpus());
     findings.extend([cubins(), ptxas(), nvrtc(), torch(), commit(provenance.commit)]);
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     if args.json {
         let list: Vec<Value> = findings.iter().map(as_json).collect();
-        writeln!(out, "{}", Value::Array(list))?;
+        out.json(&Value::Array(list))?;
         return Ok(Status::Proven);
     }
     for Finding { what, has, enables, .. } in findings {

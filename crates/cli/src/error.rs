@@ -18,7 +18,7 @@ pub enum CliError {
         source: std::io::Error,
     },
     /// An argument outside what is accepted.
-    #[error("{argument} = {value} is not possible; accepted: {accepted}")]
+    #[error("invalid value '{}' for {argument}: expected {accepted}", ptx::quote::cut(value))]
     Argument {
         /// The argument.
         argument: &'static str,
@@ -26,6 +26,28 @@ pub enum CliError {
         value: String,
         /// What would be accepted.
         accepted: String,
+    },
+    /// An argument that another one needs.
+    #[error("missing {argument}: {why}")]
+    Missing {
+        /// The argument.
+        argument: &'static str,
+        /// Why it is needed.
+        why: &'static str,
+    },
+    /// An output that would replace an input.
+    #[error(
+        "{argument} {path} is the same file as {input} {source_path}; name another file, so that the input is kept"
+    )]
+    Overwrites {
+        /// The output's argument.
+        argument: &'static str,
+        /// The output.
+        path: PathBuf,
+        /// The input's argument.
+        input: &'static str,
+        /// The input.
+        source_path: PathBuf,
     },
     /// PTX that does not parse.
     #[error("{path}: {error}")]
@@ -36,7 +58,9 @@ pub enum CliError {
         error: ptx::ParseError,
     },
     /// PTX that no assembler would take.
-    #[error("{path}: {} rules of PTX are broken:\n{violations}", violations.0.len())]
+    #[error(
+        "{path}: the PTX is invalid ({} error{}):\n{violations}", violations.0.len(), if violations.0.len() == 1 { "" } else { "s" }
+    )]
     Verify {
         /// The file.
         path: PathBuf,
@@ -45,13 +69,13 @@ pub enum CliError {
     },
     /// A fault of ours.
     #[error(
-        "internal error: {0}\nThis is a fault of FlashCore's, not of the input, and there is no verdict. Please report it \
-         at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 shows the way to it.",
+        "internal error: {0}\nThis is a fault of FlashCore, not of the input, and there is no verdict. Please report it \
+         at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 prints a backtrace.",
         repository = env!("CARGO_PKG_REPOSITORY")
     )]
     Internal(lab::panics::Panic),
     /// A tensor of the wrong rank.
-    #[error("{tensor} has shape {shape:?}; attention takes four dimensions, [batch, heads, sequence, dim]")]
+    #[error("{tensor} has shape {}; expected four dimensions, [batch, heads, sequence, dim]", dims(shape))]
     Rank {
         /// The tensor.
         tensor: &'static str,
@@ -59,7 +83,7 @@ pub enum CliError {
         shape: Vec<usize>,
     },
     /// Tensors of different types.
-    #[error("{tensor} holds {dtype}, but q holds {expected}; accepted: one element type for q, k and v")]
+    #[error("{tensor} holds {dtype}, but q holds {expected}; expected one element type for q, k and v")]
     DTypes {
         /// The tensor.
         tensor: &'static str,
@@ -69,7 +93,11 @@ pub enum CliError {
         expected: problem::DType,
     },
     /// Tensors that do not fit each other.
-    #[error("{tensor} has shape {shape:?}, which does not fit {other} of shape {expected:?}: {rule}")]
+    #[error(
+        "{tensor} has shape {}, which does not fit {other} of shape {}: {rule}",
+        dims(shape),
+        dims(expected)
+    )]
     Shapes {
         /// The tensor.
         tensor: &'static str,
@@ -96,7 +124,7 @@ pub enum CliError {
         what: String,
     },
     /// A file of this name cannot be judged.
-    #[error("{0}: a kernel is a .ptx or a .cu file")]
+    #[error("{0}: expected a .ptx or a .cu file")]
     Extension(PathBuf),
     /// Rows may only come from a commit.
     #[error(
@@ -106,11 +134,14 @@ pub enum CliError {
     Unclean,
     /// Rows from a GPU machine, which need not have the repository, name the commit that the program was built from.
     #[error(
-        "--evidence: this program does not know its commit; build it with `cargo xtask evidence`, or leave --evidence out"
+        "--evidence: the commit of this program is not known; build it with `cargo xtask evidence`, or leave --evidence out"
     )]
     Unbuilt,
+    /// A sandbox that was asked for cannot be had.
+    #[error("a proposer cannot be put into a sandbox: {0}")]
+    Sandbox(String),
     /// The device broke down in a race.
-    #[error("the race broke off: {0}")]
+    #[error("the race stopped: {0}")]
     Race(#[from] lab::bench::RaceError<driver::DriverError>),
     #[error(transparent)]
     #[allow(missing_docs, reason = "the error of the layer below says it")]
@@ -185,10 +216,18 @@ pub enum CliError {
     Setup(#[from] lab::evolve::setup::SetupError),
     /// There is no run to go on with.
     #[error(
-        "--resume: {ledger} has no run that can go on; its runs: `flashcore ledger runs --ledger {ledger}`"
+        "--resume: {ledger} has no run that can be continued; `flashcore ledger runs --ledger {ledger}` lists its runs"
     )]
     NoRun {
         /// The ledger.
         ledger: PathBuf,
     },
+}
+
+/// A shape: many dimensions are cut.
+fn dims(shape: &[usize]) -> String {
+    match shape {
+        [] => "[]".to_owned(),
+        shape => format!("[{}]", ptx::quote::list(shape.iter().map(usize::to_string))),
+    }
 }

@@ -5,12 +5,14 @@ use std::io::Write;
 use emu::model::{Gpu, machine};
 use emu::resources::{Ptxas, Source};
 use lab::gate::{Settings, bind};
-use lab::study::{Study, study};
+use lab::study::{Study, analyse};
 use problem::Problem;
+use ptx::quote;
 use serde_json::json;
 
 use crate::Status;
 use crate::args::Explain;
+use crate::check::watched;
 use crate::error::CliError;
 use crate::{choice, source, table};
 
@@ -39,15 +41,17 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         }
     };
     let ptxas = Ptxas::find().ok();
-    let study = study(bound, text, &Settings::quick(), std::slice::from_ref(gpu), ptxas.as_ref())?;
-    let mut out = std::io::stdout().lock();
+    let proof = watched(&bound, &Settings::quick(), args.timeout)?;
+    let launch = bound.kernel.launch;
+    let study = analyse(bound, &launch, text, proof, std::slice::from_ref(gpu), ptxas.as_ref());
+    let mut out = crate::terminal::out();
     if args.json {
         let prediction = study.prediction();
         let object = json!({
             "verdict": study.proof.verdict, "reasons": study.proof.reasons, "prediction": prediction,
             "resources": study.resources, "findings": study.findings, "lines": study.lines,
         });
-        writeln!(out, "{object}")?;
+        out.json(&object)?;
     } else {
         print(&mut out, &study, args.lines)?;
     }
@@ -55,9 +59,9 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
 }
 
 fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliError> {
-    writeln!(out, "{}: {}", study.bound.kernel.entry, study.proof.verdict)?;
+    writeln!(out, "{}: {}", quote::cut(&study.bound.kernel.entry), study.proof.verdict)?;
     for reason in &study.proof.reasons {
-        writeln!(out, "  {reason}")?;
+        writeln!(out, "  {}", quote::words(reason))?;
     }
     if let Some(r) = &study.resources {
         writeln!(
@@ -110,7 +114,7 @@ fn print(out: &mut impl Write, study: &Study, lines: usize) -> Result<(), CliErr
                 format!("{:.1}", l.lanes),
                 format!("{:.1}", l.conflicts),
                 format!("{:.1}", l.sectors),
-                source.to_owned(),
+                quote::cut(source).into_owned(),
             ]
         })
         .collect();

@@ -56,10 +56,10 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         forecast.device = common_name(&ledger, device)?;
     }
     let number = ledger.forecast(&forecast)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(
         if args.json {
-            writeln!(out, "{}", json!(ledger.forecast_by_hand(number)?))
+            out.json(&json!(ledger.forecast_by_hand(number)?))
         } else {
             writeln!(out, "{number}")
         }
@@ -71,7 +71,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
 /// Words that say something, and a person's name.
 fn check(args: &ForecastAdd) -> Result<(), CliError> {
     let refuse = |argument, value: &str, accepted: &str| {
-        Err(CliError::Argument { argument, value: format!("{value:?}"), accepted: accepted.to_owned() })
+        Err(CliError::Argument { argument, value: value.to_owned(), accepted: accepted.to_owned() })
     };
     let author = args.author.trim();
     if author.is_empty() || author.starts_with("model") || author == PROPOSER {
@@ -85,7 +85,7 @@ fn check(args: &ForecastAdd) -> Result<(), CliError> {
         us.map_or(Ok(()), |us| positive(argument, us))?;
     }
     match args.device.as_deref().filter(|device| device.trim().is_empty()) {
-        Some(device) => refuse("--device", device, "cpu, cuda, or the name of a device, as in h200"),
+        Some(device) => refuse("--device", device, "cpu, cuda, or the name of a device, such as h200"),
         None => Ok(()),
     }
 }
@@ -121,9 +121,9 @@ fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
     let ledger = Ledger::open_existing(&args.ledger.path)?;
     ledger.forecast_outcome(&outcome)?;
     let told = ledger.forecast_by_hand(args.forecast)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(told)).map_err(CliError::from)
+        out.json(&json!(told)).map_err(CliError::from)
     } else {
         table::print(&mut out, &LINE, &[line(&told)]).map_err(CliError::from)
     })?;
@@ -133,9 +133,9 @@ fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
 fn list(args: &ForecastList) -> Result<Status, CliError> {
     at_least_one("-n", args.n)?;
     let forecasts = Ledger::read(&args.ledger.path)?.by_hand(args.n)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(forecasts)).map_err(CliError::from)
+        out.json(&json!(forecasts)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> = forecasts.iter().map(line).collect();
         table::print(&mut out, &LINE, &rows).map_err(CliError::from)
@@ -171,9 +171,9 @@ fn line(told: &ByHand) -> Vec<String> {
 
 fn score(args: &ForecastScore) -> Result<Status, CliError> {
     let scores = Ledger::read(&args.ledger.path)?.scores()?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(scores)).map_err(CliError::from)
+        out.json(&json!(scores)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> =
             scores.iter().map(|s| [vec![s.author.clone(), s.device.clone()], figures(s)].concat()).collect();
@@ -206,9 +206,9 @@ fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
     let ledger = Ledger::open_existing(&args.ledger.path)?;
     let device = ledger.device_called(&device_name(&args.device)?)?;
     let map = ledger.recalibrate(&args.author, &device)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(match (&map, args.json) {
-        (map, true) => writeln!(out, "{}", json!(map)).map_err(CliError::from),
+        (map, true) => out.json(&json!(map)).map_err(CliError::from),
         (Some(map), false) => print(&mut out, map),
         (None, false) => {
             writeln!(out, "too few forecasts came out: a map needs 20 of them").map_err(CliError::from)

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::args::{LedgerCheck, LedgerCommand, LedgerExport, LedgerRuns};
 use crate::error::CliError;
-use crate::{Status, table, unless_closed};
+use crate::{Status, source, table, unless_closed};
 
 pub fn ledger(command: &LedgerCommand) -> Result<Status, CliError> {
     match command {
@@ -19,12 +19,13 @@ pub fn ledger(command: &LedgerCommand) -> Result<Status, CliError> {
 }
 
 fn export(args: &LedgerExport) -> Result<Status, CliError> {
+    source::distinct("FILE.jsonl", &args.to, &[("--ledger", &args.ledger.path)])?;
     let ledger = Ledger::read(&args.ledger.path).map_err(beyond)?;
     let format = if args.parquet { Format::Parquet } else { Format::JsonLines };
     let exported = ledger.export(&args.to, format).map_err(beyond)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(exported)).map_err(CliError::from)
+        out.json(&json!(exported)).map_err(CliError::from)
     } else {
         let rows: Vec<Vec<String>> = exported
             .iter()
@@ -51,10 +52,10 @@ fn beyond(error: LedgerError) -> CliError {
 fn check(args: &LedgerCheck) -> Result<Status, CliError> {
     let ledger = Ledger::read(&args.ledger.path)?;
     let found = ledger.check()?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
         let object = json!({ "sound": found.is_sound(), "found": found });
-        writeln!(out, "{object}").map_err(CliError::from)
+        out.json(&object).map_err(CliError::from)
     } else {
         print_check(&mut out, &found)
     })?;
@@ -72,19 +73,25 @@ fn print_check(out: &mut impl Write, found: &lab::ledger::Soundness) -> Result<(
     for d in &found.disagreements {
         writeln!(out, "{}: {} by the facts, {} by the summary", d.what, d.facts, d.summary)?;
     }
+    for row in &found.altered.named {
+        writeln!(out, "altered since it was written: {row}")?;
+    }
+    if let more @ 1.. = found.altered.rows - found.altered.named.len() as u64 {
+        writeln!(out, "altered since they were written: {more} more rows")?;
+    }
     if found.dangling > 0 {
         writeln!(out, "{} rows name what is not there", found.dangling)?;
     }
     let verdict = if found.is_sound() { "sound" } else { "NOT sound" };
-    writeln!(out, "pages, references and summaries: {verdict}")?;
+    writeln!(out, "pages, rows, references and summaries: {verdict}")?;
     Ok(())
 }
 
 fn runs(args: &LedgerRuns) -> Result<Status, CliError> {
     let runs = Ledger::read(&args.ledger.path)?.runs()?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(runs)).map_err(CliError::from)
+        out.json(&json!(runs)).map_err(CliError::from)
     } else {
         let header = [
             "run",

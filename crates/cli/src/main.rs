@@ -14,17 +14,18 @@ mod forecast;
 mod ledger;
 mod microbench;
 mod plan;
+mod progress;
 mod report;
 mod run;
+mod sandboxed;
 mod selftest;
 mod serve;
 mod source;
 mod table;
-mod tell;
+mod terminal;
 mod topk;
 mod worker;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -33,7 +34,7 @@ use args::{Cli, Command};
 use error::CliError;
 use lab::panics::Panic;
 use lab::tables::TableError;
-use tell::tell;
+use terminal::{aside, tell};
 
 /// What the commands exit with.
 ///
@@ -63,8 +64,7 @@ fn main() -> ExitCode {
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // A pipe that is closed is the reader's choice.
-            let _ = error.print();
+            refuse(&error);
             return if error.use_stderr() { Status::BadUsage.into() } else { Status::Proven.into() };
         }
     };
@@ -74,11 +74,22 @@ fn main() -> ExitCode {
         if status == Status::Incomplete && wants_json(&cli.command) {
             let object = serde_json::json!({ "verdict": "incomplete", "reasons": [message] });
             // Whoever closed the pipe is told by the exit code.
-            let _ = writeln!(std::io::stdout().lock(), "{object}");
+            let _ = terminal::out().json(&object);
         }
         tell(message);
     }
     status.into()
+}
+
+/// Prints what clap says: help, or an error, in which arguments are quoted as they were given.
+fn refuse(error: &clap::Error) {
+    let text = error.render().to_string();
+    if terminal::escaped(&text) == text {
+        // A pipe that is closed is the reader's choice.
+        let _ = error.print();
+    } else {
+        aside(text.trim_end().replace('\n', "\n  "));
+    }
 }
 
 /// With `-1` taken as a value wherever one is wanted: what is wrong with it is then said of the value.
@@ -104,6 +115,7 @@ fn run_command(command: &Command) -> Result<Status, CliError> {
         Command::Selftest(args) => selftest::selftest(args),
         Command::Microbench(args) => microbench::microbench(args),
         Command::Worker(args) => worker::worker(args),
+        Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Evolve(args) => evolve::evolve(args),
         Command::Topk(args) => topk::topk(args),
         Command::Forecast(command) => forecast::forecast(command),
@@ -143,6 +155,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Run(_)
         | Command::Tables(_)
         | Command::Worker(_)
+        | Command::Sandboxed(_)
         | Command::Report(_)
         | Command::Serve(_) => false,
     }
@@ -178,7 +191,7 @@ mod tests {
         let (status, message) = conclude(lab::panics::contain(|| panic!("index 7 of {}", 5)));
         let message = message.unwrap();
         assert_eq!(status, Status::Incomplete);
-        for part in ["index 7 of 5", "main.rs:", "fault of FlashCore's", "/issues"] {
+        for part in ["index 7 of 5", "main.rs:", "fault of FlashCore,", "/issues"] {
             assert!(message.contains(part), "{part}: {message}");
         }
         assert_eq!(conclude(Ok(Ok(Status::Refuted))), (Status::Refuted, None));

@@ -16,7 +16,8 @@ use serde_json::json;
 
 use crate::args::Microbench;
 use crate::error::CliError;
-use crate::tell::tell;
+use crate::progress::Progress;
+use crate::terminal::{one_line, tell};
 use crate::{Status, table, unless_closed};
 
 /// Launches of an empty kernel in a graph, and how often that is timed.
@@ -35,16 +36,16 @@ pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
         return Err(CliError::Argument {
             argument: "--only",
             value: args.only.clone().unwrap_or_default(),
-            accepted: "a word in the name of a probe, as in mma, ldmatrix, cp.async, bar.sync, L2".into(),
+            accepted: "a word in the name of a probe, such as mma, ldmatrix, cp.async, bar.sync, L2".into(),
         });
     }
     let description = Description::of(&device, &rows, launch_us);
     let object = description.json(&rows, json!(provenance));
     let text = serde_json::to_string_pretty(&object).map_err(std::io::Error::from)?;
     store::write(&args.out, format!("{text}\n").as_bytes())?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{object}").map_err(CliError::from)
+        out.json(&object).map_err(CliError::from)
     } else {
         print(&mut out, args, &device, &description, &rows)
     })?;
@@ -118,9 +119,9 @@ fn measure<M: Machine>(
 ) -> (Vec<Row>, usize) {
     let base = base(&device.name, device.sm);
     let (mut rows, mut failed) = (Vec::new(), 0);
+    let bar = Progress::new(Some(probes.len() as u64));
     for (index, probe) in probes.iter().enumerate() {
-        // Progress goes beside the result, and a reader who has gone is no error.
-        let _ = write!(std::io::stderr(), "\r{}/{} {:60}\r", index + 1, probes.len(), probe.name);
+        bar.at(index as u64, &format!("probe {} of {}: {}", index + 1, probes.len(), probe.name));
         match probe.measure(machine, target, device.sms) {
             Ok(figure) => rows.push(row(probe, figure, probe.forecast(base, target).ok())),
             Err(error) => {
@@ -130,7 +131,6 @@ fn measure<M: Machine>(
         }
         after(machine);
     }
-    let _ = write!(std::io::stderr(), "\r{:80}\r", "");
     (rows, failed)
 }
 
@@ -188,6 +188,7 @@ fn print(
         .collect();
     writeln!(out)?;
     table::print(out, &["probe, clocks", "measured", "by the model", "ratio"], &probes)?;
-    writeln!(out, "\n{} describes the machine: explain --machine {0}", args.out.display())?;
+    let file = one_line(&args.out.to_string_lossy()).into_owned();
+    writeln!(out, "\n{file} describes the machine: explain --machine {file}")?;
     Ok(())
 }

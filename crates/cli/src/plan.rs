@@ -17,7 +17,8 @@ pub fn native(argument: &'static str, value: &str, text: &str) -> Result<CpuPlan
 }
 
 fn refusal(argument: &'static str, value: &str, why: &str) -> CliError {
-    let accepted = format!("one plan as JSON, as `explain --problem` and `topk` print it ({why})");
+    let accepted =
+        format!("one plan as JSON, as `explain --problem` and `topk` print it ({})", ptx::quote::words(why));
     CliError::Argument { argument, value: value.to_owned(), accepted }
 }
 
@@ -35,7 +36,7 @@ fn bare(json: Value, key: &str) -> Result<Value, String> {
             Ok(object.remove(key).unwrap_or_default())
         }
         (Some(found @ ("gpu" | "cpu" | "kernel")), _) => {
-            Err(format!("this is of a {found}; wanted is a {key} plan"))
+            Err(format!("this is a {found} plan; expected a {key} plan"))
         }
         (_, json) => Ok(json),
     }
@@ -59,14 +60,18 @@ mod tests {
         let text = json!({ "cpu": native }).to_string();
         assert_eq!(super::native("--seed-plan", "file", &text).unwrap(), native);
         for (text, why) in [
-            (text.as_str(), "this is of a cpu; wanted is a gpu plan"),
-            ("{\"kernel\": {}}", "this is of a kernel"),
+            (text.as_str(), "this is a cpu plan; expected a gpu plan"),
+            ("{\"kernel\": {}}", "this is a kernel plan"),
             ("{}", "missing field `family`"),
             ("{\"gpu\": {}}", "missing field `family`"),
             ("plan", "expected value"),
         ] {
             let error = gpu("--plan", "file", text).unwrap_err().to_string();
-            assert!(error.starts_with("--plan = file is not possible") && error.contains(why), "{error}");
+            assert!(
+                error.starts_with("invalid value 'file' for --plan: expected one plan as JSON")
+                    && error.contains(why),
+                "{error}"
+            );
         }
     }
 }

@@ -8,9 +8,11 @@ use lab::store;
 
 use crate::args::Report;
 use crate::error::CliError;
-use crate::{Status, unless_closed};
+use crate::terminal::one_line;
+use crate::{Status, source, unless_closed};
 
 pub fn report(args: &Report) -> Result<Status, CliError> {
+    source::distinct("--out", &args.out, &[("--ledger", &args.ledger.path)])?;
     store::writable(&args.out)?;
     let ledger = Ledger::read(&args.ledger.path)?;
     let run = match args.run {
@@ -23,8 +25,10 @@ pub fn report(args: &Report) -> Result<Status, CliError> {
     };
     let view = RunView::of(&ledger, run)?;
     store::write(&args.out, page(&view, &exhibits(&ledger, &view)?).as_bytes())?;
-    let mut out = std::io::stdout().lock();
-    unless_closed(writeln!(out, "report: {}", args.out.display()).map_err(CliError::from))?;
+    let mut out = crate::terminal::out();
+    unless_closed(
+        writeln!(out, "report: {}", one_line(&args.out.to_string_lossy())).map_err(CliError::from),
+    )?;
     Ok(Status::Proven)
 }
 

@@ -7,11 +7,11 @@ use cpu::CpuPlan;
 use lab::files::{Tensor, load, save};
 use lab::store;
 use lab::values::{Inputs, Values};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem, Score};
 
-use crate::Status;
 use crate::args::Run;
 use crate::error::CliError;
+use crate::{Status, source};
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
     let layout: Layout = args.layout.parse()?;
@@ -23,13 +23,16 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
             accepted: "a .npy or a .safetensors file".to_owned(),
         });
     }
+    let inputs = [("--q", Some(&args.q)), ("--k", args.k.as_ref()), ("--v", args.v.as_ref())];
+    let inputs: Vec<_> =
+        inputs.iter().filter_map(|(name, file)| Some((*name, file.as_ref()?.as_path()))).collect();
+    source::distinct("--out", &args.out, &inputs)?;
     store::writable(&args.out)?;
     let in_q = |path: &Option<std::path::PathBuf>| path.as_deref().unwrap_or(&args.q).to_path_buf();
     for (argument, path) in [("--k", &args.k), ("--v", &args.v)] {
         if path.is_none() && args.q.extension().is_some_and(|e| e == "npy") {
-            let accepted =
-                "a file; a .npy file holds one tensor, so --k and --v are needed beside it".to_owned();
-            return Err(CliError::Argument { argument, value: "(missing)".into(), accepted });
+            let why = "a .npy file holds one tensor, so --q, --k and --v each name a file";
+            return Err(CliError::Missing { argument, why });
         }
     }
     let (q, k, v) = (tensor(&args.q, "q")?, tensor(&in_q(&args.k), "k")?, tensor(&in_q(&args.v), "v")?);
@@ -94,15 +97,34 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         heads_kv: b[1],
         seq_kv: b[2],
         head_dim_v: c[3],
-        mask: match (args.causal, args.causal_top_left) {
-            (true, _) => Mask::Causal,
-            (_, true) => Mask::CausalTopLeft,
-            _ => Mask::None,
-        },
-        scale: args.scale,
+        band: band_of(args)?,
+        score: Score { scale: args.scale, softcap: args.softcap },
         ..Problem::new(a[0], a[1], a[2], a[3], q.values.dtype())
     };
     let problem = problem.with_layout(layout);
     problem.check()?;
     Ok(problem)
+}
+
+/// The mask that the flags state.
+fn band_of(args: &Run) -> Result<Band, CliError> {
+    let causal = match (args.causal, args.causal_top_left) {
+        (true, _) => Band::CAUSAL,
+        (_, true) => Band::CAUSAL_TOP_LEFT,
+        _ => Band::FULL,
+    };
+    let Some(window) = &args.window else { return Ok(causal) };
+    let refused = || CliError::Argument {
+        argument: "--window",
+        value: window.clone(),
+        accepted: "BEFORE,AFTER, each a number of keys or inf, as in 127,0".to_owned(),
+    };
+    let bound = |keys: &str| match keys.trim() {
+        "inf" => Ok(None),
+        keys => keys.parse().map(Some).map_err(|_| refused()),
+    };
+    let (before, after) = window.split_once(',').ok_or_else(refused)?;
+    let after = bound(after)?;
+    let after = if causal.is_causal() { Some(0) } else { after };
+    Ok(Band { before: bound(before)?, after, ..causal }.aligned(causal.corner))
 }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::args::Selftest;
 use crate::error::CliError;
+use crate::terminal::aside;
 use crate::{Status, unless_closed};
 
 /// Time that one of the sanitizer's tools may take.
@@ -49,11 +50,11 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     if let Some(path) = &args.evidence {
         append_line(path, &report.row(&settings, &provenance).to_string())?;
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
         let mut object = report.row(&settings, &provenance);
         object["checks"] = json!(report.checks);
-        writeln!(out, "{object}").map_err(CliError::from)
+        out.json(&object).map_err(CliError::from)
     } else {
         summary(&mut out, &report, &provenance)
     })?;
@@ -77,11 +78,9 @@ impl Told {
             return;
         }
         let Check { group, name, verdict, cases, notes, seconds } = check;
-        // Progress goes beside the result, and a reader who has gone is no error.
-        let mut err = std::io::stderr().lock();
-        let _ = writeln!(err, "{:>4} {verdict:<10} {group}: {name} ({cases}, {seconds:.1} s)", self.done);
+        aside(format_args!("{:>4} {verdict:<10} {group}: {name} ({cases}, {seconds:.1} s)", self.done));
         for note in notes {
-            let _ = writeln!(err, "       {note}");
+            aside(format_args!("       {note}"));
         }
     }
 }

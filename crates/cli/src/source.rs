@@ -1,10 +1,9 @@
 //! A kernel file and its launch file, joined.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lab::launchfile::{Bound, LaunchError, LaunchSpec};
+use lab::store::read_text;
 use lab::tools::compile_cuda_file;
 use ptx::{Target, TargetSuffix};
 
@@ -17,12 +16,12 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
         path: if error == LaunchError::NoEntry { file } else { launch }.to_path_buf(),
         error: Box::new(error),
     };
-    let spec: LaunchSpec = read(launch)?.parse().map_err(refuse)?;
+    let spec: LaunchSpec = read_text(launch)?.parse().map_err(refuse)?;
     let text = match file.extension().and_then(|e| e.to_str()) {
-        Some("ptx") => read(file)?,
+        Some("ptx") => read_text(file)?,
         Some("cu") => {
             let target = sm.unwrap_or(Target::sm(80)).to_string();
-            compile_cuda_file(&read(file)?, file, &target.replace("sm_", "compute_"))?
+            compile_cuda_file(&read_text(file)?, file, &target.replace("sm_", "compute_"))?
         }
         _ => return Err(CliError::Extension(file.to_path_buf())),
     };
@@ -48,21 +47,42 @@ pub fn load(file: &Path, launch: &Path, sm: Option<Target>) -> Result<(Bound, St
     Ok((spec.bind(module).map_err(refuse)?, text))
 }
 
-/// Longer than any kernel or launch file, and short enough for memory.
-const LONGEST: u64 = 64 << 20;
+/// Refuses an output that is one of the inputs, by whatever names: what is read would be lost.
+pub fn distinct(
+    argument: &'static str,
+    output: &Path,
+    inputs: &[(&'static str, &Path)],
+) -> Result<(), CliError> {
+    match inputs.iter().find(|(_, input)| same_file(output, input)) {
+        None => Ok(()),
+        Some((input, source_path)) => Err(CliError::Overwrites {
+            argument,
+            path: output.to_path_buf(),
+            input,
+            source_path: source_path.to_path_buf(),
+        }),
+    }
+}
 
-fn read(path: &Path) -> Result<String, CliError> {
-    let fail = |source| CliError::Read { path: path.to_path_buf(), source };
-    let mut bytes = Vec::new();
-    // Never more, whatever the file says of its length: a device or a pipe may have no end.
-    File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)).map_err(fail)?;
-    if bytes.len() as u64 > LONGEST {
-        return Err(fail(std::io::Error::other(format!(
-            "it is longer than {LONGEST} bytes; is it a kernel?"
-        ))));
-    }
-    match bytes.iter().position(|&byte| byte == 0) {
-        Some(at) => Err(fail(std::io::Error::other(format!("it is no text: byte {at} is 0")))),
-        None => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-    }
+/// Whether two names lead to one file: links and other spellings of a name do, and so do hard links. Devices and pipes
+/// keep nothing that could be lost.
+fn same_file(a: &Path, b: &Path) -> bool {
+    let (Ok(found), Ok(other)) = (std::fs::metadata(a), std::fs::metadata(b)) else { return false };
+    found.is_file() && other.is_file() && (is_same(&found, &other) || canonical(a) == canonical(b))
+}
+
+fn canonical(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+#[cfg(unix)]
+fn is_same(a: &std::fs::Metadata, b: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Elsewhere names alone tell files apart.
+#[cfg(not(unix))]
+fn is_same(_: &std::fs::Metadata, _: &std::fs::Metadata) -> bool {
+    false
 }

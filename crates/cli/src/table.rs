@@ -2,8 +2,13 @@
 
 use std::io::Write;
 
+use crate::terminal::one_line;
+
 /// Prints rows under a header, columns aligned: the first to the left, the rest to the right unless they hold words.
+/// A cell stays on its line, whatever text it holds.
 pub fn print(out: &mut impl Write, header: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
+    let shown = |row: &Vec<String>| row.iter().map(|cell| one_line(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
         cells.chain(std::iter::once(header[column].chars().count())).max().unwrap_or(0)

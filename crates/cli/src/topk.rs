@@ -17,9 +17,9 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     let problem = Shape::of(&choice::parse(&args.problem)?);
     let ledger = Ledger::read(&args.ledger.path)?;
     let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{}", json!(best)).map_err(CliError::from)
+        out.json(&json!(best)).map_err(CliError::from)
     } else {
         print(&mut out, &args.problem, &best)
     })?;
@@ -29,7 +29,7 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
 /// Nothing is no list.
 pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError> {
     match count {
-        0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 and more".to_owned() }),
+        0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 or more".to_owned() }),
         _ => Ok(()),
     }
 }
@@ -69,6 +69,7 @@ fn print(out: &mut impl Write, problem: &str, best: &[Ranked]) -> Result<(), Cli
 
 fn line(place: usize, r: &Ranked) -> Vec<String> {
     let trial = match (r.kind, r.trial) {
+        _ if r.taken_over => "a short timing of an earlier run",
         (TimeKind::Predicted, _) => "the model (predicted)",
         (TimeKind::Measured, Trial::Microbench) => "a short timing",
         (TimeKind::Measured, Trial::Race) => "a race",

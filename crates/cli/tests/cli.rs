@@ -1,43 +1,11 @@
 //! The built command on good and bad input: exit codes, messages, files.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod folder;
 
-/// A folder of its own for each test.
-struct Folder(PathBuf);
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("flashcore-cli-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.0.join(name);
-        std::fs::write(&path, text).unwrap();
-        path.display().to_string()
-    }
-
-    /// What is in it.
-    fn names(&self) -> std::collections::BTreeSet<std::ffi::OsString> {
-        std::fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.file_name()).collect()
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).current_dir(&self.0).output().unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use folder::{Folder, text};
 
 /// Adds one to each of 64 numbers; `BARRIER` stands where the exchange through shared memory needs one.
 const PTX: &str = ".version 7.0
@@ -142,7 +110,7 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
             "box = [128, 64, 1, 1]",
             "[[arg]] 0: tensor map: box row in bytes = 256; accepted: up to 128",
         ),
-        ("of = \"v\"", "of = \"w\"", "[[arg]] 2 of = \"w\" is not possible; accepted: q, k, v, out"),
+        ("of = \"v\"", "of = \"w\"", "invalid value 'w' for [[arg]] 2 of: expected q, k, v, out"),
         ("role = \"out\"", "role = \"out\"\nbox = [1]", "[[arg]] 3 has role = \"out\", which takes no `box`"),
     ] {
         let (code, said) = check(&ptx, &launch.replacen(from, to, 1));
@@ -172,12 +140,12 @@ fn ptx_is_emulated_on_the_architecture_asked_for() {
     assert!(check(&older, &["--sm", "89"]).1.contains("accepted: at most 101376 bytes on sm_89"));
     let (code, said) = check(&newer, &["--sm", "89"]);
     assert_eq!(code, Some(3));
-    let refused = said.contains("--sm = 89 is not possible; accepted: 90: ");
+    let refused = said.contains("invalid value '89' for --sm: expected 90: ");
     assert!(refused && said.contains("newer.ptx was written for sm_90a"), "{said}");
     let (code, said) = check(&older, &["--sm", "75"]);
-    assert!(code == Some(3) && said.contains("--sm = 75 is not possible; accepted: 80 or later"), "{said}");
+    assert!(code == Some(3) && said.contains("invalid value '75' for --sm: expected 80 or later"), "{said}");
     let (code, said) = check(&older, &["--sm", "hopper"]);
-    assert!(code == Some(3) && said.contains("accepted: an architecture, as in 89 or 90a"), "{said}");
+    assert!(code == Some(3) && said.contains("expected an architecture, such as 89 or 90a"), "{said}");
 }
 
 #[test]
@@ -211,50 +179,50 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["bench", "--mode", "warm"], "--mode warm is for GPUs; give --device cuda"),
         (&["bench", "--plan", "none.json"], "--plan none.json is for GPUs; give --device cuda"),
         (&["bench", "--device", "cuda", "--problem", "64,128,65536,128,bf16"], "bytes of tensors"),
-        (&["bench", "--problem", "1,8/3,512,64,f16"], "heads_q = 8 is not a multiple of heads_kv = 3"),
+        (&["bench", "--problem", "1,8/3,512,64,f16"], "expected a multiple of heads_kv = 3"),
         (&["explain", "--launch", &launch], "<FILE>"),
         (&["explain", "--problem", "1,8,512,64,f16", "--gpu", "none"], "cannot be used with '--gpu"),
         (
             &["run", "--q", "q.npy", "--out", "out.txt"],
-            "--out = out.txt is not possible; accepted: a .npy or",
+            "invalid value 'out.txt' for --out: expected a .npy or",
         ),
-        (&["check", &illegal, "--launch", &launch], "rules of PTX are broken"),
+        (&["check", &illegal, "--launch", &launch], "the PTX is invalid (1 error)"),
         (&["check", &ptx, "--launch", &huge], "fewer than 2^32 warps in all"),
-        (&["check", &ptx, "--launch", &beyond], "launch.grid = [2147483648] is not possible"),
+        (&["check", &ptx, "--launch", &beyond], "invalid value '[2147483648]' for launch.grid"),
         (&["check", &ptx, "--launch", &shared], "accepted: at most 166912 bytes on sm_80"),
-        (&["check", &ptx, "--launch", &slow], "[problem] = 2.0e15 operations is not possible"),
-        (&["check", &ptx, "--launch", &heads], "heads_q = 8 is not a multiple of heads_kv = 3"),
+        (&["check", &ptx, "--launch", &slow], "invalid value '2.0e15 operations' for [problem]"),
+        (&["check", &ptx, "--launch", &heads], "expected a multiple of heads_kv = 3"),
         (&["check", "folder.ptx", "--launch", &launch], "cannot read folder.ptx"),
         (&["check", &ptx, "--launch", "/dev/zero"], "it is longer than"),
         (&["climb", "--out", "none/report.html"], "cannot write none/report.html"),
         (&["climb", "--out", "folder.ptx"], "it is a folder; accepted: the name of a file"),
-        (&["bench", "--seconds", "nan"], "--seconds = NaN is not possible"),
-        (&["bench", "--device", "tpu"], "--device = tpu is not possible; accepted: cpu, cuda, cuda:N, auto"),
+        (&["bench", "--seconds", "nan"], "invalid value 'NaN' for --seconds"),
+        (&["bench", "--device", "tpu"], "invalid value 'tpu' for --device: expected cpu, cuda, cuda:N, auto"),
         (
             &["bench", "--device", "cuda", "--suite", "all"],
-            "--suite = all is not possible; accepted: mission, small, forward, ampere",
+            "invalid value 'all' for --suite: expected mission, small, forward, ampere",
         ),
         (
             &["bench", "--device", "cuda", "--mode", "hot"],
-            "--mode = hot is not possible; accepted: warm, cold, both (warm and cold), sustained",
+            "invalid value 'hot' for --mode: expected warm, cold, both (warm and cold), sustained",
         ),
         (&["bench", "--device", "cuda", "--plan", "none.json"], "cannot read none.json"),
-        (&["bench", "--device", "cuda", "--plan", &launch], "accepted: one plan as JSON"),
-        (&["bench", "--problem", "1,8,512"], "--problem = 1,8,512 is not possible"),
-        (&["bench", "--threads", "0"], "--threads = 0 is not possible"),
-        (&["bench", "--shape", "99999999999x1x16x16"], "--shape = 99999999999x1x16x16 is not possible"),
-        (&["bench", "--shape", "1x1x1000000x64"], "--shape = 1x1x1000000x64 is not possible"),
-        (&["bench", "--shape", "0x1x16x16"], "batch is 0; it must be at least 1"),
+        (&["bench", "--device", "cuda", "--plan", &launch], "expected one plan as JSON"),
+        (&["bench", "--problem", "1,8,512"], "invalid value '1,8,512' for --problem"),
+        (&["bench", "--threads", "0"], "invalid value '0' for --threads"),
+        (&["bench", "--shape", "99999999999x1x16x16"], "invalid value '99999999999x1x16x16' for --shape"),
+        (&["bench", "--shape", "1x1x1000000x64"], "invalid value '1x1x1000000x64' for --shape"),
+        (&["bench", "--shape", "0x1x16x16"], "invalid value '0' for batch: expected 1 or more"),
         (&["check", &ptx], "--launch"),
         (&["check", "none.ptx", "--launch", &launch], "cannot read none.ptx"),
         (&["check", &ptx, "--launch", "none.toml"], "cannot read none.toml"),
-        (&["check", &launch, "--launch", &launch], "a kernel is a .ptx or a .cu file"),
+        (&["check", &launch, "--launch", &launch], "expected a .ptx or a .cu file"),
         (&["check", &ptx, "--launch", &ptx], "launch file:"),
         (&["check", &broken, "--launch", &launch], "frobnicate"),
-        (&["check", &ptx, "--launch", &wrong_launch], "launch.block = [0] is not possible"),
+        (&["check", &ptx, "--launch", &wrong_launch], "invalid value '[0]' for launch.block"),
         (&["check", &ptx, "--launch", &two], "2 [[arg]] given, but entry shift takes 1 parameters"),
-        (&["explain", &ptx, "--launch", &launch, "--gpu", "TPU"], "--gpu = TPU is not possible; accepted: "),
-        (&["bench", "--shape", "1x2x3"], "--shape = 1x2x3 is not possible"),
+        (&["explain", &ptx, "--launch", &launch, "--gpu", "TPU"], "invalid value 'TPU' for --gpu: expected "),
+        (&["bench", "--shape", "1x2x3"], "invalid value '1x2x3' for --shape"),
         (&["fly"], "unrecognized subcommand"),
     ];
     for (args, expected) in cases {
@@ -270,17 +238,20 @@ fn bad_usage_is_named_and_exits_with_3() {
 #[test]
 fn negative_numbers_are_values() {
     let folder = Folder::new("negative");
-    let whole = "accepted: a whole number that is not negative";
+    let whole = "expected a whole number, 0 or more";
     let cases: [(&[&str], &str); 12] = [
-        (&["bench", "--seconds", "-1"], "--seconds = -1 is not possible; accepted: more than 0"),
+        (&["bench", "--seconds", "-1"], "invalid value '-1' for --seconds: expected more than 0"),
         (&["bench", "--threads", "-1"], whole),
         (&["bench", "--device", "cuda", "--control", "-1"], "-1 is not in 1.."),
         (&["explain", "--lines", "-1"], whole),
         (&["topk", "-k", "-1", "--problem", "1,8,512,64,f16", "--device", "h200"], whole),
         (&["forecast", "list", "-n", "-1"], whole),
-        (&["forecast", "add", "x", "--author", "y", "--device", "h200", "--us", "-1"], "--us = -1 is not"),
+        (
+            &["forecast", "add", "x", "--author", "y", "--device", "h200", "--us", "-1"],
+            "invalid value '-1' for --us",
+        ),
         (&["serve", "--port", "-1"], "-1 is not in 0..=65535"),
-        (&["check", "x.ptx", "--launch", "y", "--sm", "-1"], "accepted: an architecture, as in 89 or 90a"),
+        (&["check", "x.ptx", "--launch", "y", "--sm", "-1"], "expected an architecture, such as 89 or 90a"),
         (&["evolve", "--candidates", "-1"], whole),
         (&["evolve", "--jobs", "-1"], whole),
         (&["evolve", "--seed", "-1"], whole),
@@ -323,8 +294,8 @@ fn files_of_bytes_leave_the_terminal_alone() {
     let colours = folder.write("colours.ptx", ".version 7.0\n\x1b[31m red");
     let long = folder.write("long.toml", &format!("[launch \x1b[31m{}", "x".repeat(5000)));
     for (args, expected) in [
-        (["check", &binary, "--launch", &launch], "binary.ptx: it is no text: byte 4 is 0"),
-        (["check", &ptx, "--launch", &binary], "binary.ptx: it is no text"),
+        (["check", &binary, "--launch", &launch], "binary.ptx: not a text file (NUL at byte 4)"),
+        (["check", &ptx, "--launch", &binary], "binary.ptx: not a text file"),
         (["check", &colours, "--launch", &launch], "\\u{1b}[31m red"),
         (["check", &ptx, "--launch", &long], "long.toml: launch file: TOML parse error"),
     ] {
@@ -382,7 +353,7 @@ fn ledgers_are_scored_checked_and_given_up() {
     let (code, said) = run(&["forecast", "score"]);
     assert!(code == Some(0) && said.contains("–") && !said.contains("0.00"), "{said}");
     let (code, said) = run(&["ledger", "check"]);
-    assert!(code == Some(0) && said.contains("pages, references and summaries: sound"), "{said}");
+    assert!(code == Some(0) && said.contains("pages, rows, references and summaries: sound"), "{said}");
     let path = folder.0.join("flashcore.ledger");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[4096..].fill(0xa5);
@@ -474,6 +445,31 @@ fn cuda_sources_go_through_nvrtc() {
     match found.status.code() {
         Some(0) => assert!(text(&found.stdout).starts_with("proven")),
         _ => assert!(text(&found.stderr).contains("FLASHCORE_NVRTC"), "{}", text(&found.stderr)),
+    }
+}
+
+/// The book's tutorial: its kernel fails with a race, and with the barrier that it adds the kernel passes.
+#[test]
+fn the_tutorial_s_kernel_fails_and_then_passes() {
+    let page = std::fs::read_to_string("../../docs/src/guide/check.md").unwrap();
+    let block = |language: &str| {
+        let after = page.split_once(&format!("```{language}\n")).unwrap().1;
+        after.split_once("```").unwrap().0.to_owned()
+    };
+    let (kernel, launch) = (block("cuda"), block("toml"));
+    let fixed = kernel.replace("max = new_max;", "max = new_max;\n        __syncthreads();");
+    assert_ne!(kernel, fixed);
+    let folder = Folder::new("tutorial");
+    let (launch, racy, fixed) = (
+        folder.write("row.toml", &launch),
+        folder.write("row.cu", &kernel),
+        folder.write("fixed.cu", &fixed),
+    );
+    for (source, code, says) in [(racy, 1, "race at line"), (fixed, 0, "after 14 runs in the emulator")] {
+        let output = folder.run(&["check", &source, "--launch", &launch]);
+        let no_tools = text(&output.stderr).contains("FLASHCORE_NVRTC");
+        let right = output.status.code() == Some(code) && text(&output.stdout).contains(says);
+        assert!(no_tools || right, "{}{}", text(&output.stdout), text(&output.stderr));
     }
 }
 
@@ -673,11 +669,11 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         (&["run", "--q", "in.safetensors", "--out", "folder.npy"], "it is a folder"),
         (&["run", "--q", "none.safetensors", "--out", "bad.npy"], "cannot read none.safetensors"),
         (&["run", "--q", "out.safetensors", "--out", "bad.npy"], "has no tensor \"q\"; it has: "),
-        (&["run", "--q", "empty.safetensors", "--out", "bad.npy"], "seq_q is 0; it must be at least 1"),
         (
-            &["run", "--q", "heads.safetensors", "--out", "bad.npy"],
-            "heads_q = 2 is not a multiple of heads_kv = 3",
+            &["run", "--q", "empty.safetensors", "--out", "bad.npy"],
+            "invalid value '0' for seq_q: expected 1 or more",
         ),
+        (&["run", "--q", "heads.safetensors", "--out", "bad.npy"], "expected a multiple of heads_kv = 3"),
         (&["run", "--q", "types.safetensors", "--out", "bad.npy"], "k holds f16, but q holds f32"),
         (
             &["run", "--q", "rank.npy", "--k", "rank.npy", "--v", "rank.npy", "--out", "bad.npy"],
@@ -685,7 +681,7 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
         ),
         (
             &["run", "--q", "in.safetensors", "--out", "bad.npy", "--scale", "nan"],
-            "scale = NaN; accepted: a number whose",
+            "invalid value 'NaN' for scale: expected a finite number",
         ),
     ];
     for (args, expected) in cases {

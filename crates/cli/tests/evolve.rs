@@ -218,7 +218,7 @@ fn a_run_that_is_killed_loses_nothing() {
             }
             // Killed before the run, or the ledger, had begun.
             let said = String::from_utf8_lossy(&output.stderr);
-            let begun = ["no run that can go on", "there is no ledger", "is empty"];
+            let begun = ["no run that can be continued", "there is no ledger", "is empty"];
             assert!(begun.iter().any(|part| said.contains(part)), "{said}");
             child = start(&begin);
             continue;
@@ -307,35 +307,38 @@ fn bad_usage_is_told() {
     std::fs::write(&text, "not a ledger, and longer than a page's head").unwrap();
     let place = folder.0.display().to_string();
     for (args, part) in [
-        (vec!["--device", "h2000"], "accepted: cpu, cuda"),
+        (vec!["--device", "h2000"], "expected cpu, cuda"),
         (vec!["--minutes", "-1"], "--minutes"),
-        (vec!["--candidates", "0"], "--candidates = 0"),
+        (vec!["--candidates", "0"], "invalid value '0' for --candidates"),
         (vec!["--configuration", "best"], "free, insight, full"),
         (vec!["--family", "wmma"], "mma, wgmma, small"),
         (vec!["--random-share", "2"], "above 0, at most 0.9"),
         (vec!["--random-share", "0"], "above 0, at most 0.9"),
         (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
         (vec!["--price", "-1"], "--price"),
-        (vec!["--device", "cpu", "--promote", &text], "with a GPU's --device"),
+        (vec!["--device", "cpu", "--promote", &text], "no --promote with --device cpu"),
         (vec!["--resume"], "there is no ledger here"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
-        (vec!["--device", "h200", "--held-out", "1,1,64,67,f16"], "held_out = 1,1,64,67,f16"),
-        (vec!["--device", "l4", "--family", "wgmma"], "family = wgmma is not possible; accepted: mma"),
-        (vec!["--device", "cpu", "--family", "mma"], "family = mma is not possible"),
-        (vec!["--held-out", "1,8"], "--held-out = 1,8 is not possible"),
-        (vec!["--jobs", "100000"], "--jobs = 100000 is not possible; accepted: 1 to 256"),
-        (vec!["--proposer", " "], "--proposer = \" \" is not possible"),
+        (
+            vec!["--device", "h200", "--held-out", "1,1,64,67,f16"],
+            "invalid value '1,1,64,67,f16' for held_out",
+        ),
+        (vec!["--device", "l4", "--family", "wgmma"], "invalid value 'wgmma' for family: expected mma"),
+        (vec!["--device", "cpu", "--family", "mma"], "invalid value 'mma' for family"),
+        (vec!["--held-out", "1,8"], "invalid value '1,8' for --held-out"),
+        (vec!["--jobs", "100000"], "invalid value '100000' for --jobs: expected 1 to 256"),
+        (vec!["--proposer", " "], "invalid value ' ' for --proposer"),
         (vec!["--proposer", "no-such-program x"], "the shell finds; it finds no no-such-program"),
         (
             vec!["--problem", "1,8,99999999999,64,f16"],
-            "problem = 1,8,99999999999,64,f16 is not possible: its tensors",
+            "invalid value '1,8,99999999999,64,f16' for problem: expected tensors of at most",
         ),
         (
             vec!["--problem", "1,8,9999999,64,f16", "--device", "h200"],
-            "problem = 1,8,9999999,64,f16 is not possible",
+            "invalid value '1,8,9999999,64,f16' for problem",
         ),
-        (vec!["--held-out", "1,8,99999999999,64,f16"], "accepted: at most "),
+        (vec!["--held-out", "1,8,99999999999,64,f16"], "expected tensors of at most "),
         (vec!["--device", "h200", "--promote", "/proc/rows.jsonl"], "cannot write /proc/rows.jsonl"),
         (vec!["--device", "h200", "--promote", &place], "it is a folder"),
         (vec!["--evidence", &place], "it is a folder"),
@@ -350,9 +353,9 @@ fn bad_usage_is_told() {
     assert!(String::from_utf8_lossy(&found.stderr).contains("no FlashCore ledger"), "{found:?}");
     drop(Ledger::open(ledger.as_ref()).unwrap());
     let found = run(&["--resume", "--ledger", &ledger]);
-    assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can go on"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("no run that can be continued"), "{found:?}");
     let found = run(&["--resume", "99", "--ledger", &ledger]);
-    assert!(String::from_utf8_lossy(&found.stderr).contains("--resume = 99 is not possible"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("invalid value '99' for --resume"), "{found:?}");
     assert!(String::from_utf8_lossy(&found.stderr).contains("none: it has no run yet"), "{found:?}");
     std::fs::write(&ledger, "").unwrap();
     let found = run(&["--resume", "--ledger", &ledger]);
@@ -390,11 +393,11 @@ fn a_run_that_this_machine_cannot_hold_is_not_gone_on_with() {
     let found = run(&["--resume", "--ledger", &path]);
     let said = String::from_utf8_lossy(&found.stderr);
     assert_eq!(found.status.code(), Some(3), "{said}");
-    assert!(said.contains("99999999999") && said.contains("accepted: at most "), "{said}");
+    assert!(said.contains("99999999999") && said.contains("expected tensors of at most "), "{said}");
     let found = run(&["--resume", "7", "--ledger", &path]);
     let said = String::from_utf8_lossy(&found.stderr);
     assert!(
-        said.contains("--resume = 7 is not possible; accepted: a run of") && said.contains(", 1"),
+        said.contains("invalid value '7' for --resume: expected a run of") && said.contains(", 1"),
         "{said}"
     );
 }
@@ -418,14 +421,14 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
         ([&add[..], &["--us", "3"]].concat(), "--device"),
         (
             [&add[..], &["--us", "-3", "--device", "L4"]].concat(),
-            "--us = -3 is not possible; accepted: a positive number",
+            "invalid value '-3' for --us: expected a positive number",
         ),
-        ([&add[..], &["--us", "3", "--device", " "]].concat(), "--device = \" \" is not possible"),
+        ([&add[..], &["--us", "3", "--device", " "]].concat(), "invalid value ' ' for --device"),
         (vec!["add", " ", "--author", "ada", "--us", "3", "--device", "L4"], "the idea, in words"),
         (vec!["add", "an idea", "--author", "", "--us", "3", "--device", "L4"], "a person's name"),
         (vec!["add", "an idea", "--author", "proposer", "--us", "3", "--device", "L4"], "a person's name"),
         (vec!["add", "an idea", "--author", "model:x", "--us", "3", "--device", "L4"], "a person's name"),
-        (vec!["list", "-n", "0"], "-n = 0 is not possible"),
+        (vec!["list", "-n", "0"], "invalid value '0' for -n"),
     ] {
         let found = forecast(&args);
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -447,7 +450,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     for (args, part) in [
         (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
         (vec!["outcome", "2", "--us", "3"], "came out already, at 3.05 µs"),
-        (vec!["outcome", "3", "--us", "-1"], "--us = -1 is not possible"),
+        (vec!["outcome", "3", "--us", "-1"], "invalid value '-1' for --us"),
         (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
     ] {
         let found = forecast(&args);
@@ -486,7 +489,7 @@ fn an_empty_file_is_no_ledger_to_read() {
         command.args(args).args(["--ledger", &ledger]).output().unwrap()
     };
     let found = run(&[topk, &["-k", "0"]].concat());
-    assert!(String::from_utf8_lossy(&found.stderr).contains("-k = 0 is not possible"), "{found:?}");
+    assert!(String::from_utf8_lossy(&found.stderr).contains("invalid value '0' for -k"), "{found:?}");
     let found = json(&run(&["ledger", "export", &export, "--json"]));
     assert!(found.as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
@@ -533,4 +536,27 @@ fn has_workers(child: &Child) -> bool {
         std::thread::sleep(Duration::from_millis(50));
         std::fs::read_dir("/proc").unwrap().flatten().any(is_worker)
     })
+}
+
+/// Data written to a deleted file is lost when the process ends, so the run must end with an error.
+#[cfg(unix)]
+#[test]
+fn a_run_whose_ledger_is_deleted_ends_with_an_error() {
+    let folder = Folder::new("deleted");
+    let ledger = folder.file("l.ledger");
+    let args =
+        ["--device", "h200", "--problem", SMALL, "--minutes", "10", "--no-early-stop", "--ledger", &ledger];
+    let child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let candidates = || {
+        let ledger = Ledger::read(ledger.as_ref()).ok()?;
+        Some(ledger.candidates(RunId(1), lab::ledger::CandidateId(0), 10).ok()?.len())
+    };
+    while candidates().unwrap_or(0) < 5 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::remove_file(&ledger).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(3), "{said}");
+    assert!(said.contains("l.ledger was deleted while") && said.contains("l.ledger-wal"), "{said}");
 }

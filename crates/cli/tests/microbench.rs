@@ -40,9 +40,9 @@ fn the_description_is_read_by_explain() {
 fn bad_usage_is_told() {
     let file = file("none.json");
     for (args, said) in [
-        (vec!["--emulator", "--only", "nothing of the kind"], "accepted: a word in the name of a probe"),
-        (vec!["--device", "cpu"], "accepted: cuda, cuda:N"),
-        (vec!["--device", "tpu"], "accepted: cpu, cuda"),
+        (vec!["--emulator", "--only", "nothing of the kind"], "expected a word in the name of a probe"),
+        (vec!["--device", "cpu"], "expected cuda, cuda:N"),
+        (vec!["--device", "tpu"], "expected cpu, cuda"),
         (vec!["--emulator", "--out", "/nonexistent/x.json"], "/nonexistent/x.json"),
     ] {
         let mut all = vec!["microbench"];

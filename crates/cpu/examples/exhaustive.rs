@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 use half::{bf16, f16};
-use problem::{DType, Layout, Mask, Problem, Tensor};
+use problem::{Band, DType, Layout, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Plans that are left in the end.
@@ -49,8 +49,8 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ("short-many-f32", Problem::new(4, 12, 77, 64, DType::F32)),
         ("one-head-f32", Problem::new(1, 1, 160, 64, DType::F32)),
         ("one-head-long-f16", keys(Problem::new(1, 1, 64, 64, DType::F16), 16384)),
-        ("causal-d128-bf16", Problem::new(1, 4, 768, 128, DType::Bf16).with_mask(Mask::Causal)),
-        ("causal-d80-f32", Problem::new(1, 3, 700, 80, DType::F32).with_mask(Mask::Causal)),
+        ("causal-d128-bf16", Problem::new(1, 4, 768, 128, DType::Bf16).with_band(Band::CAUSAL)),
+        ("causal-d80-f32", Problem::new(1, 3, 700, 80, DType::F32).with_band(Band::CAUSAL)),
         ("d256-f32", Problem::new(1, 4, 256, 256, DType::F32)),
         ("gqa-f16", grouped(Problem::new(1, 16, 256, 64, DType::F16), 2)),
         ("d32-f32", Problem::new(2, 8, 256, 32, DType::F32)),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flashcore_cpu::{CpuPlan, Element, Isa, attention};
 use half::{bf16, f16};
-use problem::{Mask, Problem};
+use problem::{Band, Problem};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
@@ -31,7 +31,7 @@ fn rate<T: Element>(mut problem: Problem, threads: usize, isa: Isa) {
         problem.seq_q,
         problem.head_dim,
         problem.dtype,
-        problem.mask,
+        problem.band,
         gflops(times[0]),
         gflops(times[repeats / 2]),
         times[0] * 1e3
@@ -46,9 +46,9 @@ fn main() {
         Isa::available().into_iter().filter(|isa| only.as_deref().is_none_or(|name| name == isa.name()))
     {
         for (seq, dim, mask) in
-            [(512, 64, Mask::None), (2048, 64, Mask::None), (2048, 64, Mask::Causal), (2048, 128, Mask::None)]
+            [(512, 64, Band::FULL), (2048, 64, Band::FULL), (2048, 64, Band::CAUSAL), (2048, 128, Band::FULL)]
         {
-            let problem = Problem::new(1, 8, seq, dim, problem::DType::F32).with_mask(mask);
+            let problem = Problem::new(1, 8, seq, dim, problem::DType::F32).with_band(mask);
             rate::<f32>(problem.clone(), threads, isa);
             rate::<bf16>(problem.clone(), threads, isa);
             rate::<f16>(problem, threads, isa);

@@ -40,11 +40,6 @@ pub(crate) trait Arithmetic: Copy {
         keys.next_multiple_of(16) * MAX_WIDTH
     }
 
-    /// Does a task's work, with the processor set up for it.
-    fn within<R>(self, work: impl FnOnce() -> R) -> R {
-        work()
-    }
-
     /// What the logits of the words are multiplied by to be those of the elements.
     fn logit_factor(self) -> f64 {
         1.0
@@ -54,25 +49,26 @@ pub(crate) trait Arithmetic: Copy {
     fn rescale(self, _out: &mut [f32], _width: usize) {}
 }
 
-/// Finds, head by head, an arithmetic that is faster than f32 and right enough for its numbers.
+/// Finds, head by head, an arithmetic that is faster than f32 and accurate enough for the head's elements.
 pub(crate) trait Faster: Sync {
     type Arithmetic<'a>: Arithmetic
     where
         Self: 'a;
 
-    /// The arithmetic for the query heads of a task, of which `head` is the first; `None` for f32.
-    fn arithmetic(&self, batch: usize, head: usize) -> Option<Self::Arithmetic<'_>>;
+    /// Does `work` with the arithmetic for the query heads of a task, of which `head` is the first, the processor being
+    /// set up for it. Returns whether there is one; else nothing is done, and the task is for f32.
+    fn compute(&self, batch: usize, head: usize, work: impl FnOnce(Self::Arithmetic<'_>)) -> bool;
 }
 
-/// Nothing is faster than f32 where there is nothing.
+/// f32 where there is no faster arithmetic.
 impl<F: Faster> Faster for Option<F> {
     type Arithmetic<'a>
         = F::Arithmetic<'a>
     where
         Self: 'a;
 
-    fn arithmetic(&self, batch: usize, head: usize) -> Option<F::Arithmetic<'_>> {
-        self.as_ref().and_then(|faster| faster.arithmetic(batch, head))
+    fn compute(&self, batch: usize, head: usize, work: impl FnOnce(F::Arithmetic<'_>)) -> bool {
+        self.as_ref().is_some_and(|faster| faster.compute(batch, head, work))
     }
 }
 
@@ -82,8 +78,8 @@ pub(crate) struct Never;
 impl Faster for Never {
     type Arithmetic<'a> = Wide<crate::simd::Portable>;
 
-    fn arithmetic(&self, _: usize, _: usize) -> Option<Self::Arithmetic<'_>> {
-        None
+    fn compute(&self, _: usize, _: usize, _: impl FnOnce(Self::Arithmetic<'_>)) -> bool {
+        false
     }
 }
 

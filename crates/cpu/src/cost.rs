@@ -3,7 +3,7 @@
 //! The unit is the cycle of one core. The rates are those of processors with two vector FMAs and two vector loads a cycle; what
 //! a cycle takes, and how far a machine is from that, is measured by whoever wants times (`lab`). Choices need neither.
 
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 
 use crate::{CpuPlan, Isa, Lanes, Order, Rows};
 
@@ -109,8 +109,8 @@ impl CpuPlan {
     /// Until the last of the tasks is done.
     fn span(&self, p: &Problem, tasks: usize, task: f64, threads: f64) -> f64 {
         let even = tasks as f64 * task / threads;
-        let span = match p.mask {
-            Mask::None => (tasks as f64 / threads).ceil() * task,
+        let span = match p.band {
+            Band::FULL => (tasks as f64 / threads).ceil() * task,
             _ if threads == 1.0 => even,
             // The longest first: short ones fill the gaps. Else one may come last.
             _ if self.order == Order::Longest => even.max(2.0 * task),
@@ -192,17 +192,26 @@ struct Count {
 /// Keys that a panel of so many rows goes through, on average.
 fn mean_keys(p: &Problem, rows: usize) -> f64 {
     let (queries, keys) = (p.seq_q as f64, p.seq_kv as f64);
-    let mean = match p.mask {
-        Mask::None => return keys,
+    let mean = match p.band {
+        Band::FULL => return keys,
+        band if !band.is_causal() => mean_of_samples(p, band),
         // The first row sees one key, each row after it one more, until all are seen.
-        Mask::CausalTopLeft if queries > keys => keys - keys * keys / (2.0 * queries),
-        Mask::CausalTopLeft => queries / 2.0,
+        Band::CAUSAL_TOP_LEFT if queries > keys => keys - keys * keys / (2.0 * queries),
+        Band::CAUSAL_TOP_LEFT => queries / 2.0,
         // The last row sees all keys, each row before one fewer.
         _ if keys > queries => keys - queries / 2.0,
         _ => keys * keys / (2.0 * queries),
     };
     // A panel goes up to its last row's.
     (mean + rows as f64 / 2.0).min(keys)
+}
+
+/// Keys that a row sees on average, from evenly spaced rows.
+fn mean_of_samples(p: &Problem, band: Band) -> f64 {
+    const SAMPLES: usize = 64;
+    let count = p.seq_q.clamp(1, SAMPLES);
+    let rows = (0..count).map(|i| i * p.seq_q / count);
+    rows.map(|row| band.keys(row, p.seq_q, p.seq_kv).len() as f64).sum::<f64>() / count as f64
 }
 
 /// bf16 terms of a number.
@@ -256,20 +265,20 @@ mod tests {
         let two = |block_q| CpuPlan { threads: 2, ..plan(block_q, 128) };
         let odd = Problem::new(1, 1, 160, 64, DType::F32).with_seq_kv(4096, Layout::Bhsd);
         assert!(cycles(two(80), &odd) < cycles(two(64), &odd));
-        let causal = Problem::new(1, 1, 1024, 64, DType::F32).with_mask(Mask::Causal);
+        let causal = Problem::new(1, 1, 1024, 64, DType::F32).with_band(Band::CAUSAL);
         assert!(
             cycles(plan(64, 128), &causal)
-                < 0.7 * cycles(plan(64, 128), &causal.clone().with_mask(Mask::None))
+                < 0.7 * cycles(plan(64, 128), &causal.clone().with_band(Band::FULL))
         );
     }
 
     /// Against the count, row by row.
     #[test]
     fn causal_rows_see_so_many_keys_on_average() {
-        for mask in Mask::ALL {
+        for mask in Band::NAMED {
             for (rows, keys) in [(100, 100), (300, 100), (100, 300), (1, 50), (50, 1)] {
                 let p =
-                    Problem::new(1, 1, rows, 8, DType::F32).with_seq_kv(keys, Layout::Bhsd).with_mask(mask);
+                    Problem::new(1, 1, rows, 8, DType::F32).with_seq_kv(keys, Layout::Bhsd).with_band(mask);
                 let seen: usize = (0..rows).map(|row| mask.keys(row, rows, keys).len()).sum();
                 let (mean, exact) = (mean_keys(&p, 1), seen as f64 / rows as f64);
                 assert!((mean - exact).abs() <= 0.5, "{mask} {rows} {keys}: {mean}, counted {exact}");
@@ -280,9 +289,9 @@ mod tests {
     #[test]
     fn every_problem_has_a_finite_cost() {
         for (rows, keys) in [(1, 0), (1, 1), (7, 3), (300, 2), (2, 3000)] {
-            for mask in Mask::ALL {
+            for mask in Band::NAMED {
                 let p =
-                    Problem::new(3, 4, rows, 40, DType::Bf16).with_seq_kv(keys, Layout::Bhsd).with_mask(mask);
+                    Problem::new(3, 4, rows, 40, DType::Bf16).with_seq_kv(keys, Layout::Bhsd).with_band(mask);
                 for isa in Isa::ALL {
                     let cost = CpuPlan::with_isa(&p, isa).cost(&p);
                     assert!(cost.cycles.is_finite() && cost.cycles > 0.0 && cost.tasks > 0, "{p:?} {cost:?}");

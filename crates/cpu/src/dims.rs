@@ -1,21 +1,23 @@
 //! The online softmax for few query rows, as in decoding, where lanes of query rows would idle: the lanes are numbers of a row.
 //! S is sums over lanes of products, sixteen at a time; a row of P is contiguous; O is a plain product of matrices.
 
-use crate::simd::{Added, Part, Rows, Simd, gemm_part};
+use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
+use crate::softcap::cap_logits;
 use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
 
 /// Query rows of a panel. Each block of K and V comes from the cache once for all of them.
 pub(crate) const PANEL_ROWS: usize = 8;
-/// Lanes of the widest vector.
-const MAX_LANES: usize = 16;
 
 /// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, weights, tile } = step;
+    let Step { panel, block, scale, cap, weights, tile } = step;
     let ld = block.keys.len().next_multiple_of(S::LANES);
     let weights = &mut weights[..panel.rows * ld];
     logits(s, panel, block, weights, ld);
+    if let Some(factor) = cap {
+        cap_logits(s, factor, weights);
+    }
     for row in 0..panel.rows {
         let logits = &mut weights[row * ld..][..ld];
         let seen = seen(panel, block, row);

@@ -49,4 +49,7 @@ pub enum CpuError {
         /// Those present, printed.
         available: String,
     },
+    /// The executor ended the call early.
+    #[error("the call was stopped before its outputs were complete")]
+    Stopped,
 }

@@ -1,6 +1,6 @@
 //! Attention on slices: checks, tasks, threads, and the walk of one task over its keys.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{KeyRange, Problem, Strides, Tensor};
@@ -14,13 +14,15 @@ use crate::plan::{Lanes, Order, Rows};
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
-use crate::simd::{Isa, Portable, Simd};
+use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
+use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
 use crate::view::{Inputs, origin};
-use crate::{CpuError, CpuPlan, Element};
+use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
-/// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes.
+/// logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`] describes. The threads are those
+/// of the rayon pool of which the calling thread is a worker, else those of [`Pool::shared`](crate::Pool::shared).
 ///
 /// # Errors
 /// A [`CpuError`] if the problem, a buffer or the plan is refused; nothing has been written then.
@@ -29,6 +31,24 @@ pub fn attention<T: Element>(
     q: &[T],
     k: &[T],
     v: &[T],
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), CpuError> {
+    if plan.threads == 1 {
+        return attention_on(&CallingThread, problem, [q, k, v], out, lse, plan);
+    }
+    with_default(|executor| attention_on(executor, problem, [q, k, v], out, lse, plan))
+}
+
+/// [`attention`] of `[q, k, v]` on the threads of an executor.
+///
+/// # Errors
+/// As [`attention`]; [`CpuError::Stopped`] where the executor ended the call, whose outputs are unspecified then.
+pub fn attention_on<T: Element>(
+    executor: &dyn Executor,
+    problem: &Problem,
+    [q, k, v]: [&[T]; 3],
     out: &mut [T],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
@@ -46,30 +66,34 @@ pub fn attention<T: Element>(
     let (heads, rows) = (problem.heads_q as i64, problem.seq_q as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let call = Call { problem, inputs, out, lse, plan };
+    let call = Call { executor, problem, inputs, out, lse, plan };
     // `plan.check` has found the instruction set, so `detect` does not fail.
     match plan.isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run(amx.vectors(), &call.terms(amx))),
+        Isa::Amx => Amx::detect().into_iter().for_each(|amx| call.run_terms(amx)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => {
-            Avx512Vnni::detect().into_iter().for_each(|vnni| call.run(vnni.vectors(), &call.integers(vnni)));
-        }
+        Isa::Avx512Vnni => Avx512Vnni::detect().into_iter().for_each(|vnni| call.run_integers(vnni)),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Avx512::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Avx2::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => Neon::detect().into_iter().for_each(|simd| call.run(simd, &Never)),
-        Isa::Portable => call.run(Portable, &Never),
+        Isa::Portable => call.run(Portable::<4>, &Never),
+        Isa::PortableIntegers => call.run_integers(PortablePairs),
+        Isa::PortableTerms => call.run_terms(PortableTiles),
         #[allow(unreachable_patterns)] // the sets of the other architecture
         _ => {}
     }
-    Ok(())
+    if executor.is_stopped() { Err(CpuError::Stopped) } else { Ok(()) }
 }
+
+/// Products of Q and K, and of weights and V, after which a thread asks whether the call was stopped: a millisecond's work.
+const PRODUCTS_BETWEEN_STOPS: usize = 1 << 24;
 
 /// One call of [`attention`], checked.
 struct Call<'a, T> {
+    executor: &'a dyn Executor,
     problem: &'a Problem,
     inputs: Inputs<'a, T>,
     out: OutputRows<'a, T>,
@@ -92,28 +116,33 @@ struct Task {
 #[derive(Default)]
 struct Scratch {
     panels: Vec<Panel>,
-    keys: Aligned,
-    values: Aligned,
-    weights: Aligned,
+    blocks: Blocks,
     rows: Aligned,
 }
 
+/// Words of a block of keys, of their values, and of the weights of a panel.
+#[derive(Default)]
+struct Blocks {
+    keys: Aligned,
+    values: Aligned,
+    weights: Aligned,
+}
+
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
 impl<T: Element> Call<'_, T> {
-    /// Heads as sums of bf16 numbers, whose products are AMX's.
-    #[cfg(target_arch = "x86_64")]
-    fn terms(&self, amx: Amx) -> Option<crate::terms::Heads<'_, T>> {
-        crate::terms::Heads::new(amx, self.problem, self.inputs, self.plan, self.together())
+    /// With heads as sums of bf16 numbers, whose products are those of tiles.
+    fn run_terms<H: HasTiles>(&self, tiles: H) {
+        let heads = terms::Heads::new(tiles, self.problem, self.inputs, self.plan, self.together());
+        self.run(tiles.vectors(), &heads);
     }
 
-    /// Heads as 16-bit integers, unless there is an LSE: it is f32, and is to be as exact as f32 logits make it.
-    #[cfg(target_arch = "x86_64")]
-    fn integers(&self, vnni: Avx512Vnni) -> Option<crate::narrow::Heads<'_, T>> {
-        let heads = || crate::narrow::Heads::new(vnni, self.problem, self.inputs, self.plan, self.together());
-        self.lse.is_none().then(heads).flatten()
+    /// With heads as 16-bit integers, unless there is an LSE: an LSE is f32, and is to be as exact as f32 logits.
+    fn run_integers<P: Pairs>(&self, pairs: P) {
+        let heads = || narrow::Heads::new(pairs, self.problem, self.inputs, self.plan, self.together());
+        self.run(pairs.vectors(), &self.lse.is_none().then(heads).flatten());
     }
 
     fn run<S: Simd>(&self, simd: S, faster: &impl Faster) {
@@ -123,6 +152,9 @@ impl<T: Element> Call<'_, T> {
         }
         let mut room = parts::room(self.problem, parts);
         self.run_tasks(simd, faster, Some(&Parts::new(self.problem, parts, &mut room)));
+        if self.executor.is_stopped() {
+            return;
+        }
         let p = self.problem;
         let row_room = room.len() / (p.batch * p.heads_q * p.seq_q);
         for (index, row) in room.chunks_exact_mut(row_room).enumerate() {
@@ -136,30 +168,19 @@ impl<T: Element> Call<'_, T> {
         let tasks = self.tasks();
         let next = AtomicUsize::new(0);
         let work = || {
-            SCRATCH.with_borrow_mut(|scratch| {
-                while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match faster.arithmetic(task.batch, task.head) {
-                        Some(faster) => {
-                            faster.within(|| self.run_task(simd, faster, task, scratch, parts));
-                        }
-                        None => match self.plan.lanes {
-                            Lanes::Queries => self.run_task(simd, Wide(simd), task, scratch, parts),
-                            Lanes::Dims => self.run_task(simd, Dotted(simd), task, scratch, parts),
-                        },
-                    }
-                }
-            });
-        };
-        let threads = self.plan.threads.min(tasks.len());
-        if threads <= 1 {
-            return work();
-        }
-        rayon::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(|_| work());
+            // Not borrowed: an executor that runs other code in `is_stopped` may call `attention` from there.
+            let mut scratch = SCRATCH.take();
+            while !self.executor.is_stopped()
+                && let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                self.run_task(simd, faster, task, &mut scratch, parts);
             }
-            work();
-        });
+            SCRATCH.set(scratch);
+        };
+        match self.plan.threads.min(tasks.len()) {
+            0 | 1 => work(),
+            threads => self.executor.run(threads, &work),
+        }
     }
 
     /// Query heads whose rows lie end to end.
@@ -212,51 +233,115 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    fn run_task<S: Simd, A: Arithmetic>(
+    /// Runs a task, some blocks of keys at a time. Between them the processor is not set up for an arithmetic, so an executor
+    /// may run other code in `is_stopped`.
+    fn run_task<S: Simd>(
+        &self,
+        simd: S,
+        faster: &impl Faster,
+        task: Task,
+        scratch: &mut Scratch,
+        parts: Option<&Parts<'_>>,
+    ) {
+        let mut keys = None;
+        loop {
+            let is_faster = faster.compute(task.batch, task.head, |arithmetic| {
+                self.advance(simd, arithmetic, task, scratch, parts, &mut keys);
+            });
+            match self.plan.lanes {
+                _ if is_faster => {}
+                Lanes::Queries => self.advance(simd, Wide(simd), task, scratch, parts, &mut keys),
+                Lanes::Dims => self.advance(simd, Dotted(simd), task, scratch, parts, &mut keys),
+            }
+            if keys.is_none_or(KeyRange::is_empty) || self.executor.is_stopped() {
+                return;
+            }
+        }
+    }
+
+    /// Takes a task through the next blocks of `keys`, which are `None` at the start and empty at the end.
+    fn advance<S: Simd, A: Arithmetic>(
         &self,
         simd: S,
         arithmetic: A,
         task: Task,
         scratch: &mut Scratch,
         parts: Option<&Parts<'_>>,
+        keys: &mut Option<KeyRange>,
     ) {
-        let p = self.problem;
-        let Scratch { panels, keys, values, weights, rows } = scratch;
-        let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
+        let Scratch { panels, blocks, rows } = scratch;
+        let mut left = match *keys {
+            Some(left) => left,
+            None => {
+                blocks.weights.resize(arithmetic.weights(self.plan.block_kv));
+                let panels = self.fill_panels(simd, arithmetic, task, panels, rows);
+                self.keys(task, panels)
+            }
+        };
+        let panels = &mut panels[..(task.last - task.first).div_ceil(self.plan.panel_rows())];
+        if !left.is_empty() {
+            left.start = self.run_blocks(arithmetic, task, left, panels, blocks);
+        }
+        if left.is_empty() {
+            let mut index = task.first;
+            for panel in panels {
+                arithmetic.rescale(&mut panel.out, panel.width);
+                self.finish::<S, A>(simd, task, index, panel, rows, parts);
+                index += panel.rows;
+            }
+        }
+        *keys = Some(left);
+    }
+
+    /// The keys that a task goes through, from the beginning of a block on.
+    fn keys(&self, task: Task, panels: &[Panel]) -> KeyRange {
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
         let block_kv = self.plan.block_kv;
         // Blocks are the same for all tasks: `Heads` has looked at the windows that they consist of.
         let part = task.part * self.part_keys();
         let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
         let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());
-        weights.resize(arithmetic.weights(block_kv));
+        KeyRange { start, end: end.max(start) }
+    }
+
+    /// Takes a task's panels through the first blocks of `keys`, and returns where the other blocks start.
+    fn run_blocks<A: Arithmetic>(
+        &self,
+        arithmetic: A,
+        task: Task,
+        keys: KeyRange,
+        panels: &mut [Panel],
+        blocks: &mut Blocks,
+    ) -> usize {
+        let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let scale = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
+        let logit = f64::from(p.softmax_scale().abs()) * arithmetic.logit_factor();
+        let softcap = p.score.softcap.map(f64::from);
+        let (scale, cap) = (softcap.unwrap_or(logit), softcap.map(|softcap| (logit / softcap) as f32));
         // Not 0, which would make NaN of a hidden key's −∞.
         let scale = ((scale * std::f64::consts::LOG2_E) as f32).max(f32::from_bits(1));
-        for first in (start..end).step_by(block_kv) {
-            let range = KeyRange { start: first, end: (first + block_kv).min(end) };
+        let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
+        let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
+        let mut first = keys.start;
+        while first < most.max(keys.start + 1) {
+            let range = KeyRange { start: first, end: (first + self.plan.block_kv).min(keys.end) };
             let of = |view| HeadRows { view, batch: task.batch, head: kv_head, range };
             let block = Block {
                 keys: range,
-                k: arithmetic.keys(of(self.inputs.k), keys),
-                v: arithmetic.values(of(self.inputs.v), values),
+                k: arithmetic.keys(of(self.inputs.k), &mut blocks.keys),
+                v: arithmetic.values(of(self.inputs.v), &mut blocks.values),
                 dim_v: p.head_dim_v,
             };
             for panel in panels.iter_mut() {
                 if panel.by_any.start < range.end && range.start < panel.by_any.end {
                     let block = block.up_to(panel.by_any.end);
-                    arithmetic.step(Step { panel, block, scale, weights, tile });
+                    arithmetic.step(Step { panel, block, scale, cap, weights: &mut blocks.weights, tile });
                 }
             }
+            first = range.end;
         }
-        let mut index = task.first;
-        for panel in panels {
-            arithmetic.rescale(&mut panel.out, panel.width);
-            self.finish::<S, A>(simd, task, index, panel, rows, parts);
-            index += panel.rows;
-        }
+        first
     }
 
     /// Cuts the task's rows into panels and fills each with Qᵀ.
@@ -280,7 +365,7 @@ impl<T: Element> Call<'_, T> {
             panel.reset(count, count.next_multiple_of(A::LANES), dim, dim_out);
             panel.set_seen(|lane| {
                 let (_, row) = self.place(task, first + lane.min(count - 1));
-                p.mask.keys(row, p.seq_q, p.seq_kv)
+                p.band.keys(row, p.seq_q, p.seq_kv)
             });
             for (lane, wide) in rows.chunks_exact_mut(dim).take(count).enumerate() {
                 let (head, row) = self.place(task, first + lane);

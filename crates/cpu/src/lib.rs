@@ -16,7 +16,6 @@ mod dims;
 mod element;
 mod error;
 mod forward;
-#[cfg(target_arch = "x86_64")]
 mod narrow;
 mod oracle;
 mod output;
@@ -24,15 +23,17 @@ mod parts;
 pub mod peak;
 mod plan;
 mod simd;
-#[cfg(target_arch = "x86_64")]
+mod softcap;
 mod terms;
+mod threads;
 mod tile;
 mod view;
 
 pub use cost::{Bound, Cost};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::CpuError;
-pub use forward::attention;
+pub use forward::{attention, attention_on};
 pub use oracle::{Reference, oracle, reference_in_precision};
 pub use plan::{CpuPlan, Lanes, Order, Rows};
 pub use simd::Isa;
+pub use threads::{CallingThread, Executor, Pool, threads};

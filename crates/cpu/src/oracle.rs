@@ -62,6 +62,7 @@ trait Arithmetic {
     fn store(x: Self::Real) -> Self::Real;
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
+    fn tanh(x: Self::Real) -> Self::Real;
 }
 
 struct Exact;
@@ -81,6 +82,9 @@ impl Arithmetic for Exact {
     fn ln(x: f64) -> f64 {
         x.ln()
     }
+    fn tanh(x: f64) -> f64 {
+        x.tanh()
+    }
 }
 
 struct Rounded<T>(std::marker::PhantomData<T>);
@@ -99,6 +103,9 @@ impl<T: Element> Arithmetic for Rounded<T> {
     }
     fn ln(x: f32) -> f32 {
         x.ln()
+    }
+    fn tanh(x: f32) -> f32 {
+        x.tanh()
     }
 }
 
@@ -138,7 +145,7 @@ fn attend<A: Arithmetic, T: Element>(
             |(block, (out, lse))| {
                 let row = |lane| inputs.q.row(batch, head, block * LANES + lane);
                 let rows: Vec<&[T]> = (0..lse.len()).map(row).collect();
-                let seen = |lane| problem.mask.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
+                let seen = |lane| problem.band.keys(block * LANES + lane, problem.seq_q, problem.seq_kv);
                 row_block::<A, T>(problem, &rows, seen, keys, values, out, lse);
             },
         );
@@ -164,7 +171,7 @@ fn row_block<A: Arithmetic, T: Element>(
     let last = seen[..rows.len()].iter().map(|r| r.end).max().unwrap_or(0).max(first);
     let sees = |lane: usize, key: usize| (seen[lane].start..seen[lane].end).contains(&key);
 
-    let scale = A::real(problem.softmax_scale());
+    let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
     let mut query = vec![[A::Real::default(); LANES]; dim];
     for (lane, row) in rows.iter().enumerate() {
         for (q, x) in query.iter_mut().zip(*row) {
@@ -181,7 +188,11 @@ fn row_block<A: Arithmetic, T: Element>(
             }
         }
         for lane in 0..LANES {
-            let logit = if sees(lane, key) { A::store(logits[lane]) } else { A::NEG_INFINITY };
+            let logit = match cap {
+                _ if !sees(lane, key) => A::NEG_INFINITY,
+                None => A::store(logits[lane]),
+                Some(cap) => A::store(cap * A::tanh(A::store(logits[lane]) / cap)),
+            };
             // A NaN logit passes by here and poisons the row as a weight.
             max[lane] = if logit > max[lane] { logit } else { max[lane] };
             logits[lane] = logit;

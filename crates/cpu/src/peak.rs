@@ -23,7 +23,7 @@ pub fn products(isa: Isa, rounds: usize) -> f64 {
         Isa::Avx2 => simd::Avx2::detect().map_or(0.0, |s| s.products(rounds)),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => simd::Neon::detect().map_or(0.0, |s| s.products(rounds)),
-        Isa::Portable => simd::Portable.products(rounds),
+        Isa::Portable => simd::Portable::<4>.products(rounds),
         #[allow(unreachable_patterns)] // the sets of the other architecture
         _ => 0.0,
     }
@@ -41,7 +41,7 @@ pub fn read(from: &[f32]) {
     if let Some(s) = simd::Neon::detect() {
         return s.read(from);
     }
-    simd::Portable.read(from);
+    simd::Portable::<4>.read(from);
 }
 
 /// [`Simd::products`], to be compiled for the instruction set.

@@ -2,6 +2,7 @@ use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::dims;
+use crate::threads::threads;
 use crate::{CpuError, Isa};
 
 /// How to compute: pure data, comparable and serialisable, so that a search can range over it. Every field is a gene: it
@@ -106,23 +107,32 @@ const WEIGHT_BYTES: usize = 1 << 14;
 /// Largest `block_q` and `block_kv`: keeps a thread's scratch memory in megabytes.
 const MAX_BLOCK: usize = 4096;
 /// Largest number of threads: far beyond any machine, small enough that starting them is not the work.
-const MAX_THREADS: usize = 1024;
+pub(crate) const MAX_THREADS: usize = 1024;
 /// Most parts of the keys: their unfinished outputs are kept.
 const MAX_SPLITS: usize = 64;
 
 impl CpuPlan {
-    /// A good plan for `problem` on this machine.
+    /// A good plan for `problem` on this machine, for the threads of a call that names no executor ([`threads`]).
     pub fn for_problem(problem: &Problem) -> CpuPlan {
-        let isas = Isa::available();
-        let isa = isas.into_iter().find(|isa| isa.is_for(problem));
-        CpuPlan::with_isa(problem, isa.unwrap_or(Isa::Portable))
+        CpuPlan::for_threads(problem, threads())
     }
 
-    /// A good plan for `problem` with the instructions of `isa`: of a few that differ in how the work is cut, the one that
-    /// costs least ([`CpuPlan::cost`]).
+    /// A good plan for `problem` on this machine, on at most `threads` threads.
+    pub fn for_threads(problem: &Problem, threads: usize) -> CpuPlan {
+        let isas = Isa::available();
+        let isa = isas.into_iter().find(|isa| isa.is_for(problem));
+        CpuPlan::with_isa_and_threads(problem, isa.unwrap_or(Isa::Portable), threads)
+    }
+
+    /// A good plan for `problem` with the instructions of `isa`, for the threads of a call that names no executor ([`threads`]).
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
+        CpuPlan::with_isa_and_threads(problem, isa, threads())
+    }
+
+    /// Of a few plans that differ in how the work is cut, the one that costs least ([`CpuPlan::cost`]).
+    fn with_isa_and_threads(problem: &Problem, isa: Isa, threads: usize) -> CpuPlan {
         let problem = &*problem.canonical();
-        let threads = rayon::current_num_threads().clamp(1, MAX_THREADS);
+        let threads = threads.clamp(1, MAX_THREADS);
         let cheapest = |threads| {
             let costs = CpuPlan::cuts(problem, isa, threads)
                 .into_iter()
@@ -145,8 +155,8 @@ impl CpuPlan {
         let (panel, lanes) = (isa.panel_rows(), isa.lanes());
         // Making integers or terms of K and V is dearer than widening them, and AMX's panels are half as wide.
         let (most, block_kv) = match isa {
-            Isa::Amx => (64, AMX_BLOCK_KV),
-            Isa::Avx512Vnni => (16, BLOCK_KV),
+            Isa::Amx | Isa::PortableTerms => (64, AMX_BLOCK_KV),
+            Isa::Avx512Vnni | Isa::PortableIntegers => (16, BLOCK_KV),
             _ => (8, BLOCK_KV.min(WEIGHT_BYTES / size_of::<f32>() / panel)),
         };
         // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
@@ -162,7 +172,7 @@ impl CpuPlan {
         let mut tiles: Vec<CpuPlan> = blocks.map(cut).collect();
         tiles.dedup();
         if all <= lanes {
-            let isa = if isa.has_dims() { isa } else { Isa::Avx512 };
+            let isa = isa.wide();
             let block_kv = CpuPlan::dims_block_kv(problem);
             tiles.push(CpuPlan { lanes: Lanes::Dims, ..CpuPlan::widest(isa, threads, all, block_kv) });
         }
@@ -208,7 +218,7 @@ impl CpuPlan {
         let p = &*problem.canonical();
         let mut plan = *self;
         if !plan.isa.is_for(p) {
-            plan.isa = Isa::Avx512;
+            plan.isa = plan.isa.wide();
         }
         if p.group_size() == 1 {
             plan.rows = Rows::Head;
@@ -260,7 +270,7 @@ impl CpuPlan {
 
 #[cfg(test)]
 mod tests {
-    use problem::{Layout, Mask};
+    use problem::{Band, Layout};
 
     use super::*;
 
@@ -300,27 +310,22 @@ mod tests {
     #[test]
     fn threads_have_equal_shares_and_enough_to_do() {
         for threads in [1, 2, 3, 8] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| {
-                let plan = |p: &Problem| CpuPlan::with_isa(p, Isa::Avx512);
-                // Not worth a thread's waking.
-                assert_eq!(plan(&Problem::new(1, 4, 32, 32, DType::F32)).threads, 1);
-                // One head's rows in as many equal parts as there are threads, or a multiple.
-                let p = Problem::new(1, 1, 96 * threads, 64, DType::F32);
-                let tasks = plan(&keys(p, 4096))
-                    .cost(&keys(Problem::new(1, 1, 96 * threads, 64, DType::F32), 4096))
-                    .tasks;
-                assert!(tasks.is_multiple_of(threads), "{tasks} tasks, {threads} threads");
-                // One row: its keys.
-                let one = keys(Problem::new(1, 1, 1, 128, DType::F32), 1 << 16);
-                assert!(plan(&one).splits >= threads && plan(&one).threads == threads, "{:?}", plan(&one));
-            });
+            let plan = |p: &Problem| CpuPlan::with_isa_and_threads(p, Isa::Avx512, threads);
+            // Not worth a thread's waking.
+            assert_eq!(plan(&Problem::new(1, 4, 32, 32, DType::F32)).threads, 1);
+            // One head's rows in as many equal parts as there are threads, or a multiple.
+            let p = keys(Problem::new(1, 1, 96 * threads, 64, DType::F32), 4096);
+            let tasks = plan(&p).cost(&p).tasks;
+            assert!(tasks.is_multiple_of(threads), "{tasks} tasks, {threads} threads");
+            // One row: its keys.
+            let one = keys(Problem::new(1, 1, 1, 128, DType::F32), 1 << 16);
+            assert!(plan(&one).splits >= threads && plan(&one).threads == threads, "{:?}", plan(&one));
         }
     }
 
     #[test]
     fn canonical_plans_are_those_without_idle_values() {
-        let p = Problem::new(1, 1, 40, 64, DType::F32).with_mask(Mask::Causal);
+        let p = Problem::new(1, 1, 40, 64, DType::F32).with_band(Band::CAUSAL);
         let plan = CpuPlan::widest(Isa::Avx512Vnni, 8, 512, 128);
         let same = CpuPlan { rows: Rows::Group, order: Order::Heads, splits: 64, ..plan };
         let canonical = CpuPlan::widest(Isa::Avx512, 1, 40, 40);

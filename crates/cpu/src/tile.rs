@@ -8,6 +8,7 @@ use problem::KeyRange;
 
 use crate::aligned::Aligned;
 use crate::simd::{Added, Columns, Fresh, Rows, Simd, gemm};
+use crate::softcap::cap_logits;
 
 /// Query rows of a panel at most: the widest register tile of any instruction set.
 pub(crate) const MAX_WIDTH: usize = 64;
@@ -130,21 +131,26 @@ impl Tile {
 pub(crate) struct Step<'a> {
     pub panel: &'a mut Panel,
     pub block: Block<'a>,
-    /// `|scale| · log2(e)`; a negative scale's sign is in Q.
+    /// `|scale| · log2(e)`, or `softcap · log2(e)` where logits are capped; a negative scale's sign is in Q.
     pub scale: f32,
+    /// `|scale| / softcap`, where logits are capped.
+    pub cap: Option<f32>,
     /// Room for Pᵀ: `keys × width`.
     pub weights: &'a mut [f32],
     /// The register tile.
     pub tile: Tile,
 }
 
-/// S = K Qᵀ; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
+/// S = K Qᵀ, capped and masked; P = exp2(S·c − m); O = O·α + P V, all transposed, for one panel and one block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, weights, tile } = step;
+    let Step { panel, block, scale, cap, weights, tile } = step;
     let (keys, tall) = (block.keys.len(), tile.rows_of(VECTORS));
     let weights = &mut weights[..keys * VECTORS * S::LANES];
     gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld], tall);
+    if let Some(factor) = cap {
+        cap_logits(s, factor, weights);
+    }
     let partial = block.keys.start < panel.by_all.start || panel.by_all.end < block.keys.end;
     if partial {
         mask::<S, VECTORS>(s, panel, block.keys.start, weights);

@@ -6,7 +6,8 @@ mod terms;
 
 use common::{Inputs, check, check_everywhere, run, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Isa, Lanes, Order, Rows, attention, oracle, reference_in_precision};
-use problem::{DType, Layout, Mask, Problem, Strides};
+
+use problem::{Band, Corner, DType, Layout, Problem, Strides};
 use proptest::prelude::*;
 
 fn small(seq: usize, dim: usize) -> Problem {
@@ -27,8 +28,37 @@ fn head_dims_odd_and_large() {
 #[test]
 fn ragged_and_unequal_sequences() {
     for (rows, keys) in [(1, 1), (1, 65), (5, 200), (63, 64), (65, 23), (130, 131), (200, 7)] {
-        for mask in Mask::ALL {
-            check_everywhere(&small(rows, 24).with_seq_kv(keys, Layout::Bhsd).with_mask(mask), 2, 1.0);
+        for mask in Band::NAMED {
+            check_everywhere(&small(rows, 24).with_seq_kv(keys, Layout::Bhsd).with_band(mask), 2, 1.0);
+        }
+    }
+}
+
+/// Windows narrower and wider than a block of keys, at both corners, with rows that see no key.
+#[test]
+fn windows() {
+    let left = Band { corner: Corner::BottomRight, before: Some(20), after: None };
+    for (rows, keys) in [(1, 200), (65, 65), (130, 23), (23, 130), (150, 300)] {
+        for band in [Band::window(0, 0), Band::window(17, 0), Band::window(70, 5), Band::window(3, 90), left]
+        {
+            for corner in [Corner::BottomRight, Corner::TopLeft] {
+                let p = small(rows, 24).with_seq_kv(keys, Layout::Bhsd).with_band(band.aligned(corner));
+                check_everywhere(&p, 2, 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn softcaps() {
+    for softcap in [0.5, 15.0, 50.0] {
+        for (rows, keys) in [(1, 65), (70, 70), (65, 130)] {
+            let p = small(rows, 24).with_seq_kv(keys, Layout::Bhsd).with_softcap(softcap);
+            check_everywhere(&p, 2, 4.0);
+            let mut p = p.with_band(Band::window(40, 0));
+            check_everywhere(&p, 2, 4.0);
+            p.score.scale = Some(-0.3);
+            check_everywhere(&p, 2, 4.0);
         }
     }
 }
@@ -48,8 +78,8 @@ fn grouped_query_heads() {
         for heads_kv in [1, 2, 3] {
             p = p.with_heads_kv(heads_kv, Layout::Bshd);
             check_everywhere(&p, 4, 1.0);
-            check_everywhere(&p.clone().with_mask(Mask::Causal), 4, 1.0);
-            check_everywhere(&p.clone().with_mask(Mask::CausalTopLeft), 4, 1.0);
+            check_everywhere(&p.clone().with_band(Band::CAUSAL), 4, 1.0);
+            check_everywhere(&p.clone().with_band(Band::CAUSAL_TOP_LEFT), 4, 1.0);
         }
     }
 }
@@ -62,18 +92,18 @@ fn strides_zero_negative_and_padded() {
     p.q = Strides { batch: 0, head: 45 * 20, row: 20 };
     p.out = Strides { batch: -4000, head: 17, row: 40 };
     check_everywhere(&p, 5, 1.0);
-    check_everywhere(&p.clone().with_mask(Mask::Causal), 5, 1.0);
+    check_everywhere(&p.clone().with_band(Band::CAUSAL), 5, 1.0);
     // Keys that no row sees, behind the others in memory, before them, or in the same place.
     for row in [19, -19, 0] {
         (p.seq_kv, p.k.row) = (90, row);
-        check_everywhere(&p.clone().with_mask(Mask::CausalTopLeft), 5, 1.0);
+        check_everywhere(&p.clone().with_band(Band::CAUSAL_TOP_LEFT), 5, 1.0);
     }
 }
 
 #[test]
 fn keys_that_no_row_sees_are_not_touched() {
     let p =
-        Problem::new(1, 1, 40, 8, DType::F32).with_seq_kv(300, Layout::Bhsd).with_mask(Mask::CausalTopLeft);
+        Problem::new(1, 1, 40, 8, DType::F32).with_seq_kv(300, Layout::Bhsd).with_band(Band::CAUSAL_TOP_LEFT);
     let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
     inputs.k[40 * 8..].fill(f32::NAN);
     inputs.v[40 * 8..].fill(f32::INFINITY);
@@ -81,7 +111,7 @@ fn keys_that_no_row_sees_are_not_touched() {
         check(&p, &inputs, &small_plan(isa));
     }
     // As the square of its rows, bit for bit, by the same plan.
-    let square = Problem::new(1, 1, 40, 8, DType::F32).with_mask(Mask::Causal);
+    let square = Problem::new(1, 1, 40, 8, DType::F32).with_band(Band::CAUSAL);
     let plan = CpuPlan::for_problem(&p);
     assert_eq!(plan, CpuPlan::for_problem(&square));
     let seen =
@@ -93,18 +123,18 @@ fn keys_that_no_row_sees_are_not_touched() {
 fn scales_negative_zero_and_large() {
     for scale in [-0.7, 0.0, 3.0] {
         let mut p = small(40, 8);
-        p.scale = Some(scale);
+        p.score.scale = Some(scale);
         check_everywhere(&p, 6, 1.0);
-        check_everywhere(&p.with_mask(Mask::Causal), 6, 1.0);
+        check_everywhere(&p.with_band(Band::CAUSAL), 6, 1.0);
     }
 }
 
 #[test]
 fn logits_of_ten_thousand() {
     let mut p = small(50, 32);
-    p.scale = Some(100.0); // f32 sums of ±300 · 100
+    p.score.scale = Some(100.0); // f32 sums of ±300 · 100
     check_everywhere(&p, 7, 3.0);
-    check_everywhere(&p.with_mask(Mask::Causal), 7, 3.0);
+    check_everywhere(&p.with_band(Band::CAUSAL), 7, 3.0);
 }
 
 #[test]
@@ -112,7 +142,7 @@ fn nan_and_infinity_stay_in_their_rows() {
     for isa in Isa::available() {
         for (bad_k, bad_v) in [(f32::NAN, 0.5), (0.5, f32::NAN), (f32::INFINITY, 0.5), (0.5, f32::INFINITY)] {
             // The last key: only the last causal row sees it.
-            let p = Problem::new(1, 1, 70, 8, DType::F32).with_mask(Mask::Causal);
+            let p = Problem::new(1, 1, 70, 8, DType::F32).with_band(Band::CAUSAL);
             let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
             inputs.k[69 * 8 + 3] = bad_k;
             inputs.v[69 * 8 + 3] = bad_v;
@@ -136,7 +166,7 @@ fn nan_and_infinity_stay_in_their_rows() {
 #[test]
 fn default_plans_agree_with_the_oracle() {
     for isa in Isa::available() {
-        let p = Problem::new(1, 2, 300, 64, DType::F32).with_mask(Mask::Causal);
+        let p = Problem::new(1, 2, 300, 64, DType::F32).with_band(Band::CAUSAL);
         check(&p, &Inputs::<f32>::random(&p, 10, 1.0), &CpuPlan::with_isa(&p, isa));
     }
 }
@@ -145,8 +175,8 @@ fn default_plans_agree_with_the_oracle() {
 fn problems_of_genes() -> Vec<Problem> {
     let short =
         Problem::new(2, 6, 3, 24, DType::F32).with_seq_kv(131, Layout::Bhsd).with_heads_kv(2, Layout::Bhsd);
-    let long = Problem::new(1, 4, 97, 33, DType::F32).with_heads_kv(2, Layout::Bhsd).with_mask(Mask::Causal);
-    vec![short.clone().with_mask(Mask::Causal), short, long]
+    let long = Problem::new(1, 4, 97, 33, DType::F32).with_heads_kv(2, Layout::Bhsd).with_band(Band::CAUSAL);
+    vec![short.clone().with_band(Band::CAUSAL), short, long]
 }
 
 #[test]
@@ -211,7 +241,7 @@ fn nan_and_infinity_stay_in_their_rows_whatever_the_lanes_and_parts() {
         for (bad_k, bad_v) in
             [(f32::NAN, 0.5), (0.5, f32::NAN), (f32::INFINITY, 0.5), (0.5, f32::NEG_INFINITY)]
         {
-            let p = Problem::new(1, 1, 70, 8, DType::F32).with_mask(Mask::Causal);
+            let p = Problem::new(1, 1, 70, 8, DType::F32).with_band(Band::CAUSAL);
             let mut inputs = Inputs::<f32>::random(&p, 8, 1.0);
             inputs.k[69 * 8 + 3] = bad_k;
             inputs.v[69 * 8 + 3] = bad_v;
@@ -224,7 +254,7 @@ fn nan_and_infinity_stay_in_their_rows_whatever_the_lanes_and_parts() {
 
 #[test]
 fn results_do_not_depend_on_threads_or_neighbours() {
-    let p = small(150, 32).with_mask(Mask::Causal);
+    let p = small(150, 32).with_band(Band::CAUSAL);
     let inputs = Inputs::<f32>::random(&p, 11, 4.0);
     let plan = CpuPlan { threads: 1, ..small_plan(Isa::best()) };
     let one = run(&p, &inputs, &plan);
@@ -239,7 +269,7 @@ fn results_do_not_depend_on_threads_or_neighbours() {
 fn the_references_agree_on_a_hand_computed_case() {
     // Two keys with logits 0 and ln 3: weights 1/4 and 3/4.
     let mut p = Problem::new(1, 1, 1, 1, DType::F32).with_seq_kv(2, Layout::Bhsd);
-    p.scale = Some(1.0);
+    p.score.scale = Some(1.0);
     let (q, k, v) = ([1.0f32], [0.0, 3.0f32.ln()], [4.0, 8.0]);
     for reference in [oracle(&p, &q, &k, &v), reference_in_precision(&p, &q, &k, &v)] {
         let reference = reference.unwrap();
@@ -311,7 +341,7 @@ proptest! {
     ) {
         let mut p = Problem::new(batch, heads_kv * grouped, seq_q, dim, DType::F32);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
-        p = p.with_layout(Layout::Bshd).with_mask(Mask::ALL[mask]);
+        p = p.with_layout(Layout::Bshd).with_band(Band::NAMED[mask]);
         for isa in Isa::available() {
             let vectors = vectors.min(isa.tile().0);
             let plan = CpuPlan {

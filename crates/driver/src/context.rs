@@ -6,12 +6,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{self, CUresult};
-
 use crate::cache::CubinCache;
 use crate::device::{describe, handle};
+use crate::graph::Captures;
 use crate::library::check;
-use crate::{DeviceInfo, DriverError};
+use crate::sys::{self, CUresult};
+use crate::{DeviceInfo, DriverError, process};
 
 /// A device's primary context. It is retained once per process and device and kept until the process ends: PyTorch and
 /// the CUDA runtime use the same one, and making it anew costs a third of a second.
@@ -23,6 +23,7 @@ pub struct Context {
     /// The first error that made it unusable.
     poison: OnceLock<DriverError>,
     cache: CubinCache,
+    pub(crate) captures: Captures,
 }
 
 // SAFETY: a context is a handle; the driver's functions on it may be called from any thread (CUDA Driver API, "Context
@@ -36,10 +37,13 @@ impl Context {
     ///
     /// # Errors
     /// [`DriverError::NoDriver`], [`DriverError::DriverTooOld`], [`DriverError::NoDevice`] and
-    /// [`DriverError::NoPermission`] where there is nothing to open. A library that is missing or too old stays so; anything else a
-    /// later call tries again.
+    /// [`DriverError::NoPermission`] where there is nothing to open; [`DriverError::Forked`] in a child of a
+    /// process that used CUDA. A library that is missing or too old stays so; anything else a later call
+    /// tries again.
     pub fn open(ordinal: i32) -> Result<Arc<Context>, DriverError> {
         static OPEN: Mutex<BTreeMap<i32, Arc<Context>>> = Mutex::new(BTreeMap::new());
+        // Before the lock, which another thread of the parent may have held.
+        process::check()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = open.get(&ordinal) {
             return Ok(context.clone());
@@ -49,8 +53,8 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `device` came from cuDeviceGet; the context is never released, so the handle stays good.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) })?;
-        let context = Context { raw, info, poison: OnceLock::new(), cache: CubinCache::of_environment() };
-        let context = Arc::new(context);
+        let (poison, cache, captures) = (OnceLock::new(), CubinCache::of_environment(), Captures::default());
+        let context = Arc::new(Context { raw, info, poison, cache, captures });
         open.insert(ordinal, context.clone());
         Ok(context)
     }
@@ -123,6 +127,7 @@ impl Context {
         if let Some(error) = self.poison.get() {
             return Err(error.clone());
         }
+        process::check()?;
         let mut previous = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut previous) })?;
@@ -184,13 +189,13 @@ impl Drop for Entered<'_> {
 /// Lets the calling thread load modules and allocate while a stream is being captured, for as long as it lives: neither
 /// does anything to the stream (CUDA Driver API, `cuThreadExchangeStreamCaptureMode`).
 pub(crate) struct Relaxed {
-    previous: sys::CUstreamCaptureMode,
+    previous: u32,
     _thread: PhantomData<*const ()>,
 }
 
 impl Relaxed {
     pub(crate) fn new() -> Result<Relaxed, DriverError> {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mut mode = sys::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the pointer is to a live mode, which the call exchanges for the thread's.
         check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)

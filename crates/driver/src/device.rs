@@ -1,11 +1,11 @@
 //! What a device is.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use ptx::Target;
 
 use crate::DriverError;
 use crate::library::{check, ready};
+use crate::sys;
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,15 +96,15 @@ pub(crate) fn describe(device: sys::CUdevice, ordinal: i32) -> Result<DeviceInfo
         name: name(device)?,
         uuid: uuid(device)?,
         capability: (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            attribute(sys::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(sys::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        sms: attribute(sys::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory,
-        l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
-        shared_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        shared_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
-        pools: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
+        l2: attribute(sys::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared_per_cta: attribute(sys::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_per_sm: attribute(sys::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        pools: attribute(sys::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
         driver: ready()?,
         driver_build: driver_build(),
     })
@@ -126,8 +126,7 @@ fn uuid(device: sys::CUdevice) -> Result<String, DriverError> {
     let mut text = "GPU".to_owned();
     for (i, byte) in uuid.bytes.into_iter().enumerate() {
         let dash = if matches!(i, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-        // A C `char` is signed on some machines and not on others.
-        text += &format!("{dash}{:02x}", u8::from_ne_bytes(byte.to_ne_bytes()));
+        text += &format!("{dash}{byte:02x}");
     }
     Ok(text)
 }

@@ -34,6 +34,12 @@ pub enum DriverError {
         /// How many there are.
         count: i32,
     },
+    /// The process is a child of one that used CUDA, made by `fork`: the driver does not work there.
+    #[error(
+        "CUDA was started before this process was forked, and does not work in a forked child; start processes \
+         that use the GPU with `spawn` or `forkserver`, or fork before the first use of the GPU"
+    )]
+    Forked,
     /// The system or the driver does not let us.
     #[error("{what} is not permitted: {message}; ask for access to the device")]
     NoPermission {

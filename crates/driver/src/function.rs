@@ -5,13 +5,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUlaunchAttributeID as LaunchAttribute};
 use ptx::{Arg, Kernel, Launch, Op, Statement};
 
 use crate::context::Relaxed;
-use crate::library::has_func_load;
+use crate::memory::Kept;
 use crate::module::Module;
-use crate::{Call, Context, DeviceSlice, DriverError, Stream, TensorMap};
+use crate::{Call, Context, DeviceSlice, DriverError, Stream, TensorMap, sys};
 
 /// Shared memory that a kernel may use without asking for more.
 const DEFAULT_SHARED: u32 = 48 * 1024;
@@ -76,8 +75,8 @@ impl Expect {
 }
 
 /// The value of one parameter.
-#[derive(Clone, Copy, Debug)]
-pub enum Value<'a> {
+#[derive(Clone, Copy)]
+enum Value<'a> {
     /// An address.
     Pointer(u64),
     /// Eight bytes.
@@ -95,6 +94,25 @@ impl Value<'_> {
             Value::Bits32(_) => 4,
             Value::Map(_) => TensorMap::BYTES,
         }
+    }
+}
+
+/// A kernel and the text of its module, for those who need both.
+#[derive(Debug)]
+pub struct Printed<'k> {
+    kernel: &'k Kernel,
+    text: String,
+}
+
+impl<'k> Printed<'k> {
+    /// Prints a kernel's module.
+    pub fn new(kernel: &'k Kernel) -> Printed<'k> {
+        Printed { kernel, text: kernel.module.to_string() }
+    }
+
+    /// The module as PTX.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 }
 
@@ -127,20 +145,19 @@ impl Function {
     /// [`DriverError::Compile`] with the compiler's log; [`DriverError::Admission`] with what was found and what would
     /// have been accepted.
     pub fn load(context: &Arc<Context>, kernel: &Kernel, expect: &Expect) -> Result<Function, DriverError> {
-        let text = kernel.module.to_string();
-        Function::load_text(context, &text, kernel, expect)
+        Function::load_printed(context, &Printed::new(kernel), expect)
     }
 
-    /// The same for a kernel whose module is printed already, as `text`.
+    /// The same for a kernel whose module is printed already.
     ///
     /// # Errors
     /// As [`Function::load`].
-    pub fn load_text(
+    pub fn load_printed(
         context: &Arc<Context>,
-        text: &str,
-        kernel: &Kernel,
+        printed: &Printed<'_>,
         expect: &Expect,
     ) -> Result<Function, DriverError> {
+        let Printed { kernel, text } = printed;
         let params = param_bytes(kernel)?;
         runs_on(kernel, context)?;
         let module = if is_one_program(&kernel.module) {
@@ -152,9 +169,9 @@ impl Function {
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
         let raw = module.function(&kernel.entry)?;
-        if has_func_load() {
-            // SAFETY: the function belongs to a loaded module.
-            context.check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
+        // SAFETY: the function belongs to a loaded module.
+        if let Some(result) = unsafe { sys::cuFuncLoad(raw) } {
+            context.check("cuFuncLoad", result)?;
         }
         // Where the driver has no cuFuncLoad, reading the attributes loads the function (CUDA C++ Programming Guide, "Lazy
         // Loading").
@@ -170,7 +187,7 @@ impl Function {
         }));
         function.allow_shared(expect.dynamic_shared)?;
         if kernel.launch.cluster.count() > PORTABLE_CLUSTER {
-            function.set(Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
+            function.set(sys::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
         }
         Ok(function)
     }
@@ -206,13 +223,22 @@ impl Function {
         Ok(ctas as u32)
     }
 
-    /// Puts a launch on the stream: no waiting, no allocation on the device, fit for capture. `slices` are the buffers that the
-    /// arguments and tensor maps name; maps go by value, so that a graph keeps those of its capture.
+    /// Puts a launch on the stream: no waiting, no allocation on the device, fit for capture. `slices` are
+    /// the buffers that the arguments and tensor maps name; maps go by value, so that a graph keeps those of
+    /// its capture.
+    ///
+    /// The arguments are held against the entry's parameters, not against what the kernel does with them: see
+    /// the crate's documentation on kernels as programs.
     ///
     /// # Errors
     /// [`DriverError::Contract`] when the arguments are not the parameters of the entry, or the launch is none that the
     /// function was admitted for; [`DriverError::TensorMap`] when the hardware would refuse a map of these slices.
-    pub fn launch(&self, stream: &Stream, call: &Call, slices: &[DeviceSlice]) -> Result<(), DriverError> {
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        slices: &[DeviceSlice<'_>],
+    ) -> Result<(), DriverError> {
         let args = call.args();
         let maps = call.maps().for_slices(slices, |buffer| self.no_buffer(buffer, slices.len()))?;
         let mut values = [Value::Bits32(0); MAX_PARAMS];
@@ -220,20 +246,24 @@ impl Function {
         for (value, arg) in values.iter_mut().zip(args) {
             *value = self.value(*arg, slices, &maps)?;
         }
-        self.launch_values(stream, call.launch(), values)
+        let launch = call.launch();
+        self.check(stream, launch, values)?;
+        let kept = || {
+            let module: Kept = self.0.module.clone();
+            std::iter::once(module).chain(slices.iter().filter_map(|slice| slice.owner())).collect()
+        };
+        self.enqueue(stream, launch, values, kept)
     }
 
-    /// The same with values as they stand.
-    ///
-    /// # Errors
-    /// As [`Function::launch`].
-    pub fn launch_values(
+    /// Puts a launch on the stream with values that were held against the parameters. A graph under capture
+    /// keeps what `kept` gives.
+    fn enqueue(
         &self,
         stream: &Stream,
         launch: &Launch,
         values: &[Value<'_>],
+        kept: impl FnOnce() -> Vec<Kept>,
     ) -> Result<(), DriverError> {
-        self.check(stream, launch, values)?;
         let mut block = [0u64; MAX_PARAMS];
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMS];
         for ((pointer, bits), value) in pointers.iter_mut().zip(&mut block).zip(values) {
@@ -250,28 +280,24 @@ impl Function {
         }
         let mut attributes = attributes(launch);
         let config = sys::CUlaunchConfig {
-            gridDimX: launch.grid.0,
-            gridDimY: launch.grid.1,
-            gridDimZ: launch.grid.2,
-            blockDimX: launch.block.0,
-            blockDimY: launch.block.1,
-            blockDimZ: launch.block.2,
-            sharedMemBytes: launch.dynamic_shared,
-            hStream: stream.handle(),
-            attrs: attributes.list.as_mut_ptr(),
-            numAttrs: attributes.count,
+            grid: [launch.grid.0, launch.grid.1, launch.grid.2],
+            block: [launch.block.0, launch.block.1, launch.block.2],
+            shared_bytes: launch.dynamic_shared,
+            stream: stream.handle(),
+            attributes: attributes.list.as_mut_ptr(),
+            count: attributes.count,
         };
         let context = self.0.module.context();
         let _entered = context.enter()?;
-        // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has (`check` compared
-        // them); the driver copies them before it returns. What the kernel does with its pointers is the kernel's proof, not
-        // ours.
+        let _steady = stream.steady_keeping(kept)?;
+        // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
+        // (`check` compared them with the module that was printed and loaded); the driver copies them before
+        // it returns. The function's module is alive, and a graph keeps it. What the kernel does is beyond
+        // this call: see the crate's documentation.
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
-        context.check("cuLaunchKernelEx", result)?;
-        stream.launched(&self.0.module);
-        Ok(())
+        context.check("cuLaunchKernelEx", result)
     }
 
     fn check(&self, stream: &Stream, launch: &Launch, values: &[Value<'_>]) -> Result<(), DriverError> {
@@ -308,13 +334,18 @@ impl Function {
     fn value<'a>(
         &self,
         arg: Arg,
-        slices: &[DeviceSlice],
+        slices: &[DeviceSlice<'_>],
         maps: &'a [TensorMap],
     ) -> Result<Value<'a>, DriverError> {
         Ok(match arg {
             Arg::Buffer { index, offset } => {
                 let slice = slices.get(index).ok_or_else(|| self.no_buffer(index, slices.len()))?;
-                Value::Pointer(slice.address().wrapping_add(offset))
+                if offset > slice.bytes() as u64 {
+                    let bytes = slice.bytes();
+                    let reason = format!("an argument begins {offset} bytes into buffer {index} of {bytes}");
+                    return Err(self.refuse(reason));
+                }
+                Value::Pointer(slice.address() + offset)
             }
             Arg::TensorMap { index } => {
                 let map = maps.get(index).ok_or_else(|| {
@@ -334,13 +365,13 @@ impl Function {
     /// Lets launches ask for as much dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), DriverError> {
         if bytes > self.0.dynamic_shared.load(Ordering::Relaxed) {
-            self.set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
+            self.set(sys::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
             self.0.dynamic_shared.fetch_max(bytes, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn set(&self, which: Attribute, value: i32) -> Result<(), DriverError> {
+    fn set(&self, which: u32, value: i32) -> Result<(), DriverError> {
         let context = self.0.module.context();
         let _entered = context.enter()?;
         // SAFETY: the function belongs to a loaded module.
@@ -390,25 +421,22 @@ struct Attributes {
 }
 
 fn attributes(launch: &Launch) -> Attributes {
-    // SAFETY: plain C structs for which all-zero bytes are a valid value.
-    let mut attributes = Attributes { list: unsafe { std::mem::zeroed() }, count: 0 };
+    let mut attributes = Attributes { list: Default::default(), count: 0 };
     let mut next = || {
         attributes.count += 1;
         attributes.count as usize - 1
     };
     if launch.cluster.count() > 1 {
         let attribute = &mut attributes.list[next()];
-        attribute.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value.clusterDim.x = launch.cluster.0;
-        attribute.value.clusterDim.y = launch.cluster.1;
-        attribute.value.clusterDim.z = launch.cluster.2;
+        attribute.id = sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value[..3].copy_from_slice(&[launch.cluster.0, launch.cluster.1, launch.cluster.2]);
     }
     if launch.overlapping {
         // The kernel may start once the one before it allows (`griddepcontrol.launch_dependents`); captured, this becomes a
         // programmatic edge of the graph (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization").
         let attribute = &mut attributes.list[next()];
-        attribute.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        attribute.id = sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value[0] = 1;
     }
     attributes
 }
@@ -430,10 +458,10 @@ fn resources(context: &Context, function: sys::CUfunction) -> Result<Resources, 
         context.check("cuFuncGetAttribute", result).map(|()| value as u32)
     };
     Ok(Resources {
-        registers: read(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-        local: read(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-        shared: read(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-        max_threads: read(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        registers: read(sys::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        local: read(sys::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+        shared: read(sys::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+        max_threads: read(sys::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
     })
 }
 
@@ -489,7 +517,7 @@ mod tests {
         assert_eq!(attributes(&launch).count, 0);
         let both = attributes(&Launch { cluster: Dim3(2, 1, 1), overlapping: true, ..launch });
         assert_eq!(both.count, 2);
-        assert_eq!(both.list[0].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
-        assert_eq!(both.list[1].id, LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+        assert_eq!(both.list[0].id, sys::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+        assert_eq!(both.list[1].id, sys::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use ptx::{Kernel, Machine, Target};
 
 use crate::{
-    Buffer, Call, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Resources, Stream,
+    Buffer, Call, Context, DeviceInfo, DeviceSlice, DriverError, Event, Expect, Function, Printed, Resources,
+    Stream,
 };
 
 /// A kernel on a machine for proofs that takes longer waits for ever.
@@ -87,25 +88,25 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::load`].
     pub fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
-        let text = kernel.module.to_string();
+        let printed = Printed::new(kernel);
         let expect = Expect::of(&kernel.launch);
-        let key = (text, kernel.entry.clone());
+        let key = (printed.text().to_owned(), kernel.entry.clone());
         if let Some(function) = self.loaded.get(&key) {
             function.allow_shared(expect.dynamic_shared)?;
             return Ok(function.clone());
         }
-        let function = Function::load_text(&self.context, &key.0, kernel, &expect)?;
+        let function = Function::load_printed(&self.context, &printed, &expect)?;
         self.loaded.insert(key, function.clone());
         Ok(function)
     }
 
     /// The kernel's function and its buffers' memory, after the contract was checked.
-    fn prepare(
+    fn prepare<'b>(
         &mut self,
         kernel: &Kernel,
-        buffers: &[&mut Buffer],
-    ) -> Result<(Function, Vec<DeviceSlice>), DriverError> {
-        let slices: Vec<DeviceSlice> = buffers.iter().map(|buffer| buffer.slice()).collect();
+        buffers: &'b [&mut Buffer],
+    ) -> Result<(Function, Vec<DeviceSlice<'b>>), DriverError> {
+        let slices: Vec<DeviceSlice<'b>> = buffers.iter().map(|buffer| buffer.slice()).collect();
         check(kernel, &slices)?;
         Ok((self.function(kernel)?, slices))
     }
@@ -135,7 +136,7 @@ impl Machine for Gpu {
 }
 
 /// Holds the contract against the buffers.
-fn check(kernel: &Kernel, slices: &[DeviceSlice]) -> Result<(), DriverError> {
+fn check(kernel: &Kernel, slices: &[DeviceSlice<'_>]) -> Result<(), DriverError> {
     let refuse = |reason: String| DriverError::Contract { entry: kernel.entry.clone(), reason };
     if slices.len() != kernel.buffers.len() {
         return Err(refuse(format!("it takes {} buffers, {} are given", kernel.buffers.len(), slices.len())));

@@ -1,12 +1,46 @@
 //! Graphs: work captured from a stream once and launched many times.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use crate::memory::Kept;
+use crate::{Context, DriverError, Stream, sys};
 
-use crate::module::Module;
-use crate::{Context, DriverError, Stream};
+/// What a graph keeps, by address.
+type Keep = HashMap<usize, Kept>;
+
+/// The captures of this crate that are under way in a context, by the driver's number, and what their graphs
+/// must keep. A stream that joins a capture by an event, and a second [`Stream`] of the captured handle, have
+/// the capture's number.
+#[derive(Debug, Default)]
+pub(crate) struct Captures {
+    /// How many there are, to be asked without the lock: at each launch.
+    open: AtomicUsize,
+    /// Locked while a capture begins or ends.
+    keep: Mutex<HashMap<u64, Keep>>,
+}
+
+impl Captures {
+    /// Whether a capture of this crate may be under way.
+    pub(crate) fn any(&self) -> bool {
+        self.open.load(Ordering::SeqCst) > 0
+    }
+
+    /// No capture of this crate begins or ends while the guard lives.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Keep>> {
+        self.keep.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the graph of a capture keep this. A number that is not here is another library's, or of a capture
+    /// that has ended meanwhile.
+    pub(crate) fn keep(&self, number: u64, kept: Vec<Kept>) {
+        if let Some(keep) = self.lock().get_mut(&number) {
+            keep.extend(kept.into_iter().map(|kept| (Arc::as_ptr(&kept).addr(), kept)));
+        }
+    }
+}
 
 /// Work captured from a stream, not yet ready to launch.
 #[derive(Debug)]
@@ -16,7 +50,9 @@ impl Graph {
     /// Captures what `body` puts on the stream, which then has not run, and makes it ready to launch. The stream must not be
     /// the default one, and `body` must wait for nothing on it.
     ///
-    /// The graph keeps the modules of its kernels, not the memory that they are given: that must outlive it.
+    /// The graph keeps the modules of its kernels and the memory of the slices that they are given, on
+    /// whichever streams the capture spreads to. Memory of
+    /// [`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw) is not kept.
     ///
     /// # Errors
     /// What `body` gave, or what the driver found wrong with the capture; the stream is out of capture either way.
@@ -40,6 +76,7 @@ impl Drop for Graph {
 /// A capture under way; dropped, it is called off.
 struct Capture<'a> {
     stream: &'a Stream,
+    number: u64,
     open: bool,
 }
 
@@ -47,19 +84,38 @@ impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream) -> Result<Self, DriverError> {
         let context = stream.context();
         let _entered = context.enter()?;
+        let _steady = stream.steady();
+        let mut keep = context.captures.lock();
         // Other threads may allocate and load meanwhile.
-        let mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = sys::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         let result = unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) };
         context.check("cuStreamBeginCapture", result)?;
-        stream.record();
-        Ok(Capture { stream, open: true })
+        context.captures.open.fetch_add(1, Ordering::SeqCst);
+        let number = stream.capture_number();
+        let mut capture = Capture { stream, number: 0, open: true };
+        // Dropped at an error, which the lock would keep from ending.
+        match number {
+            Ok(Some(number)) => {
+                capture.number = number;
+                keep.insert(number, HashMap::new());
+                Ok(capture)
+            }
+            other => {
+                drop(keep);
+                drop(capture);
+                Err(other.err().unwrap_or(DriverError::Call {
+                    call: "cuStreamBeginCapture",
+                    message: "the driver has begun no capture".to_owned(),
+                }))
+            }
+        }
     }
 
     fn end(mut self) -> Result<GraphExec, DriverError> {
         self.open = false;
         let context = self.stream.context();
-        let (graph, modules) = self.finish();
+        let (graph, keep) = self.finish();
         let graph = graph?;
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -68,17 +124,19 @@ impl<'a> Capture<'a> {
         context.check("cuGraphInstantiate", result)?;
         Ok(GraphExec {
             raw: Mutex::new(raw),
-            owner: Some(Owner { context: context.clone(), _modules: modules }),
+            owner: Some(Owner { context: context.clone(), keep: Arc::new(keep) }),
         })
     }
 
-    fn finish(&self) -> (Result<Graph, DriverError>, Vec<Arc<Module>>) {
+    fn finish(&self) -> (Result<Graph, DriverError>, Keep) {
         let context = self.stream.context();
-        let modules = self.stream.recorded();
         let _entered = context.enter_to_drop();
+        let mut keep = context.captures.lock();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the capture was begun on this stream and thread; the pointer is to a live handle.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.handle(), &mut raw) };
+        context.captures.open.fetch_sub(1, Ordering::SeqCst);
+        let keep = keep.remove(&self.number).unwrap_or_default();
         // A capture that went wrong gives a null graph, which needs no destruction.
         let graph = (!raw.is_null()).then_some(Graph(raw));
         let ended = context.check("cuStreamEndCapture", result).and_then(|()| {
@@ -87,7 +145,7 @@ impl<'a> Capture<'a> {
                 message: "the driver gave no graph".to_owned(),
             })
         });
-        (ended, modules)
+        (ended, keep)
     }
 }
 
@@ -113,8 +171,8 @@ pub struct GraphExec {
 #[derive(Debug)]
 struct Owner {
     context: Arc<Context>,
-    /// The graph names functions of these.
-    _modules: Vec<Arc<Module>>,
+    /// The graph names functions of these modules and addresses of this memory.
+    keep: Arc<Keep>,
 }
 
 // SAFETY: a handle, used by one thread at a time: see `raw`.
@@ -126,12 +184,14 @@ impl GraphExec {
     /// The caller's graph: a `CUgraphExec` or `cudaGraphExec_t`. It is not destroyed.
     ///
     /// # Safety
-    /// `raw` must be an instantiated graph that outlives the result and that no one launches at the same time.
+    /// `raw` must be an instantiated graph that outlives the result, that no one launches at the same time,
+    /// and whose functions and memory stay as long as it is launched.
     pub unsafe fn from_raw(raw: u64) -> GraphExec {
         GraphExec { raw: Mutex::new(raw as usize as sys::CUgraphExec), owner: None }
     }
 
-    /// Puts the graph on a stream.
+    /// Puts the graph on a stream. One executable graph never runs beside itself: the driver puts its
+    /// launches in order, on whichever streams they are.
     ///
     /// # Errors
     /// When the stream belongs to another device.
@@ -141,6 +201,9 @@ impl GraphExec {
             context.same("the graph", &owner.context)?;
         }
         let _entered = context.enter()?;
+        // On a stream that is captured, the graph becomes a part of another.
+        let kept = || self.owner.iter().map(|owner| owner.keep.clone() as Kept).collect();
+        let _steady = stream.steady_keeping(kept)?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: graph and stream are alive; the lock keeps other threads away.
         context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(*raw, stream.handle()) })

@@ -1,37 +1,48 @@
 //! Device memory.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
+use std::any::Any;
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use crate::context::Relaxed;
-use crate::{Context, DriverError, Stream};
+use crate::{Context, DriverError, Stream, sys};
 
-/// A piece of device memory, as plain data: where it begins and how long it is. It lends nothing: who uses it after the
-/// memory was freed gets an error of the device or another tensor's bytes, as with any device pointer, but never touches
-/// memory of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeviceSlice {
+/// Something that graphs keep: memory that frees itself, a module, the parts of another graph.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+
+/// A piece of device memory that a [`Buffer`] or a [`PoolBuffer`](crate::PoolBuffer) lends: where it begins
+/// and how long it is. A graph that is captured from its use keeps the memory.
+#[derive(Clone, Copy)]
+pub struct DeviceSlice<'a> {
     address: u64,
     bytes: usize,
+    /// `None` for the caller's memory.
+    owner: Option<&'a Kept>,
 }
 
-impl DeviceSlice {
+impl<'a> DeviceSlice<'a> {
     /// Nothing: for a tensor without elements.
-    pub const EMPTY: DeviceSlice = DeviceSlice { address: 0, bytes: 0 };
+    pub const EMPTY: DeviceSlice<'static> = DeviceSlice { address: 0, bytes: 0, owner: None };
 
     /// The caller's memory.
     ///
     /// # Safety
-    /// `address` must be device memory of `bytes` bytes of the context it is used with (not mapped or managed memory that
-    /// the host uses at the same time), and stay so until the work that it is given to is done.
-    pub const unsafe fn from_raw(address: u64, bytes: usize) -> DeviceSlice {
-        DeviceSlice { address, bytes }
+    /// `address` must be device memory of `bytes` bytes of the context it is used with (not mapped or managed
+    /// memory that the host uses at the same time). It must stay so until the work that it is given to is
+    /// done, and as long as there is a graph that this work was captured into.
+    pub const unsafe fn from_raw(address: u64, bytes: usize) -> DeviceSlice<'a> {
+        DeviceSlice { address, bytes, owner: None }
     }
 
-    pub(crate) const fn new(address: u64, bytes: usize) -> DeviceSlice {
-        DeviceSlice { address, bytes }
+    /// For checks that use no memory.
+    pub(crate) const fn nowhere(address: u64, bytes: usize) -> DeviceSlice<'static> {
+        DeviceSlice { address, bytes, owner: None }
+    }
+
+    pub(crate) const fn of(owner: &'a Kept, address: u64, bytes: usize) -> DeviceSlice<'a> {
+        DeviceSlice { address, bytes, owner: Some(owner) }
     }
 
     /// Where it begins.
@@ -45,9 +56,14 @@ impl DeviceSlice {
     }
 
     /// `bytes` of it from `offset` on; `None` when it ends before.
-    pub fn part(self, offset: usize, bytes: usize) -> Option<DeviceSlice> {
+    pub fn part(self, offset: usize, bytes: usize) -> Option<DeviceSlice<'a>> {
         let end = offset.checked_add(bytes)?;
-        (end <= self.bytes).then(|| DeviceSlice { address: self.address + offset as u64, bytes })
+        (end <= self.bytes).then(|| DeviceSlice { address: self.address + offset as u64, bytes, ..self })
+    }
+
+    /// What a graph keeps that is captured from its use.
+    pub(crate) fn owner(self) -> Option<Kept> {
+        self.owner.cloned()
     }
 
     pub(crate) fn fits(self, bytes: usize) -> Result<(), DriverError> {
@@ -55,11 +71,41 @@ impl DeviceSlice {
     }
 }
 
-/// Device memory, freed when dropped.
+impl PartialEq for DeviceSlice<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.address, self.bytes) == (other.address, other.bytes)
+    }
+}
+
+impl Eq for DeviceSlice<'_> {}
+
+impl Hash for DeviceSlice<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.address, self.bytes).hash(state);
+    }
+}
+
+impl fmt::Debug for DeviceSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceSlice({:#x}, {} bytes)", self.address, self.bytes)
+    }
+}
+
+/// Device memory. It is freed when the buffer and all graphs that were captured from its use are dropped; the
+/// driver then waits for the work that was enqueued before.
 #[derive(Debug)]
 pub struct Buffer {
     context: Arc<Context>,
-    slice: DeviceSlice,
+    /// An [`Allocation`].
+    memory: Kept,
+    address: u64,
+    bytes: usize,
+}
+
+/// What `cuMemAlloc` gave.
+struct Allocation {
+    context: Arc<Context>,
+    address: u64,
 }
 
 impl Buffer {
@@ -75,7 +121,8 @@ impl Buffer {
         // SAFETY: the context is current; the pointer is to a live address.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
         context.check("cuMemAlloc", result).map_err(|error| asked_for(error, "device memory", bytes))?;
-        Ok(Buffer { context: context.clone(), slice: DeviceSlice::new(address, bytes) })
+        let memory = Arc::new(Allocation { context: context.clone(), address });
+        Ok(Buffer { context: context.clone(), memory, address, bytes })
     }
 
     /// `bytes` of zeros, there when it returns. It may be called while a stream is captured, which takes no notice: the zeros come
@@ -88,19 +135,24 @@ impl Buffer {
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
         let stream = Stream::new(context)?;
-        stream.fill(buffer.slice, 0)?;
+        stream.fill(buffer.slice(), 0)?;
         stream.synchronize()?;
         Ok(buffer)
     }
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.slice.bytes
+        self.bytes
     }
 
     /// All of it.
-    pub fn slice(&self) -> DeviceSlice {
-        self.slice
+    pub fn slice(&self) -> DeviceSlice<'_> {
+        DeviceSlice::of(&self.memory, self.address, self.bytes)
+    }
+
+    /// The memory alone.
+    pub(crate) fn into_memory(self) -> (Kept, u64) {
+        (self.memory, self.address)
     }
 
     /// Copies to its start, after what is on the default stream, and waits for it.
@@ -108,10 +160,10 @@ impl Buffer {
     /// # Errors
     /// [`DriverError::Copy`] when `data` is longer.
     pub fn upload(&mut self, data: &[u8]) -> Result<(), DriverError> {
-        self.slice.fits(data.len())?;
+        self.slice().fits(data.len())?;
         let _entered = self.context.enter()?;
         // SAFETY: the destination holds at least `data.len()` bytes, and the copy is synchronous.
-        let result = unsafe { sys::cuMemcpyHtoD_v2(self.slice.address, data.as_ptr().cast(), data.len()) };
+        let result = unsafe { sys::cuMemcpyHtoD_v2(self.address, data.as_ptr().cast(), data.len()) };
         self.context.check("cuMemcpyHtoD", result)
     }
 
@@ -120,21 +172,20 @@ impl Buffer {
     /// # Errors
     /// [`DriverError::Copy`] when `data` is longer.
     pub fn download(&self, data: &mut [u8]) -> Result<(), DriverError> {
-        self.slice.fits(data.len())?;
+        self.slice().fits(data.len())?;
         let _entered = self.context.enter()?;
         // SAFETY: the source holds at least `data.len()` bytes, and the copy is synchronous.
-        let result =
-            unsafe { sys::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.slice.address, data.len()) };
+        let result = unsafe { sys::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.address, data.len()) };
         self.context.check("cuMemcpyDtoH", result)
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
         // SAFETY: the address came from cuMemAlloc and is freed once. A failure here has no one left to tell.
-        let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };
+        let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
 }
 
@@ -154,9 +205,9 @@ mod tests {
 
     #[test]
     fn parts_stay_inside() {
-        let slice = DeviceSlice::new(1000, 16);
-        assert_eq!(slice.part(4, 12), Some(DeviceSlice::new(1004, 12)));
-        assert_eq!(slice.part(16, 0), Some(DeviceSlice::new(1016, 0)));
+        let slice = DeviceSlice::nowhere(1000, 16);
+        assert_eq!(slice.part(4, 12), Some(DeviceSlice::nowhere(1004, 12)));
+        assert_eq!(slice.part(16, 0), Some(DeviceSlice::nowhere(1016, 0)));
         for (offset, bytes) in [(4, 13), (17, 0), (usize::MAX, 2)] {
             assert_eq!(slice.part(offset, bytes), None);
         }

@@ -4,13 +4,11 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUjit_option as Jit};
-
 use ptx::{Target, TargetSuffix};
 
 use crate::cache::Key;
 use crate::context::Relaxed;
-use crate::{Context, DriverError};
+use crate::{Context, DriverError, sys};
 
 /// A module in a context, unloaded when dropped.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ impl Module {
     /// Loads a cubin, or PTX that ends in NUL.
     fn of_image(context: &Arc<Context>, image: &[u8], target: &str) -> Result<Module, DriverError> {
         let mut log = vec![0u8; LOG_BYTES];
-        let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut options = [sys::CU_JIT_ERROR_LOG_BUFFER, sys::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The driver takes small integers in the place of pointers.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = std::ptr::null_mut();
@@ -118,7 +116,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         let Some(_entered) = self.context.enter_to_drop() else { return };
         let _relaxed = Relaxed::new();
-        // SAFETY: loaded by us, unloaded once; no graph or function of ours names it any more.
+        // SAFETY: loaded by us, unloaded once. Functions and the graphs that name them keep their modules.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
 }
@@ -154,7 +152,7 @@ fn jit_target(target: Target) -> Option<u32> {
 /// The cubin for the current context's device.
 fn link(context: &Context, text: &CString, target: Target) -> Result<Vec<u8>, DriverError> {
     let mut state = std::ptr::null_mut();
-    let mut options = [Jit::CU_JIT_TARGET];
+    let mut options = [sys::CU_JIT_TARGET];
     // The driver takes small integers in the place of pointers. Left out, the target is the device's portable one.
     let specific = jit_target(target);
     let mut values = [specific.unwrap_or(0) as usize as *mut c_void];
@@ -169,7 +167,7 @@ fn link(context: &Context, text: &CString, target: Target) -> Result<Vec<u8>, Dr
     let result = unsafe {
         sys::cuLinkAddData_v2(
             linker.0,
-            sys::CUjitInputType::CU_JIT_INPUT_PTX,
+            sys::CU_JIT_INPUT_PTX,
             bytes.as_ptr().cast_mut().cast(),
             bytes.len(),
             c"flashcore".as_ptr(),
@@ -195,6 +193,7 @@ mod tests {
     fn targets_of_one_architecture_are_named_to_the_linker() {
         assert_eq!(jit_target(Target::sm(90)), None);
         let accelerated = jit_target(Target { sm: 90, suffix: TargetSuffix::ArchSpecific });
-        assert_eq!(accelerated, Some(sys::CUjit_target::CU_TARGET_COMPUTE_90A as u32));
+        // `CU_TARGET_COMPUTE_90A`.
+        assert_eq!(accelerated, Some(65_626));
     }
 }

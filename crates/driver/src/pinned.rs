@@ -1,13 +1,12 @@
 //! Pinned host memory, which the device copies to and from by itself while the host goes on.
 #![allow(unsafe_code, reason = "calls of the CUDA driver's C interface")]
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
-
-use cudarc::driver::sys;
 
 use crate::context::Relaxed;
 use crate::memory::asked_for;
-use crate::{Context, DeviceSlice, DriverError, Event, Stream};
+use crate::{Context, DeviceSlice, DriverError, Event, Stream, sys};
 
 /// Page-locked host memory, zeroed when made and freed when dropped.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ impl Pinned {
     ///
     /// # Errors
     /// [`DriverError::Copy`] when it does not fit.
-    pub fn upload(self, stream: &Stream, to: DeviceSlice) -> Result<Transfer, DriverError> {
+    pub fn upload(self, stream: &Stream, to: DeviceSlice<'_>) -> Result<Transfer, DriverError> {
         to.fits(self.bytes)?;
         Transfer::begin(self, stream, |pinned| {
             // SAFETY: the transfer keeps the memory until the copy is done; the destination has room.
@@ -71,7 +70,7 @@ impl Pinned {
     ///
     /// # Errors
     /// [`DriverError::Copy`] when there are not so many.
-    pub fn download(self, stream: &Stream, from: DeviceSlice) -> Result<Transfer, DriverError> {
+    pub fn download(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<Transfer, DriverError> {
         from.fits(self.bytes)?;
         Transfer::begin(self, stream, |pinned| {
             // SAFETY: the transfer keeps the memory, which no one else sees, until the copy is done.
@@ -92,7 +91,8 @@ impl Drop for Pinned {
     }
 }
 
-/// A copy under way. It owns the host memory until the copy is done; dropped, it waits.
+/// A copy under way. It owns the host memory until the copy is done; dropped, it waits. Where the driver does
+/// not say that the copy is done, the memory is leaked.
 #[derive(Debug)]
 pub struct Transfer {
     /// `None` once it was given back.
@@ -108,25 +108,19 @@ impl Transfer {
     ) -> Result<Transfer, DriverError> {
         let context = stream.context();
         context.same("the pinned memory", &pinned.context)?;
-        if stream.is_capturing()? {
-            // A graph would copy again long after the memory is gone.
-            return Err(DriverError::Call {
-                call: "copy of pinned memory",
-                message: "the stream is being captured; copy before or after".to_owned(),
-            });
-        }
         let done = Event::new(context)?;
         let _entered = context.enter()?;
-        let transfer = Transfer { pinned: Some(pinned), done };
-        if let Some(pinned) = &transfer.pinned {
-            copy(pinned)?;
-        }
-        if let Err(error) = transfer.done.record(stream) {
+        let _steady = stream.steady_outside_captures()?;
+        // From here on the memory is freed only where the copy is known to be done.
+        let pinned = ManuallyDrop::new(pinned);
+        copy(&pinned)?;
+        if let Err(error) = done.record(stream) {
             // Without the event only the stream says when the copy is done.
-            stream.synchronize()?;
+            stream.finish()?;
+            drop(ManuallyDrop::into_inner(pinned));
             return Err(error);
         }
-        Ok(transfer)
+        Ok(Transfer { pinned: Some(ManuallyDrop::into_inner(pinned)), done })
     }
 
     /// Waits for the copy and gives the memory back.
@@ -155,9 +149,12 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if self.pinned.is_some() {
-            // Of an unusable context no copy is under way any more.
-            let _ = self.done.synchronize();
+        if let Some(pinned) = self.pinned.take()
+            && self.done.synchronize().is_err()
+        {
+            // The copy may be under way still: of a kernel before it that never ends, say. The memory is
+            // leaked.
+            std::mem::forget(pinned);
         }
     }
 }

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
-
-use crate::memory::asked_for;
-use crate::{Buffer, Context, DeviceSlice, DriverError, Stream};
+use crate::context::Relaxed;
+use crate::memory::{Kept, asked_for};
+use crate::{Buffer, Context, DeviceSlice, DriverError, Stream, sys};
 
 /// A pool of device memory of our own, so that what other libraries keep in the device's default pool stays as it is.
 /// Where the device has no pools (some virtual GPUs), memory is allocated the ordinary way. A clone is the same pool.
@@ -35,16 +34,20 @@ impl Pool {
             return Ok(Pool(Arc::new(Inner { context: context.clone(), raw: None })));
         }
         let _entered = context.enter()?;
-        // SAFETY: a plain C struct for which all-zero bytes are a valid value.
-        let mut wanted: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
-        wanted.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        wanted.location.id = context.info().ordinal;
+        let _relaxed = Relaxed::new()?;
+        let wanted = sys::CUmemPoolProps {
+            allocation_type: sys::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handle_types: 0,
+            location_type: sys::CU_MEM_LOCATION_TYPE_DEVICE,
+            location_id: context.info().ordinal,
+            security_attributes: std::ptr::null_mut(),
+            reserved: [0; 64],
+        };
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointers are to live values.
         context.check("cuMemPoolCreate", unsafe { sys::cuMemPoolCreate(&mut raw, &wanted) })?;
         let pool = Pool(Arc::new(Inner { context: context.clone(), raw: Some(raw) }));
-        let (mut keep, which) = (keep, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+        let (mut keep, which) = (keep, sys::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
         // SAFETY: this attribute is a cuuint64_t; the pointer is to a live one.
         let result = unsafe { sys::cuMemPoolSetAttribute(raw, which, std::ptr::from_mut(&mut keep).cast()) };
         context.check("cuMemPoolSetAttribute", result)?;
@@ -59,8 +62,8 @@ impl Pool {
         let context = &self.0.context;
         context.same("the stream", stream.context())?;
         let Some(raw) = self.0.raw else {
-            let buffer = Buffer::new(context, bytes)?;
-            return Ok(PoolBuffer { slice: buffer.slice(), home: Home::Plain(buffer) });
+            let (memory, address) = Buffer::new(context, bytes)?.into_memory();
+            return Ok(PoolBuffer { memory, address, bytes });
         };
         let _entered = context.enter()?;
         let mut address = 0;
@@ -70,8 +73,21 @@ impl Pool {
         context
             .check("cuMemAllocFromPoolAsync", result)
             .map_err(|error| asked_for(error, "pooled device memory", bytes))?;
-        let home = Home::Pool { _pool: self.clone(), stream: stream.clone() };
-        Ok(PoolBuffer { slice: DeviceSlice::new(address, bytes), home })
+        let memory = Arc::new(Allocation { address, stream: stream.clone(), _pool: self.clone() });
+        Ok(PoolBuffer { memory, address, bytes })
+    }
+
+    /// The same, for work on any stream from the return of this call on: it waits for the stream. It may be called while
+    /// other streams are captured.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`], and [`DriverError::Poisoned`] when a kernel failed.
+    pub fn allocate_now(&self, stream: &Stream, bytes: usize) -> Result<PoolBuffer, DriverError> {
+        let _entered = self.0.context.enter()?;
+        let _relaxed = Relaxed::new()?;
+        let buffer = self.allocate(stream, bytes)?;
+        stream.synchronize()?;
+        Ok(buffer)
     }
 
     /// Gives freed memory beyond `keep` bytes back to the device.
@@ -96,39 +112,35 @@ impl Drop for Inner {
     }
 }
 
-/// Memory of a [`Pool`]. Dropped, it is freed after what is on its stream by then.
+/// Memory of a [`Pool`]. When the buffer and all graphs that were captured from its use are dropped, it is
+/// freed after what is on its stream by then.
 #[derive(Debug)]
 pub struct PoolBuffer {
-    slice: DeviceSlice,
-    home: Home,
-}
-
-#[derive(Debug)]
-enum Home {
-    Pool {
-        _pool: Pool,
-        stream: Stream,
-    },
-    /// It frees itself, and the driver waits for the device then.
-    Plain(Buffer),
+    /// An [`Allocation`], or a [`Buffer`]'s memory where the device has no pools.
+    memory: Kept,
+    address: u64,
+    bytes: usize,
 }
 
 impl PoolBuffer {
     /// All of it.
-    pub fn slice(&self) -> DeviceSlice {
-        self.slice
+    pub fn slice(&self) -> DeviceSlice<'_> {
+        DeviceSlice::of(&self.memory, self.address, self.bytes)
     }
 }
 
-impl Drop for PoolBuffer {
+/// What `cuMemAllocFromPoolAsync` gave.
+struct Allocation {
+    address: u64,
+    stream: Stream,
+    _pool: Pool,
+}
+
+impl Drop for Allocation {
     fn drop(&mut self) {
-        match &self.home {
-            Home::Pool { stream, .. } => {
-                let Some(_entered) = stream.context().enter_to_drop() else { return };
-                // SAFETY: allocated from the pool, freed once. A failure here has no one left to tell.
-                let _ = unsafe { sys::cuMemFreeAsync(self.slice.address(), stream.handle()) };
-            }
-            Home::Plain(buffer) => debug_assert_eq!(buffer.slice(), self.slice),
-        }
+        let Some(_entered) = self.stream.context().enter_to_drop() else { return };
+        let _relaxed = Relaxed::new();
+        // SAFETY: allocated from the pool, freed once. A failure here has no one left to tell.
+        let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.handle()) };
     }
 }

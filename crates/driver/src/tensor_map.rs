@@ -4,11 +4,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys;
 use ptx::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 use crate::library::{check, ready};
-use crate::{DeviceSlice, DriverError};
+use crate::{DeviceSlice, DriverError, sys};
 
 /// An encoded tensor map: 128 bytes that only the hardware reads, passed to a kernel by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +23,7 @@ impl TensorMap {
     ///
     /// # Errors
     /// [`DriverError::TensorMap`] names the field, its value and what is accepted.
-    pub fn encode(spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<TensorMap, DriverError> {
+    pub fn encode(spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<TensorMap, DriverError> {
         spec.check().map_err(DriverError::TensorMap)?;
         let address = place(spec, buffer)?;
         ready()?;
@@ -34,7 +33,7 @@ impl TensorMap {
         // compared them) and outlives the call; the address is only encoded.
         let result = unsafe {
             sys::cuTensorMapEncodeTiled(
-                std::ptr::from_mut(&mut map).cast(),
+                &mut map,
                 element(spec.element),
                 spec.extents.len() as u32,
                 address as usize as *mut _,
@@ -42,10 +41,10 @@ impl TensorMap {
                 spec.strides.as_ptr(),
                 spec.box_extents.as_ptr(),
                 ones.as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle(spec.swizzle),
                 promotion(spec.l2_promotion),
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                sys::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
         check("cuTensorMapEncodeTiled", result)?;
@@ -54,7 +53,7 @@ impl TensorMap {
 }
 
 /// Address of the element (0, 0, …), after the map was held against the memory.
-fn place(spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<u64, DriverError> {
+fn place(spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<u64, DriverError> {
     let address = buffer.address().wrapping_add(spec.offset);
     let fits = buffer.address() != 0 && address.is_multiple_of(16);
     accept("address", format!("{address:#x}"), fits, "multiples of 16 that are not 0")?;
@@ -71,39 +70,36 @@ fn accept(field: &'static str, value: impl ToString, fits: bool, accepted: &str)
     Err(DriverError::TensorMap(TensorMapError { buffer: None, field, value, accepted }))
 }
 
-const fn element(element: Element) -> sys::CUtensorMapDataType {
-    use sys::CUtensorMapDataType as Type;
+const fn element(element: Element) -> u32 {
     match element {
-        Element::U8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        Element::U16 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT16,
-        Element::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
-        Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        Element::U64 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT64,
-        Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
-        Element::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        Element::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        Element::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        Element::F64 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        Element::U8 => sys::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        Element::U16 => sys::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        Element::U32 => sys::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        Element::I32 => sys::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        Element::U64 => sys::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        Element::I64 => sys::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        Element::F16 => sys::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Element::Bf16 => sys::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Element::F32 => sys::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        Element::F64 => sys::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
     }
 }
 
-const fn swizzle(swizzle: Swizzle) -> sys::CUtensorMapSwizzle {
-    use sys::CUtensorMapSwizzle as Code;
+const fn swizzle(swizzle: Swizzle) -> u32 {
     match swizzle {
-        Swizzle::None => Code::CU_TENSOR_MAP_SWIZZLE_NONE,
-        Swizzle::Bytes32 => Code::CU_TENSOR_MAP_SWIZZLE_32B,
-        Swizzle::Bytes64 => Code::CU_TENSOR_MAP_SWIZZLE_64B,
-        Swizzle::Bytes128 => Code::CU_TENSOR_MAP_SWIZZLE_128B,
+        Swizzle::None => sys::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::Bytes32 => sys::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::Bytes64 => sys::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::Bytes128 => sys::CU_TENSOR_MAP_SWIZZLE_128B,
     }
 }
 
-const fn promotion(promotion: L2Promotion) -> sys::CUtensorMapL2promotion {
-    use sys::CUtensorMapL2promotion as Code;
+const fn promotion(promotion: L2Promotion) -> u32 {
     match promotion {
-        L2Promotion::None => Code::CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        L2Promotion::Bytes64 => Code::CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-        L2Promotion::Bytes128 => Code::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        L2Promotion::Bytes256 => Code::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        L2Promotion::None => sys::CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        L2Promotion::Bytes64 => sys::CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+        L2Promotion::Bytes128 => sys::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        L2Promotion::Bytes256 => sys::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
     }
 }
 
@@ -120,9 +116,13 @@ pub(crate) struct TensorMaps {
 /// Maps and what they were encoded from.
 #[derive(Debug)]
 struct Encoded {
-    /// For each map, its buffer.
-    from: Vec<DeviceSlice>,
+    /// For each map, address and bytes of its buffer.
+    from: Vec<(u64, usize)>,
     maps: Arc<[TensorMap]>,
+}
+
+fn place_of(slice: DeviceSlice<'_>) -> (u64, usize) {
+    (slice.address(), slice.bytes())
 }
 
 impl TensorMaps {
@@ -130,7 +130,7 @@ impl TensorMaps {
         TensorMaps { specs, names, last: Mutex::new(None) }
     }
 
-    fn encode(&self, spec: &TensorMapSpec, buffer: DeviceSlice) -> Result<TensorMap, DriverError> {
+    fn encode(&self, spec: &TensorMapSpec, buffer: DeviceSlice<'_>) -> Result<TensorMap, DriverError> {
         TensorMap::encode(spec, buffer).map_err(|error| match (error, self.names.get(spec.buffer)) {
             (DriverError::TensorMap(error), Some(name)) => DriverError::TensorMap(error.of(name)),
             (error, _) => error,
@@ -144,14 +144,14 @@ impl TensorMaps {
     /// Whether the driver takes the maps, wherever the buffers may lie (at multiples of 16 bytes).
     pub(crate) fn check(&self) -> Result<(), DriverError> {
         // Encoding touches no memory: any address will do.
-        let anywhere = DeviceSlice::new(1 << 32, usize::MAX);
+        let anywhere = DeviceSlice::nowhere(1 << 32, usize::MAX);
         self.specs.iter().try_for_each(|spec| self.encode(spec, anywhere).map(drop))
     }
 
     /// The maps for these buffers; `missing` gives the error for a buffer that is not there.
     pub(crate) fn for_slices(
         &self,
-        slices: &[DeviceSlice],
+        slices: &[DeviceSlice<'_>],
         missing: impl Fn(usize) -> DriverError,
     ) -> Result<Arc<[TensorMap]>, DriverError> {
         if self.specs.is_empty() {
@@ -160,7 +160,11 @@ impl TensorMaps {
         let slice = |spec: &TensorMapSpec| slices.get(spec.buffer).copied();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = last.as_ref()
-            && self.specs.iter().zip(&known.from).all(|(spec, from)| slice(spec) == Some(*from))
+            && self
+                .specs
+                .iter()
+                .zip(&known.from)
+                .all(|(spec, from)| slice(spec).is_some_and(|slice| place_of(slice) == *from))
         {
             return Ok(known.maps.clone());
         }
@@ -169,7 +173,7 @@ impl TensorMaps {
         for spec in &self.specs {
             let slice = slice(spec).ok_or_else(|| missing(spec.buffer))?;
             maps.push(self.encode(spec, slice)?);
-            from.push(slice);
+            from.push(place_of(slice));
         }
         let maps: Arc<[TensorMap]> = maps.into();
         *last = Some(Encoded { from, maps: maps.clone() });

@@ -8,12 +8,13 @@
 mod harness;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
-use cudarc::driver::sys;
 use driver::{
-    Buffer, CacheStats, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Gpu, Graph, Key,
-    Pinned, Pool, Stream, Value, bytes_of,
+    Buffer, CacheStats, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Gpu, Graph,
+    GraphExec, Key, Pinned, Pool, Stream, bytes_of,
 };
 use flashcore_driver as driver;
 use harness::{Folder, SCENARIO, passes, run};
@@ -48,21 +49,50 @@ fn load(context: &Arc<Context>, kernel: &Kernel) -> Result<Function, DriverError
     Function::load(context, kernel, &Expect::of(&kernel.launch))
 }
 
+/// A function of the fake.
+///
+/// # Safety
+/// `F` must be its type.
+unsafe fn fake<F: Copy>(name: &str) -> F {
+    static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
+    // SAFETY: the fake's initialisation does nothing, and it is loaded by now.
+    let library = LIBRARY.get_or_init(|| unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
+    // SAFETY: as the caller says.
+    *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
+}
+
 /// Objects alive in the fake, kernels launched, modules compiled.
 fn counts() -> (u64, u64, u64) {
     let (mut live, mut launches, mut linked) = (0, 0, 0);
-    // SAFETY: the fake has a function of that name and type; the library is loaded.
+    // SAFETY: the function's type.
     unsafe {
-        let ask = sys::culib().get::<extern "C" fn(&mut u64, &mut u64, &mut u64)>(b"fake_counts").unwrap();
-        ask(&mut live, &mut launches, &mut linked);
+        fake::<extern "C" fn(&mut u64, &mut u64, &mut u64)>("fake_counts")(
+            &mut live,
+            &mut launches,
+            &mut linked,
+        );
     }
     (live, launches, linked)
 }
 
+/// Synchronisations of streams, and user objects alive in the fake.
+fn waits() -> (u64, u64) {
+    let (mut synchronised, mut objects) = (0, 0);
+    // SAFETY: the function's type.
+    unsafe { fake::<extern "C" fn(&mut u64, &mut u64)>("fake_waits")(&mut synchronised, &mut objects) };
+    (synchronised, objects)
+}
+
+/// Lets something happen within each copy between host and device.
+fn within_copy(what: Option<extern "C" fn()>) {
+    // SAFETY: the function's type.
+    unsafe { fake::<extern "C" fn(Option<extern "C" fn()>)>("fake_within_copy")(what) };
+}
+
 /// Tensor maps encoded.
 fn maps_encoded() -> u64 {
-    // SAFETY: as above.
-    unsafe { sys::culib().get::<extern "C" fn() -> u64>(b"fake_maps").unwrap()() }
+    // SAFETY: the function's type.
+    unsafe { fake::<extern "C" fn() -> u64>("fake_maps")() }
 }
 
 /// What a child runs; alone it does nothing.
@@ -88,6 +118,16 @@ fn scenario() {
             }
             Context::open(0).unwrap();
         }
+        Ok("unknown") => {
+            let message = "CUDA error 919".to_owned();
+            assert_eq!(Context::open(0).unwrap_err(), DriverError::Call { call: "cuInit", message });
+        }
+        Ok("fork") => fork(),
+        Ok("joined") => joined(),
+        Ok("user_objects") => user_objects(),
+        Ok("refused_object") => refused_object(),
+        Ok("copies") => copies(),
+        Ok("given_up") => given_up(),
         Ok("forbidden") => {
             let error = Context::open(0).unwrap_err();
             assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
@@ -199,14 +239,13 @@ fn work() {
     }
     assert_eq!(counts().0, 0, "something was not destroyed");
     // Another library's context stays current on its thread.
-    let mut current = std::ptr::null_mut();
-    // SAFETY: the fake takes any handle.
+    let mut current = 0;
+    // SAFETY: the functions' types; the fake takes any handle.
     unsafe {
-        let foreign = 0x7770 as sys::CUcontext;
-        assert_eq!(sys::cuCtxSetCurrent(foreign), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(fake::<extern "C" fn(usize) -> u32>("cuCtxSetCurrent")(0x7770), 0);
         drop(Buffer::new(&context, 4).unwrap());
-        assert_eq!(sys::cuCtxGetCurrent(&mut current), sys::CUresult::CUDA_SUCCESS);
-        assert_eq!(current, foreign);
+        assert_eq!(fake::<extern "C" fn(&mut usize) -> u32>("cuCtxGetCurrent")(&mut current), 0);
+        assert_eq!(current, 0x7770);
     }
 }
 
@@ -328,6 +367,8 @@ fn contract() {
     refuse(&k.launch, &k.args[..1], "its parameters take [8, 4] bytes, given are [8]");
     refuse(&k.launch, &[k.args[0], Arg::U64(7)], "given are [8, 8]");
     refuse(&k.launch, &[Arg::Buffer { index: 1, offset: 0 }, k.args[1]], "names buffer 1 of 1");
+    let beyond = Arg::Buffer { index: 0, offset: 1 };
+    refuse(&k.launch, &[beyond, k.args[1]], "begins 1 bytes into buffer 0 of 0");
     refuse(&k.launch, &[Arg::Null; 65], "65 parameters; accepted: up to 64");
     let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
     refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
@@ -336,9 +377,9 @@ fn contract() {
     refuse(&k.launch, &[Arg::TensorMap { index: 0 }, k.args[1]], "names tensor map 0 of 0");
     // Clusters and an overlapping start are taken as they are.
     let buffer = Buffer::new(&context, 1024).unwrap();
-    let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(5)];
     let cluster = Launch { cluster: Dim3(2, 1, 1), grid: Dim3(2, 1, 1), overlapping: true, ..k.launch };
-    store.launch_values(&stream, &cluster, &values).unwrap();
+    let call = Call::new(cluster, vec![k.args[0], Arg::U32(5)]);
+    store.launch(&stream, &call, &[buffer.slice()]).unwrap();
     let mut word = [0; 4];
     stream.download(buffer.slice(), &mut word).unwrap();
     assert_eq!(u32::from_le_bytes(word), 5);
@@ -458,6 +499,209 @@ fn queues() {
     }
     assert!(captured[0] != captured[1] && !captured.contains(&first));
     assert_eq!(first, streams[0].queue().unwrap());
+    // Streams that join a capture are queues of their own in it.
+    let fork = Event::new(&context).unwrap();
+    Graph::capture(&streams[0], |stream| {
+        fork.record(stream)?;
+        streams[1].wait(&fork)?;
+        assert!(streams[1].queue()?.is_captured() && streams[1].queue()? != stream.queue()?);
+        Ok::<(), DriverError>(())
+    })
+    .unwrap();
+    // CU_STREAM_PER_THREAD names another stream in each thread.
+    // SAFETY: that handle is always good.
+    let own = unsafe { Stream::from_raw(&context, 2) };
+    let here = own.queue().unwrap();
+    let there = std::thread::scope(|scope| scope.spawn(|| own.queue().unwrap()).join().unwrap());
+    assert!(here != there && here == own.queue().unwrap());
+}
+
+/// A graph keeps the modules and the memory that are used on a stream that joins the capture by an event, and
+/// on another `Stream` of the captured handle.
+fn joined() {
+    let context = Context::open(0).unwrap();
+    let k = kernel("store");
+    let [one, two] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [fork, join] = [(); 2].map(|()| Event::new(&context).unwrap());
+    let spread = |work: &dyn Fn(&Stream) -> Result<(), DriverError>| {
+        Graph::capture(&one, |stream| {
+            fork.record(stream)?;
+            two.wait(&fork)?;
+            work(&two)?; // which is part of the capture now
+            join.record(&two)?;
+            stream.wait(&join)
+        })
+    };
+    // SAFETY: the stream outlives its second handle.
+    let again = unsafe { Stream::from_raw(&context, one.raw()) };
+    type Capture<'a> = &'a dyn Fn(&Function, &Buffer) -> Result<GraphExec, DriverError>;
+    let captures: [Capture<'_>; 3] = [
+        &|f, b| spread(&|two| f.launch(two, &Call::of(&k), &[b.slice()])),
+        &|f, b| Graph::capture(&one, |_| f.launch(&again, &Call::of(&k), &[b.slice()])),
+        // A graph within a graph.
+        &|f, b| {
+            let inner = Graph::capture(&two, |two| f.launch(two, &Call::of(&k), &[b.slice()]))?;
+            Graph::capture(&one, |one| inner.launch(one))
+        },
+    ];
+    for capture in captures {
+        let (before, launched) = (counts().0, counts().1);
+        let (function, buffer) = (load(&context, &k).unwrap(), Buffer::new(&context, 4).unwrap());
+        let graph = capture(&function, &buffer).unwrap();
+        let live = counts().0;
+        drop((function, buffer));
+        assert_eq!(counts().0, live, "the graph has lost its module or its memory");
+        graph.launch(&one).unwrap();
+        assert_eq!((counts().1, context.poisoned()), (launched + 1, None));
+        drop(graph);
+        assert_eq!(counts().0, before, "something was kept for good");
+    }
+    // What another stream does meanwhile is none of the graph's business.
+    let (function, buffer) = (load(&context, &k).unwrap(), Buffer::new(&context, 4).unwrap());
+    let before = counts().0;
+    let graph = Graph::capture(&one, |_| {
+        let (function, buffer) = (load(&context, &k)?, Buffer::new(&context, 4)?);
+        function.launch(&two, &Call::of(&k), &[buffer.slice()])
+    });
+    assert_eq!(counts().0, before + 1, "more than the graph itself was kept");
+    drop((graph, function, buffer));
+}
+
+/// Sets a flag when dropped.
+struct Flag(Arc<AtomicBool>);
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What is kept with a graph goes when the executable graph does, or with a capture that is called off.
+fn user_objects() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let flag = || Flag(gone.clone());
+    let graph = Graph::capture(&stream, |stream| stream.keep_with_graph(flag())).unwrap();
+    assert_eq!((gone.swap(false, Ordering::SeqCst), waits().1), (false, 1));
+    graph.launch(&stream).unwrap();
+    drop(graph);
+    assert_eq!((gone.swap(false, Ordering::SeqCst), waits().1), (true, 0));
+
+    let error = Graph::capture(&stream, |stream| {
+        stream.keep_with_graph(flag())?;
+        assert!(!gone.load(Ordering::SeqCst));
+        stream.synchronize()
+    });
+    assert!(error.is_err() && gone.swap(false, Ordering::SeqCst));
+    // Without a capture nothing would tell when to drop it.
+    let error = stream.keep_with_graph(flag()).unwrap_err().to_string();
+    assert!(error.contains("the stream is not being captured") && gone.load(Ordering::SeqCst), "{error}");
+}
+
+/// A driver that does not take a user object.
+fn refused_object() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let error = Graph::capture(&stream, |stream| stream.keep_with_graph(Flag(gone.clone()))).unwrap_err();
+    assert!(matches!(error, DriverError::Call { call: "cuGraphRetainUserObject", .. }), "{error}");
+    assert_eq!((gone.load(Ordering::SeqCst), waits().1), (true, 0));
+}
+
+/// While host memory is copied, no capture gets hold of the copy; a copy that a capture could hold is
+/// refused.
+fn copies() {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    static THREADS: Mutex<Vec<std::thread::JoinHandle<()>>> = Mutex::new(Vec::new());
+    static STREAM: OnceLock<Stream> = OnceLock::new();
+    extern "C" fn capture_meanwhile() {
+        // The capture itself copies nothing, so this runs once for each copy below.
+        let capture = || {
+            let stream = STREAM.get().unwrap();
+            Graph::capture(stream, |_| {
+                BEGUN.store(true, Ordering::SeqCst);
+                Ok::<(), DriverError>(())
+            })
+            .unwrap();
+        };
+        THREADS.lock().unwrap().push(std::thread::spawn(capture));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!BEGUN.load(Ordering::SeqCst), "captured while host memory was copied");
+    }
+    let context = Context::open(0).unwrap();
+    let stream = STREAM.get_or_init(|| Stream::new(&context).unwrap());
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let pinned = || Pinned::new(&context, 4).unwrap();
+    let copies: [&dyn Fn() -> Result<(), DriverError>; 4] = [
+        &|| stream.upload(buffer.slice(), &[1; 4]),
+        &|| stream.download(buffer.slice(), &mut [0; 4]),
+        &|| pinned().upload(stream, buffer.slice())?.wait().map(drop),
+        &|| pinned().download(stream, buffer.slice())?.wait().map(drop),
+    ];
+    for copy in copies {
+        within_copy(Some(capture_meanwhile));
+        copy().unwrap();
+        within_copy(None);
+        THREADS.lock().unwrap().drain(..).for_each(|thread| thread.join().unwrap());
+        assert!(BEGUN.swap(false, Ordering::SeqCst));
+        let error = Graph::capture(stream, |_| copy()).unwrap_err().to_string();
+        assert!(error.contains("the stream is being captured; copy before or after"), "{error}");
+    }
+    drop(buffer);
+    assert_eq!(counts().0, 1, "more is left than the stream");
+}
+
+/// Another thread gives the context up while host memory is copied: the copy is waited for all the same, and
+/// memory of which nobody knows whether the copy is done is not freed.
+fn given_up() {
+    static HUNG: OnceLock<Stream> = OnceLock::new();
+    extern "C" fn give_up() {
+        let error = HUNG.get().unwrap().synchronize_within(Duration::ZERO).unwrap_err();
+        assert!(error.is_hang(), "{error}");
+    }
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let buffer = Buffer::new(&context, 4).unwrap();
+    let transfer = Pinned::new(&context, 4).unwrap().upload(&stream, buffer.slice()).unwrap();
+    let k = kernel("hang");
+    let hung = HUNG.get_or_init(|| Stream::new(&context).unwrap());
+    load(&context, &k).unwrap().launch(hung, &Call::of(&k), &[buffer.slice()]).unwrap();
+    within_copy(Some(give_up));
+    let (waited, live) = (waits().0, counts().0);
+    let mut bytes = [1; 4];
+    stream.download(buffer.slice(), &mut bytes).unwrap();
+    assert_eq!((waits().0, bytes), (waited + 1, [0; 4]));
+    within_copy(None);
+    assert!(transfer.wait().unwrap_err().is_hang());
+    assert_eq!(counts().0, live, "the memory of a copy was freed");
+}
+
+/// A forked child of a process that uses CUDA is told so, by every call.
+fn fork() {
+    let context = Context::open(0).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    // SAFETY: the child only calls what is tested, and leaves without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let told = |error: Option<DriverError>| error == Some(DriverError::Forked);
+        let all = [
+            told(Context::open(0).err()),
+            told(driver::devices().err()),
+            told(Buffer::new(&context, 4).err()),
+            told(stream.synchronize().err()),
+            told(stream.queue().err()),
+        ];
+        // SAFETY: leaves at once.
+        unsafe { libc::_exit(if all == [true; 5] { 7 } else { 1 }) }
+    }
+    let mut status = 0;
+    // SAFETY: our child; the pointer is to a live number.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+    // The parent goes on.
+    Buffer::new(&context, 4).unwrap();
+    stream.synchronize().unwrap();
 }
 
 fn graphs() {
@@ -508,8 +752,9 @@ fn threads() {
                     let stream = if round % 2 == 0 { Stream::new(&context).unwrap() } else { shared.clone() };
                     let buffer = Buffer::new(&context, 4).unwrap();
                     let word = n * 1000 + round;
-                    let values = [Value::Pointer(buffer.slice().address()), Value::Bits32(word)];
-                    store.launch_values(&stream, &kernel("store").launch, &values).unwrap();
+                    let k = kernel("store");
+                    let call = Call::new(k.launch, vec![k.args[0], Arg::U32(word)]);
+                    store.launch(&stream, &call, &[buffer.slice()]).unwrap();
                     let mut back = [0; 4];
                     stream.download(buffer.slice(), &mut back).unwrap();
                     assert_eq!(u32::from_le_bytes(back), word);
@@ -557,6 +802,33 @@ fn a_device_that_is_not_ours_to_use_is_an_error_with_a_name() {
     // CUDA_ERROR_NOT_PERMITTED.
     passes("forbidden", &[("FAKE_INIT", "800")]);
     passes("other_device", &[("FAKE_DEVICES", "2")]);
+}
+
+#[test]
+fn a_code_that_is_newer_than_this_crate_is_an_error_with_its_number() {
+    passes("unknown", &[("FAKE_INIT", "919")]);
+}
+
+#[test]
+fn a_forked_child_is_told_that_cuda_does_not_work_there() {
+    passes("fork", &[]);
+}
+
+#[test]
+fn graphs_keep_what_joined_streams_use() {
+    passes("joined", &[]);
+}
+
+#[test]
+fn what_is_kept_with_a_graph_goes_with_it() {
+    passes("user_objects", &[]);
+    passes("refused_object", &[("FAKE_RETAIN", "801")]);
+}
+
+#[test]
+fn host_memory_is_not_copied_by_graphs_and_outlives_its_copies() {
+    passes("copies", &[]);
+    passes("given_up", &[]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmuError {
     /// The module has no entry of that name.
-    #[error("the module has no entry `{name}`; it has {available:?}")]
+    #[error("the module has no entry `{name}`; its entries: {}", ptx::quote::list(available))]
     NoEntry {
         /// The name asked for.
         name: String,
@@ -118,6 +118,25 @@ pub enum EmuError {
         steps: u64,
         /// What they may issue.
         limit: u64,
+    },
+    /// The start of all CTAs alone is beyond the budget: nothing was run.
+    #[error(
+        "the grid has {ctas} CTAs, and to start them counts as {least} warp instructions, beyond the budget of {limit} \
+         for a grid; launch a smaller grid, or a smaller problem of the same kind"
+    )]
+    GridSize {
+        /// CTAs of the grid.
+        ctas: u64,
+        /// Warp instructions that starting them counts as.
+        least: u64,
+        /// What the grid may issue.
+        limit: u64,
+    },
+    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) is over: no verdict.
+    #[error("the time limit of {} s is over; give more time, or launch a smaller grid", limit.as_secs_f64())]
+    TimeLimit {
+        /// The limit.
+        limit: std::time::Duration,
     },
     /// CTAs that communicate read the same places too often to remember it all: no verdict.
     #[error(

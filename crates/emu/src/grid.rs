@@ -15,6 +15,7 @@ use crate::memory::{Bitmap, Buffer, GlobalMemory, Region, RegionAccess};
 use crate::numerics::tensor::TensorRules;
 use crate::order::{Actors, DenseShadow};
 use crate::report::{Fidelity, Findings, HazardKind, Options, Place, Report, ThreadId};
+use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
 /// CTAs that may run at a time where they communicate: more than any GPU holds.
@@ -30,16 +31,39 @@ const READS_LIMIT: u64 = 1 << 30;
 const SHADOW_LIMIT: u64 = 4 << 30;
 
 /// What the CTAs of a grid have issued, against what they may.
-struct Budget {
+struct Budget<'a> {
     ctas: u64,
     limit: u64,
+    stopwatch: Option<&'a Stopwatch>,
     done: AtomicU64,
     steps: AtomicU64,
 }
 
-impl Budget {
-    fn new(context: &Context, ctas: u64) -> Budget {
-        Budget { ctas, limit: context.options.grid_limit, done: AtomicU64::new(0), steps: AtomicU64::new(0) }
+impl<'a> Budget<'a> {
+    fn new(context: &Context<'a>, ctas: u64) -> Result<Budget<'a>, EmuError> {
+        let (limit, stopwatch) = (context.options.grid_limit, context.options.stopwatch.as_deref());
+        let least = ctas.saturating_mul(START_STEPS);
+        if least > limit {
+            return Err(EmuError::GridSize { ctas, least, limit });
+        }
+        if let Some(stopwatch) = stopwatch {
+            stopwatch.begin(ctas);
+        }
+        Ok(Budget { ctas, limit, stopwatch, done: AtomicU64::new(0), steps: AtomicU64::new(0) })
+    }
+
+    /// Before CTAs start.
+    fn start(&self, ctas: u64) -> Result<(), EmuError> {
+        self.stopwatch.map_or(Ok(()), Stopwatch::check)?;
+        self.spend(START_STEPS * ctas)
+    }
+
+    /// After CTAs ended.
+    fn finish(&self, ctas: u64) {
+        self.done.fetch_add(ctas, Ordering::Relaxed);
+        if let Some(stopwatch) = self.stopwatch {
+            stopwatch.finish(ctas);
+        }
     }
 
     fn spend(&self, steps: u64) -> Result<(), EmuError> {
@@ -65,7 +89,7 @@ impl Budget {
 ///
 /// # Errors
 /// When the contract does not fit, when the kernel has an instruction that is not implemented (nothing is run then), or
-/// when it does not end within [`Options::step_limit`] and [`Options::grid_limit`].
+/// when it does not end within [`Options::step_limit`], [`Options::grid_limit`] and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len())?;
@@ -300,11 +324,11 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
     for (index, map) in kernel.tensor_maps.iter().enumerate() {
         map.check_in(&kernel.buffers).map_err(|error| EmuError::TensorMap { index, error })?;
         let row = map.box_extents[0] * map.element.bytes();
-        if map.swizzle.span().is_some_and(|span| span != row) {
+        if let Some(span) = map.swizzle.span().filter(|&span| span != row) {
             return Err(EmuError::Launch {
                 what: "the row of a swizzled box",
                 given: format!("{row} bytes"),
-                accepted: format!("{:?} bytes: shorter rows are not implemented", map.swizzle.span()),
+                accepted: format!("{span} bytes: shorter rows are not implemented"),
             });
         }
     }
@@ -449,15 +473,15 @@ fn map_buffers<'a>(
 /// Clusters that cannot see each other: in parallel, in any order.
 fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let granule = context.program.granules[1];
-    let budget = Budget::new(context, clusters.count() * context.ranks());
+    let budget = Budget::new(context, clusters.count() * context.ranks())?;
     let found = (0..clusters.count())
         .into_par_iter()
         .try_fold(Total::default, |mut sum, i| {
-            budget.spend(START_STEPS * context.ranks())?;
+            budget.start(context.ranks())?;
             let cluster = Cluster::new(context, clusters.get(i), GlobalOrder::new(granule));
             let (outcome, _) = cluster.run()?;
             budget.spend(outcome.effort)?;
-            budget.done.fetch_add(context.ranks(), Ordering::Relaxed);
+            budget.finish(context.ranks());
             sum.add(outcome);
             Ok(sum)
         })
@@ -472,12 +496,12 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
     let mut next = 0;
     let mut resident: VecDeque<Cluster> = VecDeque::new();
     let room = resident_clusters(context);
-    let budget = Budget::new(context, clusters.count() * context.ranks());
+    let budget = Budget::new(context, clusters.count() * context.ranks())?;
     let mut spinning = 0;
     let count = clusters.count();
     while next < count || !resident.is_empty() {
         while next < count && resident.len() < room {
-            budget.spend(START_STEPS * context.ranks())?;
+            budget.start(context.ranks())?;
             resident.push_back(Cluster::new(context, clusters.get(next), GlobalOrder::default()));
             next += 1;
         }
@@ -501,7 +525,7 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
             }
         } else {
             spinning = 0;
-            budget.done.fetch_add(context.ranks(), Ordering::Relaxed);
+            budget.finish(context.ranks());
             cluster.env.order = order;
             let (outcome, back) = cluster.finish();
             order = back;

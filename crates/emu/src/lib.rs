@@ -23,6 +23,7 @@ pub mod numerics;
 mod order;
 mod report;
 pub mod resources;
+mod stopwatch;
 pub mod trace;
 
 pub use counters::{Counter, Counters};
@@ -31,3 +32,4 @@ pub use grid::run;
 pub use machine::Emulator;
 pub use memory::Buffer;
 pub use report::{Checks, Fidelity, Hazard, HazardKind, Options, Place, Report, Schedule, ThreadId};
+pub use stopwatch::Stopwatch;

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use ptx::Space;
 
 use crate::counters::Counters;
+use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
 /// In which order things happen that the machine may order as it likes.
@@ -73,6 +75,8 @@ pub struct Options {
     pub step_limit: u64,
     /// Warp instructions that all CTAs may issue together; the start of a CTA counts as some.
     pub grid_limit: u64,
+    /// The time limit and the progress of the run, where the caller wants them.
+    pub stopwatch: Option<Arc<Stopwatch>>,
     /// Byte ranges per buffer of the contract that must be written; `Write` buffers not named must be written whole.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
 }
@@ -89,6 +93,7 @@ impl Default for Options {
             only: None,
             step_limit: 50_000_000,
             grid_limit: u64::MAX,
+            stopwatch: None,
             must_write: HashMap::new(),
         }
     }
@@ -168,7 +173,7 @@ impl fmt::Display for Place {
         write!(
             f,
             "{}[{:#x}]",
-            if self.name.is_empty() { &self.space.suffix()[1..] } else { &self.name },
+            if self.name.is_empty() { self.space.suffix().trim_start_matches('.') } else { &self.name },
             self.offset
         )
     }

@@ -1,4 +1,5 @@
-//! Runs `filetests/run` and `filetests/hazard`: PTX with the launch, and what must come of it, in comments.
+//! Runs `filetests/run` and `filetests/hazard`, see `flashcore_filetest`: PTX with the launch and the expected results in
+//! comments.
 //!
 //! ```text
 //! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1)
@@ -11,10 +12,9 @@
 //! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)
 //! ```
 //!
-//! Every schedule may find only what is announced, and what is announced some schedule must find.
+//! No schedule may find a hazard that is not announced, and some schedule must find each announced hazard.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use flashcore_emu::{Buffer, EmuError, Options, Report, Schedule, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, TensorMapSpec};
@@ -249,32 +249,18 @@ impl Case {
     }
 }
 
-fn folder(name: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests").join(name);
-    let mut files: Vec<_> =
-        std::fs::read_dir(&path).expect("the folder").map(|f| f.expect("a file").path()).collect();
-    files.sort();
-    let failures: Vec<String> = files
-        .iter()
-        .filter(|f| f.extension().is_some_and(|e| e == "ptx"))
-        .filter_map(|file| {
-            let text = std::fs::read_to_string(file).expect("readable");
-            let case = read(&text);
-            let wrong = (name == "run" && !case.hazards.is_empty())
-                .then(|| "hazards belong to the other folder".into());
-            let error = wrong.or_else(|| case.judge().err())?;
-            Some(format!("{}: {error}", file.file_name()?.to_string_lossy()))
-        })
-        .collect();
-    assert!(failures.is_empty(), "{} of {} fail:\n{}", failures.len(), files.len(), failures.join("\n"));
+fn hazard_case(case: &filetest::Case) -> Result<(), String> {
+    read(&case.text).judge()
 }
 
-#[test]
-fn correct_kernels_run_without_alarm() {
-    folder("run");
+fn run_case(case: &filetest::Case) -> Result<(), String> {
+    let case = read(&case.text);
+    if !case.hazards.is_empty() {
+        return Err("a file that announces hazards belongs to filetests/hazard".into());
+    }
+    case.judge()
 }
 
-#[test]
-fn hazards_are_found_where_they_are() {
-    folder("hazard");
+fn main() {
+    filetest::main(&[("run", run_case), ("hazard", hazard_case)]);
 }

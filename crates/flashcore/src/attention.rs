@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use cpu::{CpuPlan, Element};
 use driver::DriverError;
-use problem::{Layout, Mask, Problem, Tensor};
+use problem::{Band, Layout, Problem, Score, Tensor};
 
 use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TensorView, TensorViewMut};
@@ -50,8 +50,8 @@ pub struct Attention<'a, T> {
     q: TensorView<'a, T>,
     k: TensorView<'a, T>,
     v: TensorView<'a, T>,
-    mask: Mask,
-    scale: Option<f32>,
+    band: Band,
+    score: Score,
     /// `None` leaves it to us.
     device: Option<Device>,
 }
@@ -66,30 +66,43 @@ pub fn attention<'a, T: Element>(
     k: TensorView<'a, T>,
     v: TensorView<'a, T>,
 ) -> Attention<'a, T> {
-    Attention { q, k, v, mask: Mask::None, scale: None, device: None }
+    Attention { q, k, v, band: Band::FULL, score: Score::default(), device: None }
 }
 
 impl<T: Element> Attention<'_, T> {
     /// Each query sees the keys up to its own position, counted from the end, as in FlashAttention.
     pub fn causal(self) -> Self {
-        self.mask(Mask::Causal)
+        self.band(Band::CAUSAL)
     }
 
     /// Each query sees the keys up to its own position, counted from the start, as with PyTorch's `is_causal`. Of a square it is
     /// [`causal`](Attention::causal).
     pub fn causal_top_left(self) -> Self {
-        self.mask(Mask::CausalTopLeft)
+        self.band(Band::CAUSAL_TOP_LEFT)
     }
 
-    /// Which keys a query sees.
-    pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = mask;
+    /// A sliding window: each query sees `before` keys before the one level with it, that key, and `after` keys after it,
+    /// counted from the end as in FlashAttention's `window_size`. A model's "window of W" counts the query's own key:
+    /// `before = W − 1`. Blocks of keys that no query of a tile sees cost nothing.
+    pub fn window(self, before: u32, after: u32) -> Self {
+        self.band(Band::window(before, after))
+    }
+
+    /// Which keys a query sees, by position.
+    pub fn band(mut self, band: Band) -> Self {
+        self.band = band;
+        self
+    }
+
+    /// A cap on the logits: `softcap · tanh(scale · q·k / softcap)`, before anything is masked (Gemma 2). Positive.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.score.softcap = Some(softcap);
         self
     }
 
     /// The factor on Q Kᵀ.
     pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
+        self.score.scale = Some(scale);
         self
     }
 
@@ -194,8 +207,8 @@ impl<T: Element> Attention<'_, T> {
             heads_kv: k[1],
             seq_kv: k[2],
             head_dim_v: v[3],
-            mask: self.mask,
-            scale: self.scale,
+            band: self.band,
+            score: self.score,
             q: self.q.strides,
             k: self.k.strides,
             v: self.v.strides,
@@ -221,10 +234,10 @@ mod tests {
         let (q, k, v) = (ramp::<T>(4 * 5 * 8, 3), ramp::<T>(2 * 7 * 8, 5), ramp::<T>(2 * 7 * 8, 11));
         let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
         let full = attention(view(&q, [1, 4, 5, 8]), view(&k, [1, 2, 7, 8]), view(&v, [1, 2, 7, 8]));
-        for (call, mask) in [(full.causal(), Mask::Causal), (full.causal_top_left(), Mask::CausalTopLeft)] {
+        for (call, mask) in [(full.causal(), Band::CAUSAL), (full.causal_top_left(), Band::CAUSAL_TOP_LEFT)] {
             let output = call.run().unwrap();
             let problem = call.problem([1, 4, 5, 8], Layout::Bhsd.strides(4, 5, 8)).unwrap();
-            assert_eq!(problem.mask, mask);
+            assert_eq!(problem.band, mask);
             let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
             for (ours, exact) in output.data.iter().zip(&oracle.out) {
                 assert!((f64::from(ours.to_f32()) - exact).abs() < tolerance, "{} {exact}", ours.to_f32());
@@ -274,7 +287,12 @@ mod tests {
         assert_eq!(error.to_string(), "k has dim = 16, q has 8; they must be equal");
         let error =
             attention(view([1, 2, 4, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8])).scale(f32::NAN).run();
-        assert!(error.unwrap_err().to_string().contains("scale = NaN; accepted: a number whose"));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("invalid value 'NaN' for scale: expected a finite number")
+        );
         let mut out = vec![0.0; 64];
         let out = TensorViewMut::dense(&mut out, [1, 1, 8, 8], Layout::Bhsd).unwrap();
         let call = attention(view([1, 1, 8, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8]));

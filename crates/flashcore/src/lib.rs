@@ -48,10 +48,15 @@ pub use attention::{Attention, Device, Output, attention};
 pub use cpu::Element;
 pub use error::AttentionError;
 pub use kernels::Plan;
-pub use problem::{DType, Layout, Mask, Problem, Strides};
+pub use problem::{Band, Corner, DType, Layout, Problem, Score, Strides};
 pub use tensor::{TensorView, TensorViewMut};
 
-/// The README's example, compiled and run.
+/// The example of the README, compiled and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The examples of the book's guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/rust.md")]
+struct Guide;

@@ -12,11 +12,11 @@ use std::path::Path;
 use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, PlanSource, Prepared};
 use flashcore::{
-    AttentionError, DType, Device, Element, Layout, Mask, Problem, Strides, TensorView, TensorViewMut,
+    AttentionError, Band, DType, Device, Element, Layout, Problem, Strides, TensorView, TensorViewMut,
     attention,
 };
 use half::f16;
-use harness::{SCENARIO, passes};
+use harness::{Folder, SCENARIO, passes};
 use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Family, Plan};
 use tile::{Handout, Tail, Turns};
@@ -31,6 +31,7 @@ fn scenario() {
         Ok("hopper_fallbacks") => hopper_fallbacks(),
         Ok("hopper") => hopper(),
         Ok("full") => full(),
+        Ok("scratch") => scratch(),
         Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
         Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
         Ok("forbidden") => without("cuInit is not permitted: CUDA_ERROR_NOT_PERMITTED"),
@@ -73,7 +74,7 @@ fn slices() {
     let view = |data, shape| TensorView::dense(data, shape, Layout::Bshd).unwrap();
     let call =
         attention(view(&q, [1, 4, 20, 16]), view(&k, [1, 2, 30, 16]), view(&v, [1, 2, 30, 16])).causal();
-    let problem = Problem::new(1, 4, 20, 16, DType::F16).with_mask(Mask::Causal);
+    let problem = Problem::new(1, 4, 20, 16, DType::F16).with_band(Band::CAUSAL);
     let mut problem = Problem { heads_kv: 2, seq_kv: 30, ..problem }.with_layout(Layout::Bshd);
     problem.out = Layout::Bhsd.strides(4, 20, 16);
     let oracle = cpu::oracle(&problem, &q, &k, &v).unwrap();
@@ -138,7 +139,7 @@ impl Tensors {
         Tensors(contents.map(buffer).into(), shift)
     }
 
-    fn slice(&self, i: usize) -> driver::DeviceSlice {
+    fn slice(&self, i: usize) -> driver::DeviceSlice<'_> {
         self.0[i].slice().part(self.1, self.0[i].bytes() - self.1).unwrap()
     }
 
@@ -193,7 +194,7 @@ fn device_memory() {
     let odd = Tensors::new(&gpu, contents, 1);
     refuse(odd.enqueue(&prepared, &stream), "accepted: multiples of 2 bytes");
     let unordered = Problem { heads_kv: 0, ..problem.clone() };
-    refuse(gpu.prepare(&unordered, true, None).map(drop), "heads_kv is 0");
+    refuse(gpu.prepare(&unordered, true, None).map(drop), "'0' for heads_kv");
 
     // Strides that no memory has are refused before anything is loaded.
     let far = Strides { batch: 0, head: i64::MAX, row: 16 };
@@ -278,8 +279,8 @@ fn hopper_fallbacks() {
 /// Hopper's families from end to end: tensor maps of whatever address comes, clusters, counters, scratch, graphs.
 fn hopper() {
     let gpu = Gpu::open(0).unwrap();
-    let problem = Problem::new(1, 2, 70, 64, DType::F16).with_mask(Mask::Causal);
-    let unmasked = problem.clone().with_mask(Mask::None);
+    let problem = Problem::new(1, 2, 70, 64, DType::F16).with_band(Band::CAUSAL);
+    let unmasked = problem.clone().with_band(Band::FULL);
     let shared = WgmmaPlan {
         consumers: 1,
         block_n: 16,
@@ -316,6 +317,87 @@ fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
         // The last lies where no tensor map can begin; the family for every GPU took it.
         assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
     }
+}
+
+/// Memory of a kernel's own: launches that may run at once never share it, and it is used again once they are
+/// done.
+fn scratch() {
+    let gpu = Gpu::open(0).unwrap();
+    let context = gpu.context();
+    let problem = Problem::new(1, 5, 4096, 64, DType::F16);
+    let plan = WgmmaPlan {
+        ends: Ends::Common,
+        handout: Handout::Static,
+        tail: Tail::Shared,
+        ..WgmmaPlan::default_for(&problem, gpu.arch())
+    };
+    let prepared = gpu.prepare(&problem, false, Some(&Plan::Wgmma(plan.clone()))).unwrap();
+    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap();
+    let bytes = kernel.buffers.iter().find(|buffer| buffer.name == "scratch").unwrap().bytes;
+    let place = bytes.next_multiple_of(1 << 20);
+    let [q, k, v, out] = [(); 4].map(|()| Buffer::new(context, 5 * 4096 * 64 * 2).unwrap());
+    let enqueue = |stream: &Stream| {
+        prepared.enqueue(stream, q.slice(), k.slice(), v.slice(), out.slice(), None).unwrap();
+        Ok::<(), AttentionError>(())
+    };
+    // Places of scratch beyond those that are there now; counters are 64 at a time and small.
+    let free = || context.free_memory().unwrap().0;
+    let start = free();
+    let places = || (start - free()) / place;
+    let stream = || Stream::new(context).unwrap();
+
+    // The place that came with the kernel, then one for each graph that is alive.
+    let first = stream();
+    let capture = || Graph::capture(&first, enqueue).unwrap();
+    for _ in 0..50 {
+        drop(capture());
+    }
+    assert_eq!(places(), 0);
+    let graphs: Vec<_> = (0..6).map(|_| capture()).collect();
+    assert_eq!(places(), 5);
+    drop(graphs);
+    drop(capture());
+    assert_eq!(places(), 0, "more is kept than for the next graph");
+    // A capture that is called off, and two launches of one capture.
+    for _ in 0..3 {
+        let error = Graph::capture(&first, |stream| {
+            (0..2).try_for_each(|_| enqueue(stream))?;
+            stream.synchronize()?;
+            Ok::<(), AttentionError>(())
+        });
+        assert!(error.is_err());
+    }
+    assert_eq!(places(), 0);
+
+    // The first four streams keep theirs; any number of others that are done share one.
+    let streams: Vec<Stream> = (0..4).map(|_| stream()).collect();
+    streams.iter().try_for_each(enqueue).unwrap();
+    assert_eq!(places(), 3);
+    for _ in 0..50 {
+        enqueue(&stream()).unwrap();
+    }
+    assert_eq!(places(), 4);
+    // Those that are not done do not.
+    let hold = std::env::var("FAKE_HOLD").unwrap();
+    std::fs::write(&hold, "").unwrap();
+    let busy: Vec<Stream> = (0..6).map(|_| stream()).collect();
+    for _ in 0..3 {
+        busy.iter().try_for_each(enqueue).unwrap();
+        streams.iter().try_for_each(enqueue).unwrap();
+    }
+    assert_eq!(places(), 10);
+    gpu.trim().unwrap();
+    assert_eq!(places(), 10, "taken from launches that are not done");
+    std::fs::remove_file(&hold).unwrap();
+    // Also while a stream is captured.
+    let graph = Graph::capture(&first, |first| {
+        (0..6).try_for_each(|_| enqueue(&stream()))?;
+        enqueue(first)
+    });
+    assert_eq!(places(), 10);
+    drop(graph);
+    gpu.trim().unwrap();
+    assert_eq!(places(), 3, "more is left than the four streams'");
 }
 
 /// A device without room: the CPU computes, unless the GPU was asked for by name.
@@ -364,6 +446,14 @@ fn hoppers_families_take_device_memory() {
 #[test]
 fn prepared_kernels_take_device_memory() {
     on_the_emulator("device_memory", &[]);
+}
+
+#[test]
+fn kernels_share_memory_of_their_own_only_in_turn() {
+    let folder = Folder::new("hold");
+    let hold = folder.0.join("hold");
+    let variables = [("FAKE_SM", "90"), ("FAKE_THREADS", "512"), ("FAKE_HOLD", hold.to_str().unwrap())];
+    passes("scratch", &variables);
 }
 
 #[test]

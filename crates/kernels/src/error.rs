@@ -1,4 +1,4 @@
-use problem::{DType, Mask, ProblemError};
+use problem::{Band, DType, ProblemError};
 
 /// Why no kernel could be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum PlanError {
     Value { what: &'static str, value: u64, accepted: String },
     /// A mask that the family does not compute.
     #[error("mask = {mask} is not computed by {family}; accepted: {accepted}")]
-    Mask { family: &'static str, mask: Mask, accepted: Mask },
+    Mask { family: &'static str, mask: Band, accepted: Band },
     /// Strides other than those of a dense tensor.
     #[error("{tensor} is not dense; accepted by {family}: [batch, head, sequence, dim] without gaps")]
     NotDense { family: &'static str, tensor: &'static str },

@@ -5,13 +5,14 @@ mod tools;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
+use flashcore_kernels::forward::small::SmallPlan;
+use flashcore_kernels::forward::wgmma::{Softmax, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{DType, Layout, Mask, Problem, Tensor};
+use problem::{Band, DType, Layout, Problem, Tensor};
 use ptx::{Item, Kernel, Statement};
 use tile::{CopyMode, Rescale};
 use tools::Assembled;
@@ -46,40 +47,57 @@ fn histogram(kernel: &Kernel) -> String {
     text
 }
 
-/// Plans that differ in what they emit.
-fn golden_cases() -> Vec<(&'static str, Problem, MmaPlan, Arch)> {
+/// Plans that differ in what they emit, of every family; of `small` the kernels that request all keys at once and those
+/// that stream them.
+fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let mission = Problem::mission();
     let of = |problem: &Problem, arch: Arch| default_plan(problem, &arch);
-    let causal = Problem::new(4, 16, 2048, 128, DType::Bf16).with_mask(Mask::Causal);
+    let causal = Problem::new(4, 16, 2048, 128, DType::Bf16).with_band(Band::CAUSAL);
     let odd = Problem::new(1, 8, 500, 72, DType::F16);
     let wide = Problem::new(1, 64, 4096, 256, DType::F16);
     let mut unaligned = Problem::new(1, 8, 500, 64, DType::F16);
     unaligned.q.row = 67;
     let simple = MmaPlan { stages: 1, rescale: Rescale::Always, ..of(&mission, Arch::SM_80) };
     let lse = MmaPlan { lse: true, ..of(&causal, Arch::SM_80) };
-    vec![
+    let mma = [
         ("mission", mission.clone(), of(&mission, Arch::SM_90), Arch::SM_90),
-        ("mission_one_stage_always", mission, simple, Arch::SM_80),
-        ("causal_d128_lse", causal, lse, Arch::SM_80),
+        ("mission_one_stage_always", mission.clone(), simple, Arch::SM_80),
+        ("causal_d128_lse", causal.clone(), lse, Arch::SM_80),
         ("ragged_d72", odd.clone(), of(&odd, Arch::SM_86), Arch::SM_86),
         ("d256_8_warps", wide.clone(), of(&wide, Arch::SM_80), Arch::SM_80),
         ("unaligned", unaligned.clone(), of(&unaligned, Arch::SM_89), Arch::SM_89),
-    ]
+    ];
+    let mma = mma.into_iter().map(|(name, problem, plan, arch)| (name, problem, Plan::Mma(plan), arch));
+
+    let hopper = |name, problem: &Problem, plan| (name, problem.clone(), plan, Arch::SM_90);
+    let full = Problem::new(4, 16, 2048, 128, DType::F16);
+    let wgmma = |problem: &Problem| WgmmaPlan::default_for(problem, &Arch::SM_90);
+    let classic = WgmmaPlan { softmax: Softmax::Lazy { slack: 8 }, ..wgmma(&full) };
+    let small = |problem: &Problem| SmallPlan::default_for(problem, &Arch::SM_90);
+    let short = Problem::new(1, 8, 256, 64, DType::F16);
+    let long = Problem::new(1, 8, 4096, 64, DType::F16);
+    assert!(!small(&short).streams() && small(&long).streams(), "both kinds of `small`");
+    mma.chain([
+        hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
+        hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
+        hopper("wgmma_causal_d128_lse", &causal, Plan::Wgmma(wgmma(&causal).with_lse(true))),
+        hopper("small_at_once", &short, Plan::Small(small(&short))),
+        hopper("small_mission", &mission, Plan::Small(small(&mission))),
+        hopper("small_streamed_lse", &long, Plan::Small(SmallPlan { lse: true, ..small(&long) })),
+    ])
+    .collect()
 }
 
-/// `UPDATE_GOLDEN=1 cargo test -p flashcore-kernels` writes them anew; the diff is the review.
+/// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test emit` writes the goldens anew; the diff is the review.
 #[test]
 fn histograms_are_the_golden_ones() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../filetests/emit");
-    for (name, problem, plan, arch) in golden_cases() {
-        let kernel = emit(&problem, &Plan::Mma(plan), &arch).unwrap();
-        let (path, got) = (folder.join(format!("{name}.txt")), histogram(&kernel));
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&path, &got).unwrap();
-        }
-        let golden = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(got, golden, "{} differs", path.display());
-    }
+    let folder = filetest::root().join("emit");
+    let compared = golden_cases().into_iter().map(|(name, problem, plan, arch)| {
+        let kernel = emit(&problem, &plan, &arch).unwrap_or_else(|error| panic!("{name}: {error}"));
+        filetest::golden(&folder.join(format!("{name}.txt")), &histogram(&kernel))
+    });
+    let different: Vec<String> = compared.filter_map(Result::err).collect();
+    assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
 /// Defaults on grids that fill a device, and on small ones, whose tiles have fewer rows.
@@ -88,15 +106,15 @@ fn defaults_assemble_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let dims = [32, 40, 64, 72, 96, 120, 128, 136, 192, 256];
     let mut cases: Vec<(Problem, MmaPlan, Arch)> = Vec::new();
-    for (dim, mask) in dims.into_iter().flat_map(|dim| [Mask::None, Mask::Causal].map(|mask| (dim, mask))) {
+    for (dim, mask) in dims.into_iter().flat_map(|dim| [Band::FULL, Band::CAUSAL].map(|mask| (dim, mask))) {
         let dtype = if dim % 16 == 0 { DType::F16 } else { DType::Bf16 };
         for arch in Arch::ALL {
             for problem in [Problem::new(8, 32, 2048, dim, dtype), Problem::new(1, 8, 256, dim, dtype)] {
-                let problem = problem.with_mask(mask);
+                let problem = problem.with_band(mask);
                 let plan = default_plan(&problem, &arch);
                 // Where both grids get the same tiles they get the same code.
                 let same = |(p, known, a): &(Problem, MmaPlan, Arch)| {
-                    (p.head_dim, p.mask) == (dim, mask) && *known == plan && *a == arch
+                    (p.head_dim, p.band) == (dim, mask) && *known == plan && *a == arch
                 };
                 if !cases.iter().any(same) {
                     cases.push((problem, plan, arch));
@@ -179,8 +197,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(reason(good.clone(), &dim, &Arch::SM_80).starts_with("head_dim = 60; accepted: multiples of 8"));
     let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
     assert!(reason(good, &heads, &Arch::SM_80).starts_with("heads_q = 70000; accepted: up to 65535"));
-    for mask in Mask::ALL {
-        let heads = heads.clone().with_mask(mask);
+    for mask in Band::NAMED {
+        let heads = heads.clone().with_band(mask);
         MmaPlan::default_for(&heads, &Arch::SM_80).check(&heads, &Arch::SM_80).unwrap();
     }
 }
@@ -217,7 +235,7 @@ fn ptxas_assembles_the_ladder_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     for arch in [Arch::SM_80, Arch::SM_89] {
         for rung in RungPlan::ALL {
-            let problem = Problem::mission().with_mask(rung.mask());
+            let problem = Problem::mission().with_band(rung.mask());
             let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap();
             let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
             assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
@@ -231,7 +249,7 @@ fn ptxas_assembles_the_ladder_without_spills() {
 fn alignments_that_are_one_are_one_kernel() {
     let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
     let of = |mask, seq_q, seq_kv, dim| {
-        let problem = Problem::new(2, 8, seq_q, dim, DType::Bf16).with_mask(mask);
+        let problem = Problem::new(2, 8, seq_q, dim, DType::Bf16).with_band(mask);
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
     for family in Family::ALL {
@@ -239,9 +257,9 @@ fn alignments_that_are_one_are_one_kernel() {
             let plan =
                 |problem: &Problem| choose_of(family, problem, &device, TunedTable::builtin()).unwrap().plan;
             let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap();
-            let square = of(Mask::Causal, seq, seq, dim);
+            let square = of(Band::CAUSAL, seq, seq, dim);
             for seq_kv in [seq, seq + 300] {
-                let same = of(Mask::CausalTopLeft, seq, seq_kv, dim);
+                let same = of(Band::CAUSAL_TOP_LEFT, seq, seq_kv, dim);
                 assert_eq!(plan(&same), plan(&square), "{}", family.name());
                 let (kernel, of_square) = (text(&same), text(&square));
                 assert_eq!(kernel.module.to_string(), of_square.module.to_string(), "{}", family.name());
@@ -251,7 +269,7 @@ fn alignments_that_are_one_are_one_kernel() {
                 assert_eq!([1, 2].map(|i| kernel.buffers[i].bytes), [Tensor::K, Tensor::V].map(bytes));
             }
             let (fewer, rectangle) =
-                (of(Mask::CausalTopLeft, seq, 300, dim), of(Mask::Causal, seq, 300, dim));
+                (of(Band::CAUSAL_TOP_LEFT, seq, 300, dim), of(Band::CAUSAL, seq, 300, dim));
             let kernels =
                 [&fewer, &rectangle].map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap());
             assert_ne!(kernels[0].module.to_string(), kernels[1].module.to_string(), "{}", family.name());

@@ -7,7 +7,7 @@ mod common;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
 use tile::{Order, Rescale};
 
@@ -65,8 +65,8 @@ fn torture_set_is_right_and_without_hazards() {
 #[test]
 fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
-        let mask = Mask::ALL[i % Mask::ALL.len()];
-        let problem = Problem::new(1, 1, 260, 64, DType::F16).with_mask(mask);
+        let mask = Band::NAMED[i % Band::NAMED.len()];
+        let problem = Problem::new(1, 1, 260, 64, DType::F16).with_band(mask);
         prove(&problem, default_plan(&problem, &arch), &arch, Options::default());
     }
 }
@@ -74,7 +74,7 @@ fn defaults_are_right_on_every_architecture() {
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
     let problem =
-        Problem::new(1, 1, 96, 64, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(200, Layout::Bshd);
+        Problem::new(1, 1, 96, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(200, Layout::Bshd);
     let small =
         MmaPlan { block_m: 64, block_n: 32, warps: 4, lse: true, ..plain_plan(&problem, &Arch::SM_80) };
     for stages in [1, 2, 3] {
@@ -101,15 +101,15 @@ fn parts_of_the_keys_are_joined() {
         [small(2, 32, 4, 64, 2), small(4, 16, 4, 64, 3), small(8, 32, 8, 128, 1), small(4, 64, 8, 64, 2)];
     for (i, plan) in plans.iter().enumerate() {
         for (keys, mask) in [
-            (200, Mask::None),
-            (70, Mask::Causal),
-            (0, Mask::None),
-            (7, Mask::Causal),
-            (70, Mask::CausalTopLeft),
+            (200, Band::FULL),
+            (70, Band::CAUSAL),
+            (0, Band::FULL),
+            (7, Band::CAUSAL),
+            (70, Band::CAUSAL_TOP_LEFT),
         ] {
             for dim in [64, 128] {
                 let problem = Problem::new(1, 2, 90, dim, [DType::F16, DType::Bf16][i % 2])
-                    .with_mask(mask)
+                    .with_band(mask)
                     .with_seq_kv(keys, Layout::Bshd);
                 for schedule in SCHEDULES {
                     let options = Options { seed: i as u64, schedule, ..Options::default() };

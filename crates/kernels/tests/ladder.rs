@@ -7,14 +7,14 @@ use emu::{Buffer, Checks, Emulator, HazardKind, Options, Report, Schedule};
 use flashcore_kernels::ladder::{Expected, Inputs, Quantised, Reason, RungPlan, dequantise, quantise, rungs};
 use flashcore_kernels::{Arch, KernelError, Plan, PlanError, emit};
 use half::f16;
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Statement};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// Two tiles of keys, so that the online softmax must rescale.
 fn problem(rung: RungPlan) -> Problem {
-    Problem::new(1, 1, 128, 64, DType::F16).with_mask(rung.mask())
+    Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask())
 }
 
 fn plan(rung: RungPlan) -> Plan {
@@ -51,7 +51,7 @@ fn right_rungs_match_f64_without_hazards() {
 #[test]
 fn heads_and_batch_entries_are_told_apart() {
     for rung in [RungPlan::Phase1, RungPlan::Phase6It2] {
-        check(rung, &Problem::new(2, 2, 64, 64, DType::F16).with_mask(rung.mask()), Schedule::Late);
+        check(rung, &Problem::new(2, 2, 64, 64, DType::F16).with_band(rung.mask()), Schedule::Late);
     }
 }
 
@@ -217,7 +217,7 @@ fn rungs_are_plans_in_the_order_of_the_story() {
         let json = serde_json::to_string(&plan(rung.plan)).unwrap();
         assert_eq!(json, format!(r#"{{"family":"ladder","rung":"{}"}}"#, rung.name));
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan(rung.plan));
-        let mission = Problem::mission().with_mask(rung.mask);
+        let mission = Problem::mission().with_band(rung.mask);
         let kernel = emit(&mission, &plan(rung.plan), &Arch::SM_89).unwrap();
         if rung.inputs == Inputs::Quantised {
             continue;
@@ -235,8 +235,8 @@ fn other_problems_are_refused_by_name() {
     };
     let mission = Problem::mission;
     assert!(matches!(
-        refusal(mission().with_mask(Mask::Causal)),
-        PlanError::Mask { accepted: Mask::None, .. }
+        refusal(mission().with_band(Band::CAUSAL)),
+        PlanError::Mask { accepted: Band::FULL, .. }
     ));
     assert!(matches!(refusal(mission().with_layout(Layout::Bshd)), PlanError::NotDense { tensor: "q", .. }));
     let dtype = Problem { dtype: DType::Bf16, ..mission() };

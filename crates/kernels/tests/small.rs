@@ -15,7 +15,7 @@ use each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem, Strides};
+use problem::{Band, DType, Layout, Problem, Strides};
 use ptx::{Arg, Dim3, GridDependency, Item, Kernel, Op, Statement};
 use small_plan::plain;
 use tile::{Packing, Rescale, RowStore, Turns};
@@ -73,7 +73,7 @@ fn genes_get_along() {
         let dtype = [DType::F16, DType::Bf16][i % 2];
         let whole = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(keys, Layout::Bhsd);
         let ragged = Problem::new(1, 2, 100, 64, dtype)
-            .with_mask(Mask::ALL[i % 2])
+            .with_band(Band::NAMED[i % 2])
             .with_seq_kv(keys - 27, Layout::Bshd);
         for (problem, schedule) in [whole, ragged].iter().zip(SCHEDULES.into_iter().cycle().skip(i)) {
             prove(problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
@@ -106,12 +106,12 @@ fn defaults_are_right() {
     ];
     let waves = [132, 1, 2, 4].map(small_gpu);
     for (i, (seq, dim)) in cases.into_iter().enumerate() {
-        for (j, mask) in Mask::ALL.into_iter().enumerate() {
+        for (j, mask) in Band::NAMED.into_iter().enumerate() {
             let dtype = [DType::F16, DType::Bf16][(i + j) % 2];
-            let problem = Problem::new(1, 1, seq, dim, dtype).with_mask(mask).with_layout(Layout::Bshd);
+            let problem = Problem::new(1, 1, seq, dim, dtype).with_band(mask).with_layout(Layout::Bshd);
             let mut few = problem.clone();
             few.seq_q = 128.min(seq);
-            let problem = if mask == Mask::None { few.with_layout(Layout::Bshd) } else { problem };
+            let problem = if mask == Band::FULL { few.with_layout(Layout::Bshd) } else { problem };
             let plan = SmallPlan { lse: i % 2 == 0, ..SmallPlan::default_for(&problem, &waves[(i + j) % 4]) };
             prove(&problem, &plan, Options { seed: i as u64, ..Options::default() });
         }
@@ -138,7 +138,7 @@ fn values_may_be_narrower_than_keys() {
 #[test]
 fn defaults_follow_the_grid() {
     let plan = |batch, heads, seq, dim, mask| {
-        let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_mask(mask);
+        let problem = Problem::new(batch, heads, seq, dim, DType::F16).with_band(mask);
         let plan = SmallPlan::default_for(&problem, &ARCH);
         plan.check(&problem, &ARCH).unwrap();
         let SmallPlan {
@@ -146,7 +146,7 @@ fn defaults_follow_the_grid() {
         } = plan;
         ([row_warpgroups, cluster, kv_warpgroups, block_n, stages, resident_ctas], order)
     };
-    let (full, causal) = (Mask::None, Mask::Causal);
+    let (full, causal) = (Band::FULL, Band::CAUSAL);
     assert_eq!(plan(1, 8, 512, 64, full), ([1, 2, 1, 256, 1, 1], RowOrder::ByHead));
     assert_eq!(plan(1, 8, 1024, 64, full), ([2, 2, 1, 128, 4, 1], RowOrder::ByHead));
     assert_eq!(plan(1, 32, 256, 64, causal), ([1, 1, 2, 128, 1, 1], RowOrder::ByHead));
@@ -168,7 +168,7 @@ fn every_order_takes_every_tile() {
     for (order, rows) in
         [RowOrder::ByHead, RowOrder::LongestFirst, RowOrder::Folded].into_iter().zip([129, 257, 300])
     {
-        let problem = Problem::new(2, 3, rows, 16, DType::F16).with_mask(Mask::Causal);
+        let problem = Problem::new(2, 3, rows, 16, DType::F16).with_band(Band::CAUSAL);
         let problem = problem.with_seq_kv(48, Layout::Bshd);
         for cluster in [1, 2] {
             let plan = SmallPlan { order, cluster, block_n: 48 / cluster, ..plain() };
@@ -181,7 +181,7 @@ fn every_order_takes_every_tile() {
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
     let problem =
-        Problem::new(1, 1, 70, 64, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(120, Layout::Bhsd);
+        Problem::new(1, 1, 70, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(120, Layout::Bhsd);
     for plan in [
         SmallPlan { cluster: 2, block_n: 64, qk_pieces: 2, merge: Merge::PeerFirst, ..plain() },
         SmallPlan { cluster: 2, kv_warpgroups: 2, block_n: 32, ..plain() },
@@ -208,16 +208,16 @@ fn every_path_is_right() {
     ];
     for (i, plan) in plans.iter().enumerate() {
         for (j, (mask, rows, keys)) in [
-            (Mask::Causal, 256, 256),
-            (Mask::Causal, 320, 250),
-            (Mask::Causal, 199, 236),
-            (Mask::Causal, 70, 256),
-            (Mask::CausalTopLeft, 260, 170),
+            (Band::CAUSAL, 256, 256),
+            (Band::CAUSAL, 320, 250),
+            (Band::CAUSAL, 199, 236),
+            (Band::CAUSAL, 70, 256),
+            (Band::CAUSAL_TOP_LEFT, 260, 170),
         ]
         .into_iter()
         .enumerate()
         {
-            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_mask(mask);
+            let problem = Problem::new(1, 1, rows, 32, DType::F16).with_band(mask);
             let problem = problem.with_seq_kv(keys, Layout::Bhsd);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
             prove(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
@@ -231,27 +231,27 @@ fn every_path_is_right() {
 fn unseen_keys_are_no_work() {
     let flop = |mask, paths| {
         let plan = SmallPlan { cluster: 2, block_n: 128, qk_pieces: 2, pv_pieces: 2, paths, ..plain() };
-        let problem = Problem::new(1, 1, 256, 64, DType::F16).with_mask(mask);
+        let problem = Problem::new(1, 1, 256, 64, DType::F16).with_band(mask);
         let mut emulator = Emulator::new(Options::default());
         common::run(&mut emulator, &problem, &Plan::Small(plan.clone()), &ARCH, 1).check();
         let report = emulator.last_report().expect("it ran");
         report.counters.instructions.iter().map(|counter| counter.tensor_flop).sum::<u64>()
     };
-    let full = flop(Mask::None, 4);
-    assert_eq!([4, 2, 1].map(|paths| 16 * flop(Mask::Causal, paths)), [10, 10, 12].map(|steps| steps * full));
+    let full = flop(Band::FULL, 4);
+    assert_eq!([4, 2, 1].map(|paths| 16 * flop(Band::CAUSAL, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
 /// Of a causal tile, each warpgroup of rows visits the blocks that its own rows see: from none skipped to most, and rows that are not there.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
     for (mask, rows, keys, warpgroups, stages) in [
-        (Mask::Causal, 256, 256, 4, 2),
-        (Mask::Causal, 130, 140, 3, 3),
-        (Mask::Causal, 200, 90, 2, 4),
-        (Mask::Causal, 128, 128, 2, 8),
-        (Mask::CausalTopLeft, 250, 90, 4, 2),
+        (Band::CAUSAL, 256, 256, 4, 2),
+        (Band::CAUSAL, 130, 140, 3, 3),
+        (Band::CAUSAL, 200, 90, 2, 4),
+        (Band::CAUSAL, 128, 128, 2, 8),
+        (Band::CAUSAL_TOP_LEFT, 250, 90, 4, 2),
     ] {
-        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_mask(mask);
+        let problem = Problem::new(1, 1, rows, 64, DType::F16).with_band(mask);
         let problem = problem.with_seq_kv(keys, Layout::Bhsd);
         for guess in [None, Some(12)] {
             let plan = SmallPlan { row_warpgroups: warpgroups, stages, block_n: 16, guess, ..plain() };
@@ -282,10 +282,10 @@ fn packed_heads_are_apart_again_in_the_output() {
     let shapes = [(1, 8), (2, 50), (2, 32), (1, 16), (4, 7), (1, 1), (2, 33)];
     for (i, plan) in plans.iter().enumerate() {
         for (j, (mask, seq_kv, layout)) in [
-            (Mask::None, 90, Layout::Bshd),
-            (Mask::Causal, 128, Layout::Bhsd),
-            (Mask::Causal, 90, Layout::Bshd),
-            (Mask::CausalTopLeft, 23, Layout::Bshd),
+            (Band::FULL, 90, Layout::Bshd),
+            (Band::CAUSAL, 128, Layout::Bhsd),
+            (Band::CAUSAL, 90, Layout::Bshd),
+            (Band::CAUSAL_TOP_LEFT, 23, Layout::Bshd),
         ]
         .into_iter()
         .enumerate()
@@ -295,7 +295,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let dims: &[usize] =
                 if plan.cluster_keys() == plan.block_n { &[72, 64, 128] } else { &[64, 128] };
             let dim = dims[(i + j) % dims.len()];
-            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_mask(mask);
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_band(mask);
             problem.seq_kv = seq_kv;
             let problem = problem.with_heads_kv(heads_kv, layout);
             let schedule = SCHEDULES[(i + j) % SCHEDULES.len()];
@@ -308,10 +308,13 @@ fn packed_heads_are_apart_again_in_the_output() {
 #[test]
 fn groups_of_three_share_three_warpgroups() {
     let plan = SmallPlan { row_warpgroups: 3, stages: 2, block_n: 16, packing: Packing::Packed, ..plain() };
-    for (mask, seq_q, seq_kv) in
-        [(Mask::None, 30, 60), (Mask::Causal, 70, 90), (Mask::CausalTopLeft, 65, 40), (Mask::Causal, 65, 20)]
-    {
-        let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_mask(mask);
+    for (mask, seq_q, seq_kv) in [
+        (Band::FULL, 30, 60),
+        (Band::CAUSAL, 70, 90),
+        (Band::CAUSAL_TOP_LEFT, 65, 40),
+        (Band::CAUSAL, 65, 20),
+    ] {
+        let problem = Problem::new(1, 6, seq_q, 64, DType::Bf16).with_band(mask);
         let problem = problem.with_seq_kv(seq_kv, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
         prove(&problem, &plan, Options::default());
         let at_once = SmallPlan { packing: Packing::Packed, ..plain() };
@@ -391,7 +394,7 @@ fn shapes_and_strides() {
     let grouped =
         Problem::new(2, 4, 65, 64, DType::F16).with_seq_kv(128, Layout::Bshd).with_heads_kv(2, Layout::Bshd);
     let more_rows =
-        Problem::new(1, 2, 140, 64, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(37, Layout::Bhsd);
+        Problem::new(1, 2, 140, 64, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(37, Layout::Bhsd);
     let one = Problem::new(1, 1, 1, 64, DType::F16).with_seq_kv(1, Layout::Bhsd);
     let mut padded = Problem::new(2, 2, 50, 64, DType::F16);
     for strides in [&mut padded.q, &mut padded.k, &mut padded.v, &mut padded.out] {
@@ -406,8 +409,8 @@ fn shapes_and_strides() {
     let narrow_values = narrow_values.with_layout(Layout::Bhsd);
     let mut problems = vec![grouped, more_rows, one, padded, broadcast, backwards, narrow_values];
     for scale in [0.0, -0.3, 4.0] {
-        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
-        scaled.scale = Some(scale);
+        let mut scaled = Problem::new(1, 1, 40, 64, DType::F16).with_band(Band::CAUSAL);
+        scaled.score.scale = Some(scale);
         problems.push(scaled);
     }
     for (seed, problem) in problems.iter().enumerate() {
@@ -509,7 +512,7 @@ fn every_synchronisation_is_needed() {
 fn contracts_hold_together() {
     for dim in [40, 64, 72, 96, 128, 192, 256] {
         for (seq_kv, layout) in [(100, Layout::Bhsd), (1777, Layout::Bshd)] {
-            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_mask(Mask::Causal);
+            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(Band::CAUSAL);
             let problem = problem.with_seq_kv(seq_kv, layout).with_heads_kv(2, layout);
             let plan = SmallPlan { lse: true, ..SmallPlan::default_for(&problem, &ARCH) };
             let kernel = kernel(&problem, &plan);
@@ -594,22 +597,22 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 #[test]
 fn products_are_not_serialised_and_nothing_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_mask(mask);
-    let ragged = problem(100, 64, Mask::Causal);
+    let problem = |seq, dim, mask| Problem::new(1, 8, seq, dim, DType::F16).with_band(mask);
+    let ragged = problem(100, 64, Band::CAUSAL);
     let mut cases: Vec<(Problem, SmallPlan)> =
         together().into_iter().map(|plan| (ragged.clone(), plan)).collect();
     // Multiprocessors, so that 8 heads are from half a wave to four.
     let common =
         [(128, 132), (256, 32), (512, 32), (512, 64), (512, 16), (1024, 32), (1024, 128), (4000, 132)];
     for (dim, mask, grids) in [
-        (64, Mask::None, &common[..]),
-        (64, Mask::Causal, &common[1..7]),
-        (128, Mask::None, &common[3..]),
-        (128, Mask::Causal, &common[..]),
-        (72, Mask::None, &common[6..]),
-        (96, Mask::Causal, &common[4..]),
-        (192, Mask::None, &common[4..]),
-        (256, Mask::Causal, &common[3..]),
+        (64, Band::FULL, &common[..]),
+        (64, Band::CAUSAL, &common[1..7]),
+        (128, Band::FULL, &common[3..]),
+        (128, Band::CAUSAL, &common[..]),
+        (72, Band::FULL, &common[6..]),
+        (96, Band::CAUSAL, &common[4..]),
+        (192, Band::FULL, &common[4..]),
+        (256, Band::CAUSAL, &common[3..]),
     ] {
         for &(seq, multiprocessors) in grids {
             let problem = problem(seq, dim, mask);
@@ -623,7 +626,7 @@ fn products_are_not_serialised_and_nothing_spills() {
     }
     for (dim, seq_q, seq_kv) in [(64, 16, 512), (64, 5, 4000), (128, 40, 512), (128, 1, 4000), (256, 8, 1000)]
     {
-        for mask in Mask::ALL {
+        for mask in Band::NAMED {
             let problem = problem(seq_q, dim, mask).with_seq_kv(seq_kv, Layout::Bshd);
             let problem = problem.with_heads_kv(2, Layout::Bshd);
             for multiprocessors in [132, 2] {
@@ -649,9 +652,9 @@ fn machine_code_is_what_was_emitted() {
     };
     let (mission, resident) = (Problem::mission(), Problem::new(1, 32, 512, 64, DType::F16));
     for (problem, mask, paths, most) in
-        [(&mission, Mask::None, 1, 1264), (&mission, Mask::Causal, 6, 4400), (&resident, Mask::None, 1, 1200)]
+        [(&mission, Band::FULL, 1, 1264), (&mission, Band::CAUSAL, 6, 4400), (&resident, Band::FULL, 1, 1200)]
     {
-        let problem = problem.clone().with_mask(mask);
+        let problem = problem.clone().with_band(mask);
         let kernel = kernel(&problem, &SmallPlan::default_for(&problem, &ARCH));
         let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
         let text = kernel.module.to_string();

@@ -20,7 +20,7 @@ fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;
     let group = shape.heads_q / shape.heads_kv;
     let heads = group.max(2);
-    let mut problem = Problem::new(1, heads, 200, shape.head_dim, shape.dtype).with_mask(shape.mask);
+    let mut problem = Problem::new(1, heads, 200, shape.head_dim, shape.dtype).with_band(shape.mask);
     problem.heads_kv = heads / group;
     problem.head_dim_v = shape.head_dim_v;
     let keys = match &row.plan {

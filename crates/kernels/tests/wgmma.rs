@@ -12,7 +12,7 @@ use std::path::Path;
 use each::each;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
 use tile::{Handout, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use tools::Assembled;
@@ -20,8 +20,8 @@ use tools::Assembled;
 const ARCH: Arch = Arch::SM_90;
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 
-fn problem(dim: usize, seq: usize, mask: Mask) -> Problem {
-    Problem::new(1, 16, seq, dim, DType::Bf16).with_mask(mask).with_layout(Layout::Bshd)
+fn problem(dim: usize, seq: usize, mask: Band) -> Problem {
+    Problem::new(1, 16, seq, dim, DType::Bf16).with_band(mask).with_layout(Layout::Bshd)
 }
 
 fn default_plan(problem: &Problem) -> WgmmaPlan {
@@ -65,7 +65,7 @@ fn paired(problem: &Problem) -> WgmmaPlan {
 }
 
 fn base() -> (Problem, WgmmaPlan) {
-    let problem = problem(128, 8192, Mask::Causal);
+    let problem = problem(128, 8192, Band::CAUSAL);
     let plan = WgmmaPlan { handout: Handout::Static, order: TileOrder::InOrder, ..default_plan(&problem) };
     (problem, plan)
 }
@@ -73,7 +73,7 @@ fn base() -> (Problem, WgmmaPlan) {
 /// A column of the product in place of an addition for each probability; not where the LSE is returned.
 #[test]
 fn sums_by_products_are_no_additions() {
-    let problem = problem(64, 8192, Mask::None);
+    let problem = problem(64, 8192, Band::FULL);
     let plan = default_plan(&problem);
     assert_eq!(plan.sums, Sums::Product);
     let by_lanes = WgmmaPlan { sums: Sums::Lanes, ..plan.clone() };
@@ -113,7 +113,7 @@ fn a_section_is_an_argument() {
 /// memory of its own. Plans from before there was the choice mean whole tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
-    let problem = problem(128, 16384, Mask::None);
+    let problem = problem(128, 16384, Band::FULL);
     let plan = shared(&problem);
     let whole = WgmmaPlan { tail: Tail::Whole, ..plan.clone() };
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
@@ -136,8 +136,8 @@ fn a_shared_tail_is_another_kernel_with_its_own_memory() {
 #[test]
 fn contracts_hold_together() {
     for dim in [64, 72, 96, 128, 192, 256] {
-        for (mask, layout) in [(Mask::None, Layout::Bhsd), (Mask::Causal, Layout::Bshd)] {
-            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_mask(mask);
+        for (mask, layout) in [(Band::FULL, Layout::Bhsd), (Band::CAUSAL, Layout::Bshd)] {
+            let problem = Problem::new(2, 8, 1000, dim, DType::F16).with_band(mask);
             let problem = problem.with_seq_kv(777, layout).with_heads_kv(2, layout);
             let plan = with_lse(default_plan(&problem));
             let kernel = kernel(&problem, &plan);
@@ -178,10 +178,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let halved = |p: &mut WgmmaPlan| (p.diagonal, p.block_n) = (Diagonal::Halved, 112);
     assert!(of(&halved).starts_with("block_n = 112; accepted: multiples of 32 with diagonal = halved"));
     let halved = WgmmaPlan { diagonal: Diagonal::Halved, ..plan.clone() };
-    let refused = reason(&good.clone().with_mask(Mask::None), &halved, &ARCH);
+    let refused = reason(&good.clone().with_band(Band::FULL), &halved, &ARCH);
     assert_eq!(
         refused,
-        "mask = none is not computed by wgmma; accepted: causal or causal-top-left with diagonal = halved"
+        "mask = none is not computed by wgmma; accepted: masks with a bound after the diagonal, with diagonal = halved"
     );
     let refused = reason(&good, &WgmmaPlan { ends: Ends::Common, ..halved }, &ARCH);
     assert_eq!(refused, "ends = common is not computed by wgmma; accepted: own with diagonal = halved");
@@ -202,6 +202,14 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert!(of(&|p| p.softmax = Softmax::Lazy { slack: 61 }).starts_with("slack = 61; accepted: 0 to 60"));
     let optimist = |slack, limit| Softmax::Optimistic { slack, limit };
     assert!(of(&|p| p.softmax = optimist(9, 9)).starts_with("limit = 9; accepted: 10 to 60"));
+    let narrow = Problem { head_dim: 64, head_dim_v: 64, ..good.clone() }.with_layout(Layout::Bshd);
+    let tiny = WgmmaPlan {
+        softmax: optimist(8, 16),
+        sums: Sums::Product,
+        lse: false,
+        ..WgmmaPlan::default_for(&narrow, &ARCH)
+    };
+    assert_eq!(reason(&narrow, &tiny, &ARCH), "limit = 16; accepted: 9 to 15 with sums = product");
     let f16 = Problem { dtype: DType::F16, ..good.clone() };
     let overflowing = WgmmaPlan { softmax: optimist(8, 16), ..plan.clone() };
     assert!(reason(&f16, &overflowing, &ARCH).starts_with("limit = 16; accepted: 9 to 15"));
@@ -220,7 +228,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
 #[test]
 fn lanes_sum_where_products_may_not() {
     let of = |dtype| {
-        let problem = Problem { dtype, ..problem(64, 8192, Mask::None) };
+        let problem = Problem { dtype, ..problem(64, 8192, Band::FULL) };
         (WgmmaPlan::default_for(&problem, &ARCH), problem)
     };
     let ((bf16, problem), (f16, in_f16)) = (of(DType::Bf16), of(DType::F16));
@@ -247,7 +255,7 @@ fn the_default_of_a_huge_head_dim_is_refused() {
 
 #[test]
 fn packing_heads_changes_the_kernel_and_needs_even_groups() {
-    let problem = problem(128, 40, Mask::Causal).with_heads_kv(2, Layout::Bshd);
+    let problem = problem(128, 40, Band::CAUSAL).with_heads_kv(2, Layout::Bshd);
     let plan = default_plan(&problem);
     assert_eq!(plan.packing, Packing::Packed, "40 rows of 8 heads fill tiles better together");
     let apart = WgmmaPlan { packing: Packing::Apart, ..plan.clone() };
@@ -271,12 +279,12 @@ fn products_are_not_serialised_and_nothing_spills() {
     {
         cases.extend(
             [4001, 8192]
-                .map(|seq| (problem(dim, seq, Mask::None), plan))
+                .map(|seq| (problem(dim, seq, Band::FULL), plan))
                 .map(|(p, plan)| (p.clone(), plan(&p))),
         );
     }
     for dim in [64, 96, 128, 192, 256] {
-        for mask in Mask::ALL {
+        for mask in Band::NAMED {
             let problem = problem(dim, 4001, mask);
             let plan = default_plan(&problem);
             if plan.sums == Sums::Product {
@@ -287,7 +295,7 @@ fn products_are_not_serialised_and_nothing_spills() {
     }
     for (dim, consumers, block_n) in [(64, 1, 256), (64, 2, 240), (128, 2, 192), (128, 3, 80), (256, 2, 112)]
     {
-        let problem = problem(dim, 4001, Mask::Causal);
+        let problem = problem(dim, 4001, Band::CAUSAL);
         let softmax = OPTIMISTIC;
         let plan = WgmmaPlan { consumers, block_n, softmax, stages: 1, lse: true, ..plan.clone() };
         let wider = WgmmaPlan { block_n: block_n + 16, ..plan.clone() };
@@ -360,16 +368,16 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
         return;
     };
     let cases: [Case; 10] = [
-        (problem(128, 8192, Mask::None), paired, &[797]),
-        (problem(128, 8192, Mask::None), default_plan, &[797]),
-        (problem(64, 8192, Mask::None), shared, &[660]),
-        (problem(128, 8192, Mask::None), shared_overlapped, &[730]),
-        (problem(256, 8192, Mask::None), shared_by_pairs, &[410]),
-        (problem(128, 8192, Mask::Causal), default_plan, &[603, 730]),
-        (problem(128, 2048, Mask::None), classic, &[451]),
-        (problem(64, 8192, Mask::None), default_plan, &[550]),
-        (problem(64, 8192, Mask::Causal), default_plan, &[385, 450]),
-        (problem(64, 512, Mask::None), overlapped, &[550]),
+        (problem(128, 8192, Band::FULL), paired, &[797]),
+        (problem(128, 8192, Band::FULL), default_plan, &[797]),
+        (problem(64, 8192, Band::FULL), shared, &[660]),
+        (problem(128, 8192, Band::FULL), shared_overlapped, &[730]),
+        (problem(256, 8192, Band::FULL), shared_by_pairs, &[410]),
+        (problem(128, 8192, Band::CAUSAL), default_plan, &[603, 730]),
+        (problem(128, 2048, Band::FULL), classic, &[451]),
+        (problem(64, 8192, Band::FULL), default_plan, &[550]),
+        (problem(64, 8192, Band::CAUSAL), default_plan, &[385, 450]),
+        (problem(64, 512, Band::FULL), overlapped, &[550]),
     ];
     for (problem, plan, limits) in cases {
         let plan = plan(&problem);

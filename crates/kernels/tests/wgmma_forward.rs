@@ -9,7 +9,7 @@ mod wgmma_plan;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use tile::{Chains, Handout, Order, Packing, Sums, Tail, TileOrder, Tiles, Turns};
 use wgmma_plan::plain;
 
@@ -26,8 +26,8 @@ const RANDOM_PLANS: usize = 40;
 
 const OPTIMISTIC: Softmax = Softmax::Optimistic { slack: 8, limit: 15 };
 
-fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Mask) -> Problem {
-    Problem::new(1, heads, seq_q, dim, DType::Bf16).with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) -> Problem {
+    Problem::new(1, heads, seq_q, dim, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
 }
 
 /// Each gene's values, on problems of several tiles, blocks and heads with ragged ends.
@@ -98,7 +98,7 @@ fn every_gene_computes_the_same() {
         WgmmaPlan { order: TileOrder::LongestFirst, handout: Handout::Dynamic, lse: false, ..two },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
-        for (j, mask) in Mask::ALL.into_iter().enumerate() {
+        for (j, mask) in Band::NAMED.into_iter().enumerate() {
             let problem = rectangle(3, 200, 150 + 10 * j, [64, 128][i % 2], mask);
             prove(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
         }
@@ -121,7 +121,7 @@ fn sums_by_products_are_right() {
         WgmmaPlan { handout: Handout::Dynamic, block_n: 48, stages: 1, ..base },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
-        for mask in Mask::ALL {
+        for mask in Band::NAMED {
             let problem = rectangle(3, 200, 250, 64, mask);
             let options = Options { seed: i as u64, ..Options::default() };
             match Plan::Wgmma(plan.clone()).check(&problem, &SMALL) {
@@ -196,12 +196,12 @@ fn packed_heads_are_apart_again_in_the_output() {
         [(2, 50, 2), (1, 33, 1), (4, 7, 1), (1, 1, 1)].into_iter().enumerate()
     {
         for (mask, seq_kv, dim, layout) in [
-            (Mask::None, 90, 64, Layout::Bshd),
-            (Mask::Causal, 90, 128, Layout::Bhsd),
-            (Mask::Causal, 90, 72, Layout::Bshd),
-            (Mask::CausalTopLeft, 23, 64, Layout::Bshd),
+            (Band::FULL, 90, 64, Layout::Bshd),
+            (Band::CAUSAL, 90, 128, Layout::Bhsd),
+            (Band::CAUSAL, 90, 72, Layout::Bshd),
+            (Band::CAUSAL_TOP_LEFT, 23, 64, Layout::Bshd),
         ] {
-            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_mask(mask);
+            let mut problem = Problem::new(2, 8, seq_q, dim, DType::F16).with_band(mask);
             problem.seq_kv = seq_kv;
             let problem = problem.with_heads_kv(heads_kv, layout);
             let packing = Packing::Packed;
@@ -216,12 +216,12 @@ fn packed_heads_are_apart_again_in_the_output() {
 #[test]
 fn halved_diagonals_leave_nothing_out() {
     for (i, (mask, seq_q, seq_kv, consumers, block_n)) in [
-        (Mask::Causal, 200, 200, 1, 32),
-        (Mask::Causal, 200, 187, 2, 64),
-        (Mask::Causal, 130, 260, 3, 128),
-        (Mask::Causal, 90, 40, 2, 32),
-        (Mask::CausalTopLeft, 200, 84, 2, 64),
-        (Mask::CausalTopLeft, 300, 150, 3, 128),
+        (Band::CAUSAL, 200, 200, 1, 32),
+        (Band::CAUSAL, 200, 187, 2, 64),
+        (Band::CAUSAL, 130, 260, 3, 128),
+        (Band::CAUSAL, 90, 40, 2, 32),
+        (Band::CAUSAL_TOP_LEFT, 200, 84, 2, 64),
+        (Band::CAUSAL_TOP_LEFT, 300, 150, 3, 128),
     ]
     .into_iter()
     .enumerate()
@@ -243,17 +243,17 @@ fn bad_guesses_are_made_good() {
     for dtype in [DType::F16, DType::Bf16] {
         for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
             let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
-            problem.scale = Some(scale);
+            problem.score.scale = Some(scale);
             let plan = WgmmaPlan { softmax: OPTIMISTIC, consumers: 2, tiles, ..plain() };
             prove(&problem, plan.clone(), Options::default());
-            prove(&problem.with_mask(Mask::Causal), plan, Options::default());
+            prove(&problem.with_band(Band::CAUSAL), plan, Options::default());
         }
     }
 }
 
 #[test]
 fn every_schedule_gives_the_same_clean_result() {
-    let problem = rectangle(2, 150, 200, 64, Mask::Causal);
+    let problem = rectangle(2, 150, 200, 64, Band::CAUSAL);
     for (tiles, cluster) in [(Tiles::InTurn, 2), (Tiles::Overlapped, 1)] {
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random] {
             for seed in 0..3 {
@@ -281,7 +281,7 @@ fn genes_get_along() {
     while proven < RANDOM_PLANS {
         let heads_kv = [1, 2, 4][draw(3)];
         let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
-        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Mask::ALL[draw(3)]);
+        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Band::NAMED[draw(3)]);
         let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
         let plan = WgmmaPlan {
             consumers: 1 + draw(3) as u32,

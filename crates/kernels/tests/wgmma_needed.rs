@@ -9,7 +9,7 @@ mod wgmma_plan;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Operand, Statement};
 use tile::{Handout, Ones, Sums, Tail, Tiles, Turns};
 
@@ -37,11 +37,11 @@ fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     ]
     .map(|(heads, seq_q, seq_kv)| {
         let (heads, mask) = match plan.tail {
-            Tail::Whole => (heads, Mask::Causal),
-            Tail::Shared => (2 * heads + 1, Mask::None),
+            Tail::Whole => (heads, Band::CAUSAL),
+            Tail::Shared => (2 * heads + 1, Band::FULL),
         };
         let problem = Problem::new(1, heads, seq_q, DIM as usize, DType::Bf16);
-        problem.with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+        problem.with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
     })
 }
 

@@ -9,7 +9,7 @@ mod wgmma_plan;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Softmax, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
 use tile::{Handout, Packing, Tail, TileOrder, Tiles, Turns};
 
@@ -108,7 +108,8 @@ fn parts_may_be_far_apart() {
     for (scale, softmax) in
         [(20.0, OPTIMISTIC), (-300.0, Softmax::Classic), (90.0, Softmax::Lazy { slack: 8 })]
     {
-        let problem = Problem { scale: Some(scale), ..tiles(3, 7, 4, 64) };
+        let problem =
+            Problem { score: problem::Score { scale: Some(scale), softcap: None }, ..tiles(3, 7, 4, 64) };
         prove(&problem, &WgmmaPlan { softmax, ..base() }, 4, Options::default());
     }
 }
@@ -148,7 +149,7 @@ fn what_cannot_be_shared_is_refused() {
     let refusal = |problem: &Problem, plan: WgmmaPlan| {
         Plan::Wgmma(plan).check(problem, &Arch::SM_90).expect_err("refused").to_string()
     };
-    let causal = refusal(&problem.clone().with_mask(Mask::Causal), base());
+    let causal = refusal(&problem.clone().with_band(Band::CAUSAL), base());
     assert!(causal.contains("not computed by wgmma with tail = shared"), "{causal}");
     for (handout, name) in [(Handout::Dynamic, "dynamic"), (Handout::Folded, "folded")] {
         let dynamic = refusal(&problem, WgmmaPlan { handout, ..base() });

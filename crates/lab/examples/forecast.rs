@@ -87,7 +87,7 @@ fn subjects(arch: &Arch) -> Result<Vec<Subject>, Failure> {
     }
     for trial in trials(arch) {
         let p = &trial.problem;
-        let mask = if p.mask.is_causal() { format!(" {}", p.mask) } else { String::new() };
+        let mask = if p.band.is_causal() { format!(" {}", p.band) } else { String::new() };
         let shape = format!("B{} H{} S{} D{}{mask}", p.batch, p.heads_q, p.seq_q, p.head_dim);
         let [head, whole] = trial.kernels(arch)?;
         subjects.push(Subject {

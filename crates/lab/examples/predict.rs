@@ -44,7 +44,7 @@ fn run(rows: &Path, machine: &str, suite: &str) -> Result<(), Failure> {
     for p in known.problems() {
         let mut row = predicted(&p, known, gpu, &arch)?;
         let (shape, mask) =
-            (format!("B{} H{} S{} D{}", p.batch, p.heads_q, p.seq_q, p.head_dim), p.mask.name());
+            (format!("B{} H{} S{} D{}", p.batch, p.heads_q, p.seq_q, p.head_dim), p.band.to_string());
         println!(
             "{shape:20} mask {mask:6} {:10.1} µs {:6.1} TFLOP/s",
             float(&row["us_median"]),

@@ -11,7 +11,7 @@ use emu::model::Gpu;
 use emu::resources::Ptxas;
 use flashcore_lab::forecast::{Fit, of_plan};
 use kernels::{Arch, Plan};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use serde_json::Value;
 
 type Failure = Box<dyn std::error::Error>;
@@ -86,16 +86,16 @@ fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
     let p = &row["problem"];
     let number = |name: &str| p[name].as_u64().map(|n| n as usize);
     let dtype = DType::ALL.into_iter().find(|d| Some(d.name()) == p["dtype"].as_str())?;
-    let mask = Mask::ALL.into_iter().find(|m| Some(m.name()) == p["mask"].as_str())?;
+    let mask = Band::NAMED.into_iter().find(|m| Some(m.to_string().as_str()) == p["mask"].as_str())?;
     let problem =
         Problem::new(number("batch")?, number("heads_q")?, number("seq_q")?, number("head_dim")?, dtype)
-            .with_mask(mask)
+            .with_band(mask)
             .with_heads_kv(number("heads_kv")?, Layout::Bhsd)
             .with_seq_kv(number("seq_kv")?, Layout::Bhsd);
     Some((problem, plan, us.as_f64()?))
 }
 
 fn shape(p: &Problem) -> String {
-    let (dtype, mask) = (p.dtype.name(), p.mask.name());
+    let (dtype, mask) = (p.dtype.name(), p.band.to_string());
     format!("B{} H{} S{} D{} {dtype} {mask}", p.batch, p.heads_q, p.seq_q, p.head_dim)
 }

@@ -23,7 +23,7 @@ use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::{StoreError, append_line};
 use kernels::Arch;
 use kernels::select::Shape;
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rayon::prelude::*;
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
 fn host(rates: &mut Rates) {
     let problems = [
         ("mission", Problem::mission()),
-        ("large", Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal)),
+        ("large", Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL)),
     ];
     for (name, problem) in problems {
         let space = Space::gpu(&problem, &Arch::SM_90, &[]);

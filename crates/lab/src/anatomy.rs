@@ -89,7 +89,7 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
                 Plan::Mma(_) | Plan::Ladder { .. } => {
                     let (p, rows) = (shape.problem(), shape.seq_q);
                     let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtype) };
-                    let head = Problem { head_dim_v: p.head_dim_v, mask: p.mask, ..head };
+                    let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
                     let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
                     examine(&head, &launch, gpu, Fidelity::Exact, None)
                 }

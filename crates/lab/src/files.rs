@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use npyz::WriterBuilder;
 use problem::DType;
+use ptx::quote;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -62,8 +63,13 @@ pub enum FileError {
     },
 }
 
+/// A device or a pipe may have no end: tensors are in files.
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    Ok(std::fs::read(path).map_err(|source| StoreError::Read { path: path.to_path_buf(), source })?)
+    let read = match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(std::io::Error::other("it is not a regular file")),
+        _ => std::fs::read(path),
+    };
+    Ok(read.map_err(|source| StoreError::Read { path: path.to_path_buf(), source })?)
 }
 
 fn malformed(path: &Path, reason: impl ToString) -> FileError {
@@ -101,53 +107,102 @@ pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
         let held = tensor.values.len();
         return Err(malformed(
             path,
-            format!("shape {:?} does not fit the {held} elements there", tensor.shape),
+            format!(
+                "shape ({}) does not fit the {held} elements there",
+                quote::list(tensor.shape.iter().map(usize::to_string))
+            ),
         ));
     }
     Ok(tensor)
 }
 
+/// Element types of a `.npy` file that are read.
+const NPY_TYPES: &str = "<f2 (f16), <f4 (f32); NumPy has no bf16, use .safetensors for it";
+
 fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
-    if !countable(bytes) {
-        return Err(malformed(path, "the extents of its shape multiply to more than 2^63"));
+    let (header, data) = npy_header(bytes).map_err(|reason| malformed(path, reason))?;
+    let refuse = |dtype: &str| FileError::DType {
+        path: path.to_path_buf(),
+        name: name.to_owned(),
+        dtype: quote::cut(dtype).into_owned(),
+        accepted: NPY_TYPES,
+    };
+    let width = match value(header, "descr") {
+        Some("<f2") => 2,
+        Some("<f4") => 4,
+        Some("|O" | "O") => return Err(refuse("|O (Python objects)")),
+        Some(other) => return Err(refuse(other)),
+        None => return Err(malformed(path, "the header has no element type (descr)")),
+    };
+    let shape = extents(header).map_err(|reason| malformed(path, reason))?;
+    if shape.iter().product::<usize>() * width > data.len() {
+        let shape = quote::list(shape.iter().map(usize::to_string));
+        return Err(malformed(path, format!("the file ends before its array of shape ({shape}) does")));
     }
     let file = npyz::NpyFile::new(bytes).map_err(|e| malformed(path, e))?;
-    if file.order() != npyz::Order::C && file.shape().len() > 1 {
+    if file.order() != npyz::Order::C && shape.len() > 1 {
         return Err(malformed(path, "the array is in Fortran order; save it with numpy.ascontiguousarray"));
     }
-    let shape = file.shape().iter().map(|&n| n as usize).collect();
     let dtype = file.dtype().descr();
     let values = match dtype.trim_matches('\'') {
         "<f2" => file.into_vec::<f16>().map(Values::F16),
         "<f4" => file.into_vec::<f32>().map(Values::F32),
-        other => {
-            let accepted = "<f2 (f16), <f4 (f32); NumPy has no bf16, use .safetensors for it";
-            let (name, dtype) = (name.to_owned(), other.to_owned());
-            return Err(FileError::DType { path: path.to_path_buf(), name, dtype, accepted });
-        }
+        other => return Err(refuse(other)),
     };
-    let values = values.map_err(|e| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => {
-            malformed(path, format!("it ends before its array of shape {shape:?} does"))
-        }
-        _ => malformed(path, e),
-    })?;
-    Ok(Tensor { values, shape })
+    Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
 }
 
-/// Whether the number of elements that a `.npy` header (`… 'shape': (1, 8, 512, 64), …`) tells of is one: npyz
-/// multiplies without looking.
-fn countable(bytes: &[u8]) -> bool {
-    let header = String::from_utf8_lossy(&bytes[..bytes.len().min(1 << 16)]);
-    let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
-    let extents = shape.iter().flat_map(|(list, _)| list.split(',')).map(str::trim).filter(|n| !n.is_empty());
-    let mut elements = Some(1u64);
-    for extent in extents {
-        elements =
-            elements.zip(extent.parse().ok()).and_then(|(n, extent): (u64, u64)| n.checked_mul(extent));
+/// The header of a `.npy` file, the text of a Python dictionary, and the data after the header. The header's length is checked against the file's before anything
+/// is allocated.
+fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
+    let rest = bytes.strip_prefix(b"\x93NUMPY").ok_or("the file does not begin with \\x93NUMPY")?;
+    let (&[version, _], rest) = rest.split_first_chunk().ok_or("the file ends within its first bytes")?;
+    let (length, rest) = match version {
+        1 => rest.split_first_chunk().map(|(&length, rest)| (u32::from(u16::from_le_bytes(length)), rest)),
+        2 | 3 => rest.split_first_chunk().map(|(&length, rest)| (u32::from_le_bytes(length), rest)),
+        _ => return Err(format!("version {version} of the format is unknown; accepted: 1, 2, 3")),
     }
+    .ok_or("the file ends within its first bytes")?;
+    let (header, data) = rest
+        .split_at_checked(length as usize)
+        .ok_or_else(|| format!("the header is said to have {length} bytes, and {} follow", rest.len()))?;
+    let header = std::str::from_utf8(header).map_err(|_| "the header is not text")?;
+    Ok((header, data))
+}
+
+/// The text of a key's value, without its quotes: of a structured type the beginning.
+fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
+    let after = ['\'', '"'].into_iter().find_map(|q| Some(header.split_once(&format!("{q}{key}{q}"))?.1))?;
+    let value = after.trim_start().strip_prefix(':')?.trim_start();
+    match value.chars().next()? {
+        quote @ ('\'' | '"') => value[1..].split_once(quote).map(|(text, _)| text),
+        _ => Some(value.split([',', '}']).next().unwrap_or(value).trim()),
+    }
+}
+
+/// The extents in a header (`… 'shape': (1, 8, 512, 64), …`), whose product is a number of elements: npyz multiplies
+/// without looking.
+fn extents(header: &str) -> Result<Vec<usize>, String> {
+    let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
+    let (list, _) = shape.ok_or("the header has no shape")?;
+    let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let extent = |word: &str| match word.parse::<usize>() {
+        Ok(extent) => Ok(extent),
+        Err(_) if word.strip_prefix('-').is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit())) => {
+            Err(format!("the shape has a negative extent, {}", quote::cut(word)))
+        }
+        Err(_) if word.bytes().all(|b| b.is_ascii_digit()) => {
+            Err(format!("the shape has an extent of 2^64 or more, {}", quote::cut(word)))
+        }
+        Err(_) => Err(format!("the shape has an extent that is no number, {}", quote::cut(word))),
+    };
+    let extents = words.map(extent).collect::<Result<Vec<_>, _>>()?;
+    let elements = extents.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
     // Eight bytes is the widest element.
-    elements.is_some_and(|n| n < 1 << 60)
+    match elements.filter(|&n| n < 1 << 60) {
+        Some(_) => Ok(extents),
+        None => Err("the extents of the shape multiply to 2^60 or more".to_owned()),
+    }
 }
 
 fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
@@ -155,7 +210,11 @@ fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, Fi
     let tensor = file.tensor(name).map_err(|_| FileError::Absent {
         path: path.to_path_buf(),
         name: name.to_owned(),
-        present: file.names().into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", "),
+        present: {
+            let mut names = file.names();
+            names.sort_unstable();
+            quote::list(names)
+        },
     })?;
     let dtype = match tensor.dtype() {
         Dtype::F16 => DType::F16,
@@ -258,18 +317,61 @@ mod tests {
             std::fs::write(scratch.path(name), b"\x93NUMPY, or not").unwrap();
             assert!(load(&scratch.path(name), "q").is_err(), "{name}");
         }
-        let header = |shape: &str| {
-            let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n");
+        let header = |descr: &str, shape: &str| {
+            let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': ({shape}), }}\n");
             [b"\x93NUMPY\x01\x00", &(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat()
         };
+        let refused = |bytes: &[u8]| parse(Path::new("x.npy"), bytes, "q").unwrap_err().to_string();
         for (shape, said) in [
-            ("4294967296, 4294967296, 1, 1", "multiply to more than"),
-            ("1, 2, 3, 99999999999999999999", "multiply to more than"),
-            ("1, 2, 3, 8", "ends before its array"),
+            ("4294967296, 4294967296, 1, 1", "multiply to 2^60 or more"),
+            ("1, 2, 3, 99999999999999999999", "an extent of 2^64 or more"),
+            ("1, 2, -3, 8", "a negative extent, -3"),
+            ("1, 2, x, 8", "no number, x"),
+            ("1, 2, 3, 8", "ends before its array of shape (1, 2, 3, 8) does"),
         ] {
-            let error = parse(Path::new("x.npy"), &header(shape), "q").unwrap_err().to_string();
+            let error = refused(&header("'<f4'", shape));
             assert!(error.contains(said), "{shape}: {error}");
         }
+        for (descr, said) in [
+            ("'|O'", "elements of type |O (Python objects); accepted: <f2 (f16), <f4 (f32)"),
+            ("'>f4'", "elements of type >f4"),
+            ("[('a', '<f4'), ('b', '<i4')]", "elements of type [('a'"),
+            ("''", "elements of type ; accepted"),
+        ] {
+            let error = refused(&header(descr, "1, 2, 3, 8"));
+            assert!(error.contains(said), "{descr}: {error}");
+        }
+        assert!(load(&scratch.path(""), "q").is_err());
         assert!(load(&scratch.path("absent.npy"), "q").unwrap_err().to_string().contains("cannot read"));
+    }
+
+    /// A header of 4 GB that a file of a few bytes claims is not allocated.
+    #[test]
+    fn a_header_is_no_longer_than_its_file() {
+        for version in [2, 3] {
+            let claim =
+                [b"\x93NUMPY", &[version, 0][..], &u32::MAX.to_le_bytes(), b"{'descr': '<f4'"].concat();
+            let error = parse(Path::new("x.npy"), &claim, "q").unwrap_err().to_string();
+            assert!(error.contains("said to have 4294967295 bytes, and 15 follow"), "{error}");
+        }
+        for bytes in
+            [&b"\x93NUMPY"[..], b"\x93NUMPY\x01", b"\x93NUMPY\x01\x00\x10", b"\x93NUMPY\x09\x00\x10\x00"]
+        {
+            assert!(matches!(parse(Path::new("x.npy"), bytes, "q"), Err(FileError::Malformed { .. })));
+        }
+        for length in [u64::MAX, 1 << 40, 100] {
+            let claim = [&length.to_le_bytes()[..], b"{}"].concat();
+            let error = parse(Path::new("x.safetensors"), &claim, "q").unwrap_err();
+            assert!(matches!(error, FileError::Malformed { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_tensors_of_a_file_are_listed_shortly() {
+        let tensor = Tensor { values: Values::round(DType::F32, &[1.0]), shape: vec![1] };
+        let tensors = (0..300).map(|i| (format!("layer.{i:03}"), tensor.clone())).collect();
+        let bytes = encode(Path::new("x.safetensors"), &tensors).unwrap();
+        let error = parse(Path::new("x.safetensors"), &bytes, "q").unwrap_err().to_string();
+        assert!(error.ends_with("layer.009 and 290 more"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use emu::resources::{Ptxas, Resources, estimate};
 use emu::{EmuError, Report};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, KernelError, Plan};
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use tile::Order;
 
 use crate::gate::bind;
@@ -99,7 +99,7 @@ pub fn of_kernel(
 /// The problem of one query head and its keys, dense.
 fn one_head(problem: &Problem) -> Problem {
     let (p, layout) = (problem, problem::Layout::Bhsd);
-    let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
+    let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
     Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, ..head }.with_layout(layout)
 }
 
@@ -160,23 +160,23 @@ const VARIANTS: [Variant; 13] = [
 ];
 
 /// Batch, heads, sequence, head dimension, mask.
-const PROBLEMS: [(usize, usize, usize, usize, Mask); 9] = [
-    (1, 8, 512, 64, Mask::None),
-    (1, 8, 512, 64, Mask::Causal),
-    (2, 16, 1024, 64, Mask::None),
-    (1, 16, 2048, 64, Mask::Causal),
-    (1, 8, 1024, 128, Mask::None),
-    (2, 16, 1024, 128, Mask::Causal),
-    (1, 8, 2048, 128, Mask::None),
-    (1, 8, 1024, 256, Mask::None),
-    (1, 16, 1024, 256, Mask::Causal),
+const PROBLEMS: [(usize, usize, usize, usize, Band); 9] = [
+    (1, 8, 512, 64, Band::FULL),
+    (1, 8, 512, 64, Band::CAUSAL),
+    (2, 16, 1024, 64, Band::FULL),
+    (1, 16, 2048, 64, Band::CAUSAL),
+    (1, 8, 1024, 128, Band::FULL),
+    (2, 16, 1024, 128, Band::CAUSAL),
+    (1, 8, 2048, 128, Band::FULL),
+    (1, 8, 1024, 256, Band::FULL),
+    (1, 16, 1024, 256, Band::CAUSAL),
 ];
 
 /// The plans: every variant of the default plan that each problem allows. Each third is for calibration.
 pub fn trials(arch: &Arch) -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (batch, heads, seq, head_dim, mask) in PROBLEMS {
-        let problem = Problem::new(batch, heads, seq, head_dim, DType::F16).with_mask(mask);
+        let problem = Problem::new(batch, heads, seq, head_dim, DType::F16).with_band(mask);
         let default = MmaPlan::default_for(&problem, arch);
         let mut tried: Vec<MmaPlan> = Vec::new();
         for (name, change) in VARIANTS {
@@ -199,7 +199,7 @@ impl Trial {
     /// When it cannot be made.
     pub fn kernels(&self, arch: &Arch) -> Result<[Bound; 2], KernelError> {
         let p = &self.problem;
-        let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_mask(p.mask);
+        let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
         let plan = Plan::Mma(self.plan.clone());
         let bound = |problem: &Problem| bind(&plan, problem, arch);
         Ok([bound(&head)?, bound(p)?])
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn a_persistent_kernel_is_forecast_from_a_few_of_its_ctas() {
         let of = |batch: usize| {
-            let problem = Problem::new(batch, 16, 1024, 128, DType::Bf16).with_mask(Mask::Causal);
+            let problem = Problem::new(batch, 16, 1024, 128, DType::Bf16).with_band(Band::CAUSAL);
             let plan = kernels::forward::wgmma::WgmmaPlan::default_for(&problem, &Arch::SM_90);
             let p = of_plan(&Plan::Wgmma(plan), &problem, &H200, &Arch::SM_90, None).unwrap();
             (p.us, problem.flops() / p.us * 1e-6)
@@ -299,7 +299,7 @@ mod tests {
     /// Of a causal problem, few recorded CTAs of one head stand for all: the forecast hardly depends on how many.
     #[test]
     fn a_few_recorded_ctas_stand_for_the_grid() {
-        let trial = trials(&Arch::SM_90).into_iter().find(|t| t.problem.mask == Mask::Causal).unwrap();
+        let trial = trials(&Arch::SM_90).into_iter().find(|t| t.problem.band == Band::CAUSAL).unwrap();
         let [head, whole] = trial.kernels(&Arch::SM_90).unwrap();
         let resources = estimate(&head.kernel.module, &head.kernel.entry).unwrap();
         let [few, many] = [4, 32].map(|count| {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use emu::model::{Gpu, MachineError};
 use serde_json::Value;
 
-use crate::store::StoreError;
+use crate::store::{self, StoreError};
 
 /// Why a file describes no machine.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum MachineFileError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Not a description.
-    #[error("{path}: {error}; accepted: the JSON that `flashcore microbench --out` writes")]
+    #[error("{path}: {error}; expected the JSON that `flashcore microbench --out` writes")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -37,10 +37,9 @@ pub enum MachineFileError {
 /// # Errors
 /// When it cannot be read, or describes no machine.
 pub fn read(path: &Path) -> Result<&'static Gpu, MachineFileError> {
-    let bytes =
-        std::fs::read(path).map_err(|source| StoreError::Read { path: path.to_path_buf(), source })?;
+    let text = store::read_text(path)?;
     let malformed = |error| MachineFileError::Malformed { path: path.to_path_buf(), error };
-    let mut whole: Value = serde_json::from_slice(&bytes).map_err(malformed)?;
+    let mut whole: Value = serde_json::from_str(&text).map_err(malformed)?;
     let described = whole.get_mut("machine").map_or_else(|| Value::Null, Value::take);
     let described = if described.is_null() { whole } else { described };
     let gpu: Gpu = serde_json::from_value(described).map_err(malformed)?;

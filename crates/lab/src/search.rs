@@ -2,7 +2,7 @@
 //! the fastest plans so far; what was good stays.
 
 use kernels::{Arch, Family, Plan};
-use problem::{Mask, Problem};
+use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use crate::genes::{product, values, with_genes};
@@ -59,8 +59,8 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         optimistic(15),
         optimistic(40),
     ];
-    let tails = match problem.mask {
-        Mask::None => vec![
+    let tails = match problem.band {
+        Band::FULL => vec![
             json!({ "tail": "whole" }),
             json!({ "tail": "shared", "handout": "static", "ends": "common" }),
         ],
@@ -111,8 +111,8 @@ fn small(problem: &Problem) -> Vec<Vec<Value>> {
         })
     });
     let streamed = product(&[shapes.to_vec(), values("stages", [2, 3, 4, 8])]);
-    let paths = match problem.mask {
-        Mask::None => Vec::new(),
+    let paths = match problem.band {
+        Band::FULL => Vec::new(),
         _ => values("paths", [1, 2, 4]),
     };
     vec![
@@ -223,8 +223,8 @@ fn mma(problem: &Problem) -> Vec<Vec<Value>> {
         json!({ "order": "scores_ahead", "rescale": { "beyond": 8 } }),
         json!({ "order": "scores_ahead", "rescale": "always" }),
     ];
-    let grids = match problem.mask {
-        Mask::None => Vec::new(),
+    let grids = match problem.band {
+        Band::FULL => Vec::new(),
         _ => values("grid", ["heads_first", "rows_first"]),
     };
     vec![product(&[tiles.collect(), values("stages", [1, 2])]), depth, orders, grids]
@@ -259,8 +259,8 @@ mod tests {
     #[test]
     fn every_group_changes_something() {
         let problems = [
-            Problem::new(1, 8, 512, 64, DType::Bf16).with_mask(Mask::Causal),
-            Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal),
+            Problem::new(1, 8, 512, 64, DType::Bf16).with_band(Band::CAUSAL),
+            Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL),
             Problem::new(4, 16, 4096, 128, DType::Bf16),
             Problem { heads_kv: 4, ..Problem::new(4, 16, 16, 128, DType::Bf16) }.with_layout(Layout::Bhsd),
         ];

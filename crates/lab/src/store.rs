@@ -1,6 +1,6 @@
 //! Files: written whole or not at all, and scratch folders that go when they are dropped.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,6 +12,31 @@ pub enum StoreError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+}
+
+/// Longer than any kernel, launch file, plan or description of a machine, and short enough for memory.
+const LONGEST: u64 = 64 << 20;
+
+/// The text of a file that someone wrote. A byte order mark at its beginning is no part of the text.
+///
+/// # Errors
+/// When the file cannot be read, is longer than 64 MiB or is not a text.
+pub fn read_text(path: &Path) -> Result<String, StoreError> {
+    let fail = |source| StoreError::Read { path: path.to_path_buf(), source };
+    let mut bytes = Vec::new();
+    // Never more, whatever the file says of its length: a device or a pipe may have no end.
+    let opened = std::fs::File::open(path);
+    opened.and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)).map_err(fail)?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(fail(std::io::Error::other(format!("it is longer than {LONGEST} bytes"))));
+    }
+    match bytes.iter().position(|&byte| byte == 0) {
+        Some(at) => Err(fail(std::io::Error::other(format!("not a text file (NUL at byte {at})")))),
+        None => {
+            let text = String::from_utf8_lossy(&bytes);
+            Ok(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
+        }
+    }
 }
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);

@@ -6,7 +6,7 @@ use kernels::Arch;
 use lab::evolve::Candidate;
 use lab::evolve::space::Space;
 use lab::gate::{Settings, Verdict, bind, prove};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rayon::prelude::*;
@@ -22,9 +22,9 @@ fn problems() -> [Problem; 4] {
     let grouped = Problem { heads_q: 4, heads_kv: 2, ..Problem::new(2, 4, 70, 64, DType::Bf16) };
     [
         rectangle(3, 200, 200, 64, DType::F16),
-        rectangle(3, 130, 190, 64, DType::Bf16).with_mask(Mask::Causal),
+        rectangle(3, 130, 190, 64, DType::Bf16).with_band(Band::CAUSAL),
         rectangle(2, 150, 100, 128, DType::Bf16),
-        grouped.with_layout(Layout::Bshd).with_mask(Mask::Causal),
+        grouped.with_layout(Layout::Bshd).with_band(Band::CAUSAL),
     ]
 }
 

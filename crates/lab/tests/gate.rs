@@ -13,7 +13,7 @@ use lab::gate::inputs::Style;
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Proof, Settings, Verdict, prove, prove_family, torture};
 use lab::launchfile::Bound;
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, Turns};
 
 fn fused(problem: &Problem) -> Bound {
@@ -39,7 +39,7 @@ fn the_fused_family_is_proven_on_the_torture_set() {
 
 #[test]
 fn the_fused_kernel_is_proven_on_every_style() {
-    let problem = Problem::new(1, 2, 150, 64, DType::F16).with_mask(Mask::Causal);
+    let problem = Problem::new(1, 2, 150, 64, DType::F16).with_band(Band::CAUSAL);
     let proof = prove(&fused(&problem), &Settings::thorough()).unwrap();
     assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
     assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
@@ -71,7 +71,7 @@ fn with_tails(queries: QueryHome, stages: u32) -> Vec<Bound> {
         .into_iter()
         .map(|(seq_q, seq_kv)| {
             let problem = Problem::new(1, 1, seq_q, 64, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd);
-            small_tiles(&problem.with_mask(Mask::Causal), queries, stages)
+            small_tiles(&problem.with_band(Band::CAUSAL), queries, stages)
         })
         .collect()
 }
@@ -135,6 +135,23 @@ fn what_is_left_beside_one_heavy_key_counts() {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
             let runs = vec![(Style::Spike, 1, Schedule::Late)];
+            let settings = Settings { runs, ..Settings::quick() };
+            let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
+            assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {plan:?} {}", show(&proof));
+        }
+    }
+}
+
+/// One large element in Q, K or V costs the others nothing.
+#[test]
+fn one_large_element_costs_the_others_nothing() {
+    for dtype in [DType::F16, DType::Bf16] {
+        for family in [Family::Wgmma, Family::Small, Family::Mma] {
+            let problem = Problem::new(1, 1, 96, 64, dtype).with_band(Band::CAUSAL);
+            let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
+            let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
+            // Of seeds in sequence each has the element in another tensor.
+            let runs = (3..9).map(|seed| (Style::Outlier, seed, Schedule::Late)).collect();
             let settings = Settings { runs, ..Settings::quick() };
             let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();
             assert_eq!(proof.verdict, Verdict::Proven, "{dtype} {plan:?} {}", show(&proof));

@@ -14,12 +14,12 @@ use kernels::{Arch, Plan};
 use lab::gate::mutate::{Fault, mutant, sites};
 use lab::gate::{Settings, Verdict, prove};
 use lab::launchfile::{Bound, LaunchSpec};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Op, Statement};
 
 /// A rung of the ladder on one head.
 fn rung(rung: RungPlan) -> Bound {
-    let problem = Problem::new(1, 1, 128, 64, DType::F16).with_mask(rung.mask());
+    let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
     let kernel = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
     Bound::of_kernel(kernel, &problem).unwrap()
 }
@@ -27,7 +27,7 @@ fn rung(rung: RungPlan) -> Bound {
 /// The fused family, causal, with ragged tails and several blocks of keys.
 fn fused_as(seq_q: usize, seq_kv: usize, queries: QueryHome, stages: u32) -> Bound {
     let problem = Problem::new(1, 1, seq_q, 64, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd);
-    small_tiles(&problem.with_mask(Mask::Causal), queries, stages)
+    small_tiles(&problem.with_band(Band::CAUSAL), queries, stages)
 }
 
 /// The first rows see less than a block of keys, so that what goes wrong there is not drowned by later blocks.

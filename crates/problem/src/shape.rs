@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Mask, ProblemError};
+use crate::{Band, Corner, DType, ProblemError, Score};
 
 /// Distances, in elements, between neighbouring batches, heads and rows of a tensor. The last dimension is
 /// always contiguous, as every attention library asks. A stride of 0 broadcasts; a negative one walks backwards.
@@ -123,10 +123,12 @@ pub struct Problem {
     pub head_dim_v: usize,
     /// Element type of all four tensors.
     pub dtype: DType,
-    /// Which keys a query sees.
-    pub mask: Mask,
-    /// Factor on Q Kᵀ; `None` means `1/√head_dim`.
-    pub scale: Option<f32>,
+    /// Which keys a query sees by position. Files call it the mask.
+    #[serde(rename = "mask")]
+    pub band: Band,
+    /// How a product of a query and a key becomes a logit.
+    #[serde(flatten)]
+    pub score: Score,
     /// Strides of Q.
     pub q: Strides,
     /// Strides of K.
@@ -150,8 +152,8 @@ impl Problem {
             head_dim,
             head_dim_v: head_dim,
             dtype,
-            mask: Mask::None,
-            scale: None,
+            band: Band::FULL,
+            score: Score::default(),
             q: strides,
             k: strides,
             v: strides,
@@ -164,9 +166,15 @@ impl Problem {
         Problem::new(1, 8, 512, 64, DType::F16)
     }
 
-    /// The same problem with another mask.
-    pub fn with_mask(mut self, mask: Mask) -> Problem {
-        self.mask = mask;
+    /// The problem with another band.
+    pub fn with_band(mut self, band: Band) -> Problem {
+        self.band = band;
+        self
+    }
+
+    /// The problem with a cap on its logits.
+    pub fn with_softcap(mut self, softcap: f32) -> Problem {
+        self.score.softcap = Some(softcap);
         self
     }
 
@@ -193,7 +201,7 @@ impl Problem {
 
     /// The factor on Q Kᵀ.
     pub fn softmax_scale(&self) -> f32 {
-        self.scale.unwrap_or_else(|| (1.0 / (self.head_dim as f64).sqrt()) as f32)
+        self.score.scale.unwrap_or_else(|| (1.0 / (self.head_dim as f64).sqrt()) as f32)
     }
 
     /// Query heads that share one key/value head; 1 without such heads, which no problem that can be computed is.
@@ -242,44 +250,45 @@ impl Problem {
         (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
     }
 
-    /// The same computation as it is usually stated, which is how plans are known and kernels made: keys that no row sees are left
-    /// out, and of a square the mask is the one aligned to the bottom right. Every row that is left lies where it did, so keys that
-    /// lie backwards in memory, whose last row is the first of the buffer, all stay.
+    /// The problem in the form that plans and kernels know, with the same results: bounds of the band that exclude no key
+    /// are dropped, a band of equal lengths is aligned to the bottom right, and keys after the last visible one are cut
+    /// off. Every remaining row keeps its place in memory, so keys whose row stride is negative, whose last row is the
+    /// first of the buffer, all stay.
     pub fn canonical(&self) -> Cow<'_, Problem> {
+        let band = self.band.simplified(self.seq_q, self.seq_kv);
         let forwards = self.k.row >= 0 && self.v.row >= 0;
-        match self.mask {
-            Mask::CausalTopLeft if self.seq_q == self.seq_kv || self.seq_q < self.seq_kv && forwards => {
-                Cow::Owned(Problem { mask: Mask::Causal, seq_kv: self.seq_q, ..self.clone() })
+        let cut = band.after == Some(0) && self.seq_q < self.seq_kv && forwards;
+        let (band, seq_kv) = match band.corner {
+            Corner::TopLeft if self.seq_q == self.seq_kv || cut => {
+                (band.aligned(Corner::BottomRight), self.seq_q)
             }
-            _ => Cow::Borrowed(self),
+            _ => (band, self.seq_kv),
+        };
+        if (band, seq_kv) == (self.band, self.seq_kv) {
+            return Cow::Borrowed(self);
         }
-    }
-
-    /// Keys but for the last ones that a mask shows to no row.
-    fn keys_shown(&self) -> usize {
-        match self.mask {
-            Mask::None | Mask::Causal => self.seq_kv,
-            Mask::CausalTopLeft => self.seq_kv.min(self.seq_q),
-        }
+        Cow::Owned(Problem { band, seq_kv, ..self.clone() })
     }
 
     /// Floating-point operations of the two matrix products, masked scores not counted (the field's convention:
     /// a causal square counts half).
     pub fn flops(&self) -> f64 {
-        let (rows, keys) = (self.seq_q, self.keys_shown());
-        let scores: f64 = match self.mask {
-            Mask::None => rows as f64 * keys as f64,
-            Mask::Causal | Mask::CausalTopLeft if rows == keys => rows as f64 * keys as f64 / 2.0,
-            mask => (0..rows).map(|i| mask.keys(i, rows, keys).len() as f64).sum(),
+        let (rows, keys) = (self.seq_q, self.seq_kv);
+        let scores: f64 = match self.band.simplified(rows, keys) {
+            Band::FULL => rows as f64 * keys as f64,
+            Band::CAUSAL if rows == keys => rows as f64 * keys as f64 / 2.0,
+            Band::CAUSAL_TOP_LEFT if rows <= keys => rows as f64 * rows as f64 / 2.0,
+            band => (0..rows).map(|row| band.keys(row, rows, keys).len() as f64).sum(),
         };
         2.0 * (self.head_dim + self.head_dim_v) as f64 * scores * self.batch as f64 * self.heads_q as f64
     }
 
-    /// The fewest bytes the problem moves: each input read once, but for keys and values that the mask shows to no row; the output
+    /// The fewest bytes the problem moves: each input read once, except keys and values that no row sees; the output
     /// written once.
     pub fn bytes(&self) -> f64 {
+        let shown = self.band.keys_of_all_rows(self.seq_q, self.seq_kv).len();
         let rows_of = |tensor| match tensor {
-            Tensor::K | Tensor::V => self.keys_shown(),
+            Tensor::K | Tensor::V => shown,
             Tensor::Q | Tensor::Out => self.seq_q,
         };
         let of = |tensor| {
@@ -313,6 +322,7 @@ impl Problem {
         if !(self.softmax_scale() * std::f32::consts::LOG2_E).is_finite() {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
+        self.score.check(self.softmax_scale())?;
         for tensor in Tensor::ALL {
             let [b, h, s, d] = self.extents(tensor);
             let dense = [b, h, s, d].iter().try_fold(1i64, |n, &x| n.checked_mul(i64::try_from(x).ok()?));
@@ -357,36 +367,44 @@ mod tests {
     /// A causal rectangle is counted score by score, a square by convention as a half, and what no row sees not at all.
     #[test]
     fn masked_work_is_not_counted() {
-        let of = |mask, seq_q, seq_kv| {
+        let of = |band, seq_q, seq_kv| {
             let p =
-                Problem::new(1, 1, seq_q, 8, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd).with_mask(mask);
+                Problem::new(1, 1, seq_q, 8, DType::F16).with_seq_kv(seq_kv, Layout::Bhsd).with_band(band);
             (p.flops() / 32.0, p.bytes() / 16.0)
         };
-        assert_eq!(of(Mask::CausalTopLeft, 4, 4), of(Mask::Causal, 4, 4));
-        assert_eq!(of(Mask::CausalTopLeft, 4, 9), of(Mask::Causal, 4, 4));
-        assert_eq!(of(Mask::CausalTopLeft, 5, 2), (9.0, 14.0));
-        assert_eq!(of(Mask::Causal, 5, 2), (3.0, 14.0));
-        assert_eq!(of(Mask::Causal, 2, 5), (9.0, 14.0));
-        assert_eq!(of(Mask::CausalTopLeft, 3, 0), (0.0, 6.0));
+        assert_eq!(of(Band::CAUSAL_TOP_LEFT, 4, 4), of(Band::CAUSAL, 4, 4));
+        assert_eq!(of(Band::CAUSAL_TOP_LEFT, 4, 9), of(Band::CAUSAL, 4, 4));
+        assert_eq!(of(Band::CAUSAL_TOP_LEFT, 5, 2), (9.0, 14.0));
+        assert_eq!(of(Band::CAUSAL, 5, 2), (3.0, 14.0));
+        assert_eq!(of(Band::CAUSAL, 2, 5), (9.0, 14.0));
+        assert_eq!(of(Band::CAUSAL_TOP_LEFT, 3, 0), (0.0, 6.0));
     }
 
     #[test]
     fn the_canonical_problem_computes_the_same() {
+        let window = Band::window(2, 0);
+        let bands =
+            Band::NAMED.into_iter().chain([window, window.aligned(Corner::TopLeft), Band::window(1, 20)]);
+        let bands: Vec<Band> = bands.collect();
         for (seq_q, seq_kv) in [(4, 4), (4, 9), (9, 4), (3, 0), (1, 7)] {
-            for (mask, backwards) in Mask::ALL.into_iter().flat_map(|mask| [(mask, false), (mask, true)]) {
+            for (band, backwards) in bands.iter().flat_map(|&band| [(band, false), (band, true)]) {
                 let mut p = Problem::new(2, 4, seq_q, 8, DType::F16)
                     .with_seq_kv(seq_kv, Layout::Bshd)
-                    .with_mask(mask);
+                    .with_band(band);
                 p.v.row *= if backwards { -1 } else { 1 };
                 let same = p.canonical();
                 assert_eq!(same.canonical().as_ref(), same.as_ref());
                 for row in 0..seq_q {
-                    let keys = |p: &Problem| p.mask.keys(row, p.seq_q, p.seq_kv);
-                    assert_eq!(keys(&p), keys(&same), "{mask} {seq_q} {seq_kv}");
+                    let keys = |p: &Problem| p.band.keys(row, p.seq_q, p.seq_kv);
+                    let (ours, theirs) = (keys(&p), keys(&same));
+                    assert!(
+                        ours == theirs || ours.is_empty() && theirs.is_empty(),
+                        "{band} {seq_q} {seq_kv}"
+                    );
                 }
                 let stays = seq_q > seq_kv || seq_q < seq_kv && backwards;
-                let top_left = mask == Mask::CausalTopLeft && stays;
-                assert_eq!(same.mask == Mask::CausalTopLeft, top_left);
+                let top_left = band == Band::CAUSAL_TOP_LEFT && stays;
+                assert!(!band.is_causal() || (same.band == Band::CAUSAL_TOP_LEFT) == top_left);
                 let origins = |p: &Problem| Tensor::ALL.map(|tensor| p.span(tensor).unwrap().1);
                 assert_eq!(origins(&p), origins(&same));
             }
@@ -408,9 +426,14 @@ mod tests {
         assert_eq!(p.check(), Err(ProblemError::TooLarge { tensor: "k" }));
         let mut p = Problem::mission();
         for scale in [f32::NAN, f32::INFINITY, 3e38, -3e38] {
-            p.scale = Some(scale);
+            p.score.scale = Some(scale);
             assert!(matches!(p.check(), Err(ProblemError::Scale { .. })), "{scale}");
         }
+        for softcap in [0.0, -50.0, f32::NAN, f32::INFINITY, 3e38, 1e-45] {
+            let p = Problem::mission().with_softcap(softcap);
+            assert!(matches!(p.check(), Err(ProblemError::Softcap { .. })), "{softcap}");
+        }
+        Problem::mission().with_softcap(50.0).check().unwrap();
     }
 
     #[test]

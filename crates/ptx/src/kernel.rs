@@ -7,7 +7,7 @@ use crate::{Module, TensorMapSpec};
 pub struct Dim3(pub u32, pub u32, pub u32);
 
 impl Dim3 {
-    /// Number of points; the largest number when there are more.
+    /// The product of the extents, saturating.
     pub const fn count(self) -> u64 {
         (self.0 as u64 * self.1 as u64).saturating_mul(self.2 as u64)
     }
@@ -19,25 +19,25 @@ impl fmt::Display for Dim3 {
     }
 }
 
-/// How a kernel is launched.
+/// The launch configuration of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Launch {
-    /// CTAs.
+    /// Extents of the grid in CTAs.
     pub grid: Dim3,
-    /// CTAs per cluster; (1, 1, 1) without clusters.
+    /// Extents of a cluster in CTAs; (1, 1, 1) without clusters.
     pub cluster: Dim3,
-    /// Threads per CTA.
+    /// Extents of a CTA in threads.
     pub block: Dim3,
-    /// Dynamic shared memory in bytes.
+    /// Dynamic shared memory per CTA in bytes.
     pub dynamic_shared: u32,
-    /// Whether it may start while the launch before it still runs (programmatic dependent launch). The kernel itself must
-    /// then wait (`griddepcontrol.wait`) before it touches what that launch writes, or writes what it reads; the emulator asks for
-    /// it before any access to global memory.
+    /// Whether the launch may start while the previous launch still runs (programmatic dependent launch). The
+    /// kernel must then execute `griddepcontrol.wait` before it reads what the previous launch writes or
+    /// writes what it reads. The emulator requires the wait before any access to global memory.
     #[serde(default)]
     pub overlapping: bool,
 }
 
-/// What a kernel does with a buffer.
+/// How a kernel accesses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "self-evident")]
@@ -47,14 +47,14 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A buffer the caller provides at each launch.
+/// A buffer that the caller provides at each launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BufferSpec {
     /// The name used in findings and errors.
     pub name: String,
     /// Size in bytes.
     pub bytes: usize,
-    /// What the kernel does with it. A `Write` buffer must be written completely.
+    /// How the kernel accesses the buffer. A kernel must write a `Write` buffer completely.
     pub access: Access,
 }
 
@@ -65,7 +65,7 @@ pub enum Arg {
     Buffer {
         /// Index into [`Kernel::buffers`].
         index: usize,
-        /// Bytes from its start.
+        /// Bytes from the start of the buffer.
         offset: u64,
     },
     /// A tensor map by value: `.param .align 64 .b8 name[128]`.
@@ -73,7 +73,7 @@ pub enum Arg {
         /// Index into [`Kernel::tensor_maps`].
         index: usize,
     },
-    /// A null pointer (an optional output not wanted).
+    /// A null pointer, for an optional output that is not requested.
     Null,
     /// A 32-bit unsigned integer.
     U32(u32),
@@ -88,7 +88,7 @@ pub enum Arg {
 }
 
 impl Arg {
-    /// Size in bytes of the parameter that takes it.
+    /// The size in bytes of the parameter that takes the argument.
     pub const fn bytes(self) -> u32 {
         match self {
             Arg::Buffer { .. } | Arg::Null | Arg::U64(_) | Arg::I64(_) => 8,
@@ -98,19 +98,19 @@ impl Arg {
     }
 }
 
-/// A module with its launch contract: everything a machine needs except the buffers' contents. It carries no host
-/// code, so a candidate kernel cannot do anything but run.
+/// A module with its launch contract: everything a machine needs except the contents of the buffers. There is
+/// no host code in a kernel, so a candidate kernel can only run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// The module.
     pub module: Module,
     /// Name of the `.entry` to launch.
     pub entry: String,
-    /// Grid, cluster, block and dynamic shared memory.
+    /// The launch configuration.
     pub launch: Launch,
-    /// Buffers the launch takes, in order.
+    /// The buffers that a launch takes, in order.
     pub buffers: Vec<BufferSpec>,
-    /// Tensor maps that the arguments name.
+    /// The tensor maps that arguments refer to by index.
     pub tensor_maps: Vec<TensorMapSpec>,
     /// One value per parameter of the entry, in order.
     pub args: Vec<Arg>,

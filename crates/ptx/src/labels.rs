@@ -1,9 +1,9 @@
-//! Labels of a body, all at once.
+//! Renumbering of the labels of a body.
 
 use crate::{Body, Label, Name, Operand, Statement};
 
 impl Body {
-    /// Replaces every label by what `f` makes of it; the names are left as they are.
+    /// Replaces every label by `f(label)`. The names do not change.
     pub(crate) fn map_labels(&mut self, mut f: impl FnMut(Label) -> Label) {
         for statement in &mut self.statements {
             match statement {
@@ -22,8 +22,8 @@ impl Body {
         }
     }
 
-    /// Numbers the labels by their first mention, and drops those that are not mentioned. A parsed body is numbered so,
-    /// and a built one that should equal what is read back from its text.
+    /// Numbers the labels by their first mention and drops those that are not mentioned. The parser numbers a
+    /// body like this; a built body needs it to equal the body that is parsed from its text.
     pub fn number_labels(&mut self) {
         let old = std::mem::take(&mut self.labels);
         let mut new: Vec<Option<Label>> = vec![None; old.len()];
@@ -33,7 +33,7 @@ impl Body {
                 names.push(name.clone());
                 Label(names.len() as u32 - 1)
             }),
-            // A label without a name: the verifier's business.
+            // The verifier reports a label without a name.
             _ => label,
         });
         self.labels = names;

@@ -13,14 +13,14 @@ pub struct Version {
     pub minor: u32,
 }
 
-/// What follows the number of a target.
+/// The suffix of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TargetSuffix {
     /// `sm_80`: runs on this architecture and later ones.
     None,
-    /// `sm_90a`: architecture-specific features, runs on this one only.
+    /// `sm_90a`: architecture-specific features; runs on this architecture only.
     ArchSpecific,
-    /// `sm_100f`: features of the family.
+    /// `sm_100f`: features of a family; runs on the family only.
     Family,
 }
 
@@ -39,12 +39,13 @@ impl Target {
         Target { sm, suffix: TargetSuffix::None }
     }
 
-    /// `sm_NNa`: with the features of this architecture alone.
+    /// `sm_NNa`: with architecture-specific features.
     pub const fn sm_a(sm: u32) -> Target {
         Target { sm, suffix: TargetSuffix::ArchSpecific }
     }
 
-    /// Whether a device of that compute capability (times ten) runs code for this target (PTX ISA, ".target").
+    /// Whether a device of compute capability `sm` (times ten) runs code for this target (PTX ISA,
+    /// ".target").
     pub const fn runs_on(self, sm: u32) -> bool {
         match self.suffix {
             TargetSuffix::None => sm >= self.sm,
@@ -54,9 +55,9 @@ impl Target {
     }
 }
 
-/// What is no name of a target.
+/// A text that is not the name of a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no target such as `sm_80` or `sm_90a`")]
+#[error("`{0}` is not a target; accepted: names such as `sm_80` or `sm_90a`")]
 pub struct UnknownTarget(String);
 
 impl FromStr for Target {
@@ -78,7 +79,7 @@ impl FromStr for Target {
     }
 }
 
-/// A PTX module. Addresses are always 64 bits; debugging sections are not kept.
+/// A PTX module (PTX ISA, "Directives"). Addresses are always 64 bits; debugging sections are dropped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Module {
     /// `.version`.
@@ -117,7 +118,7 @@ impl Module {
     }
 }
 
-/// What stands at module scope.
+/// A declaration at module scope.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "self-evident")]
 pub enum Item {
@@ -136,7 +137,7 @@ pub enum Linkage {
     Common,
 }
 
-/// What a variable starts with; what is not covered is zero.
+/// The initial value of a variable; the rest of the variable is zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initializer {
     /// Bytes in little-endian order.
@@ -152,7 +153,7 @@ pub struct Variable {
     pub linkage: Linkage,
     /// State space.
     pub space: Space,
-    /// Alignment in bytes; the element type's when not written.
+    /// Alignment in bytes; the size of the element when not written.
     pub align: u32,
     /// Element type.
     pub ty: Type,
@@ -160,7 +161,8 @@ pub struct Variable {
     pub vector: u32,
     /// The name.
     pub name: Name,
-    /// Array dimensions: empty for a scalar; a leading 0 for `[]`, dynamic shared memory when `extern`.
+    /// Array extents in elements: empty for a scalar; a leading 0 for `[]`, which is dynamic shared memory
+    /// when `extern`.
     pub dims: Vec<u64>,
     /// Initial value.
     pub init: Option<Initializer>,
@@ -185,9 +187,10 @@ pub enum FunctionKind {
 /// A parameter of a kernel or function, or a return value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// `.param` for kernels; functions may also take and return registers (then the name is in [`Body::registers`]).
+    /// `.param` for kernels; functions may also take and return registers (then the name is in
+    /// [`Body::registers`]).
     pub space: ParamSpace,
-    /// Alignment in bytes; the type's when not written.
+    /// Alignment in bytes; the size of the type when not written.
     pub align: u32,
     /// Element type.
     pub ty: Type,
@@ -195,13 +198,13 @@ pub struct Param {
     pub name: Name,
     /// Elements of an array (a struct passed by value is `.b8 name[N]`); `None` for a scalar.
     pub elements: Option<u32>,
-    /// `.ptr .space .align N` of a kernel parameter: what the pointer points to.
+    /// `.ptr .space .align N` of a kernel parameter: space and alignment of the memory that it points to.
     pub pointer: Option<(Space, u32)>,
 }
 
 pub use self::param_space::ParamSpace;
 mod param_space {
-    /// Where a parameter lives.
+    /// The state space of a parameter.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum ParamSpace {
         /// `.param`.
@@ -239,6 +242,11 @@ pub struct LaunchBounds {
     pub no_return: bool,
 }
 
+impl LaunchBounds {
+    /// The most threads of a CTA.
+    pub(crate) const MOST_THREADS: i64 = 1024;
+}
+
 /// `.entry` or `.func`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
@@ -259,7 +267,8 @@ pub struct Function {
 }
 
 impl Function {
-    /// How many parameters and return values are registers. Those are the first of the body's registers, in order.
+    /// The number of parameters and return values that are registers. These are the first of the body's
+    /// registers, in order.
     pub fn register_params(&self) -> usize {
         self.returns.iter().chain(&self.params).filter(|param| param.space == ParamSpace::Reg).count()
     }
@@ -268,13 +277,13 @@ impl Function {
 /// A declared virtual register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
-    /// The name with its `%`, if it has one.
+    /// The name, with its `%` if there is one.
     pub name: Name,
     /// Its type.
     pub ty: Type,
 }
 
-/// The body of a function. Nested scopes are flattened on parsing: what they declare is renamed where it would clash.
+/// The body of a function. The parser flattens nested scopes and renames declarations that would clash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Body {
     /// Registers, indexed by [`Reg`](crate::Reg); first those among the return values and parameters.
@@ -290,7 +299,7 @@ pub struct Body {
 /// One statement of a body.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Statement {
-    /// The place a branch goes to.
+    /// The target of a branch.
     Label(crate::Label),
     /// An instruction.
     Inst(Instruction),
@@ -298,7 +307,7 @@ pub enum Statement {
     Pragma(Name),
 }
 
-/// An instruction: what it does ([`Op`]), on what (operands, in the order of the ISA), and under which guard.
+/// An instruction: an operation ([`Op`]), its operands in the order of the ISA, and a guard.
 #[derive(Clone, Debug)]
 pub struct Instruction {
     /// `@p` or `@!p`.
@@ -307,11 +316,11 @@ pub struct Instruction {
     pub op: Op,
     /// Operands, results first.
     pub operands: SmallVec<[Operand; 4]>,
-    /// Line of the PTX text it was read from, from 1; 0 when it was built and never printed.
+    /// The line in the PTX text, from 1; 0 for a built instruction before [`Module::number_lines`].
     pub line: u32,
 }
 
-/// Two instructions are equal when they do the same; where they stood in a text does not matter.
+/// Two instructions are equal when guard, operation and operands are; the line does not count.
 impl PartialEq for Instruction {
     fn eq(&self, other: &Instruction) -> bool {
         (&self.guard, &self.op, &self.operands) == (&other.guard, &other.op, &other.operands)

@@ -16,7 +16,7 @@ pub struct Label(pub u32);
 pub struct Guard {
     /// The predicate register.
     pub reg: Reg,
-    /// Whether the instruction runs where the predicate is false.
+    /// Whether the instruction executes where the predicate is false.
     pub negated: bool,
 }
 
@@ -31,38 +31,39 @@ pub enum Imm {
     F64(u64),
 }
 
-/// What an address counts from.
+/// The base of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Base {
     /// A register.
     Reg(Reg),
     /// A variable or parameter.
     Symbol(Name),
-    /// Nothing: the offset is the address.
+    /// No base: the offset is the address.
     Absolute,
 }
 
 /// `[base + offset]`, offset in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// What the address counts from.
+    /// The base.
     pub base: Base,
-    /// Bytes added.
+    /// Bytes added to the base.
     pub offset: i64,
 }
 
-/// An operand as written. What each position of an instruction accepts is stated by [`Op::signature`](crate::Op::signature).
+/// An operand as written. [`Op::signature`](crate::Op::signature) states what each position of an instruction
+/// accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// A register.
     Reg(Reg),
     /// `!p`: a negated predicate source.
     Not(Reg),
-    /// `_`: a result that is not wanted.
+    /// `_`: a result that is discarded.
     Sink,
     /// A constant.
     Imm(Imm),
-    /// `%tid.x` and its like.
+    /// A special register such as `%tid.x`.
     Special(SpecialReg),
     /// `{a, b, …}`: registers, immediates or sinks.
     Vector(Vec<Operand>),
@@ -104,7 +105,7 @@ macro_rules! special_registers {
                 match self { $(SpecialReg::$variant => $name),* }
             }
 
-            /// The type it is read at.
+            /// The type of its value.
             pub const fn ty(self) -> crate::Type {
                 match self { $(SpecialReg::$variant => crate::Type::$ty),* }
             }
@@ -127,11 +128,13 @@ special_registers! {
     LanemaskEq = "%lanemask_eq": U32, LanemaskLe = "%lanemask_le": U32, LanemaskLt = "%lanemask_lt": U32,
     LanemaskGe = "%lanemask_ge": U32, LanemaskGt = "%lanemask_gt": U32,
     Clock = "%clock": U32, ClockHi = "%clock_hi": U32, Clock64 = "%clock64": U64,
-    GlobalTimer = "%globaltimer": U64, GlobalTimerLo = "%globaltimer_lo": U32, GlobalTimerHi = "%globaltimer_hi": U32,
+    GlobalTimer = "%globaltimer": U64, GlobalTimerLo = "%globaltimer_lo": U32,
+    GlobalTimerHi = "%globaltimer_hi": U32,
     DynamicSmemSize = "%dynamic_smem_size": U32, TotalSmemSize = "%total_smem_size": U32,
     AggrSmemSize = "%aggr_smem_size": U32,
     ClusteridX = "%clusterid.x": U32, ClusteridY = "%clusterid.y": U32, ClusteridZ = "%clusterid.z": U32,
-    NclusteridX = "%nclusterid.x": U32, NclusteridY = "%nclusterid.y": U32, NclusteridZ = "%nclusterid.z": U32,
+    NclusteridX = "%nclusterid.x": U32, NclusteridY = "%nclusterid.y": U32,
+    NclusteridZ = "%nclusterid.z": U32,
     ClusterCtaidX = "%cluster_ctaid.x": U32, ClusterCtaidY = "%cluster_ctaid.y": U32,
     ClusterCtaidZ = "%cluster_ctaid.z": U32,
     ClusterNctaidX = "%cluster_nctaid.x": U32, ClusterNctaidY = "%cluster_nctaid.y": U32,

@@ -1,5 +1,5 @@
-//! PTX text from the model: canonical, one statement a line, accepted by ptxas and read back by the parser as the same
-//! module.
+//! Prints the model as canonical PTX text, one statement per line. ptxas accepts the text, and the parser
+//! reads it back as an equal module.
 
 mod mnemonic;
 
@@ -42,8 +42,8 @@ impl Display for Module {
 }
 
 impl Module {
-    /// Gives each instruction the line it has in the printed text, so that findings about a module that was built and
-    /// not parsed point into `to_string()`.
+    /// Gives each instruction its line in the printed text, so that findings about a module that was built
+    /// and not parsed point into `to_string()`.
     pub fn number_lines(&mut self) {
         let mut line = 4;
         for item in &mut self.items {
@@ -70,7 +70,7 @@ impl Module {
     }
 }
 
-/// Everything of a function before its body: directives, name, parameters, bounds.
+/// The part of a function before its body: directives, name, parameters, bounds.
 struct Header<'a>(&'a Function);
 
 impl Display for Header<'_> {
@@ -133,7 +133,7 @@ impl Display for Param {
             ParamSpace::Reg => return write!(f, ".reg .{} {}", self.ty, self.name),
             ParamSpace::Param => f.write_str(".param ")?,
         }
-        // `.align` before the type belongs to the parameter, after `.ptr` to what it points to.
+        // `.align` before the type is the parameter's; after `.ptr` it is that of the memory pointed to.
         if self.align != self.ty.bytes() {
             write!(f, ".align {} ", self.align)?;
         }
@@ -230,7 +230,8 @@ impl Variable {
     }
 }
 
-/// `{…}` with a nested `{…}` for each row of the inner extents; ptxas takes no flat list for several dimensions.
+/// `{…}` with a nested `{…}` for each row of the inner extents. ptxas refuses a flat list for several
+/// dimensions.
 fn rows(f: &mut Formatter<'_>, elements: &[String], inner: &[u64]) -> fmt::Result {
     let Some(rest) = inner.get(1..) else { return write!(f, "{{{}}}", elements.join(", ")) };
     let row = inner.iter().fold(1u64, |n, &dim| n.saturating_mul(dim)).max(1);
@@ -243,8 +244,8 @@ fn rows(f: &mut Formatter<'_>, elements: &[String], inner: &[u64]) -> fmt::Resul
 }
 
 impl Body {
-    /// The `.reg` and variable declarations, one a line. Registers whose names count up from 0 become one range. The
-    /// first ones are declared as parameters.
+    /// The `.reg` and variable declarations, one per line, without the first `skipped` registers, which are
+    /// parameters. Registers whose names count up from 0 become one range.
     fn declarations(&self, skipped: usize) -> String {
         let mut text = String::new();
         let mut rest = self.registers.get(skipped..).unwrap_or(&[]);
@@ -264,7 +265,8 @@ impl Body {
     }
 }
 
-/// How many registers at the start of the slice are `prefix0`, `prefix1`, … of one type; at least 1.
+/// The number of registers at the start of the slice that are `prefix0`, `prefix1`, … of one type; at least
+/// 1.
 fn range_length(registers: &[Register]) -> usize {
     let first = &registers[0];
     let Some(prefix) = first.name.strip_suffix('0').filter(|p| !p.ends_with(|c: char| c.is_ascii_digit()))
@@ -282,10 +284,11 @@ fn name(names: &[crate::Name], index: u32) -> &str {
 }
 
 impl Instruction {
-    /// The instruction as text; `body` knows the names of registers and labels.
+    /// The instruction as text; `body` has the names of registers and labels.
     pub fn display<'a>(&'a self, body: &'a Body) -> impl Display + 'a {
         fmt::from_fn(move |f| {
-            // ptxas takes the targets of `brx.idx` by name only; a scope of its own keeps that name apart.
+            // ptxas takes the targets of `brx.idx` by name only; a scope keeps the name from clashing with
+            // others.
             if let Some(Operand::Labels(labels)) = self.operands.get(1) {
                 let names: Vec<&str> = labels.iter().map(|label| name(&body.labels, label.0)).collect();
                 write!(f, "{{ $targets: .branchtargets {}; ", names.join(", "))?;

@@ -1,4 +1,5 @@
-//! Tensor maps as data: what a bulk tensor copy knows of a tensor. A machine encodes them when it launches a kernel.
+//! Tensor maps as data (PTX ISA, "Tensors"): the layout of a tensor and of the box that a bulk tensor copy
+//! moves. A machine encodes a map when it launches a kernel.
 
 use crate::BufferSpec;
 
@@ -30,8 +31,9 @@ impl Element {
     }
 }
 
-/// How the 16-byte chunks of a box are permuted in shared memory, named by the bytes of a row: chunk `i` of row `r` goes to
-/// chunk `i xor (r mod rows)` of rows of that many bytes (PTX ISA, "Tensors: Swizzling Modes").
+/// How the 16-byte chunks of a box are permuted in shared memory, named by the bytes of a row: chunk `i` of
+/// row `r` goes to chunk `i xor (r mod rows)` of rows of that many bytes (PTX ISA, "Tensors: Swizzling
+/// Modes").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "self-evident")]
 pub enum Swizzle {
@@ -53,7 +55,7 @@ impl Swizzle {
     }
 }
 
-/// How much a load of a box brings to L2 at least.
+/// The granularity at which a load brings a box to L2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "self-evident")]
 pub enum L2Promotion {
@@ -64,8 +66,8 @@ pub enum L2Promotion {
     Bytes256,
 }
 
-/// A tensor in a buffer and the box of it that one instruction copies. Dimensions come innermost first. What lies outside
-/// the tensor reads as zero and is not written.
+/// A tensor in a buffer, and the box that one instruction copies. Dimensions come innermost first. Elements
+/// outside the tensor read as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMapSpec {
     /// Index into [`Kernel::buffers`](crate::Kernel::buffers).
@@ -76,32 +78,32 @@ pub struct TensorMapSpec {
     pub element: Element,
     /// Elements along each of 1 to 5 dimensions.
     pub extents: Vec<u64>,
-    /// Bytes between neighbours along each dimension but the innermost, which is contiguous.
+    /// Bytes between neighbours along each dimension except the innermost, which is contiguous.
     pub strides: Vec<u64>,
     /// Elements of the box along each dimension.
     pub box_extents: Vec<u32>,
-    /// How the box lies in shared memory.
+    /// The permutation of the box in shared memory.
     pub swizzle: Swizzle,
-    /// How much a load brings to L2.
+    /// The granularity at which a load brings data to L2.
     pub l2_promotion: L2Promotion,
 }
 
-/// Why a tensor map cannot be.
+/// Why a tensor map is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor map{}: {field} = {value}; accepted: {accepted}", of_buffer(.buffer.as_deref()))]
 pub struct TensorMapError {
-    /// The buffer, where its name is known.
+    /// The name of the buffer, where known.
     pub buffer: Option<String>,
-    /// What is wrong.
+    /// The field that is wrong.
     pub field: &'static str,
     /// The value given.
     pub value: String,
-    /// What would be accepted.
+    /// The accepted values.
     pub accepted: String,
 }
 
 impl TensorMapError {
-    /// The same of a buffer by its name.
+    /// This error with the name of the buffer.
     #[must_use]
     pub fn of(self, buffer: &str) -> TensorMapError {
         TensorMapError { buffer: Some(buffer.to_owned()), ..self }
@@ -118,7 +120,8 @@ impl TensorMapSpec {
     /// Alignment in bytes of such a parameter.
     pub const ALIGN: u32 = 64;
 
-    /// Bytes that one copy of the box moves, which the mbarrier must expect. What lies outside the tensor counts too.
+    /// Bytes that one copy of the box moves, which the mbarrier must expect. What lies outside the tensor
+    /// counts too.
     pub fn box_bytes(&self) -> u32 {
         self.box_extents.iter().fold(self.element.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
@@ -131,8 +134,8 @@ impl TensorMapSpec {
         outer.fold(inner, |sum, (&n, &stride)| sum + u128::from(n.saturating_sub(1)) * u128::from(stride))
     }
 
-    /// Checks everything that does not depend on where the buffer lies, by the rules of `cuTensorMapEncodeTiled` (CUDA Driver
-    /// API, "Tensor Map Object Management").
+    /// Checks everything that does not depend on where the buffer lies, by the rules of
+    /// `cuTensorMapEncodeTiled` (CUDA Driver API, "Tensor Map Object Management").
     ///
     /// # Errors
     /// Names the field, its value and what is accepted.
@@ -163,7 +166,7 @@ impl TensorMapSpec {
         }
     }
 
-    /// As [`TensorMapSpec::check`], and that the tensor lies inside its buffer.
+    /// Like [`TensorMapSpec::check`]; also checks that the tensor lies inside its buffer.
     ///
     /// # Errors
     /// Names the buffer, the field, its value and what is accepted.

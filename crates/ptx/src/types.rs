@@ -78,51 +78,7 @@ impl Type {
         Type::S16x2,
     ];
 
-    /// The name in PTX text, without the leading dot.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Type::Pred => "pred",
-            Type::B1 => "b1",
-            Type::B8 => "b8",
-            Type::B16 => "b16",
-            Type::B32 => "b32",
-            Type::B64 => "b64",
-            Type::B128 => "b128",
-            Type::U2 => "u2",
-            Type::U4 => "u4",
-            Type::U8 => "u8",
-            Type::U16 => "u16",
-            Type::U32 => "u32",
-            Type::U64 => "u64",
-            Type::S2 => "s2",
-            Type::S4 => "s4",
-            Type::S8 => "s8",
-            Type::S16 => "s16",
-            Type::S32 => "s32",
-            Type::S64 => "s64",
-            Type::F16 => "f16",
-            Type::F16x2 => "f16x2",
-            Type::Bf16 => "bf16",
-            Type::Bf16x2 => "bf16x2",
-            Type::Tf32 => "tf32",
-            Type::F32 => "f32",
-            Type::F32x2 => "f32x2",
-            Type::F64 => "f64",
-            Type::E4m3 => "e4m3",
-            Type::E5m2 => "e5m2",
-            Type::E4m3x2 => "e4m3x2",
-            Type::E5m2x2 => "e5m2x2",
-            Type::U16x2 => "u16x2",
-            Type::S16x2 => "s16x2",
-        }
-    }
-
-    /// The type of that name.
-    pub fn from_name(name: &str) -> Option<Type> {
-        Type::ALL.into_iter().find(|t| t.name() == name)
-    }
-
-    /// Width in bits; a predicate counts 1.
+    /// Width in bits; 1 for a predicate.
     pub const fn bits(self) -> u32 {
         match self {
             Type::Pred | Type::B1 => 1,
@@ -144,7 +100,7 @@ impl Type {
         }
     }
 
-    /// The untyped `.bN` of that width; `.b32` for a width that has none.
+    /// The untyped `.bN` of a width in bits; `.b32` for a width without one.
     pub const fn bits_of(bits: u32) -> Type {
         match bits {
             1 => Type::B1,
@@ -156,17 +112,17 @@ impl Type {
         }
     }
 
-    /// Width in bytes in memory; sub-byte types and predicates have none and count 0.
+    /// Size in memory in bytes; 0 for predicates and for types smaller than a byte.
     pub const fn bytes(self) -> u32 {
         self.bits() / 8
     }
 
-    /// Whether it is a signed integer.
+    /// Whether the type is a signed integer.
     pub const fn is_signed(self) -> bool {
         matches!(self, Type::S2 | Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
     }
 
-    /// Whether it is a signed or unsigned integer (packed pairs included).
+    /// Whether the type is a signed or unsigned integer (packed pairs included).
     pub const fn is_integer(self) -> bool {
         self.is_signed()
             || matches!(
@@ -175,12 +131,12 @@ impl Type {
             )
     }
 
-    /// Whether it is an untyped `.bN`.
+    /// Whether the type is an untyped `.bN`.
     pub const fn is_bits(self) -> bool {
         matches!(self, Type::B1 | Type::B8 | Type::B16 | Type::B32 | Type::B64 | Type::B128)
     }
 
-    /// Whether it is a floating-point format, packed and alternate ones included.
+    /// Whether the type is a floating-point format (packed and alternate formats included).
     pub const fn is_float(self) -> bool {
         !self.is_bits() && !self.is_integer() && !matches!(self, Type::Pred)
     }
@@ -192,7 +148,8 @@ impl fmt::Display for Type {
     }
 }
 
-/// A state space that an address can point into. Parameters of a kernel and of device functions share `Param`.
+/// A state space that an address can point into. Parameters of a kernel and of device functions share
+/// `Param`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Space {
     /// No space named: a generic address, resolved by its value.

@@ -1,25 +1,41 @@
 //! Which keys a row sees, and what that leaves of a block of keys: nothing, everything, or a part.
 
-use ptx::{Builder, CmpOp, F32, R32};
+use problem::Corner;
+use ptx::{Builder, CmpOp, F32, R32, Src};
 
 use crate::{AccTile, Threads, divide};
 
-/// Which keys a query row sees. New masks are new variants, with their bound beside their predicate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MaskRule {
-    /// Keys below `seq_kv`.
-    All,
-    /// Keys up to a diagonal, which goes on by one with each row.
-    Causal(Corner),
+/// Which keys a query row sees, as far as the code depends on it: the alignment and which bounds exist
+/// ([`problem::Band`] has the definition). Sizes of bounds are launch parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyBand {
+    /// The corner to which the diagonal is aligned.
+    pub corner: Corner,
+    /// Keys before the level one that a row sees; `None` for all.
+    pub before: Option<R32>,
+    /// Keys after the level one that a row sees; `None` for all.
+    pub after: Option<After>,
 }
 
-/// The corner of the scores that the diagonal runs through: the two differ where lengths do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Corner {
-    /// Keys up to `row + seq_kv − seq_q`.
-    BottomRight,
-    /// Keys up to `row`.
-    TopLeft,
+/// The bound of a band after the diagonal.
+#[derive(Clone, Copy, Debug)]
+pub enum After {
+    /// No key after the level one: a causal mask has this bound, and its code no parameter.
+    Diagonal,
+    /// So many keys.
+    Keys(R32),
+}
+
+impl KeyBand {
+    /// Whether every row sees every key.
+    pub const fn is_full(&self) -> bool {
+        self.before.is_none() && self.after.is_none()
+    }
+
+    /// Whether the band is a causal mask.
+    pub const fn is_causal(&self) -> bool {
+        self.before.is_none() && matches!(self.after, Some(After::Diagonal))
+    }
 }
 
 /// How much of a block its rows see.
@@ -64,31 +80,55 @@ impl RowRange {
         [k.mad(head, self.heads, in_group), position]
     }
 
-    /// One past the last key that all of the rows see, and one past the last that any of them sees.
-    pub fn keys_seen(&self, k: &mut Builder, rule: MaskRule) -> [R32; 2] {
-        match rule {
-            MaskRule::All => [self.seq_kv; 2],
-            MaskRule::Causal(corner) => {
-                let shift = self.shift(k, corner);
-                // Rows end where keys do, and may begin before them; or begin where keys do, and may go on after them.
-                let within = |k: &mut Builder, end: R32| match corner {
-                    Corner::BottomRight => k.max_s(end, 0),
-                    Corner::TopLeft => k.min_u(end, self.seq_kv),
-                };
-                let past_last = k.add(self.first, self.rows + self.heads - 1);
-                let past_last = self.position(k, past_last);
-                let past_last = k.min_u(past_last, self.seq_q);
-                let by_any = shifted(k, past_last, shift);
-                let by_any = within(k, by_any);
-                let first = self.position(k, self.first);
-                let first = shifted(k, first, shift);
-                let first = k.add(first, 1);
-                [within(k, first), by_any]
+    /// One past the last key that all of the rows see, and one past the last that any of them sees, by the bound after the
+    /// diagonal.
+    pub fn keys_seen(&self, k: &mut Builder, band: &KeyBand) -> [R32; 2] {
+        let Some(after) = band.after else { return [self.seq_kv; 2] };
+        let shift = self.shift(k, band.corner);
+        // Without keys after the diagonal one of the two limits holds by itself: rows end where keys do, and may begin before
+        // them; or rows begin where keys do, and may go on after them.
+        let within = |k: &mut Builder, end: R32| match (band.corner, after) {
+            (Corner::BottomRight, After::Diagonal) => k.max_s(end, 0),
+            (Corner::TopLeft, _) => k.min_u(end, self.seq_kv),
+            (Corner::BottomRight, After::Keys(_)) => {
+                let end = k.max_s(end, 0);
+                k.min_s(end, self.seq_kv)
             }
-        }
+        };
+        let past_last = self.past_last(k);
+        let by_any = shifted(k, past_last, shift);
+        let by_any = further(k, by_any, after);
+        let by_any = within(k, by_any);
+        let first = self.position(k, self.first);
+        let first = shifted(k, first, shift);
+        let first = further(k, first, after);
+        let first = k.add(first, 1);
+        [within(k, first), by_any]
     }
 
-    /// From a position to the last key that it sees; `None` where that is the same number.
+    /// The first key that any of the rows sees, and the first from which on all of them see, by the bound before the diagonal.
+    /// `None` where there is none.
+    fn keys_skipped(&self, k: &mut Builder, band: &KeyBand) -> Option<[R32; 2]> {
+        let before = band.before?;
+        let shift = self.shift(k, band.corner);
+        let first = self.position(k, self.first);
+        let past_last = self.past_last(k);
+        let last = k.sub(past_last, 1);
+        Some([first, last].map(|position| {
+            let level = shifted(k, position, shift);
+            let key = k.sub(level, before);
+            k.max_s(key, 0)
+        }))
+    }
+
+    /// One past the position of the last row that exists.
+    fn past_last(&self, k: &mut Builder) -> R32 {
+        let past_last = k.add(self.first, self.rows + self.heads - 1);
+        let past_last = self.position(k, past_last);
+        k.min_u(past_last, self.seq_q)
+    }
+
+    /// From a position to the key level with it; `None` where that is the same number.
     fn shift(&self, k: &mut Builder, corner: Corner) -> Option<R32> {
         match corner {
             Corner::BottomRight => Some(k.sub(self.seq_kv, self.seq_q)),
@@ -97,26 +137,69 @@ impl RowRange {
     }
 }
 
-/// The blocks of keys that a CTA visits: `full` ones, then partial ones up to `end`; those from `end` on are empty.
+/// The blocks of keys that a CTA visits, from the last to the first: partial ones down to `full_to`, full ones down to
+/// `full_from`, partial ones down to `from`. Any of the three may be empty; where the band is narrower than a block, no block
+/// is full and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// Blocks `0..full` are seen by all rows completely; `None` when all blocks are.
+    /// The first block of which any row sees a key, and the first of which all rows see the first key; `None` where both
+    /// are 0.
+    pub lower: Option<Lower>,
+    /// Of the blocks below this one, all rows see the last key; `None` when that holds for all blocks.
     pub full: Option<R32>,
     /// One past the last block that any row sees any of.
     pub end: R32,
 }
 
+/// Where the blocks of a band with a bound before the diagonal begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Lower {
+    /// The first block of which any row sees a key.
+    pub from: R32,
+    /// The first block of which every row sees the first key.
+    pub full_from: R32,
+}
+
 impl Bound {
-    /// The bound of a rule for blocks of `block_n` keys. `divides` says that `block_n` divides `seq_kv`.
-    pub fn new(k: &mut Builder, rule: MaskRule, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
-        let [by_all, by_any] = rows.keys_seen(k, rule);
-        let every_block = rule == MaskRule::All && divides;
-        Bound { full: (!every_block).then(|| divide(k, by_all, block_n)), end: blocks_up(k, by_any, block_n) }
+    /// The bound of a band for blocks of `block_n` keys. `divides` says that `block_n` divides `seq_kv`.
+    pub fn new(k: &mut Builder, band: &KeyBand, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
+        let [by_all, by_any] = rows.keys_seen(k, band);
+        let every_block = band.after.is_none() && divides;
+        let full = (!every_block).then(|| divide(k, by_all, block_n));
+        let end = blocks_up(k, by_any, block_n);
+        let lower = rows.keys_skipped(k, band).map(|[by_any, by_all]| Lower {
+            from: divide(k, by_any, block_n),
+            full_from: blocks_up(k, by_all, block_n),
+        });
+        Bound { lower, full, end }
+    }
+
+    /// The bound for a loop that visits at least one block, masked where no row sees any of it.
+    #[must_use]
+    pub fn at_least_one(self, k: &mut Builder) -> Bound {
+        let end = k.max_s(self.end, 1);
+        let last = self.lower.map(|_| k.sub(end, 1));
+        let lower =
+            self.lower.zip(last).map(|(lower, last)| Lower { from: k.min_s(lower.from, last), ..lower });
+        Bound { lower, end, ..self }
+    }
+
+    /// The first block to visit.
+    pub fn from(&self) -> Src<R32> {
+        self.lower.map_or(0.into(), |lower| lower.from.into())
     }
 }
 
 fn shifted(k: &mut Builder, position: R32, shift: Option<R32>) -> R32 {
     shift.map_or(position, |shift| k.add(position, shift))
+}
+
+/// A key and those after it that a band has.
+fn further(k: &mut Builder, key: R32, after: After) -> R32 {
+    match after {
+        After::Diagonal => key,
+        After::Keys(keys) => k.add(key, keys),
+    }
 }
 
 fn blocks_up(k: &mut Builder, keys: R32, block_n: u32) -> R32 {
@@ -136,7 +219,7 @@ enum Test {
 /// Puts −∞ where a row does not see a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Masker {
-    rule: MaskRule,
+    band: KeyBand,
     test: Test,
     rows: RowRange,
     /// The lane's first row, and its first column in a block.
@@ -148,7 +231,7 @@ impl Masker {
     /// For warps that hold `warp_rows` rows each of the range, and `warp_keys` keys of each block.
     pub fn new(
         k: &mut Builder,
-        rule: MaskRule,
+        band: &KeyBand,
         threads: &Threads,
         rows: &RowRange,
         warp_rows: u32,
@@ -159,7 +242,7 @@ impl Masker {
             None => threads.column,
             Some(part) => k.mad(part, warp_keys, threads.column),
         };
-        Masker { rule, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
+        Masker { band: *band, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
     /// The same with fewer instructions and some more registers: of seven bits, ptxas makes predicates at once (R2P).
@@ -175,51 +258,74 @@ impl Masker {
         }
         let first = k.add(origin, self.column);
         for i in 0..s.lane_rows() {
-            let end = self.keys_seen(k, i);
+            let end = self.keys_end(k, i);
             let left = k.sub(end, first);
+            let hidden = self.keys_start(k, i).map(|start| k.sub(start, first));
             let scores: Vec<F32> = s.row(i).collect();
             match self.test {
-                Test::Columns => hide_by_columns(k, &scores, left),
-                Test::Bits => hide_by_bits(k, &scores, left),
+                Test::Columns => hide_by_columns(k, &scores, hidden, left),
+                Test::Bits => hide_by_bits(k, &scores, hidden, left),
             }
         }
     }
 
     /// One past the last key that the lane's row `i` sees; may be negative.
-    fn keys_seen(&self, k: &mut Builder, i: u32) -> R32 {
-        match self.rule {
-            MaskRule::All => self.rows.seq_kv,
-            MaskRule::Causal(corner) => {
-                let shift = self.rows.shift(k, corner);
-                let below = i / 2 * 16 + i % 2 * 8;
-                let end = if self.rows.heads == 1 {
-                    let diagonal = shifted(k, self.row, shift);
-                    k.add(diagonal, below + 1)
-                } else {
-                    let row = k.add(self.row, below);
-                    let position = self.rows.position(k, row);
-                    let diagonal = shifted(k, position, shift);
-                    k.add(diagonal, 1)
-                };
-                k.min_s(end, self.rows.seq_kv)
-            }
+    fn keys_end(&self, k: &mut Builder, i: u32) -> R32 {
+        let Some(after) = self.band.after else { return self.rows.seq_kv };
+        let level = self.level_key(k, i, 1);
+        let end = further(k, level, after);
+        k.min_s(end, self.rows.seq_kv)
+    }
+
+    /// The first key that the lane's row `i` sees, which may be negative; `None` where the band has no bound before the
+    /// diagonal.
+    fn keys_start(&self, k: &mut Builder, i: u32) -> Option<R32> {
+        let before = self.band.before?;
+        let level = self.level_key(k, i, 0);
+        Some(k.sub(level, before))
+    }
+
+    /// `plus` keys after the one that is level with the lane's row `i`.
+    fn level_key(&self, k: &mut Builder, i: u32, plus: u32) -> R32 {
+        let shift = self.rows.shift(k, self.band.corner);
+        let below = i / 2 * 16 + i % 2 * 8;
+        if self.rows.heads == 1 {
+            let diagonal = shifted(k, self.row, shift);
+            k.add(diagonal, below + plus)
+        } else {
+            let row = k.add(self.row, below);
+            let position = self.rows.position(k, row);
+            let diagonal = shifted(k, position, shift);
+            if plus == 0 { diagonal } else { k.add(diagonal, plus) }
         }
     }
 }
 
-/// Hides a row's elements from column `left` on: a lane has two of every eight columns.
-fn hide_by_columns(k: &mut Builder, scores: &[F32], left: R32) {
-    for (column, &score) in (0..).zip(scores) {
-        let seen = k.setp_s(CmpOp::Gt, left, column / 2 * 8 + column % 2);
+/// Hides a row's elements before column `hidden`, if there is one, and from column `left` on: a lane has two of every eight
+/// columns.
+fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
+    for (i, &score) in (0..).zip(scores) {
+        let column = i / 2 * 8 + i % 2;
+        let seen = k.setp_s(CmpOp::Gt, left, column);
+        let seen = match hidden {
+            None => seen,
+            Some(hidden) => k.setp_s_and(CmpOp::Le, hidden, column, seen),
+        };
         k.selp_to(score, score, f32::NEG_INFINITY, seen);
     }
 }
 
-/// The same, with a bit for each element.
-fn hide_by_bits(k: &mut Builder, scores: &[F32], left: R32) {
+/// Hides as [`hide_by_columns`] does, with a bit for each element.
+fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
     let seen = elements_before(k, left);
+    let hidden = hidden.map(|hidden| elements_before(k, hidden));
     for (word, scores) in (0..).zip(scores.chunks(32)) {
-        let bits = low_bits(k, seen, 32 * word);
+        let mut bits = low_bits(k, seen, 32 * word);
+        if let Some(hidden) = hidden {
+            let before = low_bits(k, hidden, 32 * word);
+            let both = k.and(bits, before);
+            bits = k.xor(bits, both);
+        }
         for (bit, &score) in scores.iter().enumerate() {
             let of_score = k.and(bits, 1u32 << bit);
             let seen = k.setp_u(CmpOp::Ne, of_score, 0);

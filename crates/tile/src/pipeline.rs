@@ -6,7 +6,7 @@
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 
-use crate::{AccTile, Bound, Coverage, KeyTile, MatrixReader, OpenTile, TileCopy, TileLayout};
+use crate::{AccTile, Bound, Coverage, KeyTile, Lower, MatrixReader, OpenTile, TileCopy, TileLayout};
 
 /// How the steps of successive blocks are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -59,6 +59,16 @@ pub struct KvPipeline {
     stage: R32,
     /// The block to request next, where there are stages to request ahead into.
     next: R32,
+}
+
+/// The last block of each stretch of the way down, none before the first block to visit.
+struct Limits {
+    /// The last block that is partial for its last keys; `None` where none is.
+    full_to: Option<R32>,
+    /// The last full block; `None` where that is the last to visit.
+    full_from: Option<Src<R32>>,
+    /// The last block to visit.
+    from: Src<R32>,
 }
 
 /// A block of keys and values being visited.
@@ -178,12 +188,29 @@ impl KvPipeline {
                     (steps.follow)(k, &s);
                     (steps.accumulate)(k, &s, block);
                 };
-                if let Some(full) = self.bound.full {
+                let Limits { full_to, full_from, from } = self.limits(k);
+                if let Some(full) = full_to {
                     self.visit_down_to(k, full.into(), Coverage::Partial, &visit);
                 }
-                self.visit_down_to(k, 0.into(), Coverage::Full, &visit);
+                self.visit_down_to(k, full_from.clone().unwrap_or(from.clone()), Coverage::Full, &visit);
+                if full_from.is_some() {
+                    self.visit_down_to(k, from, Coverage::Partial, &visit);
+                }
             }
             Order::ScoresAhead => self.visit_ahead(k, &steps),
+        }
+    }
+
+    /// Where the partial, full and again partial blocks end on the way down.
+    fn limits(&self, k: &mut Builder) -> Limits {
+        let from = self.bound.from();
+        match self.bound.lower {
+            None => Limits { full_to: self.bound.full, full_from: None, from },
+            Some(Lower { from: first, full_from }) => Limits {
+                full_to: self.bound.full.map(|full| k.max_s(full, first)),
+                full_from: Some(k.max_s(full_from, first).into()),
+                from,
+            },
         }
     }
 
@@ -194,8 +221,9 @@ impl KvPipeline {
         F: Fn(&mut Builder, &AccTile),
         C: Fn(&mut Builder, &AccTile, &Block),
     {
-        let cautious = if self.bound.full.is_some() { Coverage::Partial } else { Coverage::Full };
-        let some = k.setp_s(CmpOp::Ge, self.current, 0);
+        let masked = self.bound.full.is_some() || self.bound.lower.is_some();
+        let cautious = if masked { Coverage::Partial } else { Coverage::Full };
+        let some = k.setp_s(CmpOp::Ge, self.current, self.bound.from());
         k.if_(some, |k| {
             let first = self.block(k, 0, cautious, Some(self.stage));
             let s = (steps.scores)(k, &first);
@@ -212,11 +240,15 @@ impl KvPipeline {
                 self.next_stage(k);
                 k.sub_to(self.current, self.current, 1);
             };
-            if let Some(full) = self.bound.full {
-                let last = k.max_s(full, 0);
+            let Limits { full_to, full_from, from } = self.limits(k);
+            if let Some(full) = full_to {
+                let last = if self.bound.lower.is_none() { k.max_s(full, 0) } else { full };
                 self.rounds(k, last.into(), |k| round(k, Coverage::Partial));
             }
-            self.rounds(k, 0.into(), |k| round(k, Coverage::Full));
+            self.rounds(k, full_from.clone().unwrap_or(from.clone()), |k| round(k, Coverage::Full));
+            if full_from.is_some() {
+                self.rounds(k, from, |k| round(k, Coverage::Partial));
+            }
             self.begin_round(k);
             let last = self.block(k, 0, cautious, None);
             (steps.accumulate)(k, &s, &last);
@@ -277,7 +309,11 @@ impl KvPipeline {
 
     /// Runs `request` if the block `ahead` of the current one exists.
     fn if_block(&self, k: &mut Builder, ahead: u32, request: impl FnOnce(&mut Builder)) {
-        let some = k.setp_s(CmpOp::Ge, self.current, ahead);
+        let last: Src<R32> = match self.bound.lower {
+            None => ahead.into(),
+            Some(lower) => k.add(lower.from, ahead).into(),
+        };
+        let some = k.setp_s(CmpOp::Ge, self.current, last);
         k.if_(some, request);
     }
 
@@ -291,7 +327,7 @@ impl KvPipeline {
     /// visit, before which every stage was requested.
     fn request_ahead(&self, k: &mut Builder) {
         let ahead = k.sub(self.current, self.next);
-        let exists = k.setp_s(CmpOp::Ge, self.next, 0);
+        let exists = k.setp_s(CmpOp::Ge, self.next, self.bound.from());
         let turn = k.setp_s_and(CmpOp::Lt, ahead, self.stages, exists);
         k.if_(turn, |k| {
             k.sub_to(self.next, self.next, 1);

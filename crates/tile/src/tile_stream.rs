@@ -32,8 +32,10 @@ enum Refill {
 pub struct Supply {
     /// The tensor's map.
     pub map: TensorMapPtr,
-    /// First row of the tile that follows those of all stages; negative when there is none. Walks down.
+    /// First row of the tile that follows those of all stages; below `last` when there is none. Walks down.
     pub next: R32,
+    /// No tile begins before this row; `None` for 0.
+    pub last: Option<R32>,
     /// Rows from one tile to the next.
     pub step: u32,
     /// Head and batch entry.
@@ -52,12 +54,16 @@ impl Supply {
     /// lane's instructions are guarded: after a branch of a lane's own ptxas would take the ring's state, and so the descriptors, for
     /// something that lanes differ in.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &Ring, free: impl FnOnce(&mut Builder)) {
-        let more = k.setp_s_and(CmpOp::Ge, self.next, 0, self.warp);
+        let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
         k.if_(more, |k| {
             free(k);
             k.guarded(self.requests, |k| self.request(k, ring, at, self.next));
         });
         k.sub_to(self.next, self.next, self.step);
+    }
+
+    fn last(&self) -> Src<R32> {
+        self.last.map_or(0.into(), Src::from)
     }
 
     fn request(&self, k: &mut Builder, ring: &TileRing, at: &Ring, row: R32) {
@@ -114,7 +120,7 @@ impl TileStream {
             let at = self.at.at_stage(k, stage);
             let ahead = (self.at.stages() - stage) * supply.step;
             let row = k.add(supply.next, ahead);
-            let exists = k.setp_s(CmpOp::Ge, row, 0);
+            let exists = k.setp_s(CmpOp::Ge, row, supply.last());
             k.if_(exists, |k| supply.request(k, &self.ring, &at, row));
         }
     }

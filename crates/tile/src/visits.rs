@@ -9,7 +9,7 @@ use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Src};
 
 use crate::{
     AccTile, Agreement, Chains, Circle, Coverage, OnlineSoftmax, Order, ProbTile, SharedMatrix, SharedProbs,
-    Skips, Sums, TileStream,
+    Skips, Softcap, Sums, TileStream,
 };
 
 /// How successive tiles of query rows follow.
@@ -49,6 +49,8 @@ pub enum Masked {
 pub struct Blocks {
     /// The lowest, which comes last.
     pub from: Src<R32>,
+    /// Blocks below this one need a mask; `None` where no row of the tile misses keys at the lower end.
+    pub full_from: Option<R32>,
     /// One past the last.
     pub end: R32,
     /// Those that need a mask.
@@ -101,6 +103,8 @@ pub struct Visits {
     pub halved: Option<R32>,
     /// Blocks that the warpgroup lets pass, where it visits those alone that its own rows see.
     pub skips: Option<Skips>,
+    /// The cap on logits, if there is one.
+    pub softcap: Option<Softcap>,
     /// Scores.
     pub s: AccTile,
     /// Probabilities.
@@ -165,7 +169,7 @@ impl Visits {
     fn up_to_last_products<S, M, A>(
         &self,
         k: &mut Builder,
-        Blocks { from, end, masked }: Blocks,
+        Blocks { from, full_from, end, masked }: Blocks,
         softmax: &OnlineSoftmax,
         steps: &BlockSteps<S, M, A>,
     ) where
@@ -175,7 +179,8 @@ impl Visits {
     {
         self.o.clear(k);
         let block = k.sub(end, 1);
-        let coverage = if matches!(masked, Masked::Never) { Coverage::Full } else { Coverage::Partial };
+        let never = matches!(masked, Masked::Never) && full_from.is_none();
+        let coverage = if never { Coverage::Full } else { Coverage::Partial };
         let first = (block, coverage);
         match self.halved {
             None => {
@@ -213,6 +218,9 @@ impl Visits {
             }
         }
 
+        if let Some(full_from) = full_from {
+            return self.down_to_lower_bound(k, block, (from, full_from), masked, softmax, steps);
+        }
         if let Masked::From(full) = masked {
             k.while_(
                 |k| k.setp_s(CmpOp::Gt, block, full),
@@ -230,6 +238,39 @@ impl Visits {
                 k.setp_s(CmpOp::Ne, block, from)
             });
         });
+    }
+
+    /// The blocks below `block` of a band with a bound before the diagonal: partial ones, full ones down to `full_from`, and partial
+    /// ones down to `from`.
+    fn down_to_lower_bound<S, M, A>(
+        &self,
+        k: &mut Builder,
+        block: R32,
+        (from, full_from): (Src<R32>, R32),
+        masked: Masked,
+        softmax: &OnlineSoftmax,
+        steps: &BlockSteps<S, M, A>,
+    ) where
+        S: Fn(&mut Builder, SharedMatrix, SharedMatrix, &AccTile),
+        M: Fn(&mut Builder, &AccTile, R32, Coverage),
+        A: Fn(&mut Builder, &ProbTile, SharedMatrix, &AccTile),
+    {
+        let down_to = |k: &mut Builder, last: Src<R32>, coverage: Coverage| {
+            k.while_(
+                |k| k.setp_s(CmpOp::Gt, block, last),
+                |k| {
+                    k.sub_to(block, block, 1);
+                    self.visit(k, block, coverage, softmax, steps);
+                },
+            );
+        };
+        if let Masked::From(full) = masked {
+            let last = k.max_s(full, from.clone());
+            down_to(k, last.into(), Coverage::Partial);
+        }
+        let last = k.max_s(full_from, from.clone());
+        down_to(k, last.into(), Coverage::Full);
+        down_to(k, from, Coverage::Partial);
     }
 
     /// The scores of a tile's first block, alone.
@@ -269,6 +310,7 @@ impl Visits {
     ) where
         M: Fn(&mut Builder, &AccTile, R32, Coverage),
     {
+        self.cap(k, s);
         self.hide(k, s, block, coverage, steps);
         // O is zero: it owes nothing.
         softmax.move_references(k, s, self.chains);
@@ -364,6 +406,7 @@ impl Visits {
             Order::ScoresAhead => k.wgmma_wait(1), // S is complete, O perhaps not.
             Order::InTurn => k.wgmma_wait(0),
         }
+        self.cap(k, &self.s);
         match (&self.guess, coverage) {
             (Some(guess), Coverage::Full) => self.follow_guessing(k, guess, softmax, steps),
             _ => {
@@ -415,6 +458,7 @@ impl Visits {
         k.if_(!good, |k| {
             self.issue(k, |k| self.scores(k, &self.s, &steps.scores));
             k.wgmma_wait(0);
+            self.cap(k, &self.s);
             softmax.raise_references(k, &self.s, self.chains).pay(k, &self.o);
             let exact = softmax.exponentials(k, &self.s, self.chains);
             for (&sum, &exact) in sums.iter().zip(&exact) {
@@ -424,6 +468,13 @@ impl Visits {
         });
         self.keys.release(k);
         softmax.add_sums(k, &sums);
+    }
+
+    /// Caps the scores of a block, where there is a cap.
+    fn cap(&self, k: &mut Builder, s: &AccTile) {
+        if let Some(softcap) = &self.softcap {
+            softcap.apply(k, s);
+        }
     }
 
     fn hide<S, M, A>(

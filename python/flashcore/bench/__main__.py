@@ -33,8 +33,8 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         "what",
         nargs="?",
         default="race",
-        choices=["race", "host"],
-        help="race kernels, or time what a call costs the host",
+        choices=["race", "host", "model"],
+        help="race kernels, time what a call costs the host, or race on the CPU between PyTorch's operations",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=ACCEPTED)
@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     suites = {name: [Problem(*p[0], p[1], p[2]) for p in problems] for name, problems in _flashcore.bench_suites()}
     parser = arguments(list(suites))
     args = parser.parse_args(argv)
+    if args.what == "model":
+        return _model(args)
     try:
         problems = _problems(args, suites)
         peers = _peers(args)
@@ -86,6 +88,15 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows) else 0
 
 
+def _model(args: argparse.Namespace) -> int:
+    try:
+        from ._model import run
+    except ImportError as error:
+        print(f"flashcore.bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr)
+        return 2
+    return run(args)
+
+
 def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> list[tuple[str, Problem]]:
     """The problems asked for, each with the suite that it belongs to."""
     problems = [(name, problem) for name in args.suite for problem in suites[name]]
@@ -105,7 +116,7 @@ def _peers(args: argparse.Namespace) -> list[Any]:
     except ImportError as error:
         raise ImportError(f"the race is held on PyTorch's tensors, and it cannot be imported ({error})") from error
     if not torch.cuda.is_available():
-        raise ValueError("PyTorch sees no GPU; `flashcore bench` of the Rust program races on the CPU")
+        raise ValueError("PyTorch sees no GPU; `python -m flashcore.bench model` races on the CPU")
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         raise ValueError(f"PyTorch {torch.__version__} is too old: it does not hand out the graphs that it captures")
     from ._peers import chosen

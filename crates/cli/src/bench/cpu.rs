@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Limits, affordable, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::tell::{progress, tell};
+use crate::terminal::tell;
 use crate::{Status, table, unless_closed};
 
 /// Seconds for each problem, unless said otherwise.
@@ -44,8 +44,9 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let default = Path::new("evidence/cpu.jsonl");
     let evidence = args.evidence.as_ref().map(|given| given.as_deref().unwrap_or(default));
     let seconds = args.seconds.unwrap_or(SECONDS);
+    let bar = super::races(problems.len(), args.json);
     for (index, problem) in problems.iter().enumerate() {
-        progress(&format!("{}/{} …", index + 1, problems.len()));
+        bar.at(index as u64, &format!("race {} of {}: {}", index + 1, problems.len(), title(problem)));
         let plan = CpuPlan { threads, ..CpuPlan::for_problem(problem) };
         let raced = match race_cpu(problem, &plan, torch.as_mut(), seconds) {
             // What the peer cannot do does not keep ours from its time.
@@ -81,7 +82,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
         }
         races.push(race);
     }
-    progress("");
+    drop(bar);
     let sgemm = torch.as_mut().and_then(|t| t.sgemm_gflops(1024).ok());
     if !args.json {
         unless_closed(print(&races, sgemm))?;
@@ -105,7 +106,7 @@ fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let numbers: Vec<usize> =
         shape.split('x').map(str::parse).collect::<Result<_, _>>().map_err(|_| refuse())?;
     let [batch, heads, seq, dim] = numbers[..] else { return Err(refuse()) };
-    let problem = Problem::new(batch, heads, seq, dim, args.dtype.parse()?).with_mask(args.mask.parse()?);
+    let problem = Problem::new(batch, heads, seq, dim, args.dtype.parse()?).with_band(args.mask.parse()?);
     problem.check()?;
     Ok(vec![affordable(problem, &LIMITS, "--shape", shape)?])
 }
@@ -135,7 +136,7 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
             ]
         })
         .collect();
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     let header =
         ["problem", "µs", "GFLOP/s", "torch µs", "GFLOP/s", "speed-up [95 %] ±noise", "verdict", "of sgemm"];
     table::print(&mut out, &header, &rows)?;

@@ -12,13 +12,14 @@ use lab::bench::{
 };
 use lab::gate::bind;
 use lab::provenance::Provenance;
+use lab::store;
 use problem::{Problem, Tensor};
 use serde_json::json;
 
 use super::{Limits, keep, parse, ratio, title, verdict};
 use crate::args::Bench;
 use crate::error::CliError;
-use crate::tell::{progress, tell};
+use crate::terminal::tell;
 use crate::{Status, plan, table, unless_closed};
 
 /// Seconds for each problem and mode, unless said otherwise.
@@ -82,8 +83,7 @@ type Named = (Option<String>, Option<Plan>);
 
 fn plans(files: &[PathBuf]) -> Result<Vec<Named>, CliError> {
     let read = |file: &PathBuf| {
-        let text =
-            std::fs::read_to_string(file).map_err(|source| CliError::Read { path: file.clone(), source })?;
+        let text = store::read_text(file)?;
         let plan = plan::gpu("--plan", &file.display().to_string(), &text)?;
         Ok((file.file_stem().map(|name| name.to_string_lossy().into_owned()), Some(plan)))
     };
@@ -146,8 +146,9 @@ impl Track<'_> {
         plans: &[Named],
     ) -> Result<Status, CliError> {
         let (mut cells, mut faults) = (Vec::new(), 0);
+        let bar = super::races(problems.len(), self.args.json);
         for (index, (suite, problem)) in problems.iter().enumerate() {
-            progress(&format!("{}/{} …", index + 1, problems.len()));
+            bar.at(index as u64, &format!("race {} of {}: {}", index + 1, problems.len(), title(problem)));
             match self.one(suite, problem, modes, plans) {
                 Ok(races) => {
                     faults += races
@@ -173,7 +174,7 @@ impl Track<'_> {
                 }
             }
         }
-        progress("");
+        drop(bar);
         if !self.args.json {
             let header = [
                 "problem",
@@ -188,7 +189,7 @@ impl Track<'_> {
                 "MHz",
                 "throttled",
             ];
-            let mut out = std::io::stdout().lock();
+            let mut out = crate::terminal::out();
             unless_closed(table::print(&mut out, &header, &cells).map_err(CliError::from))?;
         }
         Ok(if faults == 0 { Status::Proven } else { Status::Refuted })
@@ -225,14 +226,14 @@ impl Track<'_> {
     }
 
     /// A kernel of ours, loaded, with its graphs. The name tells several plans apart.
-    fn contestant(
+    fn contestant<'a>(
         &self,
         suite: &str,
         problem: &Problem,
         named: &Named,
-        inputs: &[Buffer; 3],
+        inputs: &'a [Buffer; 3],
         calls: u32,
-    ) -> Result<Contestant, CliError> {
+    ) -> Result<Contestant<'a>, CliError> {
         let plan = match &named.1 {
             Some(plan) => plan.clone(),
             None => self.chosen(suite, problem)?,

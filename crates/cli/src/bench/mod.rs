@@ -3,7 +3,6 @@
 mod cpu;
 mod cuda;
 
-use std::io::Write;
 use std::path::Path;
 
 use kernels::select::Shape;
@@ -14,6 +13,7 @@ use problem::Problem;
 use crate::args::Bench;
 use crate::device::Device;
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::{Status, choice, unless_closed};
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
@@ -96,6 +96,11 @@ fn title(problem: &Problem) -> String {
     lab::report::evolution::shape(&Shape::of(problem))
 }
 
+/// The progress of races; rows for programs are printed without.
+fn races(count: usize, json: bool) -> Progress {
+    if json { Progress::silent() } else { Progress::new(Some(count as u64)) }
+}
+
 /// Appends a row to the file where rows are kept, then prints it where they are asked for: whoever stops to read does not keep it from
 /// the file.
 fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<(), CliError> {
@@ -103,7 +108,7 @@ fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<
         store::append_line(file, &row.to_string())?;
     }
     if json {
-        unless_closed(writeln!(std::io::stdout(), "{row}").map_err(CliError::from))?;
+        unless_closed(crate::terminal::out().json(row).map_err(CliError::from))?;
     }
     Ok(())
 }

@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use lab::evolve::children::Limits;
 use lab::evolve::proposer::{LIMITS, Proposal, Proposer};
 use lab::evolve::workers::Crew;
 use lab::evolve::{Ask, Evolution, Progress, Question};
 use lab::ledger::Rejection;
 
+use super::setup;
 use crate::args::Evolve;
 use crate::error::CliError;
+use crate::progress::Progress as Bar;
+use crate::terminal::tell;
 
 /// How a run ended for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,22 +35,22 @@ type Answer = (Question, Result<Proposal, Rejection>);
 
 /// Someone else's program, asked on a thread of its own.
 struct Asked {
-    line: Option<String>,
+    proposer: Option<Proposer>,
     tell: Sender<Answer>,
     answers: Receiver<Answer>,
 }
 
 impl Asked {
-    fn new(line: Option<&String>) -> Asked {
+    fn new(proposer: Option<Proposer>) -> Asked {
         let (tell, answers) = channel();
-        Asked { line: line.cloned(), tell, answers }
+        Asked { proposer, tell, answers }
     }
 
     fn ask(&self, question: Question) {
-        let Some(line) = self.line.clone() else { return };
+        let Some(proposer) = self.proposer.clone() else { return };
         let left = question.seconds.and_then(|left| Duration::try_from_secs_f64(left).ok());
         let wall = left.map_or(LIMITS.wall, |left| left.min(LIMITS.wall));
-        let proposer = Proposer::new(&line, Limits { wall, ..LIMITS });
+        let proposer = proposer.within(Limits { wall, ..LIMITS });
         let tell = self.tell.clone();
         std::thread::spawn(move || {
             let answer = proposer.propose(&question.brief);
@@ -61,16 +63,14 @@ impl Asked {
 /// Runs to the end, or until someone asks for it.
 pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evolution, Ended), CliError> {
     let presses = interruptions(how_to_go_on(&evolution));
-    let asked = Asked::new(evolution.config().proposer.as_ref());
-    let bar = if args.json { ProgressBar::hidden() } else { bar(&evolution) };
+    let asked = Asked::new(setup::proposer(evolution.config())?);
+    let bar = if args.json { Bar::silent() } else { bar(&evolution) };
     let began = Instant::now();
     let (mut stopping, mut under_way) = (false, 0_usize);
     let ended = loop {
         if !stopping && presses.load(Ordering::Relaxed) > 0 {
             stopping = true;
-            bar.suspend(|| {
-                eprintln!("flashcore: stops after {under_way} tasks under way; Ctrl-C again ends at once")
-            });
+            tell(format_args!("stops after {under_way} tasks under way; Ctrl-C again ends at once"));
         }
         if stopping && under_way == 0 {
             evolution.stop()?;
@@ -97,7 +97,7 @@ pub fn drive(mut evolution: Evolution, crew: Crew, args: &Evolve) -> Result<(Evo
             }
         }
     };
-    bar.finish_and_clear();
+    drop(bar);
     Ok((evolution, ended))
 }
 
@@ -114,35 +114,31 @@ fn interruptions(how_to_go_on: String) -> Arc<AtomicU32> {
     // Where no handler can be set, Ctrl-C ends the program at once, as the second does.
     let _ = ctrlc::set_handler(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 0 {
-            eprintln!("flashcore: ended at once; {how_to_go_on}");
+            tell(format_args!("ended at once; {how_to_go_on}"));
             std::process::exit(INTERRUPTED);
         }
     });
     presses
 }
 
-fn bar(evolution: &Evolution) -> ProgressBar {
+fn bar(evolution: &Evolution) -> Bar {
     let config = evolution.config();
-    let bar = match (config.candidates, config.seconds) {
-        (Some(candidates), _) => ProgressBar::new(candidates as u64),
-        (None, Some(seconds)) => ProgressBar::new(seconds as u64),
-        (None, None) => ProgressBar::new_spinner(),
-    };
-    let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let candidates = config.candidates.map(|candidates| candidates as u64);
+    Bar::new(candidates.or(config.seconds.map(|seconds| seconds as u64)))
 }
 
-fn show(bar: &ProgressBar, progress: &Progress, elapsed: Duration) {
-    bar.set_position(if progress.budget.is_some() { progress.candidates as u64 } else { elapsed.as_secs() });
+fn show(bar: &Bar, progress: &Progress, elapsed: Duration) {
+    let step = if progress.budget.is_some() { progress.candidates as u64 } else { elapsed.as_secs() };
     let times = |found: Option<(f64, f64)>| {
         found.map_or("none yet".to_owned(), |(us, speedup)| format!("{us:.2} µs ({speedup:.3}×)"))
     };
-    bar.set_message(format!(
+    let words = format!(
         "{} candidates, {} rejected, {} under way; best {}; best blind draw {}",
         progress.candidates,
         progress.rejected,
         progress.under_way,
         times(progress.best),
         times(progress.random),
-    ));
+    );
+    bar.at(step, &words);
 }

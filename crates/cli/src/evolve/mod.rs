@@ -4,7 +4,6 @@ mod drive;
 mod print;
 mod setup;
 
-use std::io::Write;
 use std::path::Path;
 
 use lab::evolve::{Evolution, Promoted};
@@ -14,12 +13,16 @@ use serde_json::{Value, json};
 
 use crate::args::Evolve;
 use crate::error::CliError;
-use crate::tell::tell;
-use crate::{Status, unless_closed};
+use crate::terminal::tell;
+use crate::{Status, source, unless_closed};
 use drive::Ended;
 
 pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
-    for file in [&args.promote, &args.evidence].into_iter().flatten() {
+    for (argument, file) in [("--promote", &args.promote), ("--evidence", &args.evidence)] {
+        let Some(file) = file else { continue };
+        let seed = args.seed_plan.as_deref().map(|seed| ("--seed-plan", seed));
+        let inputs: Vec<_> = [("--ledger", args.ledger.path.as_path())].into_iter().chain(seed).collect();
+        source::distinct(argument, file, &inputs)?;
         store::appendable(file)?;
     }
     let (evolution, crew) = match args.resume {
@@ -28,9 +31,9 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     };
     let (evolution, ended) = drive::drive(evolution, crew, args)?;
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        writeln!(out, "{report}").map_err(CliError::from)
+        out.json(&report).map_err(CliError::from)
     } else {
         print::print(&mut out, &report)
     })?;
@@ -39,7 +42,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
             keep(&evolution, report, args)?;
             promote(&evolution, args)?;
         }
-        Ended::Stopped => eprintln!("flashcore: stopped; {going_on}"),
+        Ended::Stopped => tell(format_args!("stopped; {going_on}")),
     }
     Ok(Status::Proven)
 }
@@ -86,11 +89,11 @@ fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
     for winner in evolution.promoted(&environment, &run, &iso8601_now()) {
         match winner {
             Promoted::Row(row) => append(file, &json!(row))?,
-            Promoted::NoRow { candidate, why } => eprintln!(
-                "flashcore: candidate {} won and is no row of {}: {why}; it stays in the ledger",
+            Promoted::NoRow { candidate, why } => tell(format_args!(
+                "candidate {} won and is no row of {}: {why}; it stays in the ledger",
                 candidate.0,
                 file.display()
-            ),
+            )),
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::error::CliError;
 use crate::table;
+use crate::terminal::one_line;
 
 /// Prints what a run came to.
 pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
@@ -20,7 +21,7 @@ pub fn print(out: &mut impl Write, report: &Value) -> Result<(), CliError> {
         out,
         "run {} of {}: {:.1} s of evaluators, {:.1} s of them with the device",
         report["run"],
-        report["ledger"].as_str().unwrap_or_default(),
+        one_line(report["ledger"].as_str().unwrap_or_default()),
         number(&seconds["evaluators"]),
         number(&seconds["device"]),
     )?;

@@ -6,12 +6,13 @@ use kernels::select::Shape;
 use kernels::{Arch, Family};
 use lab::evolve::evaluate::cpu::CpuEvaluator;
 use lab::evolve::evaluate::model::Model;
-use lab::evolve::proposer;
+use lab::evolve::proposer::{self, Proposer, Sandbox};
 use lab::evolve::setup::{self, Wanted};
 use lab::evolve::workers::{Crew, Program, Worker};
-use lab::evolve::{Candidate, Case, Configuration, Evaluator, Evolution, Limits, Target};
+use lab::evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
 use lab::ledger::{Environment, Ledger, LedgerError};
 use lab::provenance::{Provenance, program};
+use lab::store;
 use problem::Problem;
 
 use crate::args::Evolve;
@@ -34,6 +35,8 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     let target = target(&args.device, args.emulator)?;
     promotable(args, &target)?;
     let mut wanted = wanted(args)?;
+    let sandbox = sandbox(args)?;
+    sandbox.as_ref().map_or(Ok(()), can_be_had)?;
     wanted.only = args.seed_plan.as_deref().map(|file| seed(file, &target)).transpose()?;
     let past = match Ledger::read(&args.ledger.path) {
         Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
@@ -44,6 +47,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, Crew), CliError> {
     let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
     let mut config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
     config.program = program();
+    config.sandbox = sandbox;
     for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;
     }
@@ -62,6 +66,7 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, Crew), C
     };
     let config = setup::kept(&ledger, run)?;
     setup::affordable(&config)?;
+    config.sandbox.as_ref().map_or(Ok(()), can_be_had)?;
     promotable(args, &config.target)?;
     // Whose kernels these are is the run's own affair: nobody says it again.
     let device = open(config.target, args, config.proposer.is_some())?;
@@ -121,8 +126,8 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
         (Some(file), Target::Cpu) => Err(CliError::Argument {
             argument: "--promote",
             value: file.display().to_string(),
-            accepted: "with a GPU's --device alone: the table of tuned plans is of GPU kernels, and a processor's winners stay in the \
-                       ledger"
+            accepted: "no --promote with --device cpu: the table of tuned plans holds GPU kernels only, and the winners of \
+                       a CPU search stay in the ledger"
                 .to_owned(),
         }),
         _ => Ok(()),
@@ -142,11 +147,44 @@ fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result
 fn findable(args: &Evolve) -> Result<(), CliError> {
     let Some(line) = &args.proposer else { return Ok(()) };
     let accepted = match (line.trim().is_empty(), proposer::missing(line)) {
-        (true, _) => "a program, as in 'python3 examples/proposer.py'".to_owned(),
+        (true, _) => "a program, such as 'python3 examples/proposer.py'".to_owned(),
         (false, Some(program)) => format!("a program that the shell finds; it finds no {program}"),
         (false, None) => return Ok(()),
     };
-    Err(CliError::Argument { argument: "--proposer", value: format!("{line:?}"), accepted })
+    Err(CliError::Argument { argument: "--proposer", value: line.clone(), accepted })
+}
+
+/// The paths and variables that a proposer in a sandbox may see.
+fn sandbox(args: &Evolve) -> Result<Option<Sandbox>, CliError> {
+    let Some(line) = args.proposer.as_ref().filter(|_| args.proposer_sandbox) else { return Ok(None) };
+    if let Some(path) = args.proposer_read.iter().find(|path| !path.exists()) {
+        return Err(CliError::Argument {
+            argument: "--proposer-read",
+            value: path.display().to_string(),
+            accepted: "a file or folder that is there".to_owned(),
+        });
+    }
+    Ok(Some(Sandbox::for_line(line, &args.proposer_env, &args.proposer_read)))
+}
+
+/// The proposer of a run, in the sandbox that the run was begun with.
+pub fn proposer(config: &Config) -> Result<Option<Proposer>, CliError> {
+    let Some(line) = &config.proposer else { return Ok(None) };
+    of_line(line, config.sandbox.as_ref()).map(Some)
+}
+
+fn of_line(line: &str, sandbox: Option<&Sandbox>) -> Result<Proposer, CliError> {
+    let proposer = Proposer::new(line, proposer::LIMITS);
+    let Some(sandbox) = sandbox else { return Ok(proposer) };
+    let program = std::env::current_exe().map_err(|error| CliError::Sandbox(error.to_string()))?;
+    Ok(proposer.sandboxed(program, sandbox.clone()))
+}
+
+/// A sandbox is tried before the run: without one no proposer is asked.
+fn can_be_had(sandbox: &Sandbox) -> Result<(), CliError> {
+    let said =
+        of_line(":", Some(sandbox))?.run(Vec::new()).map_err(|error| CliError::Sandbox(error.to_string()))?;
+    if said.status.success() { Ok(()) } else { Err(CliError::Sandbox(said.complaint)) }
 }
 
 /// Threads or processes beside the device: more than any machine has use for, and as many as any can start.
@@ -161,7 +199,7 @@ fn check(args: &Evolve) -> Result<(), CliError> {
         return refuse("--minutes", minutes.to_string(), "a number above 0");
     }
     if args.candidates == Some(0) {
-        return refuse("--candidates", "0".into(), "1 and more");
+        return refuse("--candidates", "0".into(), "1 or more");
     }
     if !(args.random_share > 0.0 && args.random_share <= 0.9) {
         return refuse("--random-share", args.random_share.to_string(), "above 0, at most 0.9");
@@ -191,8 +229,7 @@ fn configuration(name: &str) -> Result<Configuration, CliError> {
 
 /// `--seed-plan`.
 fn seed(file: &Path, target: &Target) -> Result<Candidate, CliError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|source| CliError::Read { path: file.to_path_buf(), source })?;
+    let text = store::read_text(file)?;
     let (argument, name) = ("--seed-plan", file.display().to_string());
     match target {
         Target::Cpu => plan::native(argument, &name, &text).map(Candidate::Cpu),

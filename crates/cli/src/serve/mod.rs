@@ -1,5 +1,6 @@
 //! `flashcore serve`: the ledger's pages, live.
 
+mod connections;
 mod kernels;
 mod pages;
 mod recent;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -22,11 +24,15 @@ use lab::ledger::Ledger;
 use crate::Status;
 use crate::args::Serve;
 use crate::error::CliError;
-use crate::tell::tell;
+use crate::terminal::tell;
+use connections::Limits;
 use trouble::Trouble;
 
 /// How long requests may take to end once the server is to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Threads that read the ledger; each holds some files open.
+const BLOCKING: usize = 32;
 
 /// What all requests share.
 pub struct Site {
@@ -66,20 +72,26 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
         kernels: kernels::Kernels::default(),
         drawn: pages::Drawn::default(),
     });
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).max_blocking_threads(BLOCKING).enable_all().build();
     let runtime = runtime.map_err(CliError::Serve)?;
     // Before anyone knows the address: who does may ask for the end at once.
     let interrupted = {
         let _context = runtime.enter();
         interruption().map_err(CliError::Serve)?
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::terminal::out();
     crate::unless_closed(
         writeln!(out, "http://{address}/").and_then(|()| out.flush()).map_err(CliError::from),
     )?;
     drop(out);
     tell(format_args!("serving {}; Ctrl-C ends it", args.ledger.path.display()));
-    let served = runtime.block_on(run(listener, router(site), interrupted));
+    let served = runtime.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        connections::serve(listener, router(site), Limits::of_process(), interrupted, FAREWELL).await;
+        Ok(())
+    });
     // A kernel that is still being taken apart is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(200));
     served.map_err(CliError::Serve)?;
@@ -93,42 +105,18 @@ fn listen(bind: IpAddr, port: u16) -> Result<TcpListener, CliError> {
     TcpListener::bind(SocketAddr::new(bind, port)).map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             let free = TcpListener::bind(SocketAddr::new(bind, 0)).and_then(|l| l.local_addr());
-            let free =
-                free.map_or_else(|_| "another one".to_owned(), |a| format!("a free one, as {} is", a.port()));
+            let free = free
+                .map_or_else(|_| "another port".to_owned(), |a| format!("a free port, such as {}", a.port()));
             refuse(format!("{free}; another program listens at {bind}:{port}"))
         }
         std::io::ErrorKind::PermissionDenied => refuse(format!("1024 or above ({error})")),
         std::io::ErrorKind::AddrNotAvailable => CliError::Argument {
             argument: "--bind",
             value: bind.to_string(),
-            accepted: "an address of this machine, as 127.0.0.1 or 0.0.0.0".to_owned(),
+            accepted: "an address of this machine, such as 127.0.0.1 or 0.0.0.0".to_owned(),
         },
         _ => CliError::Serve(error),
     })
-}
-
-async fn run(
-    listener: TcpListener,
-    router: Router,
-    interrupted: impl Future<Output = ()>,
-) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let until = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
-        // An error means that the sender is gone, which is a stop as well.
-        let _ = stopped.wait_for(|stop| *stop).await;
-    };
-    let server = axum::serve(listener, router).with_graceful_shutdown(until(stopped.clone()));
-    let farewell = async {
-        until(stopped.clone()).await;
-        tokio::time::sleep(FAREWELL).await;
-    };
-    tokio::select! {
-        served = server.into_future() => served,
-        () = farewell => Ok(()),
-        () = async { interrupted.await; let _ = stop.send(true); std::future::pending().await } => Ok(()),
-    }
 }
 
 /// Waits for Ctrl-C, or for whatever else asks a program to end, from now on: such a signal counts even if it comes before the wait. Within
@@ -176,12 +164,13 @@ fn router(site: Arc<Site>) -> Router {
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; \
      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Refuses names that are not this server's, and sets what every answer says.
+/// Refuses names that are not this server's and requests that pages of other sites make, and sets what every answer says.
 async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).map(str::to_owned);
     let mut response = match host {
         // A page elsewhere may have its name lead here (DNS rebinding); it would read the ledger.
         Some(host) if !ours(&host, site.bind) => Trouble::Host(host).into_response(),
+        _ if foreign(request.headers(), request.uri().path()) => Trouble::Foreign.into_response(),
         _ => next.run(request).await,
     };
     let headers: [(HeaderName, &'static str); 4] = [
@@ -194,6 +183,21 @@ async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> R
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+/// Whether a page of another site makes the request: browsers say so. A link elsewhere may lead to a page, and to nothing
+/// that a page loads: such a part of a page can begin the analysis of a kernel.
+fn foreign(headers: &HeaderMap, path: &str) -> bool {
+    let told = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    match told("sec-fetch-site") {
+        None | Some("same-origin" | "none") => false,
+        Some(_) => {
+            let follows_a_link =
+                told("sec-fetch-mode") == Some("navigate") && told("sec-fetch-dest") == Some("document");
+            let part = ["/part", "/kernel", "/api", "/live.js"].iter().any(|name| path.contains(name));
+            !follows_a_link || part
+        }
+    }
 }
 
 /// Whether a Host header names this server. Who binds to a public address has chosen names of their own.
@@ -226,12 +230,33 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_other_sites_begin_no_work() {
+        let told = |site: &'static str, mode: &'static str, dest: &'static str| {
+            let pairs = [("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", dest)];
+            let named =
+                pairs.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            HeaderMap::from_iter(named)
+        };
+        let link = |site| told(site, "navigate", "document");
+        for path in ["/", "/candidate/1/kernel", "/diff/part"] {
+            assert!(!foreign(&HeaderMap::new(), path), "{path} by a program");
+            assert!(!foreign(&link("none"), path), "{path} by hand");
+            assert!(!foreign(&told("same-origin", "cors", "empty"), path), "{path} by a page of ours");
+            for site in ["cross-site", "same-site"] {
+                assert!(foreign(&told(site, "no-cors", "image"), path), "{path} as an image");
+                assert!(foreign(&told(site, "navigate", "iframe"), path), "{path} in a frame");
+                assert_eq!(foreign(&link(site), path), path != "/", "{path} by a link");
+            }
+        }
+    }
+
+    #[test]
     fn a_taken_port_names_a_free_one() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let message = listen([127, 0, 0, 1].into(), port).unwrap_err().to_string();
         let named = message.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u16>().ok());
-        assert!(message.contains("--port") && message.contains("a free one"), "{message}");
+        assert!(message.contains("--port") && message.contains("a free port"), "{message}");
         assert!(named.into_iter().any(|n| n > 1024 && n != port), "{message}");
         assert!(listen([192, 0, 2, 1].into(), 0).unwrap_err().to_string().contains("--bind"));
     }

@@ -23,7 +23,7 @@ type Asked = Query<HashMap<String, String>>;
 /// Runs whose sections are kept.
 const RUNS: usize = 8;
 
-const NUMBER: &str = "Accepted: a number.";
+const NUMBER: &str = "Expected a number.";
 
 fn number(argument: &'static str, value: &str) -> Result<i64, Trouble> {
     let wrong = || Trouble::Argument { argument, value: value.to_owned(), accepted: NUMBER };
@@ -115,7 +115,7 @@ fn two(query: &Asked) -> Result<(CandidateId, CandidateId), Trouble> {
         let missing = || Trouble::Argument {
             argument,
             value: String::new(),
-            accepted: "Accepted: /diff?a=N&b=M, numbers of candidates.",
+            accepted: "Expected /diff?a=N&b=M, numbers of candidates.",
         };
         asked(query, argument)?.map(CandidateId).ok_or_else(missing)
     };
@@ -145,7 +145,7 @@ pub async fn top(State(site): Shared, query: Asked) -> Page {
         page.map(Html).ok_or_else(|| Trouble::Argument {
             argument: "problem and device",
             value: [problem, device].into_iter().flatten().collect::<Vec<_>>().join(" on "),
-            accepted: "Accepted: what /topk links to.",
+            accepted: "Expected what /topk links to.",
         })
     })
     .await

@@ -12,14 +12,17 @@ pub enum Trouble {
     #[error("There is no page {0}.")]
     Page(String),
     /// A part of a page that the run does not have.
-    #[error("Run {run} has no section {part:?}.")]
+    #[error("Run {run} has no section '{}'.", ptx::quote::cut(part))]
     Part { run: i64, part: String },
     /// Something in the address that cannot be.
-    #[error("{argument} = {value:?} is not possible.")]
+    #[error("Invalid value '{}' for {argument}.", ptx::quote::cut(value))]
     Argument { argument: &'static str, value: String, accepted: &'static str },
     /// A name that is not this server's.
-    #[error("{0:?} is no name of this server.")]
+    #[error("'{}' is not a name of this server.", ptx::quote::cut(.0))]
     Host(String),
+    /// A page of another site makes the request.
+    #[error("A page of another site asked for this.")]
+    Foreign,
     /// Something other than a question.
     #[error("These pages are only read.")]
     Method,
@@ -39,6 +42,7 @@ impl Trouble {
             }
             Trouble::Argument { .. } => StatusCode::BAD_REQUEST,
             Trouble::Host(_) => StatusCode::MISDIRECTED_REQUEST,
+            Trouble::Foreign => StatusCode::FORBIDDEN,
             Trouble::Method => StatusCode::METHOD_NOT_ALLOWED,
             Trouble::Ledger(_) => StatusCode::SERVICE_UNAVAILABLE,
             Trouble::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -55,7 +59,8 @@ impl Trouble {
             Trouble::Host(_) => {
                 "It is bound to this machine alone: localhost or 127.0.0.1. `flashcore serve --bind` binds it to another address."
             }
-            Trouble::Method => "Accepted: GET.",
+            Trouble::Foreign => "Open the page by its address, or follow a link to a whole page.",
+            Trouble::Method => "Expected GET.",
             Trouble::Part { .. } | Trouble::Ledger(_) | Trouble::Internal(_) => "",
         }
     }

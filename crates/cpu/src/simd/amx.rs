@@ -1,27 +1,35 @@
 //! AMX: tiles of bf16, multiplied and summed in f32 at sixteen times the rate of FMAs (Intel SDM, volume 1, chapter 18).
+//!
+//! TDPBF16PS takes subnormal numbers for 0 and makes 0 of subnormal results, whatever MXCSR says.
 #![allow(unsafe_code)] // instructions; an `Amx` exists only where `detect` found them and the kernel lets us use them
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use half::bf16;
 
+use super::Avx512;
 use super::avx512bw::{LANES, load};
-use super::{Avx512, Simd};
+use super::tiles::{self, HasTiles, Magnitudes, Place, Sums, Tall, WORDS};
 use crate::element::Elements;
 use crate::terms::{DEPTH, TILE};
-use crate::tile::{self, Panel, Step};
+use crate::tile::Step;
 
-/// Proof that the processor has AMX-TILE and AMX-BF16, AVX-512 BW and VL, and all of [`Avx512`], and that this process may use
-/// tiles.
+/// Proof that the processor has AMX-TILE and AMX-BF16, AVX-512 BW and VL, and all of [`Avx512`], and that this process
+/// may use tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(Avx512);
 
-/// Words of a row of a tile.
-const WORDS: usize = DEPTH / 2;
+/// Proof that this thread's tiles are configured, beside all of [`Amx`]. Exists only within [`HasTiles::within`], and
+/// stays on its thread.
+#[derive(Clone, Copy)]
+pub(crate) struct AmxTiles<'a> {
+    amx: Amx,
+    within: PhantomData<(&'a (), *const ())>,
+}
 
-// SAFETY of every call: `self` is proof of the instructions.
 impl Amx {
     pub(crate) fn detect() -> Option<Amx> {
         static AMX: OnceLock<Option<Amx>> = OnceLock::new();
@@ -34,61 +42,13 @@ impl Amx {
         })
     }
 
-    /// Its vectors.
-    pub(crate) fn vectors(self) -> Avx512 {
-        self.0
-    }
-
-    /// The largest magnitude of some rows; NaN if one is.
-    pub(crate) fn largest<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> f32 {
-        unsafe { largest(rows) }
-    }
-
-    /// Rows as `terms` terms, of the opposite sign if `negate`, `words` a row, each term of a row filled up with zeros.
-    pub(crate) fn terms<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        negate: bool,
-        to: &mut [f32],
-        words: usize,
-    ) {
-        unsafe { row_terms(rows, terms, negate, to, words) }
-    }
-
-    /// Rows as `terms` matrices of terms, `dim` words a row: those of one row and the next are pairs, and zeros fill up what has no
-    /// elements.
-    pub(crate) fn row_pairs<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        to: &mut [f32],
-        dim: usize,
-    ) {
-        unsafe { row_pairs(rows, terms, to, dim) }
-    }
-
-    /// Does something with tiles ready for [`Amx::step`].
-    pub(crate) fn within<R>(self, work: impl FnOnce() -> R) -> R {
-        /// Tiles in use make switches of threads dearer.
-        struct Release;
-        impl Drop for Release {
-            fn drop(&mut self) {
-                unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) }
-            }
-        }
-        let whole = Shapes::WHOLE;
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &whole, options(readonly, nostack, preserves_flags)) }
-        let _release = Release;
-        work()
-    }
-
     /// As [`Simd::products`]: `rounds` times products of tiles, in the order of the kernel's.
     pub(crate) fn products(self, rounds: usize) -> f64 {
         const PRODUCTS: usize = 4;
-        self.within(|| {
+        self.within(|_| {
             for _ in 0..rounds {
-                // SAFETY: `self` is proof of the instructions; tiles are all that changes.
+                // SAFETY: the processor has the instructions and the tiles are configured, within this closure;
+                // nothing but tiles changes.
                 unsafe {
                     asm!(
                         "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
@@ -102,20 +62,111 @@ impl Amx {
         });
         (2 * TILE * TILE * DEPTH * PRODUCTS * rounds) as f64
     }
+}
 
-    /// Runs `step` on words that are pairs of terms. Only within [`Amx::within`].
-    pub(crate) fn step(self, step: Step<'_>, terms: usize) {
-        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<const TERMS: usize, const VECTORS: usize>(s: Avx512, step: Step<'_>) {
-            run_step::<TERMS, VECTORS>(s, step);
+impl HasTiles for Amx {
+    type Tiles<'a> = AmxTiles<'a>;
+    type Vectors = Avx512;
+
+    fn vectors(self) -> Avx512 {
+        self.0
+    }
+
+    fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
+        // SAFETY: `self` is proof of the instructions.
+        unsafe { magnitudes(rows) }
+    }
+
+    fn within<R>(self, work: impl for<'a> FnOnce(AmxTiles<'a>) -> R) -> R {
+        /// Releases the tiles, also when `work` panics: tiles in use make switches of threads slower.
+        struct Release;
+        impl Drop for Release {
+            fn drop(&mut self) {
+                // SAFETY: a `Release` exists only where the instructions do. The tiles lose their contents.
+                unsafe {
+                    asm!(
+                        "tilerelease",
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nomem, nostack, preserves_flags),
+                    );
+                }
+            }
         }
-        // SAFETY: as above.
+        let whole = Shapes::WHOLE;
+        // SAFETY: `self` is proof of the instructions; `whole` is a valid configuration. All tiles become 0.
+        unsafe {
+            asm!(
+                "ldtilecfg [{}]", in(reg) &whole,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        let _release = Release;
+        work(AmxTiles { amx: self, within: PhantomData })
+    }
+}
+
+// SAFETY of every block below: `self` is proof of the instructions and of configured tiles.
+impl tiles::Tiles for AmxTiles<'_> {
+    type Vectors = Avx512;
+
+    #[inline(always)]
+    fn vectors(self) -> Avx512 {
+        self.amx.0
+    }
+
+    fn terms<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        terms: usize,
+        negate: bool,
+        to: &mut [f32],
+        words: usize,
+    ) {
+        unsafe { row_terms(rows, terms, negate, to, words) }
+    }
+
+    fn row_pairs<'a>(
+        self,
+        rows: impl Iterator<Item = Elements<'a>>,
+        terms: usize,
+        to: &mut [f32],
+        dim: usize,
+    ) {
+        unsafe { row_pairs(rows, terms, to, dim) }
+    }
+
+    #[inline(always)]
+    fn split_pair(self, rest: &mut [__m512; 2]) -> __m512 {
+        unsafe { split_pair(rest) }
+    }
+
+    #[inline(always)]
+    fn multiply<const VECTORS: usize>(
+        self,
+        a: Tall<'_>,
+        b: &[f32],
+        c: &mut [f32],
+        sums: Sums,
+        tall: usize,
+        steps: impl Iterator<Item = Place>,
+    ) {
+        unsafe { multiply::<VECTORS>(a, b, c, sums, tall, steps) }
+    }
+
+    fn step(self, step: Step<'_>, terms: usize) {
+        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+        fn compiled<const TERMS: usize, const VECTORS: usize>(t: AmxTiles<'_>, step: Step<'_>) {
+            tiles::run_step::<_, TERMS, VECTORS>(t, step);
+        }
         unsafe {
             match (terms, step.panel.width / LANES) {
-                (1, 2) => compiled::<1, 2>(self.0, step),
-                (1, _) => compiled::<1, 1>(self.0, step),
-                (_, 2) => compiled::<2, 2>(self.0, step),
-                _ => compiled::<2, 1>(self.0, step),
+                (1, 2) => compiled::<1, 2>(self, step),
+                (1, _) => compiled::<1, 1>(self, step),
+                (_, 2) => compiled::<2, 2>(self, step),
+                _ => compiled::<2, 1>(self, step),
             }
         }
     }
@@ -158,123 +209,6 @@ impl Shapes {
     };
 }
 
-/// Keys whose logits and weights stay in the first cache until they are used. A multiple of [`DEPTH`].
-pub(crate) const CHUNK: usize = 64;
-
-/// [`tile::run_step`] on terms.
-#[inline(always)]
-fn run_step<const TERMS: usize, const VECTORS: usize>(s: Avx512, step: Step<'_>) {
-    let Step { panel, block, scale, weights, tile } = step;
-    let width = VECTORS * LANES;
-    let (logits, weights) = weights.split_at_mut(CHUNK * width);
-    let (depth, dim) = (block.k.ld / TERMS, block.dim_v.next_multiple_of(TILE));
-    let of_values = dim * block.v.ld;
-    for first in (0..block.keys.len()).step_by(CHUNK) {
-        let keys = (block.keys.len() - first).min(CHUNK);
-        let k =
-            Tall { data: &block.k.data[first * block.k.ld..], ld: block.k.ld, tiles: keys.div_ceil(TILE) };
-        // All of them: logits are exact products, as in f32.
-        let steps = products::<TERMS>(2 * (TERMS - 1)).flat_map(|(key, query)| {
-            (0..depth).step_by(WORDS).map(move |at| [key * depth + at, (query * depth + at) * width])
-        });
-        multiply::<VECTORS>(k, &panel.q, logits, Sums::Fresh, tile.rows, steps);
-        let logits = &mut logits[..keys * width];
-        let (start, end) = (block.keys.start + first, block.keys.start + first + keys);
-        if start < panel.by_all.start || panel.by_all.end < end {
-            tile::mask::<_, VECTORS>(s, panel, start, logits);
-        }
-        let max = tile::maximum::<_, VECTORS>(s, logits);
-        tile::raise_maximum(s, panel, scale, max);
-        let pairs = keys.next_multiple_of(DEPTH) / 2;
-        let weights = &mut weights[..TERMS * pairs * width];
-        weigh::<TERMS, VECTORS>(s, panel, scale, logits, weights);
-        let v = Tall { data: &block.v.data[first / 2..], ld: block.v.ld, tiles: dim / TILE };
-        // But for the low terms of both.
-        let steps = products::<TERMS>(TERMS - 1).flat_map(|(value, weight)| {
-            (0..pairs).step_by(WORDS).map(move |at| [value * of_values + at, (weight * pairs + at) * width])
-        });
-        multiply::<VECTORS>(v, weights, &mut panel.out, Sums::Added, tile.rows, steps);
-    }
-}
-
-/// Pairs of terms (i, j) with i + j ≤ `most`, small products first.
-#[inline(always)]
-fn products<const TERMS: usize>(most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
-    let of_order = |order: usize| (0..=order).map(move |i| (i, order - i));
-    (0..=most).rev().flat_map(of_order).filter(|&(i, j)| i < TERMS && j < TERMS)
-}
-
-/// The logits of a panel's keys to weights, `TERMS` matrices of pairs along the keys, zeros after the last; adds the weights to the
-/// panel's sum.
-#[inline(always)]
-fn weigh<const TERMS: usize, const VECTORS: usize>(
-    s: Avx512,
-    panel: &mut Panel,
-    scale: f32,
-    logits: &[f32],
-    weights: &mut [f32],
-) {
-    let width = VECTORS * LANES;
-    let (keys, matrix) = (logits.len() / width, weights.len() / TERMS);
-    let mut lanes = Lanes::<VECTORS> {
-        scale: s.splat(scale),
-        minus_shift: std::array::from_fn(|v| s.sub(s.splat(0.0), s.load(&panel.shift[v * LANES..]))),
-        sum: [s.splat(0.0); VECTORS],
-    };
-    let mut terms = weights.chunks_exact_mut(matrix);
-    let mut terms: [&mut [f32]; TERMS] = std::array::from_fn(|_| terms.next().unwrap_or_default());
-    let mut rows = logits.chunks_exact(2 * width);
-    for (pair, logits) in rows.by_ref().enumerate() {
-        let (first, second) = logits.split_at(width);
-        lanes.weigh_pair(s, first, Some(second), &mut terms, pair * width);
-    }
-    if let [_, ..] = rows.remainder() {
-        lanes.weigh_pair(s, rows.remainder(), None, &mut terms, keys / 2 * width);
-    }
-    for term in terms {
-        term[keys.div_ceil(2) * width..].fill(0.0);
-    }
-    for (v, &sum) in lanes.sum.iter().enumerate() {
-        let total = &mut panel.sum[v * LANES..];
-        s.store(s.add(s.load(total), sum), total);
-    }
-}
-
-/// What weights of a panel's lanes are made with, and their sums.
-struct Lanes<const VECTORS: usize> {
-    scale: __m512,
-    minus_shift: [__m512; VECTORS],
-    sum: [__m512; VECTORS],
-}
-
-impl<const VECTORS: usize> Lanes<VECTORS> {
-    /// The logits of a key and the next, if there is one, to pairs of each of the terms, `at` words from their beginning.
-    #[inline(always)]
-    fn weigh_pair<const TERMS: usize>(
-        &mut self,
-        s: Avx512,
-        first: &[f32],
-        second: Option<&[f32]>,
-        terms: &mut [&mut [f32]; TERMS],
-        at: usize,
-    ) {
-        for v in 0..VECTORS {
-            let mut rest = [s.splat(0.0); 2];
-            for (rest, logits) in rest.iter_mut().zip([Some(first), second]) {
-                if let Some(logits) = logits {
-                    *rest = s.exp2(s.fma(s.load(&logits[v * LANES..]), self.scale, self.minus_shift[v]));
-                }
-            }
-            self.sum[v] = s.add(self.sum[v], s.add(rest[0], rest[1]));
-            for term in terms.iter_mut() {
-                // SAFETY: the `Avx512` is proof of the instructions.
-                let word = unsafe { split_pair(&mut rest) };
-                s.store(word, &mut term[at + v * LANES..]);
-            }
-        }
-    }
-}
-
 /// The nearest bf16 numbers of two vectors, ties away from zero, as pairs. What they lack is left.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -299,16 +233,16 @@ fn split_pair(rest: &mut [__m512; 2]) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn largest<'a>(rows: impl Iterator<Item = Elements<'a>>) -> f32 {
-    let mut largest = _mm512_setzero_si512();
+fn magnitudes<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
+    let (mut least, mut largest) = (_mm512_set1_epi32(-1), _mm512_setzero_si512());
     for row in rows {
         for at in (0..row.len()).step_by(LANES) {
-            // Magnitudes are ordered as their bits are, NaN above all.
             let bits = _mm512_castps_si512(_mm512_abs_ps(load(row, at)));
+            least = _mm512_min_epu32(least, _mm512_sub_epi32(bits, _mm512_set1_epi32(1)));
             largest = _mm512_max_epu32(largest, bits);
         }
     }
-    f32::from_bits(_mm512_reduce_max_epu32(largest))
+    Magnitudes::of_bits(_mm512_reduce_min_epu32(least), _mm512_reduce_max_epu32(largest))
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -377,28 +311,12 @@ fn row_pairs<'a>(mut rows: impl Iterator<Item = Elements<'a>>, terms: usize, to:
     }
 }
 
-/// A matrix of words with whole tiles of rows, `ld` words from row to row.
-#[derive(Clone, Copy)]
-struct Tall<'a> {
-    data: &'a [f32],
-    ld: usize,
-    tiles: usize,
-}
-
-/// What a product of matrices does with C.
-#[derive(Clone, Copy, PartialEq)]
-enum Sums {
-    Fresh,
-    Added,
-}
-
-/// Tiles of A and B whose product is summed: where those of A's first rows and of B's first columns begin, in words.
-type Place = [usize; 2];
-
-/// C = Σ A · B, or C += Σ A · B, over the tiles at `steps`; B and C are dense and `VECTORS` vectors wide. `tall` tiles of A are
-/// multiplied at a time, two at most, with two of B.
+/// [`tiles::Tiles::multiply`].
+///
+/// # Safety
+/// The tiles must be configured.
 #[inline(always)]
-fn multiply<const VECTORS: usize>(
+unsafe fn multiply<const VECTORS: usize>(
     a: Tall<'_>,
     b: &[f32],
     c: &mut [f32],
@@ -433,7 +351,7 @@ fn multiply<const VECTORS: usize>(
                     ld: width * size_of::<f32>(),
                     places: &places[..count],
                 };
-                // SAFETY: the assertions cover every tile.
+                // SAFETY: the assertions cover every tile; the tiles are configured by the caller's promise.
                 unsafe { tiles.multiply(rows, (VECTORS - vector).min(2), sums) };
             }
         }

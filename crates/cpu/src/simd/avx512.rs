@@ -60,6 +60,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
@@ -244,7 +248,7 @@ fn narrow_scaled_f16(from: &[f32], factor: f32, to: &mut [f16]) {
     f16::narrow_scaled(rest, factor, to_rest);
 }
 
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f")]
 fn narrow_scaled_bf16(from: &[f32], factor: f32, to: &mut [bf16]) {
     for (to, from) in to.iter_mut().zip(from) {
         let bits = (from * factor).to_bits();

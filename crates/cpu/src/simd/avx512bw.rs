@@ -9,15 +9,6 @@ use crate::element::Elements;
 /// f32 lanes of a vector.
 pub(super) const LANES: usize = Avx512::LANES;
 
-/// How large the numbers of some rows are. Where one is NaN, so is `norm_squared`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Extent {
-    /// Largest magnitude.
-    pub max: f32,
-    /// Squared Euclidean norm of a row, the largest one.
-    pub norm_squared: f32,
-}
-
 /// Elements `at..` of a row, as many as a vector has, zeros after the last.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -48,21 +39,4 @@ fn lanes(count: usize) -> __mmask16 {
 pub(super) fn store(words: __m512i, to: &mut [f32]) {
     // SAFETY: the mask hides what does not exist.
     unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), lanes(to.len()), words) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn extent<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Extent {
-    let mut max = _mm512_setzero_ps();
-    let mut norm = 0u32;
-    for row in rows {
-        let mut squares = _mm512_setzero_ps();
-        for at in (0..row.len()).step_by(LANES) {
-            let x = load(row, at);
-            max = _mm512_max_ps(max, _mm512_abs_ps(x));
-            squares = _mm512_fmadd_ps(x, x, squares);
-        }
-        // Sums of squares are ordered as their bits are, NaN above all.
-        norm = norm.max(_mm512_reduce_add_ps(squares).abs().to_bits());
-    }
-    Extent { max: _mm512_reduce_max_ps(max), norm_squared: f32::from_bits(norm) }
 }

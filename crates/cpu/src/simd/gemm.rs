@@ -4,7 +4,11 @@
 use super::Simd;
 
 /// Where element (row, k) of A is.
-pub(crate) trait Lhs: Copy {
+///
+/// # Safety
+/// [`Lhs::index`] must not decrease as `row` or `k` grows, and a value's methods must always return the same:
+/// [`gemm_part`] checks the largest index only.
+pub(crate) unsafe trait Lhs: Copy {
     /// The elements.
     fn data(&self) -> &[f32];
     /// Index of element (row, k).
@@ -25,7 +29,8 @@ pub(crate) struct Columns<'a> {
     pub ld: usize,
 }
 
-impl Lhs for Rows<'_> {
+// SAFETY: `ld` is fixed, and the index grows with `row` and `k`.
+unsafe impl Lhs for Rows<'_> {
     #[inline(always)]
     fn data(&self) -> &[f32] {
         self.data
@@ -36,7 +41,8 @@ impl Lhs for Rows<'_> {
     }
 }
 
-impl Lhs for Columns<'_> {
+// SAFETY: as for `Rows`.
+unsafe impl Lhs for Columns<'_> {
     #[inline(always)]
     fn data(&self) -> &[f32] {
         self.data

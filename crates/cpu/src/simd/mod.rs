@@ -1,7 +1,11 @@
 //! What the kernels ask of a processor: a vector of f32, a dozen operations, and one entry point compiled for it.
 
 mod gemm;
+mod pairs;
 mod portable;
+mod portable_pairs;
+mod portable_tiles;
+mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -24,18 +28,16 @@ use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gemm::{Added, Columns, Fresh, Part, Rows, gemm, gemm_part};
+pub(crate) use pairs::{Columnwise, Extent, Pairs, RowNorms};
 pub(crate) use portable::Portable;
+pub(crate) use portable_pairs::PortablePairs;
+pub(crate) use portable_tiles::PortableTiles;
+pub(crate) use tiles::{CHUNK, HasTiles, Magnitudes, Tiles};
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {
-    amx::{Amx, CHUNK},
-    avx2::Avx2,
-    avx512::Avx512,
-    avx512bw::Extent,
-    avx512vnni::Avx512Vnni,
-};
+pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
 use crate::element::{Element, Elements};
 use crate::tile::Step;
@@ -56,11 +58,22 @@ pub enum Isa {
     Neon,
     /// Whatever the compiler makes of plain Rust; present everywhere.
     Portable,
+    /// The integer arithmetic of [`Isa::Avx512Vnni`] in plain Rust, slow: for tests.
+    PortableIntegers,
+    /// The arithmetic of [`Isa::Amx`] in plain Rust, slow: for tests.
+    PortableTerms,
 }
 
+/// Lanes of the widest vector.
+pub(crate) const MAX_LANES: usize = 16;
+
 impl Isa {
-    /// Every instruction set, fastest first.
+    /// Every instruction set, fastest first. [`Isa::TWINS`] are not among them.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+
+    /// Plain Rust with the arithmetic of instructions that a processor may lack. No plan has these unless it is asked to:
+    /// they exist so that tests of that arithmetic run on every machine.
+    pub const TWINS: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
 
     /// Whether this processor has it.
     pub fn is_available(self) -> bool {
@@ -75,7 +88,7 @@ impl Isa {
             Isa::Avx2 => Avx2::detect().is_some(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Neon::detect().is_some(),
-            Isa::Portable => true,
+            Isa::Portable | Isa::PortableIntegers | Isa::PortableTerms => true,
             #[allow(unreachable_patterns)] // the sets of the other architecture
             _ => false,
         }
@@ -91,25 +104,37 @@ impl Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// Whether it computes a problem in its own arithmetic; else it is [`Isa::Avx512`] by another name.
+    /// Whether it computes a problem in its own arithmetic; else it is [`Isa::wide`] by another name.
     pub fn is_for(self, problem: &Problem) -> bool {
         let rows = problem.seq_q >= self.panel_rows();
         match self {
             // Preparing K and V is most of the work where rows are few.
-            Isa::Amx | Isa::Avx512Vnni => rows && problem.dtype != DType::F32,
-            _ => true,
+            Isa::Amx | Isa::Avx512Vnni | Isa::PortableIntegers | Isa::PortableTerms => {
+                // Capped logits are computed in f32.
+                rows && problem.dtype != DType::F32 && problem.score.softcap.is_none()
+            }
+            Isa::Avx512 | Isa::Avx2 | Isa::Neon | Isa::Portable => true,
+        }
+    }
+
+    /// The instruction set that computes in f32 where this one has no arithmetic of its own for a head.
+    pub const fn wide(self) -> Isa {
+        match self {
+            Isa::Amx | Isa::Avx512Vnni => Isa::Avx512,
+            Isa::PortableIntegers | Isa::PortableTerms => Isa::Portable,
+            isa => isa,
         }
     }
 
     /// Whether lanes can be numbers of a row.
     pub const fn has_dims(self) -> bool {
-        !matches!(self, Isa::Amx | Isa::Avx512Vnni)
+        matches!(self, Isa::Avx512 | Isa::Avx2 | Isa::Neon | Isa::Portable)
     }
 
-    /// f32 numbers of a vector.
+    /// Query rows that a vector holds; with tiles, those of a tile.
     pub const fn lanes(self) -> usize {
         match self {
-            Isa::Amx | Isa::Avx512Vnni | Isa::Avx512 => 16,
+            Isa::Amx | Isa::Avx512Vnni | Isa::Avx512 | Isa::PortableIntegers | Isa::PortableTerms => 16,
             Isa::Avx2 => 8,
             Isa::Neon | Isa::Portable => 4,
         }
@@ -118,8 +143,8 @@ impl Isa {
     /// Vectors and rows of the widest register tile: what the default plans take. With AMX the rows are tiles.
     pub const fn tile(self) -> (usize, usize) {
         match self {
-            Isa::Amx => (2, 2),
-            Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon => (4, 6),
+            Isa::Amx | Isa::PortableTerms => (2, 2),
+            Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon | Isa::PortableIntegers => (4, 6),
             Isa::Avx2 => (2, 6),
             Isa::Portable => (2, 5),
         }
@@ -128,8 +153,8 @@ impl Isa {
     /// Most rows of a register tile so many vectors wide: what there are registers for.
     pub const fn tile_rows(self, vectors: usize) -> usize {
         match (self, vectors) {
-            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon, 1 | 2) | (Isa::Avx2, 1) => 12,
-            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon, 3) | (Isa::Portable, 1) => 8,
+            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon | Isa::PortableIntegers, 1 | 2) | (Isa::Avx2, 1) => 12,
+            (Isa::Avx512Vnni | Isa::Avx512 | Isa::Neon | Isa::PortableIntegers, 3) | (Isa::Portable, 1) => 8,
             _ => self.tile().1,
         }
     }
@@ -148,6 +173,8 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
             Isa::Portable => "portable",
+            Isa::PortableIntegers => "portableintegers",
+            Isa::PortableTerms => "portableterms",
         }
     }
 }
@@ -181,6 +208,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c`, fused where the processor can.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger lane by lane; either one where a lane of `a` or `b` is NaN.
@@ -309,7 +337,7 @@ mod tests {
 
     #[test]
     fn exp2_keeps_its_bound() {
-        let mut errors = vec![exp2_error(Portable)];
+        let mut errors = vec![exp2_error(Portable::<4>)];
         #[cfg(target_arch = "x86_64")]
         {
             errors.extend(Avx2::detect().map(exp2_error));
@@ -326,7 +354,7 @@ mod tests {
             (S::LANES, S::MAX_VECTORS) == (isa.lanes(), isa.tile().0)
                 && (1..=S::MAX_VECTORS).all(|vectors| S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
         }
-        assert!(same(Portable, Isa::Portable));
+        assert!(same(Portable::<4>, Isa::Portable) && same(Portable::<16>, Isa::PortableIntegers));
         #[cfg(target_arch = "x86_64")]
         {
             assert!(Avx2::detect().is_none_or(|s| same(s, Isa::Avx2)));
@@ -349,7 +377,8 @@ mod tests {
             let want: Vec<f32> = numbers.chunks(S::LANES).map(|numbers| numbers.iter().sum()).collect();
             assert_eq!(got, want);
         }
-        sums::<_, 2, 2>(Portable);
+        sums::<_, 2, 2>(Portable::<4>);
+        sums::<_, 4, 4>(Portable::<16>);
         #[cfg(target_arch = "x86_64")]
         {
             Avx2::detect().into_iter().for_each(|s| {
@@ -380,7 +409,7 @@ mod tests {
                 }
             }
         }
-        check(Portable);
+        check(Portable::<4>);
         #[cfg(target_arch = "x86_64")]
         {
             Avx2::detect().into_iter().for_each(check);
@@ -388,5 +417,52 @@ mod tests {
         }
         #[cfg(target_arch = "aarch64")]
         Neon::detect().into_iter().for_each(check);
+    }
+
+    /// What a file of this folder asks the compiler for, and what its proof looks for in the processor.
+    fn features_of(file: &str) -> [Vec<String>; 2] {
+        let path = format!("{}/src/simd/{file}.rs", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        ["target_feature(enable = \"", "_feature_detected!(\""].map(|before| {
+            let lists = text.split(before).skip(1).filter_map(|rest| rest.split('"').next());
+            lists.flat_map(|list| list.split(',')).map(str::to_owned).collect()
+        })
+    }
+
+    /// Functions compiled for an instruction set are called on proof of that set: the proofs that each file's functions
+    /// are called with must look for all that the functions are compiled for.
+    #[test]
+    fn proofs_cover_what_functions_are_compiled_for() {
+        // Each file, and those whose `detect` has found its features: a file's own, and those that `detect` calls.
+        let proofs = [
+            ("avx2", vec!["avx2"]),
+            ("avx512", vec!["avx512", "avx2"]),
+            ("avx512vnni", vec!["avx512vnni", "avx512", "avx2"]),
+            ("amx", vec!["amx", "avx512", "avx2"]),
+            ("neon", vec!["neon"]),
+        ];
+        let found = |proofs: &[&str]| -> Vec<String> {
+            proofs.iter().flat_map(|file| features_of(file)[1].clone()).collect()
+        };
+        for (file, proofs) in &proofs {
+            let found = found(proofs);
+            assert!(!found.is_empty(), "{file}");
+            for feature in &features_of(file)[0] {
+                assert!(found.contains(feature), "{file}.rs is compiled for {feature}, which no proof finds");
+            }
+        }
+        // Functions that two sets share are compiled for what both have; those of AVX2 are called with AVX-512, too.
+        for proofs in [&proofs[2].1, &proofs[3].1] {
+            let found = found(proofs);
+            assert!(features_of("avx512bw")[0].iter().all(|feature| found.contains(feature)), "{proofs:?}");
+        }
+        let known: Vec<&str> = proofs.iter().map(|(file, _)| *file).chain(["avx512bw"]).collect();
+        for entry in std::fs::read_dir(format!("{}/src/simd", env!("CARGO_MANIFEST_DIR"))).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let file = name.trim_end_matches(".rs");
+            // This file has the words that are looked for.
+            let plain = file == "mod" || features_of(file)[0].is_empty();
+            assert!(plain || known.contains(&file), "{file}.rs has no proof in this test");
+        }
     }
 }

@@ -5,71 +5,75 @@ use crate::dims;
 use crate::peak;
 use crate::tile::{self, Step};
 
-/// Four lanes of plain Rust: what every 64-bit processor's compiler can vectorise.
+/// Lanes of plain Rust. Four are what every 64-bit processor's compiler can vectorise; sixteen are laid out as those of
+/// AVX-512.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable;
+pub(crate) struct Portable<const LANES: usize = 4>;
 
-const LANES: usize = 4;
-type V = [f32; LANES];
+type V<const LANES: usize> = [f32; LANES];
 
 #[inline(always)]
-fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+pub(super) fn map2<const LANES: usize>(a: V<LANES>, b: V<LANES>, f: impl Fn(f32, f32) -> f32) -> V<LANES> {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
-impl Simd for Portable {
+impl<const LANES: usize> Simd for Portable<LANES> {
     const LANES: usize = LANES;
-    const MAX_VECTORS: usize = 2;
-    const TILE_ROWS: [usize; 4] = [8, 5, 0, 0];
-    type V = V;
+    const MAX_VECTORS: usize = if LANES == 16 { 4 } else { 2 };
+    const TILE_ROWS: [usize; 4] = if LANES == 16 { [12, 12, 8, 6] } else { [8, 5, 0, 0] };
+    type V = V<LANES>;
 
     #[inline(always)]
-    fn splat(self, x: f32) -> V {
+    fn splat(self, x: f32) -> V<LANES> {
         [x; LANES]
     }
     #[inline(always)]
-    fn load(self, from: &[f32]) -> V {
+    fn load(self, from: &[f32]) -> V<LANES> {
         std::array::from_fn(|i| from[..LANES][i])
     }
     #[inline(always)]
-    fn store(self, v: V, to: &mut [f32]) {
+    fn store(self, v: V<LANES>, to: &mut [f32]) {
         to[..LANES].copy_from_slice(&v);
     }
     #[inline(always)]
-    fn add(self, a: V, b: V) -> V {
+    fn add(self, a: V<LANES>, b: V<LANES>) -> V<LANES> {
         map2(a, b, |a, b| a + b)
     }
     #[inline(always)]
-    fn sub(self, a: V, b: V) -> V {
+    fn sub(self, a: V<LANES>, b: V<LANES>) -> V<LANES> {
         map2(a, b, |a, b| a - b)
     }
     #[inline(always)]
-    fn mul(self, a: V, b: V) -> V {
+    fn mul(self, a: V<LANES>, b: V<LANES>) -> V<LANES> {
         map2(a, b, |a, b| a * b)
     }
     #[inline(always)]
-    fn fma(self, a: V, b: V, c: V) -> V {
+    fn div(self, a: V<LANES>, b: V<LANES>) -> V<LANES> {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: V<LANES>, b: V<LANES>, c: V<LANES>) -> V<LANES> {
         // Not `mul_add`: without the instruction that is a library call.
         std::array::from_fn(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
-    fn max(self, a: V, b: V) -> V {
+    fn max(self, a: V<LANES>, b: V<LANES>) -> V<LANES> {
         map2(a, b, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
-    fn select_lt(self, a: V, b: V, yes: V, no: V) -> V {
+    fn select_lt(self, a: V<LANES>, b: V<LANES>, yes: V<LANES>, no: V<LANES>) -> V<LANES> {
         std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
     }
     #[inline(always)]
-    fn any_lt(self, a: V, b: V) -> bool {
+    fn any_lt(self, a: V<LANES>, b: V<LANES>) -> bool {
         (0..LANES).any(|i| a[i] < b[i])
     }
     #[inline(always)]
-    fn exp2(self, t: V) -> V {
+    fn exp2(self, t: V<LANES>) -> V<LANES> {
         exp2_by_shift(self, t, |v| v.map(|x| f32::from_bits(x.to_bits() << 23)))
     }
     #[inline(always)]
-    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[V; KEYS]; ROWS]) -> V {
+    fn sum_each<const ROWS: usize, const KEYS: usize>(self, of: &[[V<LANES>; KEYS]; ROWS]) -> V<LANES> {
         std::array::from_fn(|i| of[i / KEYS][i % KEYS].iter().sum())
     }
 

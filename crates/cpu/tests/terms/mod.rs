@@ -1,14 +1,18 @@
-//! Sums of bf16 terms on AMX: as accurate as f32 sums of weights rounded to the input type, and f32 itself beyond the bounds.
-//!
-//! Where the processor lacks [`Isa::Amx`] there is nothing to test.
+//! Sums of bf16 terms: as accurate as f32 sums of weights rounded to the input type, and f32 itself beyond the bounds. On
+//! [`Isa::Amx`] where the processor has it, and on its twin in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Rows};
 use half::{bf16, f16};
-use problem::{Layout, Mask, Problem};
+use problem::{Band, Layout, Problem};
 use proptest::prelude::*;
 
 use crate::common::{Inputs, check, run, run_out};
-use crate::narrow::{as_accurate_as_rounding_the_weights_with, normal, with};
+use crate::narrow::{SPECIAL, as_accurate_as_rounding_the_weights_with, normal, with};
+
+/// The instruction sets that have tiles.
+fn tiles() -> impl Iterator<Item = Isa> {
+    [Isa::Amx, Isa::PortableTerms].into_iter().filter(|isa| isa.is_available())
+}
 
 fn plan(isa: Isa) -> CpuPlan {
     CpuPlan::widest(isa, 2, 100, 72)
@@ -25,39 +29,37 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
 
 /// Whether tiles were used: then some output has other bits than with f32.
 fn has_tiles<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
-    bits(p, inputs, Isa::Amx) != bits(p, inputs, Isa::Avx512)
+    let has = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
+    let all: Vec<bool> = tiles().map(has).collect();
+    assert!(all.iter().all(|&x| x == all[0]), "the twin disagrees on whether tiles are used");
+    all[0]
 }
 
 #[test]
 fn as_accurate_as_rounding_the_weights() {
-    if Isa::Amx.is_available() {
-        // The ideal kernel knows a row's maximum, whose weight is 1 and not rounded; ours is the maximum of what it has seen.
-        as_accurate_as_rounding_the_weights_with(&plan(Isa::Amx), 1.2);
-    }
+    // The ideal kernel knows a row's maximum, whose weight is 1 and not rounded; ours is the maximum of what it has seen.
+    tiles().for_each(|isa| as_accurate_as_rounding_the_weights_with(&plan(isa), 1.2));
 }
 
 #[test]
 fn ordinary_inputs_use_tiles_and_others_f32() {
-    if !Isa::Amx.is_available() {
-        return;
-    }
     // Q's size, V's size, and whether they are ordinary; K's is 1.
     let sizes = [
         (1.0, 1.0, true),
         (30.0, 1.0, true),
-        (1e-9, 1e9, true),
+        (0.1, 1e9, true),
         (1.0, 1e-20, true),
         (1e20, 1.0, false),
         (1.0, 1e30, false),
         (1.0, 1e-30, false),
     ];
     for (size_q, size_v, ordinary) in sizes {
-        let p = problem::<bf16>(2).with_mask(Mask::Causal);
+        let p = problem::<bf16>(2).with_band(Band::CAUSAL);
         let inputs = normal::<bf16>(&p, 1, [size_q, size_v, 0.0]);
         assert_eq!(has_tiles(&p, &inputs), ordinary, "{size_q} {size_v}");
         // Logits of 10²⁰ are beyond what f32 can take differences of.
         if size_q < 1e9 {
-            check(&p, &inputs, &plan(Isa::Amx));
+            tiles().for_each(|isa| check(&p, &inputs, &plan(isa)));
         }
     }
     let usual = |p: &Problem| normal::<f16>(p, 1, [1.0, 1.0, 0.0]);
@@ -68,10 +70,10 @@ fn ordinary_inputs_use_tiles_and_others_f32() {
         (q.q[70], k.k[70], v.v[70]) = (bad, bad, bad);
         for inputs in [q, k, v] {
             assert!(!has_tiles(&p, &inputs), "{bad}");
-            check(&p, &inputs, &plan(Isa::Amx));
+            tiles().for_each(|isa| check(&p, &inputs, &plan(isa)));
         }
     }
-    p.scale = Some(1e8);
+    p.score.scale = Some(1e8);
     assert!(!has_tiles(&p, &usual(&p)), "a large scale");
     let few = Problem { seq_q: 31, ..problem::<f16>(1) }.with_layout(Layout::Bhsd);
     assert!(!has_tiles(&few, &usual(&few)), "fewer rows than a panel");
@@ -79,49 +81,61 @@ fn ordinary_inputs_use_tiles_and_others_f32() {
 
 #[test]
 fn each_head_for_itself() {
-    if !Isa::Amx.is_available() {
-        return;
-    }
     let (one, two) = (problem::<bf16>(1), problem::<bf16>(2));
     let good = normal::<bf16>(&one, 1, [1.0, 1.0, 0.0]);
     let mut bad = normal::<bf16>(&one, 2, [1.0, 1.0, 0.0]);
     bad.k[5] = bf16::INFINITY;
     let join = |a: &[bf16], b: &[bf16]| [a, b].concat();
     let both = Inputs { q: join(&good.q, &bad.q), k: join(&good.k, &bad.k), v: join(&good.v, &bad.v) };
-    let alone = [bits(&one, &good, Isa::Amx), bits(&one, &bad, Isa::Avx512)];
-    assert!(bits(&two, &both, Isa::Amx) == alone.concat());
+    for isa in tiles() {
+        let alone = [bits(&one, &good, isa), bits(&one, &bad, isa.wide())];
+        assert!(bits(&two, &both, isa) == alone.concat(), "{isa}");
+    }
 }
 
 #[test]
 fn an_lse_changes_nothing() {
-    if !Isa::Amx.is_available() {
-        return;
-    }
     let p = problem::<f16>(2);
     let inputs = normal::<f16>(&p, 1, [1.0, 1.0, 0.0]);
-    assert_eq!(run(&p, &inputs, &plan(Isa::Amx)).0, run_out(&p, &inputs, &plan(Isa::Amx)));
+    for isa in tiles() {
+        assert_eq!(run(&p, &inputs, &plan(isa)).0, run_out(&p, &inputs, &plan(isa)), "{isa}");
+    }
 }
 
 #[test]
 fn genes_change_no_bits_but_by_the_blocks() {
-    if !Isa::Amx.is_available() {
-        return;
-    }
-    let p = Problem::new(1, 4, 97, 33, bf16::DTYPE).with_heads_kv(2, Layout::Bhsd).with_mask(Mask::Causal);
+    let p = Problem::new(1, 4, 97, 33, bf16::DTYPE).with_heads_kv(2, Layout::Bhsd).with_band(Band::CAUSAL);
     let inputs = Inputs::<bf16>::random(&p, 13, 2.0);
-    let plan = CpuPlan { block_kv: 96, ..plan(Isa::Amx) };
-    let bits = run(&p, &inputs, &plan);
-    assert!(run(&p, &inputs, &CpuPlan { block_kv: 41, ..plan }) != bits);
-    let same = [
-        CpuPlan { vectors: 1, ..plan },
-        CpuPlan { tile_rows: 1, ..plan },
-        CpuPlan { rows: Rows::Group, ..plan },
-        CpuPlan { block_q: 5, ..plan },
-        CpuPlan { threads: 1, ..plan },
-    ];
-    for (i, same) in same.iter().enumerate() {
-        assert!(run(&p, &inputs, same) == bits, "{i}");
+    for isa in tiles() {
+        let plan = CpuPlan { block_kv: 96, ..plan(isa) };
+        let bits = run(&p, &inputs, &plan);
+        assert!(run(&p, &inputs, &CpuPlan { block_kv: 41, ..plan }) != bits);
+        let same = [
+            CpuPlan { vectors: 1, ..plan },
+            CpuPlan { tile_rows: 1, ..plan },
+            CpuPlan { rows: Rows::Group, ..plan },
+            CpuPlan { block_q: 5, ..plan },
+            CpuPlan { threads: 1, ..plan },
+        ];
+        for (i, same) in same.iter().enumerate() {
+            assert!(run(&p, &inputs, same) == bits, "{isa} {i}");
+        }
     }
+}
+
+/// V's elements below 2⁻⁸⁰, which tiles might lose, are computed in f32 also beside ordinary ones that a mask hides.
+#[test]
+fn tiny_values_are_computed_in_f32() {
+    let p = problem::<bf16>(1).with_band(Band::CAUSAL);
+    let mut inputs = normal::<bf16>(&p, 1, [1.0, 1e-37, 0.0]);
+    assert!(!has_tiles(&p, &inputs));
+    inputs.v[99 * 64..].fill(bf16::ONE);
+    assert!(!has_tiles(&p, &inputs));
+    tiles().for_each(|isa| check(&p, &inputs, &plan(isa)));
+    // Zeros are lost by nothing.
+    let mut zeros = normal::<bf16>(&p, 1, [1.0, 1.0, 0.0]);
+    zeros.v[..64].fill(bf16::ZERO);
+    assert!(has_tiles(&p, &zeros));
 }
 
 proptest! {
@@ -135,20 +149,22 @@ proptest! {
         (block_q, block_kv, vectors, tile_rows, splits, grouped) in
             (1usize..200, 1usize..300, 1usize..3, 1usize..3, 1usize..4, any::<bool>()),
         size_q in -8.0f64..3.0, size_v in -8.0f64..4.0, mean_v in -2.0f64..2.0,
-        replaced in proptest::collection::vec((0usize..3, any::<prop::sample::Index>(), 0usize..5), 0..3),
+        replaced in proptest::collection::vec((0usize..3, any::<prop::sample::Index>(), 0..SPECIAL.len()), 0..3),
     ) {
-        let isa = if Isa::Amx.is_available() { Isa::Amx } else { Isa::Portable };
         let rows = if grouped { Rows::Group } else { Rows::Head };
-        let plan = CpuPlan { vectors, tile_rows, rows, splits, ..CpuPlan::widest(isa, 2, block_q, block_kv) };
         let dtype = if half { f16::DTYPE } else { bf16::DTYPE };
         let mut p = Problem::new(2, heads_kv * group, seq_q, dim, dtype);
         (p.heads_kv, p.seq_kv, p.head_dim_v) = (heads_kv, seq_kv, dim_v);
-        p = p.with_layout(Layout::Bshd).with_mask(Mask::ALL[mask]);
+        p = p.with_layout(Layout::Bshd).with_band(Band::NAMED[mask]);
         let sizes = [size_q.exp2(), size_v.exp2(), mean_v];
-        if half {
-            check(&p, &with(normal::<f16>(&p, seed, sizes), &replaced), &plan);
-        } else {
-            check(&p, &with(normal::<bf16>(&p, seed, sizes), &replaced), &plan);
+        for isa in tiles() {
+            let widest = CpuPlan::widest(isa, 2, block_q, block_kv);
+            let plan = CpuPlan { vectors, tile_rows, rows, splits, ..widest };
+            if half {
+                check(&p, &with(normal::<f16>(&p, seed, sizes), &replaced), &plan);
+            } else {
+                check(&p, &with(normal::<bf16>(&p, seed, sizes), &replaced), &plan);
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ fn library(lacking: bool) -> PathBuf {
             std::fs::create_dir_all(&folder).unwrap();
             let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
             rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)", "-o"]);
-            rustc.arg(folder.join("libcuda.so"));
+            rustc.arg(folder.join("libcuda.so.1"));
             rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../driver/tests/fake/libcuda.rs"));
             rustc.args(cfg.iter().flat_map(|cfg| ["--cfg", cfg]));
             assert!(rustc.status().unwrap().success());

@@ -2,11 +2,13 @@
 //! by no one. It is strict where the real one is: calls without a current context, destroyed handles and unknown addresses are
 //! errors.
 //!
-//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and cluster, for the
-//! parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address and bytes of each allocation; then an empty line, the PTX
-//! and the contents. It leaves the new contents there.
-//! `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT` (for the first `FAKE_INIT_TIMES` calls), `FAKE_DEVICES`, `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it
-//! claims to be. Kernels named `fail` break the context, kernels named `hang` never end.
+//! The runner is given a file in `FAKE_LAUNCH`: a line each for the entry, for grid, block, shared memory and
+//! cluster, for the parameters (8 bytes each, 128 of a tensor map), for the bytes of the PTX, and for address
+//! and bytes of each allocation; then an empty line, the PTX and the contents. It leaves the new contents
+//! there. `FAKE_VERSION`, `FAKE_STUB`, `FAKE_INIT` (for the first `FAKE_INIT_TIMES` calls), `FAKE_DEVICES`,
+//! `FAKE_SM`, `FAKE_THREADS`, `FAKE_LOCAL` and `FAKE_MEMORY` say what it claims to be. While the file
+//! `FAKE_HOLD` is there, no event is reached. Kernels named `fail` break the context, kernels named `hang`
+//! never end.
 #![allow(non_snake_case, unused_unsafe)]
 
 use std::cell::Cell;
@@ -26,6 +28,9 @@ const NOT_FOUND: Result = 500;
 const NOT_READY: Result = 600;
 const ILLEGAL_ADDRESS: Result = 700;
 const CAPTURE_UNSUPPORTED: Result = 900;
+const CAPTURED_EVENT: Result = 907;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
 
 const CONTEXT: usize = 0x1000;
 
@@ -39,11 +44,19 @@ struct State {
     /// PTX by module.
     modules: BTreeMap<usize, String>,
     functions: BTreeMap<usize, (usize, String)>,
-    /// Streams under capture, and what went into each.
-    capturing: BTreeMap<usize, Vec<Work>>,
+    /// Streams under capture, with the capture's number.
+    capturing: BTreeMap<usize, u64>,
+    /// Events that were recorded under capture.
+    captured: BTreeMap<usize, u64>,
+    /// By number, the stream that each capture began on and its graph.
+    captures: BTreeMap<u64, (usize, usize)>,
     /// Captures begun.
-    captures: u64,
-    graphs: BTreeMap<usize, Vec<Work>>,
+    begun: u64,
+    graphs: BTreeMap<usize, Graph>,
+    /// User objects, with the references to each.
+    objects: BTreeMap<usize, (usize, Destroy, usize)>,
+    /// Synchronisations of streams.
+    synchronised: u64,
     launches: u64,
     linked: u64,
     /// Tensor maps encoded.
@@ -52,6 +65,15 @@ struct State {
     poison: Result,
     /// A kernel named `hang` was launched.
     hangs: bool,
+}
+
+type Destroy = unsafe extern "C" fn(*mut c_void);
+
+/// A graph, executable or not: launches, and user objects that it refers to.
+#[derive(Clone, Default)]
+struct Graph {
+    work: Vec<Work>,
+    objects: Vec<usize>,
 }
 
 /// A launch.
@@ -92,6 +114,47 @@ fn devices() -> usize {
     variable("FAKE_DEVICES", 1) as usize
 }
 
+/// Destroys user objects as the driver does: on a thread of its own, which has no context.
+fn destroy(gone: Vec<(usize, Destroy)>) {
+    let all = move || gone.into_iter().for_each(|(data, destroy)| unsafe { destroy(data as *mut c_void) });
+    std::thread::spawn(all).join().unwrap();
+}
+
+fn destroy_graph(graph: usize) -> Result {
+    let mut gone = Vec::new();
+    let result = with(|s| {
+        let objects = s.graphs.remove(&graph).map_or(Vec::new(), |graph| graph.objects);
+        gone = s.release(&objects);
+        s.destroy(graph)
+    });
+    destroy(gone);
+    result
+}
+
+/// What a test wants to happen within each copy between host and device.
+static WITHIN_COPY: Mutex<Option<extern "C" fn()>> = Mutex::new(None);
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_within_copy(what: Option<extern "C" fn()>) {
+    *WITHIN_COPY.lock().unwrap() = what;
+}
+
+fn within_copy() {
+    let what = *WITHIN_COPY.lock().unwrap();
+    if let Some(what) = what {
+        what();
+    }
+}
+
+/// Synchronisations of streams, and user objects that are alive.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_waits(synchronised: *mut u64, objects: *mut u64) {
+    with(|s| {
+        unsafe { (*synchronised, *objects) = (s.synchronised, s.objects.len() as u64) };
+        0
+    });
+}
+
 fn variable(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
 }
@@ -108,8 +171,28 @@ impl State {
         if self.live.remove(&handle) { 0 } else { INVALID_HANDLE }
     }
 
+    /// The graph that is captured from a stream.
+    fn under_capture(&mut self, stream: usize) -> Option<&mut Graph> {
+        let (_, graph) = self.captures[self.capturing.get(&stream)?];
+        self.graphs.get_mut(&graph)
+    }
+
+    /// Gives back a reference to each user object; those that no reference is left to.
+    fn release(&mut self, objects: &[usize]) -> Vec<(usize, Destroy)> {
+        let mut gone = Vec::new();
+        for object in objects {
+            let Some((data, destroy, references)) = self.objects.get_mut(object) else { continue };
+            *references -= 1;
+            if *references == 0 {
+                gone.push((*data, *destroy));
+                self.objects.remove(object);
+            }
+        }
+        gone
+    }
+
     fn stream(&self, stream: usize) -> Result {
-        if stream == 0 || self.live.contains(&stream) { 0 } else { INVALID_HANDLE }
+        if stream == 0 || stream == PER_THREAD || self.live.contains(&stream) { 0 } else { INVALID_HANDLE }
     }
 
     /// Memory that holds the range.
@@ -206,9 +289,14 @@ fake! {
         if again { variable("FAKE_INIT", 0) as Result } else { 0 }
     }
     cuGetErrorName(error: Result, text: *mut *const c_char) {
+        // Newer than this driver.
+        if error == 919 { *text = std::ptr::null(); return INVALID_VALUE; }
         *text = match error { 34 => c"CUDA_ERROR_STUB_LIBRARY", 2 => c"CUDA_ERROR_OUT_OF_MEMORY", 700 => c"CUDA_ERROR_ILLEGAL_ADDRESS", 800 => c"CUDA_ERROR_NOT_PERMITTED", _ => c"CUDA_ERROR" }.as_ptr(); 0
     }
-    cuGetErrorString(_error: Result, text: *mut *const c_char) { *text = c"told by the fake".as_ptr(); 0 }
+    cuGetErrorString(error: Result, text: *mut *const c_char) {
+        *text = if error == 919 { std::ptr::null() } else { c"told by the fake".as_ptr() };
+        if error == 919 { INVALID_VALUE } else { 0 }
+    }
     cuDeviceGetCount(count: *mut i32) { *count = devices() as i32; 0 }
     cuDeviceGet(device: *mut i32, ordinal: i32) { *device = ordinal; 0 }
     cuDeviceGetName(name: *mut c_char, length: i32, _device: i32) {
@@ -229,65 +317,135 @@ fake! {
     cuCtxSetCurrent(context: usize) { CURRENT.set(context); 0 }
     cuCtxSynchronize() { inside(|_| 0) }
     cuThreadExchangeStreamCaptureMode(mode: *mut u32) { *mode = RELAXED.replace(*mode); 0 }
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { (*free, *total) = (1 << 29, 1 << 30); inside(|_| 0) }
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        inside(|s| {
+            *total = variable("FAKE_MEMORY", 1 << 30) as usize;
+            *free = *total - s.memory.values().map(Vec::len).sum::<usize>();
+            0
+        })
+    }
 
     cuStreamCreate(stream: *mut usize, _flags: u32) { inside(|s| { *stream = s.make(); 0 }) }
     cuStreamDestroy_v2(stream: usize) { inside(|s| s.destroy(stream)) }
     cuStreamSynchronize(stream: usize) {
-        inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) })
+        inside(|s| { s.synchronised += 1; if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { s.stream(stream) } })
     }
     cuStreamQuery(stream: usize) { inside(|s| if s.hangs { NOT_READY } else { s.stream(stream) }) }
     cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
-        inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
+        inside(|s| {
+            if let Some(&capture) = s.captured.get(&event) { s.capturing.insert(stream, capture); }
+            if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE }
+        })
     }
     cuStreamIsCapturing(stream: usize, status: *mut u32) {
         inside(|s| { *status = s.capturing.contains_key(&stream).into(); s.stream(stream) })
     }
-    cuStreamGetId(stream: usize, id: *mut u64) { inside(|s| { *id = stream as u64; s.stream(stream) }) }
-    cuStreamGetCaptureInfo_v2(stream: usize, status: *mut u32, id: *mut u64, _graph: *mut c_void, _nodes: *mut c_void, _count: *mut usize) {
+    // Refused while the stream is captured, as some drivers do.
+    cuStreamGetId(stream: usize, id: *mut u64) {
+        inside(|s| if s.capturing.contains_key(&stream) { CAPTURE_UNSUPPORTED } else { *id = stream as u64; s.stream(stream) })
+    }
+    cuStreamGetCaptureInfo_v2(stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, _nodes: *mut c_void, _count: *mut usize) {
         inside(|s| {
             *status = s.capturing.contains_key(&stream).into();
-            if *status == 1 { *id = s.captures; }
+            if let Some(number) = s.capturing.get(&stream) { (*id, *graph) = (*number, s.captures[number].1); }
             s.stream(stream)
         })
     }
     cuStreamBeginCapture_v2(stream: usize, _mode: u32) {
-        inside(|s| if stream == 0 { CAPTURE_UNSUPPORTED } else { s.captures += 1; s.capturing.insert(stream, Vec::new()); s.stream(stream) })
+        inside(|s| {
+            if stream == 0 || s.capturing.contains_key(&stream) { return CAPTURE_UNSUPPORTED; }
+            s.begun += 1;
+            let graph = s.make();
+            s.graphs.insert(graph, Graph::default());
+            s.captures.insert(s.begun, (stream, graph));
+            s.capturing.insert(stream, s.begun);
+            s.stream(stream)
+        })
     }
     cuStreamEndCapture(stream: usize, graph: *mut usize) {
         inside(|s| {
-            let Some(launches) = s.capturing.remove(&stream) else { return INVALID_VALUE };
-            *graph = s.make();
-            s.graphs.insert(*graph, launches);
+            let Some(&number) = s.capturing.get(&stream) else { return INVALID_VALUE };
+            let (origin, made) = s.captures[&number];
+            if origin != stream { return INVALID_VALUE; }
+            s.captures.remove(&number);
+            s.capturing.retain(|_, capture| *capture != number);
+            s.captured.retain(|_, capture| *capture != number);
+            *graph = made;
+            0
+        })
+    }
+    cuUserObjectCreate(object: *mut usize, data: *mut c_void, destroy: Destroy, references: u32, flags: u32) {
+        inside(|s| {
+            if references != 1 || flags != 1 { return INVALID_VALUE; }
+            s.next += 1;
+            *object = 0x100_0000 + 0x10 * s.next;
+            s.objects.insert(*object, (data as usize, destroy, 1));
+            0
+        })
+    }
+    cuUserObjectRelease(object: usize, count: u32) {
+        let mut gone = Vec::new();
+        let result = inside(|s| if count == 1 { gone = s.release(&[object]); 0 } else { INVALID_VALUE });
+        destroy(gone);
+        result
+    }
+    cuGraphRetainUserObject(graph: usize, object: usize, count: u32, flags: u32) {
+        inside(|s| {
+            // CU_GRAPH_USER_OBJECT_MOVE: the caller's reference becomes the graph's.
+            if count != 1 || flags != 1 || !s.objects.contains_key(&object) { return INVALID_VALUE; }
+            if let refused @ 1.. = variable("FAKE_RETAIN", 0) { return refused as Result; }
+            let Some(graph) = s.graphs.get_mut(&graph) else { return INVALID_HANDLE };
+            graph.objects.push(object);
             0
         })
     }
     cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, _flags: u64) {
         inside(|s| {
-            let Some(launches) = s.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
+            let Some(graph) = s.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
+            for object in &graph.objects { s.objects.get_mut(object).unwrap().2 += 1; }
             *exec = s.make();
-            s.graphs.insert(*exec, launches);
+            s.graphs.insert(*exec, graph);
             0
         })
     }
     cuGraphLaunch(exec: usize, stream: usize) {
         inside(|s| {
-            let Some(launches) = s.graphs.get(&exec).cloned() else { return INVALID_HANDLE };
+            let Some(Graph { work: launches, .. }) = s.graphs.get(&exec).cloned() else { return INVALID_HANDLE };
+            if let Some(graph) = s.under_capture(stream) { graph.work.extend(launches); return 0; }
             if launches.iter().any(|work| !s.live.contains(&work.module)) { return INVALID_HANDLE; }
             launches.iter().for_each(|work| s.run(work));
             s.stream(stream)
         })
     }
-    cuGraphDestroy(graph: usize) { with(|s| { s.graphs.remove(&graph); s.destroy(graph) }) }
-    cuGraphExecDestroy(exec: usize) { with(|s| { s.graphs.remove(&exec); s.destroy(exec) }) }
+    cuGraphDestroy(graph: usize) { destroy_graph(graph) }
+    cuGraphExecDestroy(exec: usize) { destroy_graph(exec) }
 
     cuEventCreate(event: *mut usize, _flags: u32) { inside(|s| { *event = s.make(); 0 }) }
     cuEventDestroy_v2(event: usize) { inside(|s| s.destroy(event)) }
     cuEventRecord(event: usize, stream: usize) {
-        inside(|s| if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE })
+        inside(|s| {
+            match s.capturing.get(&stream).copied() {
+                Some(capture) => { s.captured.insert(event, capture); }
+                None => { s.captured.remove(&event); }
+            }
+            if s.live.contains(&event) { s.stream(stream) } else { INVALID_HANDLE }
+        })
     }
-    cuEventSynchronize(event: usize) { inside(|s| if s.live.contains(&event) { 0 } else { INVALID_HANDLE }) }
-    cuEventQuery(event: usize) { inside(|s| if s.live.contains(&event) { 0 } else { INVALID_HANDLE }) }
+    cuEventSynchronize(event: usize) {
+        inside(|s| {
+            if s.captured.contains_key(&event) { return CAPTURED_EVENT; }
+            if s.live.contains(&event) { 0 } else { INVALID_HANDLE }
+        })
+    }
+    cuEventQuery(event: usize) {
+        inside(|s| {
+            // Asked while some stream is captured, it takes the relaxed mode.
+            if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
+            if s.captured.contains_key(&event) { return CAPTURED_EVENT; }
+            if std::env::var_os("FAKE_HOLD").is_some_and(|file| std::path::Path::new(&file).exists()) { return NOT_READY; }
+            if s.live.contains(&event) { 0 } else { INVALID_HANDLE }
+        })
+    }
     cuEventElapsedTime(ms: *mut f32, _start: usize, _end: usize) { *ms = 0.25; inside(|_| 0) }
 
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
@@ -323,14 +481,18 @@ fake! {
     cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) { cuMemcpyHtoDAsync_v2(to, from, bytes, 0) }
     cuMemcpyDtoH_v2(to: *mut u8, from: u64, bytes: usize) { cuMemcpyDtoHAsync_v2(to, from, bytes, 0) }
     cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, bytes: usize, stream: usize) {
+        within_copy();
         inside(|s| {
+            if s.capturing.contains_key(&stream) { return CAPTURE_UNSUPPORTED; }
             let Some(memory) = s.range(to, bytes) else { return INVALID_VALUE };
             memory.copy_from_slice(std::slice::from_raw_parts(from, bytes));
             s.stream(stream)
         })
     }
     cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, bytes: usize, stream: usize) {
+        within_copy();
         inside(|s| {
+            if s.capturing.contains_key(&stream) { return CAPTURE_UNSUPPORTED; }
             let Some(memory) = s.range(from, bytes) else { return INVALID_VALUE };
             std::slice::from_raw_parts_mut(to, bytes).copy_from_slice(memory);
             s.stream(stream)
@@ -434,8 +596,8 @@ fake! {
                 if attribute[0] == 4 { shape[7..].copy_from_slice(&attribute[2..5]); }
             }
             let work = Work { module, entry: name, shape, params };
-            match s.capturing.get_mut(&stream) {
-                Some(captured) => captured.push(work),
+            match s.under_capture(stream) {
+                Some(graph) => graph.work.push(work),
                 None => s.run(&work),
             }
             s.stream(stream)

@@ -234,6 +234,7 @@ fn align_up(at: u32, align: u32) -> u32 {
 const CONST_LIMIT: u64 = 64 << 10;
 const LOCAL_LIMIT: u64 = 512 << 10;
 const GLOBAL_LIMIT: u64 = 1 << 30;
+const ALIGN_LIMIT: u32 = 1 << 16;
 
 /// All variables of a space together.
 fn check_total(what: &'static str, bytes: u64, limit: u64) -> Result<(), EmuError> {
@@ -262,13 +263,24 @@ fn check_size(variable: &Variable) -> Result<(), EmuError> {
         .iter()
         .try_fold(u64::from(variable.ty.bytes() * variable.vector), |n, d| n.checked_mul(*d));
     match size {
-        Some(bytes) if bytes <= limit && variable.align <= 1 << 16 => Ok(()),
+        Some(bytes) if bytes <= limit && variable.align <= ALIGN_LIMIT => Ok(()),
         _ => Err(EmuError::Launch {
             what: "the size of a variable",
-            given: format!("`{}` in {:?} memory, {size:?} bytes", variable.name, variable.space),
-            accepted: format!("at most {limit} bytes"),
+            given: format!(
+                "{} of {} `{}`",
+                size_of(size, variable.align),
+                variable.space.suffix(),
+                variable.name
+            ),
+            accepted: format!("at most {limit} bytes, aligned to at most {ALIGN_LIMIT}"),
         }),
     }
+}
+
+/// The size of a variable in words.
+fn size_of(bytes: Option<u64>, align: u32) -> String {
+    let bytes = bytes.map_or_else(|| "2^64 bytes or more".to_owned(), |bytes| format!("{bytes} bytes"));
+    format!("{bytes}, aligned to {align}")
 }
 
 /// Parameters of different entries may share a name.

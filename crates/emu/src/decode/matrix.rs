@@ -19,7 +19,7 @@ impl Decoder<'_> {
         let (vectors, expected) = match out.op {
             Op::Mma(m) => {
                 if !crate::exec::mma_supported(&m) {
-                    return self.unsupported(format!("{m:?}"));
+                    return self.unsupported(format!("`{}`", out.op));
                 }
                 let [a, b, c, d] = m.registers();
                 (0..4, vec![d, a, b, c])

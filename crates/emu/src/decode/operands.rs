@@ -28,7 +28,7 @@ impl Decoder<'_> {
         let o = Operands { list: &inst.operands, line: inst.line };
         self.computation(&mut out, &o)?;
         if is_arithmetic(&out.op) && crate::exec::evaluate(&out.op, [0; 4]).is_none() {
-            return self.unsupported(format!("{:?}", inst.op));
+            return self.unsupported(format!("`{}`", inst.op));
         }
         Ok(out)
     }
@@ -337,7 +337,7 @@ impl Decoder<'_> {
                     return self.unsupported("vector and 128-bit atomics");
                 }
                 if !crate::exec::atomic_supported(a.op, a.ty) {
-                    return self.unsupported(format!("atomic {:?} of {}", a.op, a.ty));
+                    return self.unsupported(format!("`{}`", out.op));
                 }
                 self.communicates |= matches!(a.space, Space::Global | Space::Generic);
                 (a.space, a.ty, a.vector)

@@ -48,7 +48,7 @@ impl Env<'_> {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
             return Err(EmuError::StepLimit { cta: self.ctas[self.rank(warp)], steps: self.steps, line });
         }
-        Ok(())
+        self.context.options.stopwatch.as_ref().map_or(Ok(()), |stopwatch| stopwatch.check())
     }
 
     fn run_split(&mut self, warp: &mut Warp, mut split: Split, quantum: &mut u32) {

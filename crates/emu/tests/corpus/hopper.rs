@@ -158,7 +158,7 @@ fn triton_attends_with_wgmma() {
 
 /// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that counts on it; the PTX ISA
 /// ("membar, fence") and the CUDA C++ Programming Guide ("Using TMA to transfer multi-dimensional arrays") have one. That is
-/// found, once for each copy's line, and nothing else is: see `docs/notes/emulator.md`.
+/// found, once for each copy's line, and nothing else is: see `docs/src/how/emulator.md`.
 #[test]
 fn triton_multiplies_boxes_of_tensor_maps() {
     let (m, n, depth) = (100, 120, 192);

@@ -113,7 +113,7 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<P
 mod tests {
     use super::*;
     use kernels::Arch;
-    use problem::{DType, Mask};
+    use problem::{Band, DType};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -121,8 +121,8 @@ mod tests {
     fn every_candidate_fits_every_problem_of_the_family() {
         for arch in Arch::ALL {
             for dim in [8, 40, 64, 96, 128, 192, 256] {
-                for mask in Mask::ALL {
-                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_mask(mask);
+                for mask in Band::NAMED {
+                    let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_band(mask);
                     let all = candidates(&problem, true, &select::Device { name: "unknown", arch }, None)
                         .unwrap()
                         .0;

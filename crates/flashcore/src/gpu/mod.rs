@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{DType, Mask, Problem, Strides, Tensor};
+use problem::{Band, DType, Problem, Strides, Tensor};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
@@ -53,6 +53,8 @@ impl Gpu {
     /// Where there is no such device or driver, or where it is older than sm_80.
     pub fn open(ordinal: i32) -> Result<Arc<Gpu>, AttentionError> {
         static OPEN: Mutex<BTreeMap<i32, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
+        // Before the lock, which another thread of a forked process may have held.
+        driver::process::check()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal) {
             return Ok(gpu.clone());
@@ -118,6 +120,18 @@ impl Gpu {
         Ok(all.entry(key).or_insert(prepared).clone())
     }
 
+    /// Gives memory back to the device that earlier calls used and no call, stream or graph holds any more.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn trim(&self) -> Result<(), AttentionError> {
+        self.kernels.scratch.trim()?;
+        if let Some(pool) = self.pool.get() {
+            pool.trim(0)?;
+        }
+        Ok(())
+    }
+
     fn pool(&self) -> Result<&Pool, AttentionError> {
         if let Some(pool) = self.pool.get() {
             return Ok(pool);
@@ -169,9 +183,9 @@ struct Key {
     extents: [usize; 7],
     strides: [Strides; 4],
     dtype: DType,
-    mask: Mask,
-    /// Bits of the factor on Q Kᵀ.
-    scale: u32,
+    band: Band,
+    /// Bits of the factor on Q Kᵀ and of the cap on logits.
+    score: (u32, Option<u32>),
     lse: bool,
     plan: Option<Plan>,
 }
@@ -182,8 +196,8 @@ impl Key {
             extents: [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v],
             strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
             dtype: p.dtype,
-            mask: p.mask,
-            scale: p.softmax_scale().to_bits(),
+            band: p.band,
+            score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits)),
             lse,
             plan: plan.cloned(),
         }
@@ -192,6 +206,8 @@ impl Key {
 
 #[cfg(test)]
 mod tests {
+    use problem::Score;
+
     use super::*;
 
     fn device(sm: (u32, u32)) -> DeviceInfo {
@@ -227,12 +243,16 @@ mod tests {
     fn keys_tell_problems_apart() {
         let p = Problem::mission();
         let key = |p: &Problem| Key::new(p, false, None);
-        assert_eq!(key(&p), key(&Problem { scale: Some(0.125), ..p.clone() }));
+        assert_eq!(
+            key(&p),
+            key(&Problem { score: Score { scale: Some(0.125), softcap: None }, ..p.clone() })
+        );
         for other in [
             Problem { seq_kv: 511, ..p.clone() },
-            Problem { scale: Some(0.5), ..p.clone() },
-            p.clone().with_mask(Mask::Causal),
-            p.clone().with_mask(Mask::CausalTopLeft),
+            p.clone().with_softcap(30.0),
+            Problem { score: Score { scale: Some(0.5), softcap: None }, ..p.clone() },
+            p.clone().with_band(Band::CAUSAL),
+            p.clone().with_band(Band::CAUSAL_TOP_LEFT),
             p.clone().with_layout(problem::Layout::Bshd),
         ] {
             assert_ne!(key(&p), key(&other));

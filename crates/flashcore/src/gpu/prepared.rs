@@ -9,7 +9,7 @@ use ptx::{Kernel, Launch};
 
 use super::candidates::{Candidate, PlanSource, candidates, needs_alignment, unaligned};
 use super::loaded::{Kernels, Loaded};
-use super::scratch::Purpose;
+use super::scratch::{Lease, Purpose};
 use crate::AttentionError;
 
 /// Spills per thread that a plan may have, in bytes: a few registers saved outside the loop cost nothing that can be
@@ -147,10 +147,14 @@ impl Prepared {
     /// is `[batch, heads_q, seq_q]` in f32 and is given where [`Gpu::prepare`](super::Gpu::prepare) was asked for it. Tensors
     /// whose addresses are no multiples of 16 bytes are taken by a slower kernel, which the first such call compiles.
     ///
-    /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has one for each stream
-    /// and each capture, allocated 64 at a time, and one whose CTAs share tiles has scratch besides: tens of megabytes for each. One
-    /// executable graph never runs beside itself; two that were instantiated from one capture would, and share what the capture
-    /// has: do not run both at once.
+    /// Any number of streams and threads may run it at once. A plan that hands out its tiles by a counter has
+    /// a counter for each stream and each graph, and a plan whose CTAs share tiles has scratch besides, of
+    /// tens of megabytes. Both are used again when a graph is destroyed or a stream's launches are done; only
+    /// the first four streams keep theirs.
+    ///
+    /// One executable graph never runs beside itself. But executable graphs that were instantiated from one
+    /// captured graph, its clones, and graphs that have it as a part share that counter and scratch: do not
+    /// run two of them at once.
     ///
     /// # Errors
     /// When a slice is too short or not aligned to its elements, when `lse` is missing or not expected, when the stream is
@@ -158,11 +162,11 @@ impl Prepared {
     pub fn enqueue(
         &self,
         stream: &Stream,
-        q: DeviceSlice,
-        k: DeviceSlice,
-        v: DeviceSlice,
-        out: DeviceSlice,
-        lse: Option<DeviceSlice>,
+        q: DeviceSlice<'_>,
+        k: DeviceSlice<'_>,
+        v: DeviceSlice<'_>,
+        out: DeviceSlice<'_>,
+        lse: Option<DeviceSlice<'_>>,
     ) -> Result<(), AttentionError> {
         if lse.is_some() != self.lse {
             return Err(AttentionError::LseWanted { prepared: self.lse });
@@ -178,7 +182,7 @@ impl Prepared {
     }
 
     /// The kernel for the slices' addresses.
-    fn variant(&self, slices: &[DeviceSlice]) -> Result<&Ready, AttentionError> {
+    fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
         let aligned = slices[..4].iter().all(|slice| slice.address().is_multiple_of(ALIGNED));
         if aligned || !needs_alignment(&self.main.plan) {
             return Ok(&self.main);
@@ -222,18 +226,25 @@ impl Ready {
         Ok(Ready { plan, loaded, call, needed })
     }
 
-    fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice]) -> Result<(), AttentionError> {
+    fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
         let function = &self.loaded.function;
         let own = &self.loaded.own;
         if own.is_empty() {
             return Ok(function.launch(stream, &self.call, slices)?);
         }
+        let queue = stream.queue()?;
+        let mut leases: [Option<Lease<'_>>; MOST_OWN] = Default::default();
+        for (lease, own) in leases.iter_mut().zip(own) {
+            *lease = Some(own.lease(stream, queue)?);
+        }
         let mut all = [DeviceSlice::EMPTY; NAMES.len() + MOST_OWN];
         all[..slices.len()].copy_from_slice(slices);
-        for (place, own) in all[slices.len()..].iter_mut().zip(own) {
-            *place = own.of(stream)?;
+        for (place, lease) in all[slices.len()..].iter_mut().zip(leases.iter().flatten()) {
+            *place = lease.slice();
         }
-        Ok(function.launch(stream, &self.call, &all[..slices.len() + own.len()])?)
+        function.launch(stream, &self.call, &all[..slices.len() + own.len()])?;
+        leases.into_iter().flatten().for_each(|lease| lease.launched(stream));
+        Ok(())
     }
 }
 
@@ -251,7 +262,7 @@ fn own(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<(Purpose, usize)>, Attent
 }
 
 /// Holds the slices against the bytes and alignments that their tensors need.
-fn check_slices(needed: &[usize], slices: &[DeviceSlice]) -> Result<(), AttentionError> {
+fn check_slices(needed: &[usize], slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
     for ((&needed, slice), tensor) in needed.iter().zip(slices).zip(NAMES) {
         let bytes = slice.bytes();
         if bytes < needed {

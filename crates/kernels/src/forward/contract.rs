@@ -1,8 +1,8 @@
 //! What the forward families' launch contracts share: buffers, strides and scale.
 
-use problem::{DType, Mask, Problem, Strides, Tensor};
+use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Access, Arg, BufferSpec, Builder, Element, Global, Half, R32, R64};
-use tile::{Corner, MaskRule, TensorRows};
+use tile::{After, KeyBand, Softcap, TensorRows};
 
 use crate::PlanError;
 
@@ -14,12 +14,49 @@ pub(crate) fn half(problem: &Problem) -> Half {
     if problem.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
 
-/// The rule of the mask. Where the alignments are one, the kernels are.
-pub(crate) fn rule(problem: &Problem) -> MaskRule {
-    match problem.mask {
-        mask if !mask.is_causal() => MaskRule::All,
-        Mask::CausalTopLeft if problem.seq_q != problem.seq_kv => MaskRule::Causal(Corner::TopLeft),
-        _ => MaskRule::Causal(Corner::BottomRight),
+/// The band as kernels are made for it: without bounds that exclude nothing, and where lengths are equal aligned to the bottom
+/// right. What differs in sizes of bounds alone is one kernel.
+pub(crate) fn band(problem: &Problem) -> Band {
+    let band = problem.band.simplified(problem.seq_q, problem.seq_kv);
+    if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
+}
+
+/// The band in a kernel. Declares the parameters of [`band_args`].
+pub(crate) fn declare_band(k: &mut Builder, problem: &Problem) -> KeyBand {
+    let Band { corner, before, after } = band(problem);
+    KeyBand {
+        corner,
+        before: before.map(|_| k.param_u32("keys_before")),
+        after: after.map(|after| match after {
+            0 => After::Diagonal,
+            _ => After::Keys(k.param_u32("keys_after")),
+        }),
+    }
+}
+
+/// The sizes of the band's bounds.
+pub(crate) fn band_args(problem: &Problem) -> impl Iterator<Item = Arg> {
+    let Band { before, after, .. } = band(problem);
+    before.into_iter().chain(after.filter(|&after| after > 0)).map(Arg::U32)
+}
+
+/// The cap on logits in a kernel. Declares the parameter of [`softcap_args`].
+pub(crate) fn declare_softcap(k: &mut Builder, problem: &Problem) -> Option<Softcap> {
+    problem.score.softcap.map(|_| Softcap { factor: k.param_f32("softcap_factor") })
+}
+
+/// The factor of [`Softcap`].
+pub(crate) fn softcap_args(problem: &Problem) -> impl Iterator<Item = Arg> {
+    let scale = f64::from(problem.softmax_scale()).abs();
+    let factor = problem.score.softcap.map(|cap| 2.0 * std::f64::consts::LOG2_E * scale / f64::from(cap));
+    factor.into_iter().map(|factor| Arg::F32(factor as f32))
+}
+
+/// Lengths that a family takes: sums of positions and bounds of a band stay below 2³¹.
+pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
+    match band(problem) {
+        Band { before: None, after: None | Some(0), .. } => (1 << 30, "up to 2^30"),
+        _ => (1 << 29, "up to 2^29 with a window"),
     }
 }
 
@@ -112,15 +149,21 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared.
+/// The scale of what the softmax takes, which is between −1 and 1 where logits are capped.
+fn softmax_factor(problem: &Problem) -> f64 {
+    f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
+}
+
+/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are capped.
 pub(crate) fn factor(problem: &Problem) -> f32 {
-    let scale = f64::from(problem.softmax_scale()).abs();
+    let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`. Where the scale is zero, a factor so small that no score is told from another, while masked ones stay −∞.
+/// `|scale| · log2 e`, or `softcap · log2 e` where logits are capped. Where the scale is zero, a factor so small that all scores
+/// weigh alike, while masked ones stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
-    let scale = f64::from(problem.softmax_scale()).abs();
+    let scale = softmax_factor(problem);
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }
 

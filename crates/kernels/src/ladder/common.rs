@@ -36,8 +36,12 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
     if problem.dtype != DType::F16 {
         return Err(PlanError::DType { family, dtype: problem.dtype, accepted: "f16" });
     }
-    if problem.mask != rung.mask() {
-        return Err(PlanError::Mask { family, mask: problem.mask, accepted: rung.mask() });
+    if problem.band != rung.mask() {
+        return Err(PlanError::Mask { family, mask: problem.band, accepted: rung.mask() });
+    }
+    if let Some(softcap) = problem.score.softcap {
+        let [what, value] = ["softcap".to_owned(), softcap.to_string()];
+        return Err(PlanError::Problem { family, what, value, accepted: "none".to_owned() });
     }
     for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         if dim != DIM as usize {

@@ -27,7 +27,7 @@ mod u8_stage_b;
 
 pub use u8_common::{Quantised, dequantise, quantise};
 
-use problem::{Mask, Problem};
+use problem::{Band, Problem};
 use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +108,7 @@ pub struct Rung {
     /// What its buffers hold.
     pub inputs: Inputs,
     /// The mask it computes. The seeds compared causal and full kernels as if they did the same work.
-    pub mask: Mask,
+    pub mask: Band,
     /// What the proof must come to.
     pub expected: Expected,
     /// The seeds' own time on an L4, in µs; quoted, not measured by this project.
@@ -222,10 +222,10 @@ impl RungPlan {
     }
 
     /// The only mask it computes.
-    pub const fn mask(self) -> Mask {
+    pub const fn mask(self) -> Band {
         match self {
-            RungPlan::Phase6It1 | RungPlan::Phase6It2 => Mask::Causal,
-            _ => Mask::None,
+            RungPlan::Phase6It1 | RungPlan::Phase6It2 => Band::CAUSAL,
+            _ => Band::FULL,
         }
     }
 

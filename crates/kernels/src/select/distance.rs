@@ -1,5 +1,7 @@
 //! How far a tuned row is from a problem.
 
+use problem::Band;
+
 use super::Device;
 use super::table::{Shape, TunedRow};
 use crate::forward::packing::filled;
@@ -24,7 +26,8 @@ const MMA_ROWS: usize = 16;
 pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option<f64> {
     let of = &row.problem;
     let exact = row.sm == device.arch.sm
-        && (of.head_dim, of.head_dim_v, of.mask) == (shape.head_dim, shape.head_dim_v, shape.mask)
+        && (of.head_dim, of.head_dim_v) == (shape.head_dim, shape.head_dim_v)
+        && (of.mask == shape.mask || of.mask == unwindowed(shape.mask))
         && of.dtype.bytes() == shape.dtype.bytes();
     if !exact {
         return None;
@@ -43,6 +46,11 @@ pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option
             + kind(of.dtype != shape.dtype)
             + kind(!same_device(&row.device, device.name)),
     )
+}
+
+/// A window without its sizes: what is fast for a causal mask, or for none, is a beginning for windows.
+fn unwindowed(band: Band) -> Band {
+    Band { before: None, after: band.after.map(|_| 0), ..band }.aligned(band.corner)
 }
 
 /// Query heads of a key head.
@@ -82,7 +90,7 @@ pub(super) fn same_device(a: &str, b: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Mask, Problem};
+    use problem::{Band, DType, Problem};
 
     use super::*;
     use crate::Arch;
@@ -130,7 +138,7 @@ mod tests {
     #[test]
     fn other_mathematics_is_no_neighbour() {
         let mission = Problem::mission();
-        assert_eq!(from_mission(&mission.clone().with_mask(Mask::Causal), &H200), None);
+        assert_eq!(from_mission(&mission.clone().with_band(Band::CAUSAL), &H200), None);
         assert_eq!(from_mission(&Problem::new(1, 8, 512, 128, DType::F16), &H200), None);
         assert_eq!(from_mission(&Problem { dtype: DType::F32, ..mission.clone() }, &H200), None);
         assert_eq!(from_mission(&mission, &Device { arch: Arch::SM_80, ..H200 }), None);

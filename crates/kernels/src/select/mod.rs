@@ -208,7 +208,7 @@ const fn name(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Layout, Mask};
+    use problem::{Band, DType, Layout};
     use serde_json::json;
 
     use super::*;
@@ -416,17 +416,17 @@ mod tests {
     fn every_choice_computes_its_problem() {
         let rows = [64, 128].into_iter().flat_map(|dim| {
             [1usize, 130, 512, 4096].into_iter().flat_map(move |seq| {
-                Mask::ALL
+                Band::NAMED
                     .into_iter()
-                    .map(move |mask| row(Problem::new(1, 8, seq, dim, DType::F16).with_mask(mask)))
+                    .map(move |mask| row(Problem::new(1, 8, seq, dim, DType::F16).with_band(mask)))
             })
         });
         let table = table(rows.collect());
         for arch in Arch::ALL {
             for (seq_q, seq_kv, heads_kv) in [(1, 5000, 1), (77, 0, 8), (4096, 4096, 2), (200_000, 3, 4)] {
                 for dim in [64, 72, 128, 256] {
-                    for mask in Mask::ALL {
-                        let mut problem = Problem::new(1, 8, seq_q, dim, DType::Bf16).with_mask(mask);
+                    for mask in Band::NAMED {
+                        let mut problem = Problem::new(1, 8, seq_q, dim, DType::Bf16).with_band(mask);
                         (problem.seq_kv, problem.heads_kv) = (seq_kv, heads_kv);
                         let problem = problem.with_layout(Layout::Bshd);
                         let choice = choose(&problem, &Device { name: "any", arch }, &table).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arch, Family, KernelError, Plan};
@@ -20,7 +20,7 @@ pub struct Shape {
     pub head_dim: usize,
     pub head_dim_v: usize,
     pub dtype: DType,
-    pub mask: Mask,
+    pub mask: Band,
 }
 
 impl Shape {
@@ -35,7 +35,7 @@ impl Shape {
             head_dim: problem.head_dim,
             head_dim_v: problem.head_dim_v,
             dtype: problem.dtype,
-            mask: problem.mask,
+            mask: problem.band,
         }
     }
 
@@ -45,7 +45,7 @@ impl Shape {
             heads_kv: self.heads_kv,
             seq_kv: self.seq_kv,
             head_dim_v: self.head_dim_v,
-            mask: self.mask,
+            band: self.mask,
             ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtype)
         };
         problem.with_layout(Layout::Bhsd)

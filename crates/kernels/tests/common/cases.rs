@@ -1,6 +1,6 @@
 //! Problems that between them meet every branch of a forward family.
 
-use problem::{DType, Layout, Mask, Problem, Strides, Tensor};
+use problem::{Band, DType, Layout, Problem, Strides, Tensor};
 
 /// Small problems: every row width class, tails, masks, groups and strides.
 pub fn torture() -> Vec<Problem> {
@@ -8,31 +8,31 @@ pub fn torture() -> Vec<Problem> {
     for (i, dim) in [8, 32, 40, 64, 72, 80, 96, 128, 136, 192, 248, 256].into_iter().enumerate() {
         let dtype = if i % 2 == 0 { DType::F16 } else { DType::Bf16 };
         for (mask, seq_q, seq_kv) in [
-            (Mask::None, 80, 64),
-            (Mask::None, 70, 133),
-            (Mask::Causal, 100, 100),
-            (Mask::Causal, 17, 150),
-            (Mask::Causal, 90, 37),
-            (Mask::CausalTopLeft, 90, 37),
-            (Mask::CausalTopLeft, 40, 150),
+            (Band::FULL, 80, 64),
+            (Band::FULL, 70, 133),
+            (Band::CAUSAL, 100, 100),
+            (Band::CAUSAL, 17, 150),
+            (Band::CAUSAL, 90, 37),
+            (Band::CAUSAL_TOP_LEFT, 90, 37),
+            (Band::CAUSAL_TOP_LEFT, 40, 150),
         ] {
-            let mut p = Problem::new(1, 1, seq_q, dim, dtype).with_mask(mask);
+            let mut p = Problem::new(1, 1, seq_q, dim, dtype).with_band(mask);
             p.seq_kv = seq_kv;
             all.push(p.with_layout(Layout::Bhsd));
         }
     }
     let grouped = |mask| {
-        let mut p = Problem::new(2, 4, 65, 64, DType::F16).with_mask(mask);
+        let mut p = Problem::new(2, 4, 65, 64, DType::F16).with_band(mask);
         p.seq_kv = 129;
         p.with_heads_kv(2, Layout::Bshd)
     };
-    all.extend(Mask::ALL.map(grouped));
+    all.extend(Band::NAMED.map(grouped));
     all.extend(
-        Mask::ALL
-            .map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_mask(mask).with_seq_kv(0, Layout::Bhsd)),
+        Band::NAMED
+            .map(|mask| Problem::new(1, 2, 33, 64, DType::Bf16).with_band(mask).with_seq_kv(0, Layout::Bhsd)),
     );
     let top_left = |heads, seq_q, seq_kv, dtype| {
-        let problem = Problem::new(1, heads, seq_q, 64, dtype).with_mask(Mask::CausalTopLeft);
+        let problem = Problem::new(1, heads, seq_q, 64, dtype).with_band(Band::CAUSAL_TOP_LEFT);
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
     // Diagonals that end within a block, with one, and rows of which most see all.
@@ -47,8 +47,8 @@ pub fn torture() -> Vec<Problem> {
     all.push(Problem::new(1, 1, 1, 128, DType::Bf16).with_seq_kv(300, Layout::Bhsd));
     all.extend(strided());
     for scale in [0.0, -0.3, 4.0] {
-        let mut p = Problem::new(1, 1, 40, 64, DType::F16).with_mask(Mask::Causal);
-        p.scale = Some(scale);
+        let mut p = Problem::new(1, 1, 40, 64, DType::F16).with_band(Band::CAUSAL);
+        p.score.scale = Some(scale);
         all.push(p);
     }
     let mut wide_values = Problem::new(1, 2, 70, 64, DType::F16);
@@ -73,16 +73,16 @@ fn strided() -> Vec<Problem> {
             Tensor::Out => padded.out = strides,
         }
     }
-    let mut backwards = base().with_mask(Mask::Causal);
+    let mut backwards = base().with_band(Band::CAUSAL);
     backwards.k.row = -64;
     backwards.v.head = -backwards.v.head;
     backwards.out.row = -64;
     // Keys that no row sees lie before the others.
-    let mut unseen = base().with_mask(Mask::CausalTopLeft).with_seq_kv(90, Layout::Bhsd);
+    let mut unseen = base().with_band(Band::CAUSAL_TOP_LEFT).with_seq_kv(90, Layout::Bhsd);
     (unseen.k.row, unseen.v.row) = (-64, -64);
     let mut broadcast = base();
     (broadcast.k.batch, broadcast.v.row, broadcast.q.head) = (0, 0, 0);
-    let mut odd = base().with_mask(Mask::Causal);
+    let mut odd = base().with_band(Band::CAUSAL);
     for strides in [&mut odd.q, &mut odd.k, &mut odd.v, &mut odd.out] {
         *strides = Strides { batch: 2 * 50 * 67, head: 50 * 67, row: 67 };
     }
@@ -94,9 +94,9 @@ fn strided() -> Vec<Problem> {
 pub fn narrow_values(seq_q: usize, seq_kv: usize) -> Vec<Problem> {
     let problem = |(mask, dtype, layout)| {
         let problem = Problem { head_dim_v: 128, ..Problem::new(1, 2, seq_q, 192, dtype) };
-        problem.with_mask(mask).with_seq_kv(seq_kv, layout)
+        problem.with_band(mask).with_seq_kv(seq_kv, layout)
     };
     let of_type = |dtype| [Layout::Bhsd, Layout::Bshd].map(|layout| (dtype, layout));
     let laid_out = [DType::F16, DType::Bf16].into_iter().flat_map(of_type);
-    laid_out.flat_map(|(dtype, layout)| Mask::ALL.map(|mask| problem((mask, dtype, layout)))).collect()
+    laid_out.flat_map(|(dtype, layout)| Band::NAMED.map(|mask| problem((mask, dtype, layout)))).collect()
 }

@@ -145,18 +145,20 @@ impl Run {
         for (i, ([b, h, s], start)) in rows(p, Tensor::Out).enumerate() {
             let kv_head = h / p.group_size();
             let q = self.row(Tensor::Q, [b, h, s]);
-            let visible = p.mask.keys(s, p.seq_q, p.seq_kv);
-            let logits: Vec<f64> = (0..visible.len())
+            let visible = p.band.keys(s, p.seq_q, p.seq_kv);
+            let keys = visible.start..visible.end;
+            let logits: Vec<f64> = keys
+                .clone()
                 .map(|j| {
                     let key = self.row(Tensor::K, [b, kv_head, j]);
                     let dot: f64 = q.iter().zip(&key).map(|(a, b)| a * b).sum();
-                    dot * f64::from(p.softmax_scale())
+                    p.score.logit(p.softmax_scale().into(), dot)
                 })
                 .collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = logits.iter().map(|l| (l - max).exp()).sum();
             let mut want = vec![(0.0, 0.0); p.head_dim_v];
-            for (j, logit) in logits.iter().enumerate() {
+            for (j, logit) in keys.zip(&logits) {
                 let weight = (logit - max).exp() / sum;
                 for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
                     *w = (w.0 + weight * v, w.1 + weight * v.abs());

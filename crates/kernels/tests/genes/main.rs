@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use each::each;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
 use serde_json::Value;
 
@@ -89,16 +89,16 @@ fn json(plan: &Plan) -> serde_json::Map<String, Value> {
 }
 
 /// Three heads with ragged ends.
-fn rectangle(mask: Mask) -> Problem {
-    Problem::new(1, 3, 150, 64, DType::Bf16).with_mask(mask).with_seq_kv(170, Layout::Bshd)
+fn rectangle(mask: Band) -> Problem {
+    Problem::new(1, 3, 150, 64, DType::Bf16).with_band(mask).with_seq_kv(170, Layout::Bshd)
 }
 
 fn full() -> Problem {
-    rectangle(Mask::None)
+    rectangle(Band::FULL)
 }
 
 fn causal() -> Problem {
-    rectangle(Mask::Causal)
+    rectangle(Band::CAUSAL)
 }
 
 /// The values of a plan's genes, and of what their variants hold, by where they stand.
@@ -205,10 +205,10 @@ fn every_gene_changes_what_runs() {
 #[test]
 fn rows_beyond_a_top_left_diagonal_see_all_keys() {
     let changes: Vec<_> = Family::ALL.into_iter().flat_map(changes).enumerate().collect();
-    let causal: Vec<_> = changes.into_iter().filter(|(_, change)| change.problem.mask.is_causal()).collect();
+    let causal: Vec<_> = changes.into_iter().filter(|(_, change)| change.problem.band.is_causal()).collect();
     each(&causal, |(i, Change { problem, arch, plan, .. })| {
         let keys = 2 * problem.seq_q / 3;
-        let problem = problem.clone().with_mask(Mask::CausalTopLeft).with_seq_kv(keys, Layout::Bshd);
+        let problem = problem.clone().with_band(Band::CAUSAL_TOP_LEFT).with_seq_kv(keys, Layout::Bshd);
         let options = Options { seed: *i as u64, ..Options::default() };
         common::run(&mut Emulator::new(options), &problem, plan, arch, *i as u64).check();
     });

@@ -1,7 +1,7 @@
 //! Genes of the family for small grids.
 
 use flashcore_kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use tile::{Packing, Rescale, RowStore, Turns};
 
 use crate::{Line, causal, full, rectangle};
@@ -12,7 +12,7 @@ fn few_keys() -> Problem {
 }
 
 fn few_causal() -> Problem {
-    rectangle(Mask::Causal).with_seq_kv(120, Layout::Bshd)
+    rectangle(Band::CAUSAL).with_seq_kv(120, Layout::Bshd)
 }
 
 /// Heads in groups that are packed.
@@ -21,7 +21,7 @@ fn grouped() -> Problem {
 }
 
 fn grouped_causal() -> Problem {
-    grouped().with_mask(Mask::Causal)
+    grouped().with_band(Band::CAUSAL)
 }
 
 fn alone(_: &mut SmallPlan) {}

@@ -10,6 +10,7 @@ use ptx::Kernel;
 pub struct Assembled {
     pub registers: u32,
     /// Bytes stored and loaded.
+    #[allow(dead_code, reason = "not every test looks for spills")]
     pub spills: u32,
     cubin: Scratch,
 }

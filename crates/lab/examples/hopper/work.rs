@@ -107,9 +107,7 @@ struct Setup<'a> {
     stream: Stream,
     function: Function,
     call: Call,
-    /// Freed when the case is done.
-    _buffers: Vec<Buffer>,
-    slices: Vec<DeviceSlice>,
+    buffers: Vec<Buffer>,
 }
 
 fn try_out(
@@ -133,9 +131,8 @@ fn try_out(
     for spec in &bound.kernel.buffers {
         buffers.push(Buffer::zeroed(context, spec.bytes)?);
     }
-    let slices = buffers.iter().map(Buffer::slice).collect();
     let (stream, call) = (Stream::new(context)?, Call::of(&bound.kernel));
-    let mut setup = Setup { bound: &bound, stream, function, call, _buffers: buffers, slices };
+    let mut setup = Setup { bound: &bound, stream, function, call, buffers };
     let answer = Answer::draw(&case.problem, 1)?;
     setup.fill(&answer)?;
     found.fault = setup.judge(&answer, found)?;
@@ -149,8 +146,8 @@ fn try_out(
 }
 
 impl Setup<'_> {
-    fn slice(&self, role: Role) -> Option<DeviceSlice> {
-        self.bound.roles.iter().position(|r| *r == role).map(|i| self.slices[i])
+    fn slice(&self, role: Role) -> Option<DeviceSlice<'_>> {
+        self.bound.roles.iter().position(|r| *r == role).map(|i| self.buffers[i].slice())
     }
 
     fn fill(&mut self, answer: &Answer) -> Result<(), Error> {
@@ -166,7 +163,8 @@ impl Setup<'_> {
     }
 
     fn launch(&self) -> Result<(), DriverError> {
-        self.function.launch(&self.stream, &self.call, &self.slices)
+        let slices: Vec<DeviceSlice<'_>> = self.buffers.iter().map(Buffer::slice).collect();
+        self.function.launch(&self.stream, &self.call, &slices)
     }
 
     fn contents(&self, role: Role) -> Result<Vec<u8>, DriverError> {

@@ -7,7 +7,7 @@ use flashcore_lab::gate::inputs::{Style, draw};
 use flashcore_lab::values::Values;
 use half::f16;
 use kernels::Plan;
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};
 
 use crate::tensors::Tensors;
@@ -20,31 +20,31 @@ fn problems() -> Vec<(&'static str, Problem)> {
     wide_values.head_dim_v = 96;
     let mut padded = p(2, 2, 50, 64, DType::F16);
     padded.out = Strides { batch: 2 * 50 * 96 + 16, head: 50 * 96 + 8, row: 96 };
-    let mut backwards = p(2, 2, 50, 64, DType::F16).with_mask(Mask::Causal);
+    let mut backwards = p(2, 2, 50, 64, DType::F16).with_band(Band::CAUSAL);
     (backwards.k.row, backwards.out.row) = (-64, -64);
     let mut shared = p(2, 2, 50, 64, DType::F16);
     (shared.k.batch, shared.v.row, shared.q.head) = (0, 0, 0);
     let mut odd = p(2, 2, 50, 64, DType::F16);
     odd.k = Strides { batch: 2 * 50 * 67, head: 50 * 67, row: 67 };
     let mut negative_scale = p(1, 2, 100, 64, DType::F16);
-    negative_scale.scale = Some(-0.3);
+    negative_scale.score.scale = Some(-0.3);
     vec![
         ("mission f16", Problem::mission()),
-        ("mission bf16 causal", p(1, 8, 512, 64, DType::Bf16).with_mask(Mask::Causal)),
+        ("mission bf16 causal", p(1, 8, 512, 64, DType::Bf16).with_band(Band::CAUSAL)),
         ("ragged", p(2, 3, 77, 40, DType::F16).with_seq_kv(333, Layout::Bhsd)),
         (
             "ragged causal",
-            p(1, 2, 301, 128, DType::Bf16).with_mask(Mask::Causal).with_seq_kv(517, Layout::Bshd),
+            p(1, 2, 301, 128, DType::Bf16).with_band(Band::CAUSAL).with_seq_kv(517, Layout::Bshd),
         ),
         ("grouped heads", p(2, 8, 130, 64, DType::F16).with_heads_kv(2, Layout::Bshd)),
         (
             "one key head, causal",
-            p(1, 8, 200, 128, DType::F16).with_mask(Mask::Causal).with_heads_kv(1, Layout::Bhsd),
+            p(1, 8, 200, 128, DType::F16).with_band(Band::CAUSAL).with_heads_kv(1, Layout::Bhsd),
         ),
         ("no keys", p(2, 2, 33, 64, DType::Bf16).with_seq_kv(0, Layout::Bhsd)),
         (
             "rows without keys",
-            p(1, 2, 90, 64, DType::F16).with_mask(Mask::Causal).with_seq_kv(37, Layout::Bhsd),
+            p(1, 2, 90, 64, DType::F16).with_band(Band::CAUSAL).with_seq_kv(37, Layout::Bhsd),
         ),
         ("one row", p(1, 4, 1, 128, DType::F16).with_seq_kv(1000, Layout::Bhsd)),
         ("head_dim 256", p(1, 2, 200, 256, DType::Bf16)),
@@ -100,7 +100,7 @@ fn no_rows(gpu: &Gpu, stream: &Stream) -> Outcome<String> {
 /// `attention()` on host slices.
 pub fn interface() -> Outcome {
     let problem =
-        Problem::new(1, 4, 100, 64, DType::F16).with_mask(Mask::Causal).with_heads_kv(2, Layout::Bshd);
+        Problem::new(1, 4, 100, 64, DType::F16).with_band(Band::CAUSAL).with_heads_kv(2, Layout::Bshd);
     let inputs = draw(&problem, Style::Normal, 3);
     let (Values::F16(q), Values::F16(k), Values::F16(v)) = (&inputs.q, &inputs.k, &inputs.v) else {
         return Err("the draw has another type".into());
@@ -164,7 +164,9 @@ pub fn refusals() -> Outcome {
     let prepared = gpu.prepare(&problem, true, None)?;
     let tensors = Tensors::new(context, &problem, 5, 0)?;
     let [q, k, v, out, lse] = tensors.slices()?;
-    let part = |slice: DeviceSlice, from, bytes| slice.part(from, bytes).unwrap_or(DeviceSlice::EMPTY);
+    fn part(slice: DeviceSlice<'_>, from: usize, bytes: usize) -> DeviceSlice<'_> {
+        slice.part(from, bytes).unwrap_or(DeviceSlice::EMPTY)
+    }
     let odd = part(q, 1, q.bytes() - 1);
     let short = part(k, 0, k.bytes() - 2);
     let padded = Buffer::new(context, q.bytes() + 16)?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use driver::{Context, Expect, Function};
 use kernels::{Arch, Family, emit};
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use serde_json::json;
 
 use crate::{Outcome, ensure, tell};
@@ -49,8 +49,8 @@ pub fn load(family: &str, cached: bool) -> Outcome {
 fn problems() -> Vec<Problem> {
     let mut problems = Vec::new();
     for (seq, heads) in [(512, 8), (4096, 16)] {
-        for (dim, mask) in [(64, Mask::None), (128, Mask::Causal), (256, Mask::Causal)] {
-            problems.push(Problem::new(1, heads, seq, dim, DType::Bf16).with_mask(mask));
+        for (dim, mask) in [(64, Band::FULL), (128, Band::CAUSAL), (256, Band::CAUSAL)] {
+            problems.push(Problem::new(1, heads, seq, dim, DType::Bf16).with_band(mask));
         }
     }
     problems

@@ -1,9 +1,9 @@
 //! Streams, graphs, copies, pools and threads.
 
-use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap, Value};
+use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use ptx::{
     Arg, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, Target, TargetSuffix, TensorMapSpec,
 };
@@ -30,7 +30,7 @@ pub fn all() -> Outcome {
 }
 
 fn repeats(gpu: &Gpu) -> Outcome<String> {
-    let problem = Problem::mission().with_mask(Mask::Causal);
+    let problem = Problem::mission().with_band(Band::CAUSAL);
     let (prepared, stream) = (gpu.prepare(&problem, true, None)?, Stream::new(gpu.context())?);
     let tensors = Tensors::new(gpu.context(), &problem, 11, 0)?;
     let first = tensors.compute(&prepared, &stream)?;
@@ -191,9 +191,9 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
     for overlapping in [false, true] {
         let launch = Launch { overlapping, ..launch };
         stream.fill(buffer.slice(), 0xff)?;
-        let values = [Value::Pointer(buffer.slice().address())];
-        number.launch_values(&stream, &launch, &values)?;
-        number.launch_values(&stream, &launch, &values)?;
+        let call = Call::new(launch, vec![Arg::Buffer { index: 0, offset: 0 }]);
+        number.launch(&stream, &call, &[buffer.slice()])?;
+        number.launch(&stream, &call, &[buffer.slice()])?;
         let mut bytes = [0; 256];
         stream.download(buffer.slice(), &mut bytes)?;
         let expected: Vec<u8> = (0..64u32).flat_map(u32::to_le_bytes).collect();

@@ -51,7 +51,7 @@ impl Tensors {
     }
 
     /// q, k, v, out, lse.
-    pub fn slices(&self) -> Outcome<[DeviceSlice; 5]> {
+    pub fn slices(&self) -> Outcome<[DeviceSlice<'_>; 5]> {
         let parts = self.buffers.iter().enumerate().map(|(i, buffer)| {
             // The LSE's elements are of four bytes.
             let shift = if i == 4 { self.shift.next_multiple_of(4) } else { self.shift };

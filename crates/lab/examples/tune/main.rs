@@ -309,7 +309,7 @@ impl Search<'_> {
             p.batch,
             p.heads_q,
             p.dtype,
-            p.mask,
+            p.band,
             medians[best],
             beside.join(", "),
             json!(found[best].plan),

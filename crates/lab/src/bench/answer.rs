@@ -5,7 +5,7 @@
 //! because the output was filled with NaN before.
 
 use cpu::CpuError;
-use problem::{Layout, Mask, Problem, Tensor};
+use problem::{Band, Corner, KeyRange, Layout, Problem, Score, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
@@ -65,7 +65,8 @@ impl Answer {
         let places = places(&problem, rows, seed).into_iter();
         let runs: Vec<_> = places
             .flat_map(|(batch, head, row)| {
-                runs(&problem, row, rows).map(move |(row, rows)| (batch, head, row, rows))
+                let runs = runs(&problem, row, rows).into_iter();
+                runs.map(move |(row, rows)| (batch, head, row, rows))
             })
             .collect();
         let blocks = runs
@@ -139,18 +140,14 @@ fn places(problem: &Problem, rows: usize, seed: u64) -> Vec<(usize, usize, usize
     [(0, 0, 0), (problem.batch - 1, problem.heads_q - 1, last)].into_iter().chain(drawn).collect()
 }
 
-/// First row and number of the rows that are judged together of `rows` from `row` on: a top-left diagonal ends where keys do, and rows
-/// after it are another block's.
-fn runs(problem: &Problem, row: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let end = (row + rows).min(problem.seq_q);
-    let cut = match problem.mask {
-        Mask::CausalTopLeft => problem.seq_kv.clamp(row, end),
-        _ => end,
-    };
-    [(row, cut - row), (cut, end - cut)].into_iter().filter(|&(_, rows)| rows > 0)
+/// First row and number of the rows that are judged together of `rows` from `row` on: those that see keys, and those that see none.
+fn runs(problem: &Problem, row: usize, rows: usize) -> Vec<(usize, usize)> {
+    let sees_none = |row: &usize| problem.band.keys(*row, problem.seq_q, problem.seq_kv).is_empty();
+    let rows: Vec<usize> = (row..(row + rows).min(problem.seq_q)).collect();
+    rows.chunk_by(|a, b| sees_none(a) == sees_none(b)).map(|run| (run[0], run.len())).collect()
 }
 
-/// Rows from `row` on, against the keys that the last of them sees: a diagonal then runs through their bottom right.
+/// Rows from `row` on, against the keys from the first that the first of them sees to the last that the last of them sees.
 fn block(
     problem: &Problem,
     inputs: &Inputs,
@@ -159,20 +156,25 @@ fn block(
     row: usize,
     rows: usize,
 ) -> Result<Block, CpuError> {
-    let mask = match problem.mask {
-        Mask::CausalTopLeft if row < problem.seq_kv => Mask::Causal,
-        Mask::CausalTopLeft => Mask::None,
-        mask => mask,
+    let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
+    let range = |row| problem.band.keys(row, seq_q, seq_kv);
+    let keys = KeyRange { start: range(row).start, end: range(row + rows - 1).end };
+    // The first row is level with this key of the part.
+    let level = row as i64 + problem.band.shift(seq_q, seq_kv) - keys.start as i64;
+    let bound = |keys: i64| u32::try_from(keys.max(0)).unwrap_or(u32::MAX);
+    let band = Band {
+        corner: Corner::TopLeft,
+        before: problem.band.before.map(|before| bound(i64::from(before) - level)),
+        after: problem.band.after.map(|after| bound(i64::from(after) + level)),
     };
-    let keys = problem.mask.keys(row + rows - 1, problem.seq_q, problem.seq_kv).end;
     let part = Problem {
         heads_q: 1,
         heads_kv: 1,
         seq_q: rows,
-        seq_kv: keys,
+        seq_kv: keys.len(),
         batch: 1,
-        mask,
-        scale: Some(problem.softmax_scale()),
+        band: band.aligned(Corner::TopLeft),
+        score: Score { scale: Some(problem.softmax_scale()), ..problem.score },
         ..problem.clone()
     };
     let part = dense(&part);
@@ -184,8 +186,8 @@ fn block(
     let kv_head = head / problem.group_size();
     let inputs = Inputs {
         q: inputs.q.slice(from(Tensor::Q, head, row, rows)),
-        k: inputs.k.slice(from(Tensor::K, kv_head, 0, keys)),
-        v: inputs.v.slice(from(Tensor::V, kv_head, 0, keys)),
+        k: inputs.k.slice(from(Tensor::K, kv_head, keys.start, keys.len())),
+        v: inputs.v.slice(from(Tensor::V, kv_head, keys.start, keys.len())),
     };
     let references = References::of(&part, &inputs)?;
     Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, references })
@@ -217,7 +219,7 @@ pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
 mod tests {
     use super::*;
     use cpu::CpuPlan;
-    use problem::{DType, Mask};
+    use problem::DType;
 
     fn attention(problem: &Problem, inputs: &Inputs) -> Values {
         inputs.attention(problem, &CpuPlan::for_problem(problem)).unwrap().0
@@ -246,9 +248,11 @@ mod tests {
 
     #[test]
     fn a_large_problem_is_judged_by_blocks_as_if_whole() {
-        let top_left = Mask::CausalTopLeft;
-        for (mask, keys) in [(Mask::None, 700), (Mask::Causal, 700), (top_left, 700), (top_left, 560)] {
-            let problem = Problem::new(2, 4, 640, 96, DType::F16).with_mask(mask);
+        let top_left = Band::CAUSAL_TOP_LEFT;
+        let window = Band::window(450, 60);
+        let masks = [(Band::FULL, 700), (Band::CAUSAL, 700), (top_left, 700), (top_left, 560), (window, 700)];
+        for (mask, keys) in masks.into_iter().chain([(window.aligned(Corner::TopLeft), 700)]) {
+            let problem = Problem::new(2, 4, 640, 96, DType::F16).with_band(mask);
             let problem = problem.with_heads_kv(2, Layout::Bhsd).with_seq_kv(keys, Layout::Bhsd);
             let answer = Answer::draw(&problem, 1).unwrap();
             assert!(answer.blocks.len() >= 4 && answer.rows() < 2 * 4 * 640);

@@ -49,20 +49,17 @@ pub enum ContestantError {
 /// Device memory of a contestant's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "self-evident")]
-pub struct Tensors {
-    pub q: DeviceSlice,
-    pub k: DeviceSlice,
-    pub v: DeviceSlice,
-    pub out: DeviceSlice,
+pub struct Tensors<'a> {
+    pub q: DeviceSlice<'a>,
+    pub k: DeviceSlice<'a>,
+    pub v: DeviceSlice<'a>,
+    pub out: DeviceSlice<'a>,
 }
 
-impl Tensors {
-    fn inputs(&self) -> [(Tensor, DeviceSlice); 3] {
-        [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)]
-    }
-
+impl Tensors<'_> {
     fn check(&self, problem: &Problem) -> Result<(), ContestantError> {
-        for (tensor, slice) in self.inputs().into_iter().chain([(Tensor::Out, self.out)]) {
+        let all = [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v), (Tensor::Out, self.out)];
+        for (tensor, slice) in all {
             let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
             let expected = elements * problem.dtype.bytes();
             if slice.bytes() != expected {
@@ -74,7 +71,7 @@ impl Tensors {
 }
 
 /// One who races: work packed in graphs, and the memory that it reads and writes.
-pub struct Contestant {
+pub struct Contestant<'a> {
     entrant: Entrant,
     /// Of the extents of the race; the strides are those of its own tensors.
     problem: Problem,
@@ -82,13 +79,18 @@ pub struct Contestant {
     warm: GraphExec,
     /// One call.
     cold: GraphExec,
-    tensors: Tensors,
+    inputs: [DeviceSlice<'a>; 3],
+    out: Out<'a>,
     identity: Identity,
-    /// Buffers of its own.
-    _held: Vec<Buffer>,
 }
 
-impl Contestant {
+/// Where a contestant writes its output.
+enum Out<'a> {
+    Lent(DeviceSlice<'a>),
+    Own(Buffer),
+}
+
+impl<'a> Contestant<'a> {
     /// Somebody else's library, as graphs that were captured from it: `warm` of so many calls, `cold` of one, reading and
     /// writing the tensors that lie as `problem` says.
     ///
@@ -100,11 +102,12 @@ impl Contestant {
         warm: GraphExec,
         calls: u32,
         cold: GraphExec,
-        tensors: Tensors,
-    ) -> Result<Contestant, ContestantError> {
+        tensors: Tensors<'a>,
+    ) -> Result<Contestant<'a>, ContestantError> {
         tensors.check(&problem)?;
         let (entrant, identity) = (Entrant::peer(name, calls)?, Identity::default());
-        Ok(Contestant { entrant, problem, warm, cold, tensors, identity, _held: Vec::new() })
+        let Tensors { q, k, v, out } = tensors;
+        Ok(Contestant { entrant, problem, warm, cold, inputs: [q, k, v], out: Out::Lent(out), identity })
     }
 
     /// A kernel of ours, loaded and captured here. It reads the given inputs and writes an output of its own. `variant` and
@@ -115,57 +118,56 @@ impl Contestant {
     pub fn kernel(
         stream: &Stream,
         bound: &Bound,
-        inputs: [DeviceSlice; 3],
+        inputs: [DeviceSlice<'a>; 3],
         calls: u32,
         variant: Option<&str>,
         plan: Option<Value>,
-    ) -> Result<Contestant, ContestantError> {
+    ) -> Result<Contestant<'a>, ContestantError> {
         let problem = bound.problem.clone().ok_or(ContestantError::NoProblem)?;
         let kernel = &bound.kernel;
         let function = Function::load(stream.context(), kernel, &Expect::of(&kernel.launch))?;
-        let (mut held, mut slices, mut out) = (Vec::new(), Vec::new(), DeviceSlice::EMPTY);
+        let context = stream.context();
+        let mut own = Vec::new();
         for (spec, role) in kernel.buffers.iter().zip(&bound.roles) {
-            let slice = match role {
-                Role::Tensor(Tensor::Q) => inputs[0],
-                Role::Tensor(Tensor::K) => inputs[1],
-                Role::Tensor(Tensor::V) => inputs[2],
+            own.push(match role {
+                Role::Tensor(Tensor::Q | Tensor::K | Tensor::V) => None,
                 Role::Tensor(Tensor::Out) | Role::Lse | Role::Scratch => {
-                    let buffer = Buffer::new(stream.context(), spec.bytes)?;
-                    let slice = buffer.slice();
-                    held.push(buffer);
-                    slice
+                    Some(Buffer::new(context, spec.bytes)?)
                 }
-                Role::Counter => {
-                    let buffer = Buffer::zeroed(stream.context(), spec.bytes)?;
-                    let slice = buffer.slice();
-                    held.push(buffer);
-                    slice
-                }
+                Role::Counter => Some(Buffer::zeroed(context, spec.bytes)?),
                 Role::Codes(_) | Role::Scales | Role::Fill { .. } => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
-            };
-            if *role == Role::Tensor(Tensor::Out) {
-                out = slice;
-            }
-            slices.push(slice);
+            });
         }
-        let tensors = Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out };
-        tensors.check(&problem)?;
+        let slices: Vec<DeviceSlice<'_>> = (bound.roles.iter().zip(&own))
+            .map(|(role, own)| match role {
+                Role::Tensor(Tensor::Q) => inputs[0],
+                Role::Tensor(Tensor::K) => inputs[1],
+                Role::Tensor(Tensor::V) => inputs[2],
+                _ => own.as_ref().map_or(DeviceSlice::EMPTY, Buffer::slice),
+            })
+            .collect();
+        let place = bound.roles.iter().position(|role| *role == Role::Tensor(Tensor::Out));
+        let out = place.map_or(DeviceSlice::EMPTY, |place| slices[place]);
+        Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out }.check(&problem)?;
         let call = Call::of(kernel);
         let capture = |calls: u32| {
             Graph::capture(stream, |stream| {
                 (0..calls).try_for_each(|_| function.launch(stream, &call, &slices))
             })
         };
+        let (warm, cold) = (capture(calls)?, capture(1)?);
+        // The graphs keep the rest.
+        let out = place.and_then(|place| own.swap_remove(place));
         Ok(Contestant {
             entrant: Entrant::ours(variant, calls),
-            warm: capture(calls)?,
-            cold: capture(1)?,
+            warm,
+            cold,
             problem,
-            tensors,
+            inputs,
+            out: out.map_or(Out::Lent(DeviceSlice::EMPTY), Out::Own),
             identity: Identity { plan, kernel_hash: Some(hash(kernel.module.to_string().as_bytes())) },
-            _held: held,
         })
     }
 
@@ -178,6 +180,18 @@ impl Contestant {
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
+
+    fn inputs(&self) -> [(Tensor, DeviceSlice<'a>); 3] {
+        let [q, k, v] = self.inputs;
+        [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)]
+    }
+
+    fn out(&self) -> DeviceSlice<'_> {
+        match &self.out {
+            Out::Lent(slice) => *slice,
+            Out::Own(buffer) => buffer.slice(),
+        }
+    }
 }
 
 /// Races contestants on a device, on a stream of our own.
@@ -187,7 +201,7 @@ impl Contestant {
 pub fn race(
     context: &Arc<Context>,
     deck: &Deck,
-    contestants: &[Contestant],
+    contestants: &[Contestant<'_>],
     rules: &Rules,
 ) -> Result<Race, RaceError<DriverError>> {
     let mut stage = GpuStage::new(context, contestants).map_err(RaceError::Stage)?;
@@ -201,9 +215,9 @@ const FLUSH_BYTES: usize = 256 << 20;
 
 /// A device as the race sees it.
 pub struct GpuStage<'a> {
-    contestants: &'a [Contestant],
+    contestants: &'a [Contestant<'a>],
     stream: Stream,
-    sources: Vec<Source>,
+    sources: Vec<Source<'a>>,
     flush: Buffer,
     start: Event,
     end: Event,
@@ -213,15 +227,15 @@ pub struct GpuStage<'a> {
 }
 
 /// Inputs that contestants share, with two sets of values beside them.
-struct Source {
+struct Source<'a> {
     problem: Problem,
-    live: [(Tensor, DeviceSlice); 3],
+    live: [(Tensor, DeviceSlice<'a>); 3],
     staged: [[Buffer; 3]; 2],
 }
 
-impl Source {
-    fn new(context: &Arc<Context>, contestant: &Contestant) -> Result<Source, DriverError> {
-        let live = contestant.tensors.inputs();
+impl<'a> Source<'a> {
+    fn new(context: &Arc<Context>, contestant: &Contestant<'a>) -> Result<Source<'a>, DriverError> {
+        let live = contestant.inputs();
         let set = || -> Result<[Buffer; 3], DriverError> {
             let buffer = |i: usize| Buffer::new(context, live[i].1.bytes());
             Ok([buffer(0)?, buffer(1)?, buffer(2)?])
@@ -235,11 +249,12 @@ impl<'a> GpuStage<'a> {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn new(context: &Arc<Context>, contestants: &'a [Contestant]) -> Result<Self, DriverError> {
-        let mut sources: Vec<Source> = Vec::new();
+    pub fn new(context: &Arc<Context>, contestants: &'a [Contestant<'a>]) -> Result<Self, DriverError> {
+        let mut sources: Vec<Source<'a>> = Vec::new();
         for contestant in contestants {
-            let live = contestant.tensors.inputs();
-            let known = |s: &Source| s.live == live && strides(&s.problem) == strides(&contestant.problem);
+            let live = contestant.inputs();
+            let known =
+                |s: &Source<'_>| s.live == live && strides(&s.problem) == strides(&contestant.problem);
             if !sources.iter().any(known) {
                 sources.push(Source::new(context, contestant)?);
             }
@@ -312,7 +327,7 @@ impl Stage for GpuStage<'_> {
 
     fn poison(&mut self, who: usize) -> Result<(), DriverError> {
         // All ones are NaN in f16, bf16 and f32.
-        self.stream.fill(self.contestants[who].tensors.out, 0xff)
+        self.stream.fill(self.contestants[who].out(), 0xff)
     }
 
     fn run(&mut self, who: usize, work: Work) -> Result<(), DriverError> {
@@ -332,8 +347,8 @@ impl Stage for GpuStage<'_> {
 
     fn output(&mut self, who: usize) -> Result<Values, DriverError> {
         let contestant = &self.contestants[who];
-        let mut bytes = vec![0; contestant.tensors.out.bytes()];
-        self.stream.download(contestant.tensors.out, &mut bytes)?;
+        let mut bytes = vec![0; contestant.out().bytes()];
+        self.stream.download(contestant.out(), &mut bytes)?;
         Ok(Values::from_bytes(contestant.problem.dtype, &bytes).gather(&contestant.problem, Tensor::Out))
     }
 
@@ -422,7 +437,7 @@ impl Workbench {
         let count = self.ready.len();
         let ready = self.ready.get_mut(number).ok_or(WorkbenchError::Number { number, count })?;
         if ready.graph.as_ref().is_none_or(|(of, _)| *of != calls) {
-            let slices: Vec<DeviceSlice> = ready.buffers.iter().map(Buffer::slice).collect();
+            let slices: Vec<DeviceSlice<'_>> = ready.buffers.iter().map(Buffer::slice).collect();
             let Ready { call, function, .. } = &*ready;
             let graph = Graph::capture(&self.stream, |stream| -> Result<(), DriverError> {
                 (0..calls).try_for_each(|_| function.launch(stream, call, &slices))

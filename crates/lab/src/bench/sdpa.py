@@ -44,10 +44,13 @@ for line in sys.stdin:
                     state[name] = values
             how = state["how"] = {"scale": command["scale"]}
             rows, keys = command["shape_q"][2], command["shape_k"][2]
-            if command["diagonal"] == 0:  # the top left, to which is_causal is aligned
+            lower, upper = command["diagonals"]
+            if (lower, upper) == (None, 0):  # the top left, to which is_causal is aligned
                 how["is_causal"] = True
-            elif command["diagonal"] is not None:
-                how["attn_mask"] = torch.ones(rows, keys, dtype=torch.bool).tril(diagonal=command["diagonal"])
+            elif (lower, upper) != (None, None):
+                mask = torch.ones(rows, keys, dtype=torch.bool)
+                mask = mask if upper is None else mask.tril(diagonal=upper)
+                how["attn_mask"] = mask if lower is None else mask.triu(diagonal=lower)
             if command["shape_q"][1] != command["shape_k"][1]:
                 how["enable_gqa"] = True  # torch 2.5 or later
             answer(ok=True)

@@ -1,7 +1,7 @@
 //! The problems that races are held on, as data: the command line and the Python package use the same.
 
 use kernels::Family;
-use problem::{DType, Layout, Mask, Problem, ProblemError};
+use problem::{Band, DType, Layout, Problem, ProblemError, Score};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
 
 fn masked(problem: Problem) -> [Problem; 2] {
-    [Mask::None, Mask::Causal].map(|mask| problem.clone().with_mask(mask))
+    [Band::FULL, Band::CAUSAL].map(|mask| problem.clone().with_band(mask))
 }
 
 /// Calls in a row for a warm time: many where one is about as long as the timer's and the launch's own time.
@@ -106,9 +106,10 @@ pub fn calls(problem: &Problem) -> u32 {
 }
 
 /// How a problem is stated in words: what [`parse`] takes.
-pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
-     QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal or \
-     causal-top-left";
+pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
+     QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal, \
+     causal-top-left, or a sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before \
+     the query's own and AFTER keys after it (inf for all)";
 
 /// Why a text names no problem; says what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -117,7 +118,7 @@ pub enum WordsError {
     #[error("{}", FORM)]
     Form,
     /// It is, and nobody could compute it.
-    #[error("what can be computed; here {0}")]
+    #[error("a problem that can be computed ({0})")]
     Problem(#[from] ProblemError),
 }
 
@@ -133,10 +134,15 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
         [words @ .., "bshd"] => (words, Layout::Bshd),
         words => (words, Layout::Bhsd),
     };
-    let mask = match words {
-        [] => Mask::None,
-        ["causal"] => Mask::Causal,
-        ["causal-top-left"] => Mask::CausalTopLeft,
+    let cap = |word: &str| word.strip_prefix("softcap:").map(|cap| cap.parse().map_err(|_| WordsError::Form));
+    let (words, softcap) = match words {
+        [words @ .., last] if last.starts_with("softcap:") => (words, cap(last).transpose()?),
+        words => (words, None),
+    };
+    let band = match words {
+        [] => Band::FULL,
+        ["none"] => return Err(WordsError::Form),
+        [band] => band.parse().map_err(|_| WordsError::Form)?,
         _ => return Err(WordsError::Form),
     };
     let number = |text: &str| text.parse::<usize>().map_err(|_| WordsError::Form);
@@ -148,8 +154,9 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
     let (dim, dim_v) = pair(shape[3], '/')?;
     let dtype: DType = shape[4].parse()?;
-    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype).with_mask(mask);
-    let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, ..problem }.with_layout(layout);
+    let score = Score { softcap, ..Score::default() };
+    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtype);
+    let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem }.with_layout(layout);
     problem.check()?;
     Ok(problem)
 }
@@ -162,11 +169,12 @@ pub fn words(problem: &Problem) -> String {
     };
     let (heads, seq) = (pair(p.heads_q, p.heads_kv, '/'), pair(p.seq_q, p.seq_kv, 'x'));
     let dim = pair(p.head_dim, p.head_dim_v, '/');
-    let mask = match p.mask {
-        Mask::None => String::new(),
-        mask => format!(",{}", mask.name()),
+    let mask = match p.band {
+        Band::FULL => String::new(),
+        band => format!(",{band}"),
     };
-    format!("{},{heads},{seq},{dim},{}{mask}", p.batch, p.dtype.name())
+    let softcap = p.score.softcap.map_or_else(String::new, |cap| format!(",softcap:{cap}"));
+    format!("{},{heads},{seq},{dim},{}{mask}{softcap}", p.batch, p.dtype.name())
 }
 
 #[cfg(test)]
@@ -175,9 +183,13 @@ mod tests {
 
     #[test]
     fn words_are_what_is_parsed() {
-        for text in
-            ["1,8,512,64,f16", "4,32/8,1x8192,192/128,bf16,causal", "1,8,512x256,64,f16,causal-top-left"]
-        {
+        for text in [
+            "1,8,512,64,f16",
+            "4,32/8,1x8192,192/128,bf16,causal",
+            "1,8,512x256,64,f16,causal-top-left",
+            "1,8,512,64,bf16,window:127:0,softcap:50",
+            "1,8,512,64,bf16,window-top-left:inf:3",
+        ] {
             assert_eq!(words(&parse(text).unwrap()), text);
         }
     }
@@ -187,16 +199,18 @@ mod tests {
         assert_eq!(parse("1,8,512,64,f16").unwrap(), Problem::mission());
         let decode = parse("4, 32/8, 1x8192, 192/128, bf16, causal, bshd").unwrap();
         assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
-        assert_eq!((decode.head_dim, decode.head_dim_v, decode.mask), (192, 128, Mask::Causal));
+        assert_eq!((decode.head_dim, decode.head_dim_v, decode.band), (192, 128, Band::CAUSAL));
         assert_eq!(decode.v, Layout::Bshd.strides(8, 8192, 128));
         for bad in
             ["", "1,8,512,64", "1,8,512,64,f16,full", "1,8,-1,64,f16", "1,8,512,64,f16,bshd,causal-top-left"]
         {
             assert_eq!(parse(bad), Err(WordsError::Form), "{bad}");
         }
-        for (bad, why) in
-            [("1,8,512,64,f8", "f8"), ("1,8/3,512,64,f16", "heads_kv = 3"), ("0,8,512,64,f16", "batch is 0")]
-        {
+        for (bad, why) in [
+            ("1,8,512,64,f8", "f8"),
+            ("1,8/3,512,64,f16", "heads_kv = 3"),
+            ("0,8,512,64,f16", "for batch: expected 1"),
+        ] {
             let error = parse(bad).unwrap_err();
             assert!(matches!(error, WordsError::Problem(_)) && error.to_string().contains(why), "{error}");
         }

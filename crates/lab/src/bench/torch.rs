@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use problem::{Problem, Tensor};
+use problem::{Band, Problem, Tensor};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -95,8 +95,11 @@ impl Torch {
     /// Hands over a dense problem.
     ///
     /// # Errors
-    /// When the child does not take it.
+    /// When the child does not take it, or the problem caps its logits, which PyTorch's function cannot.
     pub fn set_up(&mut self, problem: &Problem, inputs: &Inputs, threads: usize) -> Result<(), TorchError> {
+        if problem.score.softcap.is_some() {
+            return Err(TorchError::Refused("scaled_dot_product_attention has no softcap".to_owned()));
+        }
         let file = |name: &str, values: &Values| -> Result<PathBuf, TorchError> {
             let path = self.scratch.path(name);
             std::fs::write(&path, values.to_bytes())
@@ -109,7 +112,7 @@ impl Torch {
             "q": q, "k": k, "v": v,
             "shape_q": problem.extents(Tensor::Q), "shape_k": problem.extents(Tensor::K),
             "shape_v": problem.extents(Tensor::V),
-            "diagonal": problem.mask.diagonal(problem.seq_q, problem.seq_kv), "scale": problem.softmax_scale(),
+            "diagonals": diagonals(problem), "scale": problem.softmax_scale(),
         }))?;
         Ok(())
     }
@@ -176,6 +179,13 @@ impl Drop for Torch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The first and the last key that query 0 sees, from which each query is one further; may be negative. `None` is no bound.
+fn diagonals(problem: &Problem) -> [Option<i64>; 2] {
+    let level = problem.band.shift(problem.seq_q, problem.seq_kv);
+    let Band { before, after, .. } = problem.band;
+    [before.map(|keys| level - i64::from(keys)), after.map(|keys| level + i64::from(keys))]
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TorchError> {

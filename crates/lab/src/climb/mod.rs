@@ -317,7 +317,7 @@ pub enum Progress<'a> {
 pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
     let seeds = kernels::ladder::rungs().into_iter().map(|seed| {
         let quoted = Quoted::of(&seed, problem, arch)?;
-        let problem = problem.clone().with_mask(seed.mask);
+        let problem = problem.clone().with_band(seed.mask);
         let (expected, reason) = match seed.expected {
             Expected::Proven => (Verdict::Proven, None),
             Expected::Refuted(Reason::Race) => (Verdict::Refuted, Some("race at".to_owned())),
@@ -346,8 +346,8 @@ pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
 
 fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
     let like = |batch: usize, heads: usize, seq: usize| Problem {
-        mask: problem.mask,
-        scale: problem.scale,
+        band: problem.band,
+        score: problem.score,
         ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtype)
     };
     let bound = |problem: &Problem| bind(plan, problem, arch);

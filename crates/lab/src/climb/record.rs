@@ -35,7 +35,7 @@ impl Quoted {
         let Some(us) = seed.quoted_us else { return Ok(None) };
         let seeds = |batch| Problem::new(batch, 8, 512, 64, DType::F16);
         let launch = if *problem == seeds(1) {
-            let timed = seeds(seed.quoted_batch).with_mask(seed.mask);
+            let timed = seeds(seed.quoted_batch).with_band(seed.mask);
             Some(bind(&Plan::Ladder { rung: seed.plan }, &timed, arch)?.kernel.launch)
         } else {
             None

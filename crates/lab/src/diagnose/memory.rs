@@ -110,9 +110,9 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: if lines.is_empty() { "register spills" } else { LOCAL_MEMORY },
         evidence: format!(
-            "{stack} bytes of local memory a thread, {spills} bytes of spill code; {:.1} MB moved to and from it, {:.0} % of \
+            "{stack} bytes of local memory a thread, {spills} bytes of spill code; {} moved to and from it, {:.0} % of \
              what L1 asks of L2, lines {}",
-            moved as f64 * 1e-6,
+            size(moved as f64),
             100.0 * misses,
             if lines.is_empty() { "chosen by ptxas".to_owned() } else { show_lines(&lines) }
         ),
@@ -137,6 +137,15 @@ fn local_share(evidence: &Evidence, local: &dyn Fn(&Executed) -> bool) -> f64 {
     slots * (1.0 - waits) + requests * hits + prediction.local_fraction * (waits - hits)
 }
 
+/// A number of bytes in the unit that shows it.
+fn size(bytes: f64) -> String {
+    match bytes {
+        _ if bytes >= 1e6 => format!("{:.1} MB", bytes * 1e-6),
+        _ if bytes >= 1e3 => format!("{:.1} kB", bytes * 1e-3),
+        _ => format!("{bytes:.0} bytes"),
+    }
+}
+
 /// Bytes read from global memory again and again.
 pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     let unique: usize =
@@ -146,12 +155,12 @@ pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
         evidence.executed.iter().filter(|e| loads(e)).map(|e| e.counter.global_bytes as f64).sum();
     let times = read / unique.max(1) as f64;
     let share = evidence.predicted(&GLOBAL, evidence.critical_share(loads));
-    (times >= 12.0).then(|| Finding {
+    (unique > 0 && times >= 12.0).then(|| Finding {
         name: "redundant loads",
         evidence: format!(
-            "each byte of the inputs is read {times:.0} times ({:.1} MB of {:.1} MB)",
-            read * 1e-6,
-            unique as f64 * 1e-6
+            "each byte of the inputs is read {times:.0} times ({} read, {} of inputs)",
+            size(read),
+            size(unique as f64)
         ),
         lines: evidence.lines(loads),
         share,

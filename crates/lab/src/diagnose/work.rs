@@ -160,7 +160,8 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     let limiter = match occupancy.limiter {
         Limiter::Registers => format!("registers ({} a thread)", occupancy.registers),
         Limiter::Shared => format!("shared memory ({} bytes a CTA)", occupancy.shared),
-        other => format!("{other:?}").to_lowercase(),
+        Limiter::Warps => "warps".to_owned(),
+        Limiter::Ctas => "CTAs".to_owned(),
     };
     (occupancy.fraction < 0.25).then(|| Finding {
         name: "low occupancy",

@@ -5,6 +5,7 @@
 //! No call of the system's own is needed: `sh` sets limits and sends signals, `/proc` tells of memory. Where there is no `/proc`,
 //! memory is limited by `ulimit -v` alone.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -181,20 +182,29 @@ const MEMORY_EVERY: u32 = 100;
 /// How long a program's last words are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Runs a line of the shell to its end, with `input` on its standard input. It and all that it started are gone when this returns,
-/// but for who cleared the mark and left the group; such a one is not waited for, even if it holds the pipes open.
+/// Runs a line of the shell to its end, as [`run_command`] does.
 ///
 /// # Errors
 /// When it cannot be started or breaks a limit.
 pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
+    run_command(&["sh".into(), "-c".into(), line.into()], input, limits)
+}
+
+/// Runs a program with its arguments to its end, with `input` on its standard input. It and all that it
+/// started are gone when this returns, but for a process that cleared the mark and left the group; such a
+/// process is not waited for, even if it holds the pipes open.
+///
+/// # Errors
+/// When it cannot be started or breaks a limit.
+pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
     // Who watches is one of the group: should we be gone, the group goes.
     const SCRIPT: &str = "ulimit -c 0
-        (while kill -s 0 \"$4\"; do sleep 1; done; kill -s KILL -- -$$) </dev/null >/dev/null 2>&1 &
-        ulimit -v \"$1\" && ulimit -t \"$2\" && exec sh -c \"$3\"";
+        (while kill -s 0 \"$3\"; do sleep 1; done; kill -s KILL -- -$$) </dev/null >/dev/null 2>&1 &
+        ulimit -v \"$1\" && ulimit -t \"$2\" && shift 3 && exec \"$@\"";
     let mut command = Command::new("sh");
     let kilobytes = limits.memory / 1024;
-    command.args(["-c", SCRIPT, "sh", &kilobytes.to_string(), &limits.cpu_seconds.to_string(), line]);
-    command.arg(std::process::id().to_string());
+    command.args(["-c", SCRIPT, "sh", &kilobytes.to_string(), &limits.cpu_seconds.to_string()]);
+    command.arg(std::process::id().to_string()).args(words);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
     let mut group = Group::start(&mut command).map_err(Confinement::Start)?;

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::bandit::Operator;
 use super::candidate::Candidate;
+use super::proposer::Sandbox;
 use super::space::Space;
 use super::task::Target;
 use crate::bench::CpuPeaks;
@@ -109,6 +110,9 @@ pub struct Config {
     pub wins: Vec<(String, Value, f64)>,
     /// A program that proposes candidates.
     pub proposer: Option<String>,
+    /// The sandbox that the proposer runs in, where one was asked for.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
     /// Candidates that race at the end, of each problem.
     pub finalists: usize,
     /// Seconds of a short timing and of a race.
@@ -146,6 +150,7 @@ impl Config {
             families: Vec::new(),
             wins: Vec::new(),
             proposer: None,
+            sandbox: None,
             finalists: 3,
             timing,
             early_stop: true,

@@ -619,6 +619,6 @@ pub fn words(shape: &Shape) -> String {
     let heads = pair(shape.heads_q, shape.heads_kv, '/');
     let seq = pair(shape.seq_q, shape.seq_kv, 'x');
     let dim = pair(shape.head_dim, shape.head_dim_v, '/');
-    let mask = if shape.mask == problem::Mask::None { String::new() } else { format!(",{}", shape.mask) };
+    let mask = if shape.mask == problem::Band::FULL { String::new() } else { format!(",{}", shape.mask) };
     format!("{},{heads},{seq},{dim},{}{mask}", shape.batch, shape.dtype)
 }

@@ -63,7 +63,7 @@ pub enum SetupError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     /// What is asked for cannot be.
-    #[error("{argument} = {value} is not possible; accepted: {accepted}")]
+    #[error("invalid value '{value}' for {argument}: expected {accepted}")]
     Argument {
         /// What is named.
         argument: &'static str,
@@ -74,8 +74,8 @@ pub enum SetupError {
     },
     /// A problem that this machine cannot hold.
     #[error(
-        "problem = {problem} is not possible: its tensors take {needed:.1} GB, and an evaluation holds them {times} times; accepted: at most \
-         {most:.1} GB on this machine"
+        "invalid value '{problem}' for problem: expected tensors of at most {most:.1} GB on this machine; these take \
+         {needed:.1} GB, and an evaluation holds them {times} times"
     )]
     Memory {
         /// The problem, in words.
@@ -401,17 +401,17 @@ mod tests {
         };
         let odd = Wanted { held_out: Some(vec![shape(64, 67)]), ..wanted() };
         let said = on("h200", odd).unwrap_err();
-        assert!(said.contains("held_out = 1,1,64,67,f16") && said.contains("accepted: a problem"), "{said}");
+        assert!(said.contains("'1,1,64,67,f16' for held_out: expected a problem"), "{said}");
         let searched = Wanted { held_out: Some(vec![Shape::of(&Problem::mission())]), ..wanted() };
         assert!(on("h200", searched).unwrap_err().contains("does not search itself"));
         let other = Wanted { held_out: Some(vec![shape(64, 64)]), ..wanted() };
         assert_eq!(on("h200", other).unwrap().cases[0].held_out.len(), 1);
         let family = |name: &str| Wanted { families: vec![name.to_owned()], ..wanted() };
         let said = on("l4", family("wgmma")).unwrap_err();
-        assert_eq!(said, "family = wgmma is not possible; accepted: mma");
+        assert_eq!(said, "invalid value 'wgmma' for family: expected mma");
         assert!(on("h200", family("wgmma")).is_ok() && on("l4", family("mma")).is_ok());
         let said = config(None, Target::Cpu, "any", None, family("mma")).unwrap_err().to_string();
-        assert!(said.contains("family = mma") && said.contains("processor"), "{said}");
+        assert!(said.contains("'mma' for family") && said.contains("processor"), "{said}");
     }
 
     #[test]

@@ -390,14 +390,14 @@ fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Mask};
+    use problem::{Band, DType};
     use rand::SeedableRng;
     use rand::rngs::SmallRng;
 
     use super::*;
 
     fn spaces() -> Vec<Space> {
-        let causal = Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal);
+        let causal = Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL);
         [(Problem::mission(), Arch::SM_90), (causal.clone(), Arch::SM_90), (causal, Arch::SM_80)]
             .map(|(problem, arch)| Space::gpu(&problem, &arch, &[]))
             .into()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kernels::select::Shape;
 use kernels::{Arch, Family, Plan};
-use problem::{DType, Mask, Problem};
+use problem::{Band, DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -239,8 +239,8 @@ fn problems() -> [Problem; 5] {
     let p = |b, h, s, d, dtype| Problem::new(b, h, s, d, dtype);
     [
         Problem::mission(),
-        p(1, 8, 512, 128, DType::Bf16).with_mask(Mask::Causal),
-        p(2, 16, 2048, 64, DType::F16).with_mask(Mask::Causal),
+        p(1, 8, 512, 128, DType::Bf16).with_band(Band::CAUSAL),
+        p(2, 16, 2048, 64, DType::F16).with_band(Band::CAUSAL),
         p(4, 16, 4096, 128, DType::Bf16),
         p(1, 32, 256, 64, DType::Bf16),
     ]

@@ -146,6 +146,9 @@ impl Feed {
         let values = Values::from_bytes(problem.dtype, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
+        // The rounding of the sum that has the large product depends on the order of summation, which is the kernel's own.
+        let is_ordered = self.style == Style::Outlier && problem.dtype == problem::DType::F32;
+        let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
         for reason in figures.reasons() {
             proof.refute(format!("wrong answer on {} inputs: {reason}", self.style.name()));
         }

@@ -1,6 +1,6 @@
 //! What a kernel is fed: independent random draws, and the inputs that break kernels.
 
-use problem::{Mask, Problem, Tensor};
+use problem::{Band, DType, Problem, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -25,17 +25,23 @@ pub enum Style {
     Falling,
     /// One key 2^18 times as heavy as any other, with values of 0: the rest counts as a whole, which 16 bits must not round away.
     Spike,
+    /// Values near the smallest that the type holds, standard normal beside each other: probabilities far below one would take
+    /// their products below the range of f32.
+    TinyValues,
     /// NaN in one key of each head, and infinity in one value where every row sees it.
     NonFinite,
     /// Logits of −∞ for all but the first third of the keys: they weigh nothing, also where a block has no others.
     MinusInfinity,
     /// NaN in every element of the buffers that belongs to no row (the padding between rows).
     PoisonedPadding,
+    /// Normal but for one large element (10² to 6·10⁴) in Q, K or V of each key head, at a row that causal masks show to
+    /// all queries, to some, or to one: no other element may suffer from it.
+    Outlier,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 10] = [
+    pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
         Style::HugeLogits,
@@ -43,9 +49,11 @@ impl Style {
         Style::Rising,
         Style::Falling,
         Style::Spike,
+        Style::TinyValues,
         Style::NonFinite,
         Style::MinusInfinity,
         Style::PoisonedPadding,
+        Style::Outlier,
     ];
 
     /// Whether all inputs are finite.
@@ -63,9 +71,11 @@ impl Style {
             Style::Rising => "rising maximum",
             Style::Falling => "falling maximum",
             Style::Spike => "one key above all",
+            Style::TinyValues => "tiny values",
             Style::NonFinite => "NaN and Inf",
             Style::MinusInfinity => "logits of -Inf",
             Style::PoisonedPadding => "NaN in padding",
+            Style::Outlier => "one large element",
         }
     }
 }
@@ -74,7 +84,11 @@ impl Style {
 pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
-        Values::round(problem.dtype, &fill(problem, tensor, style, &mut rng))
+        let mut data = fill(problem, tensor, style, &mut rng);
+        if style == Style::Outlier {
+            place_outliers(problem, tensor, seed, &mut data, &mut rng);
+        }
+        Values::round(problem.dtype, &data)
     };
     Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3) }
 }
@@ -94,6 +108,26 @@ fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> 
         }
     }
     data
+}
+
+/// Puts a large element into this tensor's rows of every third key head, counted from one that `seed` chooses.
+fn place_outliers(problem: &Problem, tensor: Tensor, seed: u64, data: &mut [f32], rng: &mut SmallRng) {
+    let [_, _, rows, dim] = problem.extents(tensor);
+    let origin = problem.span(tensor).map_or(0, |(_, origin)| origin) as i64;
+    if rows == 0 || dim == 0 {
+        return;
+    }
+    let heads = (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| (b, h)));
+    for (index, (batch, kv_head)) in heads.enumerate() {
+        let turn = (seed.wrapping_add(index as u64) % 3) as usize;
+        if [Tensor::V, Tensor::K, Tensor::Q][turn] != tensor {
+            continue;
+        }
+        let head = if tensor == Tensor::Q { kv_head * problem.group_size() } else { kv_head };
+        let row = [0, rng.random_range(0..rows), rows - 1][rng.random_range(0..3)];
+        let start = origin + problem.strides(tensor).offset(batch, head, row);
+        data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..3)];
+    }
 }
 
 /// Every (batch, head, row).
@@ -116,7 +150,7 @@ fn element(
 ) -> f32 {
     let noise = normal(rng);
     match (style, tensor) {
-        (Style::Normal | Style::PoisonedPadding, _) => noise,
+        (Style::Normal | Style::PoisonedPadding | Style::Outlier, _) => noise,
         (Style::Positive, _) => rng.random::<f32>(),
         // A logit is scale · Σ q k: of size scale · √head_dim · a² for normal draws times a.
         (Style::HugeLogits, Tensor::Q | Tensor::K) => {
@@ -139,10 +173,11 @@ fn element(
         (Style::Spike, Tensor::K) => 0.05 * noise,
         (Style::Spike, Tensor::V) if row == problem.seq_kv / 3 => 0.0,
         (Style::Spike, _) => 1.0 + 0.1 * noise,
+        (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtype),
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
         // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
         (Style::NonFinite, Tensor::V)
-            if problem.mask == Mask::None && row == problem.seq_kv / 3 && d == 1 =>
+            if problem.band == Band::FULL && row == problem.seq_kv / 3 && d == 1 =>
         {
             f32::INFINITY
         }
@@ -158,10 +193,19 @@ fn element(
             | Style::NearTies
             | Style::Rising
             | Style::Falling
+            | Style::TinyValues
             | Style::NonFinite
             | Style::MinusInfinity,
             _,
         ) => noise,
+    }
+}
+
+/// The size of tiny values, whose mean over thousands of keys is still a normal number of the type.
+fn tiny(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => 2f32.powi(-6),
+        DType::Bf16 | DType::F32 => 2f32.powi(-110),
     }
 }
 
@@ -174,7 +218,6 @@ fn normal(rng: &mut SmallRng) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use problem::DType;
 
     #[test]
     fn draws_are_independent_and_repeatable() {
@@ -195,6 +238,20 @@ mod tests {
         let nan: Vec<bool> = (0..inputs.k.len()).filter_map(|i| inputs.k.get(i)).map(f32::is_nan).collect();
         assert_eq!(nan.len(), 16);
         assert!((0..16).all(|i| nan[i] == (i % 6 >= 4)));
+    }
+
+    #[test]
+    fn one_large_element_in_a_tensor_of_each_key_head() {
+        let mut problem = Problem::new(1, 6, 40, 16, DType::F16);
+        problem.heads_kv = 3;
+        let problem = problem.with_layout(problem::Layout::Bhsd);
+        for seed in 0..9 {
+            let inputs = draw(&problem, Style::Outlier, seed);
+            for values in [&inputs.q, &inputs.k, &inputs.v] {
+                let large = (0..values.len()).filter_map(|i| values.get(i)).filter(|x| *x >= 100.0);
+                assert_eq!(large.count(), 1, "seed {seed}");
+            }
+        }
     }
 
     #[test]

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use crate::gate::inputs::{Style, draw};
     use cpu::CpuPlan;
-    use problem::Mask;
+    use problem::Band;
 
     struct Answer {
         problem: Problem,
@@ -344,8 +344,8 @@ mod tests {
             .flat_map(|dtype| {
                 [
                     Problem::new(1, 2, 70, 64, dtype),
-                    Problem::new(1, 2, 33, 32, dtype).with_mask(Mask::Causal),
-                    Problem::new(1, 1, 9, 16, dtype).with_seq_kv(5, layout).with_mask(Mask::Causal),
+                    Problem::new(1, 2, 33, 32, dtype).with_band(Band::CAUSAL),
+                    Problem::new(1, 1, 9, 16, dtype).with_seq_kv(5, layout).with_band(Band::CAUSAL),
                     Problem::new(1, 1, 3, 16, dtype).with_seq_kv(0, layout),
                 ]
             })

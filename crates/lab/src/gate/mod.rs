@@ -7,6 +7,7 @@
 //!
 //! There are three verdicts, and the gate fails closed: what the emulator does not know is `incomplete`, never proven.
 
+mod coverage;
 mod feed;
 pub mod inputs;
 pub mod judge;
@@ -16,9 +17,12 @@ mod prove;
 mod quantised;
 pub mod torture;
 mod trial;
+mod watch;
 
+pub use coverage::Coverage;
 pub use feed::{Feed, contents};
 pub use judge::References;
 pub use proof::{HazardRow, Proof, Verdict};
-pub use prove::{GateError, Settings, prove, prove_family};
+pub use prove::{GateError, Settings, prove, prove_family, prove_watched};
 pub use trial::{Launched, Trial, TrialError, bind, launch, trial};
+pub use watch::Watch;

@@ -5,6 +5,7 @@ use std::fmt;
 use emu::{Counters, Hazard};
 use serde::{Deserialize, Serialize};
 
+use super::Coverage;
 use super::judge::ErrorFigures;
 
 /// The gate's verdict.
@@ -81,6 +82,8 @@ pub struct Proof {
     pub quantisation: Option<f64>,
     /// Runs in the emulator.
     pub runs: u32,
+    /// The instructions that the runs executed; `None` before one ended.
+    pub coverage: Option<Coverage>,
     /// What was counted in the first run.
     pub counters: Counters,
     /// CTAs recorded in the first run, for the time model.
@@ -99,6 +102,7 @@ impl Proof {
             error: None,
             quantisation: None,
             runs: 0,
+            coverage: None,
             counters: Counters::default(),
             traces: Vec::new(),
             steps: 0,
@@ -116,6 +120,14 @@ impl Proof {
         self.verdict = self.verdict.max(Verdict::Incomplete);
         if !self.reasons.contains(&reason) {
             self.reasons.push(reason);
+        }
+    }
+
+    /// Leaves a proof incomplete that executed less than this share of the instructions.
+    pub fn require_coverage(&mut self, percent: f64) {
+        let Some(coverage) = &self.coverage else { return };
+        if coverage.percent() < percent {
+            self.leave_incomplete(format!("{percent} % were asked for, and {coverage}"));
         }
     }
 
@@ -152,6 +164,7 @@ impl Proof {
         self.steps += other.steps;
         if !other.traces.is_empty() {
             self.counters = other.counters;
+            self.coverage = other.coverage;
             self.traces = other.traces;
         }
     }
@@ -164,6 +177,8 @@ impl Proof {
             "hazards": self.hazards.iter().map(HazardRow::from).collect::<Vec<_>>(),
             "error": self.error,
             "quantisation": self.quantisation,
+            "runs": self.runs,
+            "coverage": self.coverage.as_ref().map(Coverage::json),
             "findings": findings,
             "counters": self.counters,
         })

@@ -8,7 +8,7 @@ use problem::{Problem, Tensor};
 
 use super::feed::{Feed, row_ranges};
 use super::inputs::Style;
-use super::{Proof, Verdict};
+use super::{Coverage, Proof, Verdict, Watch};
 use crate::launchfile::{Bound, Role};
 
 /// Ten seconds and more for one CTA.
@@ -84,12 +84,23 @@ pub enum GateError {
 /// # Errors
 /// When it cannot even be launched, or the problem cannot be stated.
 pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
+    prove_watched(bound, settings, &Watch::default())
+}
+
+/// Puts a kernel through the gate within a time limit; a proof that has not ended by then is incomplete.
+///
+/// # Errors
+/// As [`prove`].
+pub fn prove_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<Proof, GateError> {
     let mut proof = Proof::empty();
-    for (index, &(style, seed, schedule)) in settings.runs.iter().enumerate() {
-        // Without a problem nothing depends on what is drawn; only the schedules differ.
-        if bound.problem.is_none() && style != Style::Normal && index > 0 {
-            continue;
-        }
+    // Without a problem nothing depends on what is drawn; only the schedules differ.
+    let counts = |&(index, (style, ..)): &(usize, &(Style, u64, Schedule))| match (&bound.problem, index) {
+        (Some(_), _) | (None, 0) => true,
+        (None, _) => *style == Style::Normal,
+    };
+    let runs: Vec<_> = settings.runs.iter().enumerate().filter(counts).collect();
+    for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
+        watch.begin(number + 1, runs.len());
         let traced_ctas = match index {
             0 => emu::trace::sample_ctas(bound.kernel.launch.grid.count(), settings.traced_ctas),
             _ => Vec::new(),
@@ -100,10 +111,11 @@ pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
             traced_ctas,
             step_limit: settings.step_limit,
             grid_limit: settings.grid_limit,
+            stopwatch: Some(watch.stopwatch()),
             must_write: must_write(bound),
             ..Options::default()
         };
-        run_once(bound, style, seed, &options, &mut proof)?;
+        run_once(bound, (style, seed), &options, watch, &mut proof)?;
         if proof.verdict != Verdict::Proven {
             break; // further runs would only repeat it
         }
@@ -134,9 +146,9 @@ pub fn prove_family(
 
 fn run_once(
     bound: &Bound,
-    style: Style,
-    seed: u64,
+    (style, seed): (Style, u64),
     options: &Options,
+    watch: &Watch,
     proof: &mut Proof,
 ) -> Result<(), GateError> {
     let Some(feed) = Feed::draw(bound, style, seed) else { return Ok(()) };
@@ -149,15 +161,23 @@ fn run_once(
             error @ (EmuError::Unsupported { .. }
             | EmuError::StepLimit { .. }
             | EmuError::GridLimit { .. }
+            | EmuError::GridSize { .. }
             | EmuError::MemoryLimit { .. }),
         ) => {
             proof.leave_incomplete(error.to_string());
+            return Ok(());
+        }
+        Err(error @ EmuError::TimeLimit { .. }) => {
+            let (run, runs) = watch.runs();
+            proof.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
             return Ok(());
         }
         Err(error) => return Err(GateError::Launch(error)),
     };
     proof.runs += 1;
     proof.steps += report.steps;
+    let coverage = proof.coverage.get_or_insert_with(|| Coverage::of(&bound.kernel));
+    coverage.add(&bound.kernel, &report.counters);
     if proof.runs == 1 {
         proof.counters = report.counters;
         proof.traces = report.traces;

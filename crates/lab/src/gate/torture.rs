@@ -1,7 +1,7 @@
 //! The problems that break kernels: shapes, strides and masks. What breaks them by value is a
 //! [`Style`](super::inputs::Style).
 
-use problem::{DType, Layout, Mask, Problem, Strides};
+use problem::{Band, DType, Layout, Problem, Strides};
 
 /// A problem of the torture set, and what is mean about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +17,8 @@ pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
     let layout = Layout::Bhsd;
     let dense =
         |seq_q: usize, seq_kv: usize| Problem::new(1, 2, seq_q, head_dim, dtype).with_seq_kv(seq_kv, layout);
-    let causal = |seq_q, seq_kv| dense(seq_q, seq_kv).with_mask(Mask::Causal);
-    let top_left = |seq_q, seq_kv| dense(seq_q, seq_kv).with_mask(Mask::CausalTopLeft);
+    let causal = |seq_q, seq_kv| dense(seq_q, seq_kv).with_band(Band::CAUSAL);
+    let top_left = |seq_q, seq_kv| dense(seq_q, seq_kv).with_band(Band::CAUSAL_TOP_LEFT);
     let set = [
         ("one row, one key", dense(1, 1)),
         ("one row", dense(1, 130)),

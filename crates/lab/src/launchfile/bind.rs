@@ -110,7 +110,7 @@ impl LaunchSpec {
     }
 
     fn pick_entry<'m>(&self, module: &'m Module) -> Result<&'m Function, LaunchError> {
-        let accepted = || module.entries().map(|f| f.name.to_string()).collect::<Vec<_>>().join(", ");
+        let accepted = || ptx::quote::list(module.entries().map(|f| &f.name));
         let mut entries = module.entries();
         match (&self.entry, entries.next()) {
             (_, None) => Err(LaunchError::NoEntry),
@@ -118,10 +118,10 @@ impl LaunchSpec {
                 None => Ok(only),
                 Some(_) => Err(LaunchError::AmbiguousEntry { accepted: accepted() }),
             },
-            (Some(name), _) => module
-                .entries()
-                .find(|f| *f.name == **name)
-                .ok_or_else(|| LaunchError::UnknownEntry { name: name.clone(), accepted: accepted() }),
+            (Some(name), _) => module.entries().find(|f| *f.name == **name).ok_or_else(|| {
+                let name = ptx::quote::cut(name).into_owned();
+                LaunchError::UnknownEntry { name, accepted: accepted() }
+            }),
         }
     }
 
@@ -156,7 +156,7 @@ impl LaunchSpec {
                 entry: entry.name.to_string(),
                 args: self.args.len(),
                 params: entry.params.len(),
-                list: entry.params.iter().map(describe).collect::<Vec<_>>().join(", "),
+                list: ptx::quote::list(entry.params.iter().map(describe)),
             });
         }
         for (index, (arg, param)) in self.args.iter().zip(&entry.params).enumerate() {

@@ -8,7 +8,7 @@ pub enum LaunchError {
     #[error("launch file: {0}")]
     Syntax(String),
     /// A value outside what is accepted.
-    #[error("launch file: {key} = {value} is not possible; accepted: {accepted}")]
+    #[error("launch file: invalid value '{value}' for {key}: expected {accepted}")]
     Value {
         /// The key, with its table.
         key: String,
@@ -66,7 +66,9 @@ pub enum LaunchError {
     #[error("the module has no .entry with a body; nothing to launch")]
     NoEntry,
     /// The named kernel is not in the module.
-    #[error("launch file: launch.entry = \"{name}\" is not in the module; accepted: {accepted}")]
+    #[error(
+        "launch file: invalid value '{name}' for launch.entry: expected an entry of the module: {accepted}"
+    )]
     UnknownEntry {
         /// The name given.
         name: String,
@@ -74,7 +76,9 @@ pub enum LaunchError {
         accepted: String,
     },
     /// No kernel is named and the module has several.
-    #[error("launch file: launch.entry is missing and the module has several; name one of: {accepted}")]
+    #[error(
+        "launch file: launch.entry is missing and the module has several entries; name one of: {accepted}"
+    )]
     AmbiguousEntry {
         /// The entries there are.
         accepted: String,
@@ -115,6 +119,11 @@ impl LaunchError {
         value: impl ToString,
         accepted: impl Into<String>,
     ) -> LaunchError {
-        LaunchError::Value { key: key.into(), value: value.to_string(), accepted: accepted.into() }
+        let value = value.to_string();
+        let key = key.into();
+        // The message has quotes of its own. Where a number is expected, those of a text tell the two apart.
+        let text = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+        let bare = text.filter(|_| !key.ends_with(" value")).unwrap_or(&value);
+        LaunchError::Value { key, value: ptx::quote::cut(bare).into_owned(), accepted: accepted.into() }
     }
 }

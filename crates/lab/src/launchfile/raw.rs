@@ -26,6 +26,7 @@ pub(super) struct RawProblem {
     pub dtype: String,
     pub mask: Option<String>,
     pub scale: Option<f64>,
+    pub softcap: Option<f64>,
 }
 
 /// `[launch]`.

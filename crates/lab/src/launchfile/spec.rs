@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use problem::{DType, Layout, Mask, Problem, Tensor};
+use problem::{Band, DType, Layout, Problem, Tensor};
 use ptx::{Arg, Dim3};
 
 use super::LaunchError;
@@ -160,15 +160,8 @@ impl BufferType {
 /// Memory that one launch may take: what a laptop can spare.
 const MEMORY_LIMIT: usize = 4 << 30;
 
-/// Longest line that a message quotes, characters.
-const QUOTED: usize = 200;
-
 fn shortened(message: &str) -> String {
-    let line = |line: &str| match line.char_indices().nth(QUOTED) {
-        Some((end, _)) => format!("{} …", line[..end].trim_end()),
-        None => line.to_owned(),
-    };
-    message.lines().map(line).collect::<Vec<_>>().join("\n")
+    message.lines().map(ptx::quote::cut).collect::<Vec<_>>().join("\n")
 }
 
 impl FromStr for LaunchSpec {
@@ -335,8 +328,9 @@ fn problem_of(raw: &RawProblem) -> Result<Problem, LaunchError> {
     problem.head_dim_v = raw.head_dim_v.map_or(Ok(head_dim), |d| size("head_dim_v", d, 1))?;
     problem.heads_kv = raw.heads_kv.map_or(Ok(heads_q), |h| size("heads_kv", h, 1))?;
     problem.seq_kv = raw.seq_kv.map_or(Ok(seq_q), |s| size("seq_kv", s, 0))?;
-    problem.mask = raw.mask.as_deref().map_or(Ok(Mask::None), str::parse)?;
-    problem.scale = raw.scale.map(|s| s as f32);
+    problem.band = raw.mask.as_deref().map_or(Ok(Band::FULL), str::parse)?;
+    problem.score.scale = raw.scale.map(|s| s as f32);
+    problem.score.softcap = raw.softcap.map(|s| s as f32);
     Ok(problem.with_layout(Layout::Bhsd))
 }
 

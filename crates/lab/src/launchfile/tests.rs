@@ -1,4 +1,4 @@
-use problem::{DType, Mask, Tensor};
+use problem::{Band, DType, Tensor};
 use ptx::{
     Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, Target,
 };
@@ -71,7 +71,7 @@ fn reads_what_is_documented() {
     let spec: LaunchSpec = FILE.parse().unwrap();
     let problem = spec.problem.clone().unwrap();
     assert_eq!((problem.batch, problem.heads_kv, problem.seq_kv), (1, 2, 7));
-    assert_eq!((problem.dtype, problem.mask, problem.scale), (DType::Bf16, Mask::Causal, None));
+    assert_eq!((problem.dtype, problem.band, problem.score.scale), (DType::Bf16, Band::CAUSAL, None));
     assert_eq!((problem.q.head, problem.q.row, problem.out.row), (16, 128, 16));
     assert_eq!(spec.grid, Dim3(8, 2, 1));
     let memory = Memory { dtype: BufferType::F32, elements: 10, init: Init::Iota };
@@ -91,31 +91,39 @@ fn refusal(from: &str, to: &str) -> String {
 #[test]
 fn refusals_name_key_value_and_what_is_accepted() {
     let cases = [
-        ("seq_q = 5", "seq_q = 0", "problem.seq_q = 0 is not possible; accepted: 1 or more"),
+        ("seq_q = 5", "seq_q = 0", "invalid value '0' for problem.seq_q: expected 1 or more"),
         (
             "head_dim = 16",
             "head_dim = 16\nhead_dim_v = 0",
-            "problem.head_dim_v = 0 is not possible; accepted: 1 or more",
+            "invalid value '0' for problem.head_dim_v: expected 1 or more",
         ),
         ("head_dim = 16", "head_dim = 16\nhead_dim_v = \"16\"", "head_dim_v = \"16\""),
-        ("heads_kv = 2", "heads_kv = 3", "heads_q = 8 is not a multiple of heads_kv = 3"),
-        ("\"bf16\"", "\"fp8\"", "dtype = \"fp8\" is unknown; accepted: f16, bf16, f32"),
-        ("\"causal\"", "\"casual\"", "mask = \"casual\" is unknown; accepted: none, causal, causal-top-left"),
-        ("grid = [8, 2]", "grid = []", "launch.grid = [] is not possible; accepted: one to three numbers"),
-        ("grid = [8, 2]", "grid = [8, -2]", "launch.grid = [8, -2]"),
-        ("[128, 1, 1]", "[64, 64, 1]", "launch.block = [64, 64, 1] is not possible; accepted: 1 to 1024"),
-        ("= 1024", "= 999999", "launch.dynamic_shared = 999999 is not possible; accepted: 0 to 232448 bytes"),
+        ("heads_kv = 2", "heads_kv = 3", "expected a multiple of heads_kv = 3"),
+        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32"),
+        (
+            "\"causal\"",
+            "\"casual\"",
+            "invalid value 'casual' for mask: expected none, causal, causal-top-left",
+        ),
+        ("grid = [8, 2]", "grid = []", "invalid value '[]' for launch.grid: expected one to three numbers"),
+        ("grid = [8, 2]", "grid = [8, -2]", "'[8, -2]' for launch.grid"),
+        ("[128, 1, 1]", "[64, 64, 1]", "invalid value '[64, 64, 1]' for launch.block: expected 1 to 1024"),
+        (
+            "= 1024",
+            "= 999999",
+            "invalid value '999999' for launch.dynamic_shared: expected 0 to 232448 bytes",
+        ),
         (
             "role = \"q\"",
             "role = \"query\"",
-            "[[arg]] 0 role = \"query\" is not possible; accepted: q, k, v, out",
+            "invalid value 'query' for [[arg]] 0 role: expected q, k, v, out",
         ),
-        ("\"bshd\"", "\"dhsb\"", "layout = \"dhsb\" is unknown; accepted: bhsd, bshd"),
-        ("elements = 10", "elements = -1", "[[arg]] 2 elements = -1 is not possible; accepted: 1 or more"),
+        ("\"bshd\"", "\"dhsb\"", "invalid value 'dhsb' for layout: expected bhsd, bshd"),
+        ("elements = 10", "elements = -1", "invalid value '-1' for [[arg]] 2 elements: expected 1 or more"),
         ("elements = 10\n", "", "[[arg]] 2 has role = \"buffer\" and needs `elements`"),
-        ("elements = 10", "elements = 9999999999", "size of [[arg]] 2 = 39999999996 bytes"),
-        ("\"iota\"", "\"ones\"", "accepted: zeros random uninitialised iota"),
-        ("value = 2", "value = \"2\"", "[[arg]] 3 value = \"2\" is not possible; accepted: a number"),
+        ("elements = 10", "elements = 9999999999", "'39999999996 bytes' for size of [[arg]] 2"),
+        ("\"iota\"", "\"ones\"", "expected zeros random uninitialised iota"),
+        ("value = 2", "value = \"2\"", "invalid value '\"2\"' for [[arg]] 3 value: expected a number"),
         ("value = 2", "value = 2\ninit = \"zeros\"", "takes no `init`; leave it out"),
         ("role = \"out\"", "role = \"q\"", "[[arg]] 1 repeats role = \"q\""),
         ("block", "blocks", "unknown field `blocks`"),
@@ -161,7 +169,7 @@ fn arguments_must_fit_the_entry() {
     assert!(matches!(wrong, Err(LaunchError::Mismatch { index: 3, .. })), "{wrong:?}");
     let bounds = LaunchBounds { required_threads: Some([64, 1, 1]), ..LaunchBounds::default() };
     let error = spec.bind(module(&PARAMS, bounds)).unwrap_err().to_string();
-    assert!(error.contains("accepted: [64, 1, 1], the entry's .reqntid"), "{error}");
+    assert!(error.contains("expected [64, 1, 1], the entry's .reqntid"), "{error}");
 }
 
 #[test]
@@ -265,10 +273,10 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
         (
             "of = \"k\"",
             "of = \"lse\"",
-            "[[arg]] 1 of = \"lse\" is not possible; accepted: q, k, v, out, or the number",
+            "invalid value 'lse' for [[arg]] 1 of: expected q, k, v, out, or the number",
         ),
-        ("of = 0", "of = 3", "[[arg]] 2 of = 3 is not possible"),
-        ("of = 0", "of = 9", "[[arg]] 2 of = 9 is not possible"),
+        ("of = 0", "of = 3", "invalid value '3' for [[arg]] 2 of"),
+        ("of = 0", "of = 9", "invalid value '9' for [[arg]] 2 of"),
         (
             "box = [64, 32, 1, 1]",
             "box = [64, 32]",
@@ -280,7 +288,7 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
             "[[arg]] 1: tensor map: box extent = 257; accepted: 1 to 256",
         ),
         ("box = [64, 32, 1, 1]", "box = [64, 0, 1, 1]", "box extent = 0; accepted: 1 to 256"),
-        ("box = [64, 32, 1, 1]", "box = [64, -1, 1, 1]", "[[arg]] 1 box = [64, -1, 1, 1]"),
+        ("box = [64, 32, 1, 1]", "box = [64, -1, 1, 1]", "'[64, -1, 1, 1]' for [[arg]] 1 box"),
         ("box = [64, 32, 1, 1]", "box = [4, 32, 1, 1]", "box row in bytes = 8; accepted: multiples of 16"),
         (
             "box = [32, 16]\nswizzle = \"64\"",
@@ -290,9 +298,9 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
         (
             "swizzle = \"128\"",
             "swizzle = \"256\"",
-            "[[arg]] 1 swizzle = \"256\" is not possible; accepted: none, 32, 64, 128",
+            "invalid value '256' for [[arg]] 1 swizzle: expected none, 32, 64, 128",
         ),
-        ("fill = \"zeros\"", "fill = \"nan\"", "[[arg]] 1 fill = \"nan\" is not possible; accepted: zeros"),
+        ("fill = \"zeros\"", "fill = \"nan\"", "invalid value 'nan' for [[arg]] 1 fill: expected zeros"),
         (
             "strides = [128]",
             "strides = [120]",
@@ -302,7 +310,7 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
         ("strides = [128]", "strides = [128, 128]", "strides = 2; accepted: one fewer"),
         ("strides = [128]", "strides = [144]", "buffer's bytes = 8192; accepted: at least 9200"),
         ("offset = 0", "offset = 8", "[[arg]] 2: tensor map: offset in bytes = 8; accepted: multiples of 16"),
-        ("offset = 0", "offset = -16", "[[arg]] 2 offset = -16 is not possible; accepted: 0 or more"),
+        ("offset = 0", "offset = -16", "invalid value '-16' for [[arg]] 2 offset: expected 0 or more"),
         ("dims = [64, 64]\n", "", "[[arg]] 2 has role = \"tensor_map\" and needs `dims`"),
         ("dims = [64, 64]", "dims = []", "rank = 0; accepted: 1 to 5"),
         ("dims = [64, 64]", "dims = [64, 0]", "extent = 0; accepted: 1 to 2^32"),
@@ -312,7 +320,7 @@ fn tensor_maps_that_the_hardware_refuses_are_named() {
         (
             "role = \"k\"",
             "role = \"k\"\nlayout = \"bhsd\"",
-            "[[arg]] 3 layout = bhsd is not possible; accepted: bshd, as [[arg]] 1",
+            "invalid value 'bhsd' for [[arg]] 3 layout: expected bshd, as [[arg]] 1",
         ),
         ("role = \"k\"", "role = \"k\"\nswizzle = \"32\"", "which takes no `swizzle`"),
         ("head_dim = 64", "head_dim = 60", "tensor map: stride in bytes = 120"),

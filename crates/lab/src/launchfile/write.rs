@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use kernels::select::Shape;
-use problem::{Problem, Tensor};
+use problem::{Problem, Score, Tensor};
 use ptx::{Arg, L2Promotion, Swizzle, TensorMapSpec};
 
 use super::{Bound, Role};
@@ -77,17 +77,21 @@ impl Bound {
 fn problem_table(problem: &Problem) -> String {
     let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtype, mask } =
         Shape::of(problem);
-    let scale = problem.scale.map_or_else(String::new, |scale| format!("scale = {scale:?}\n"));
+    let line = |key: &str, value: Option<f32>| {
+        value.map_or_else(String::new, |value| format!("{key} = {value:?}\n"))
+    };
+    let Score { scale, softcap } = problem.score;
+    let (scale, softcap) = (line("scale", scale), line("softcap", softcap));
     format!(
         "[problem]\nbatch = {batch}\nheads_q = {heads_q}\nheads_kv = {heads_kv}\nseq_q = {seq_q}\nseq_kv = {seq_kv}\n\
-         head_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = \"{dtype}\"\nmask = \"{mask}\"\n{scale}"
+         head_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = \"{dtype}\"\nmask = \"{mask}\"\n{scale}{softcap}"
     )
 }
 
 #[cfg(test)]
 mod tests {
     use kernels::{Arch, Family};
-    use problem::{DType, Mask};
+    use problem::{Band, DType};
 
     use super::*;
     use crate::gate::bind;
@@ -98,10 +102,10 @@ mod tests {
         let mut written = 0;
         for (problem, arch) in [
             (Problem::new(1, 2, 128, 64, DType::F16), Arch::SM_90),
-            (Problem::new(2, 4, 200, 128, DType::Bf16).with_mask(Mask::Causal), Arch::SM_90),
+            (Problem::new(2, 4, 200, 128, DType::Bf16).with_band(Band::CAUSAL), Arch::SM_90),
             (
                 Problem::new(1, 2, 200, 128, DType::Bf16)
-                    .with_mask(Mask::CausalTopLeft)
+                    .with_band(Band::CAUSAL_TOP_LEFT)
                     .with_seq_kv(300, problem::Layout::Bhsd),
                 Arch::SM_90,
             ),

@@ -1,8 +1,8 @@
-//! Whether a ledger is sound: its pages, its references, and its summaries against the facts.
+//! Whether a ledger is sound: its pages, its rows, its references, and its summaries against the facts.
 
 use serde::Serialize;
 
-use super::{Ledger, LedgerError};
+use super::{Altered, Ledger, LedgerError};
 
 /// What a check of a ledger found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -11,6 +11,9 @@ pub struct Soundness {
     pub facts: Vec<(&'static str, i64)>,
     /// Rows that name what is not there.
     pub dangling: i64,
+    /// Rows that do not agree with their checksums, and definitions that are not those of a ledger of this
+    /// version.
+    pub altered: Altered,
     /// Summaries that are not what the facts give.
     pub disagreements: Vec<Disagreement>,
 }
@@ -77,19 +80,26 @@ const COUNTS: [(&str, &str, &str); 12] = [
 impl Soundness {
     /// Nothing was found.
     pub fn is_sound(&self) -> bool {
-        self.dangling == 0 && self.disagreements.is_empty()
+        self.dangling == 0 && self.altered.rows == 0 && self.disagreements.is_empty()
     }
 }
 
 impl Ledger {
-    /// Looks over every page, reference and summary: seconds, where the ledger is large.
+    /// Looks over every page, row, reference and summary: seconds, where the ledger is large.
     ///
     /// # Errors
-    /// When pages are damaged, or the ledger cannot be read.
+    /// When pages are damaged, or the ledger cannot be read. Altered rows that could be read before are
+    /// named.
     pub fn check(&self) -> Result<Soundness, LedgerError> {
         // Counts are to be of one moment, however many processes write.
         let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
-        self.sound("integrity_check(5)")?;
+        let altered = self.altered()?;
+        self.sound("integrity_check(5)").map_err(|error| match error {
+            LedgerError::Damaged { path, what } if altered.rows > 0 => {
+                LedgerError::Damaged { path, what: format!("{what}; altered: {altered}") }
+            }
+            other => other,
+        })?;
         let count = |table: &'static str| Ok((table, self.count(&format!("SELECT count(*) FROM {table}"))?));
         let facts = super::schema::FACTS.into_iter().map(count).collect::<Result<_, LedgerError>>()?;
         let dangling = self.count("SELECT count(*) FROM pragma_foreign_key_check")?;
@@ -101,6 +111,6 @@ impl Ledger {
             }
         }
         moment.finish().map_err(|e| self.error(e))?;
-        Ok(Soundness { facts, dangling, disagreements })
+        Ok(Soundness { facts, dangling, altered, disagreements })
     }
 }

@@ -75,6 +75,18 @@ pub enum LedgerError {
         /// What the other process holds.
         lock: PathBuf,
     },
+    /// The path leads to no file or to another one than was opened.
+    #[error(
+        "{path} was {what} while this process had it open: what was written last is lost, and nothing more is \
+         written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
+         left behind, belong to the lost file and may be deleted"
+    )]
+    Gone {
+        /// The file.
+        path: PathBuf,
+        /// What became of it.
+        what: &'static str,
+    },
     /// No room.
     #[error(
         "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"

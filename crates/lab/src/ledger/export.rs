@@ -96,7 +96,8 @@ impl Ledger {
         sink: &mut impl Sink,
         written: &mut u64,
     ) -> Result<(), LedgerError> {
-        let sql = format!("SELECT * FROM {table} ORDER BY 1, 2");
+        let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
+        let sql = format!("SELECT {} FROM {table} ORDER BY 1, 2", names.join(", "));
         let mut statement = self.connection.prepare(&sql).map_err(|e| self.error(e))?;
         let mut rows = statement.query([]).map_err(|e| self.error(e))?;
         while let Some(row) = rows.next().map_err(|e| self.error(e))? {
@@ -110,6 +111,7 @@ impl Ledger {
     }
 
     fn columns(&self, table: &str) -> Result<Vec<Column>, LedgerError> {
+        // Checksums are left out: `table_info` does not tell of generated columns.
         let sql = "SELECT name, type, \"notnull\" OR pk > 0 FROM pragma_table_info(?) ORDER BY cid";
         self.rows(sql, [table], |row| {
             let (name, declared): (String, String) = (row.get(0)?, row.get(1)?);

@@ -11,11 +11,13 @@
 //! [`Outcome`]: crate::evolve::Outcome
 
 mod check;
+mod checksum;
 mod claim;
 mod earlier;
 mod error;
 mod export;
 mod facts;
+mod identity;
 mod pages;
 mod rank;
 mod read;
@@ -33,6 +35,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use crate::store::{Scratch, StoreError};
 
 pub use check::{Disagreement, Soundness};
+pub use checksum::Altered;
 pub use earlier::EarlierKernel;
 pub use error::LedgerError;
 pub use export::{Exported, Format};
@@ -56,6 +59,8 @@ pub struct Ledger {
     path: PathBuf,
     patience: Duration,
     together: Cell<bool>,
+    /// Of a ledger that was opened to write: which file that is.
+    identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
     /// Where the file lies that is read in place of an older one. Closed before it goes.
     _copy: Option<Scratch>,
@@ -88,9 +93,11 @@ impl Ledger {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let ledger = Ledger::connect(path, flags, patience)?;
+        let mut ledger = Ledger::connect(path, flags, patience)?;
         ledger.make_current()?;
         ledger.look_over()?;
+        ledger.identity = identity::Identity::of(path)
+            .map_err(|source| LedgerError::File { path: path.to_path_buf(), source })?;
         Ok(ledger)
     }
 
@@ -139,7 +146,7 @@ impl Ledger {
     /// Several writes in one transaction: all of them or, on an error, none.
     ///
     /// # Errors
-    /// That of the first write that failed.
+    /// That of the first write that failed; [`LedgerError::Gone`] when the file was deleted or replaced.
     pub fn together<T, E: From<LedgerError>>(
         &self,
         writes: impl FnOnce(&Ledger) -> Result<T, E>,
@@ -147,6 +154,7 @@ impl Ledger {
         if self.together.get() {
             return writes(self);
         }
+        self.still_there()?;
         let begun = rusqlite::Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)
             .map_err(|e| self.error(e))?;
         self.together.set(true);
@@ -155,6 +163,7 @@ impl Ledger {
         // Without a commit, dropping the transaction rolls it back.
         let written = written?;
         begun.commit().map_err(|e| self.error(e))?;
+        self.still_there()?;
         Ok(written)
     }
 
@@ -186,8 +195,17 @@ impl Ledger {
 
     fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
         let (together, claims) = (Cell::new(false), RefCell::default());
-        let ledger = Ledger { connection, path: path.to_path_buf(), patience, together, claims, _copy: None };
+        let ledger = Ledger {
+            connection,
+            path: path.to_path_buf(),
+            patience,
+            together,
+            claims,
+            identity: None,
+            _copy: None,
+        };
         let set = |c: &Connection| {
+            checksum::register(c)?;
             c.busy_timeout(patience)?;
             c.set_prepared_statement_cache_capacity(96);
             c.pragma_update(None, "foreign_keys", true)?;
@@ -213,11 +231,12 @@ impl Ledger {
         if found == schema::VERSION {
             return Ok(());
         }
-        // Two processes may begin one ledger: who comes second finds it made.
-        self.together(|ledger| match ledger.version()? {
-            schema::VERSION => Ok(()),
-            _ => schema::migrate(&ledger.connection).map_err(|e| ledger.error(e)),
-        })
+        // Where two processes begin one ledger, the second finds it made.
+        schema::migrate(&self.connection).map_err(|e| self.error(e))?;
+        match self.version()? {
+            found if found > schema::VERSION => Err(self.newer(found)),
+            _ => Ok(()),
+        }
     }
 
     /// The change to a write-ahead log needs the file alone, and SQLite does not wait for that.
@@ -322,6 +341,8 @@ fn recognise(path: &Path) -> Result<(), LedgerError> {
 
 #[cfg(test)]
 mod crash;
+#[cfg(test)]
+mod integrity;
 #[cfg(test)]
 mod opening;
 #[cfg(test)]

@@ -33,6 +33,9 @@ pub struct Ranked {
     pub kind: TimeKind,
     /// By which trial: a race counts for more than a microbench.
     pub trial: Trial,
+    /// Whether the time was not measured in this run, but taken over from an earlier one as a ratio to the
+    /// baseline's.
+    pub taken_over: bool,
     /// Its time, µs: of one that raced its incumbent's over the ratio of its last race, so that times of several races can be compared.
     pub us: f64,
     /// Lower end of its interval.
@@ -80,7 +83,9 @@ pub struct Win {
 }
 
 const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm, s.operator, s.kind, s.trial, s.us, s.low_us, s.high_us,
-     s.predicted_us, s.rejected, s.promoted
+     s.predicted_us, s.rejected, s.promoted,
+     s.kind = 'measured' AND s.trial = 'microbench' AND EXISTS (SELECT 1 FROM measurement m
+       WHERE (m.candidate, m.problem, m.trial) = (s.candidate, s.problem, s.trial) AND length(m.samples) = 0)
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
 /// Whose time says something: nothing is wrong with the candidate, even if others are faster or there was no time to race it.
@@ -355,5 +360,6 @@ fn ranked(row: &rusqlite::Row<'_>) -> rusqlite::Result<Ranked> {
         incumbent_us: None,
         rejected: row.get(13)?,
         promoted: row.get(14)?,
+        taken_over: row.get(15)?,
     })
 }

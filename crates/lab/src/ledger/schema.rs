@@ -29,9 +29,14 @@
 //! were the best so far: a curve's corners), `niche` (elites; neither of candidates that are out), `pair` (forecast against what was measured
 //! after it). They hold nothing that the facts do not say; `flashcore ledger check` counts after. The view `race` is what races say of times: the incumbent's over the ratio.
 //!
+//! Each row of every table carries a checksum over its columns (`checksum.rs`), which SQLite computes when
+//! the row is written: so other programs can read a ledger, and only this module can write one.
+//!
 //! Times of writing (`at`) are milliseconds since 1970, UTC. Words are those of the records in `facts.rs`.
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+use super::checksum;
 
 /// "FCLG": what `file` and other programs can tell a ledger by.
 pub const APPLICATION_ID: i64 = 0x4643_4c47;
@@ -40,13 +45,22 @@ pub const APPLICATION_ID: i64 = 0x4643_4c47;
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
-const MIGRATIONS: [&str; 5] = [
-    include_str!("schema/1_first.sql"),
-    include_str!("schema/2_races.sql"),
-    include_str!("schema/3_ranks.sql"),
-    include_str!("schema/4_arms.sql"),
-    include_str!("schema/5_fallen.sql"),
+const MIGRATIONS: [Step; 6] = [
+    Step::Sql(include_str!("schema/1_first.sql")),
+    Step::Sql(include_str!("schema/2_races.sql")),
+    Step::Sql(include_str!("schema/3_ranks.sql")),
+    Step::Sql(include_str!("schema/4_arms.sql")),
+    Step::Sql(include_str!("schema/5_fallen.sql")),
+    Step::Checksums,
 ];
+
+/// What makes a ledger of the next version.
+enum Step {
+    /// A script.
+    Sql(&'static str),
+    /// A checksum for each row of every table.
+    Checksums,
+}
 
 /// Tables whose rows are never changed, in an order in which references come after what they name.
 pub const FACTS: [&str; 17] = [
@@ -83,10 +97,18 @@ pub const JSON: [&str; 10] = [
     "held_out",
 ];
 
-/// Brings a ledger, or an empty file, to this version. To be called in a write transaction.
-pub fn migrate(connection: &Connection) -> rusqlite::Result<()> {
-    upgrade(connection, &MIGRATIONS)?;
-    FACTS.into_iter().try_for_each(|table| keep(connection, table))
+/// Brings a ledger, or an empty file, to this version, in one transaction; leaves one of this version or a
+/// newer one as it is. To be called outside of any transaction: foreign keys can only be switched off there.
+pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "foreign_keys", false)?;
+    let migrated = (|| {
+        let all = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+        upgrade(connection, &MIGRATIONS)?;
+        FACTS.into_iter().try_for_each(|table| keep(connection, table))?;
+        all.commit()
+    })();
+    connection.pragma_update(None, "foreign_keys", true)?;
+    migrated
 }
 
 /// Makes a ledger of an earlier version of an empty file.
@@ -96,10 +118,17 @@ pub(super) fn begin_old(connection: &Connection, version: i64) -> rusqlite::Resu
     FACTS.into_iter().try_for_each(|table| keep(connection, table))
 }
 
-fn upgrade(connection: &Connection, migrations: &[&str]) -> rusqlite::Result<()> {
+fn upgrade(connection: &Connection, migrations: &[Step]) -> rusqlite::Result<()> {
     let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    // Another process may have brought the ledger to this version or to a newer one in the meantime.
+    if version >= migrations.len() as i64 {
+        return Ok(());
+    }
     for step in migrations.iter().skip(version.max(0) as usize) {
-        connection.execute_batch(step)?;
+        match step {
+            Step::Sql(script) => connection.execute_batch(script)?,
+            Step::Checksums => checksum::add(connection)?,
+        }
     }
     connection.execute_batch(&format!(
         "PRAGMA user_version = {}; PRAGMA application_id = {APPLICATION_ID};",
@@ -126,11 +155,11 @@ mod tests {
     #[test]
     fn an_older_ledger_is_brought_forward_step_by_step() {
         let connection = Connection::open_in_memory().unwrap();
-        let (first, second) =
-            ("CREATE TABLE a (x);", "ALTER TABLE a ADD COLUMN y; INSERT INTO a VALUES (1, 2);");
-        upgrade(&connection, &[first]).unwrap();
-        upgrade(&connection, &[first, second]).unwrap();
-        upgrade(&connection, &[first, second]).unwrap();
+        let first = || Step::Sql("CREATE TABLE a (x);");
+        let both = || [first(), Step::Sql("ALTER TABLE a ADD COLUMN y; INSERT INTO a VALUES (1, 2);")];
+        upgrade(&connection, &[first()]).unwrap();
+        upgrade(&connection, &both()).unwrap();
+        upgrade(&connection, &both()).unwrap();
         let row: (i64, i64) = connection
             .query_row("SELECT count(*), (SELECT user_version FROM pragma_user_version) FROM a", [], |row| {
                 Ok((row.get(0)?, row.get(1)?))
@@ -143,6 +172,7 @@ mod tests {
     #[test]
     fn an_older_ledger_is_ranked() {
         let connection = Connection::open_in_memory().unwrap();
+        checksum::register(&connection).unwrap();
         upgrade(&connection, &MIGRATIONS[..2]).unwrap();
         let race = |trial: &str, problem: i64, us: f64, ratio: f64, verdict: &str| {
             format!(
@@ -178,6 +208,7 @@ mod tests {
     #[test]
     fn facts_are_never_changed() {
         let connection = Connection::open_in_memory().unwrap();
+        checksum::register(&connection).unwrap();
         migrate(&connection).unwrap();
         connection.pragma_update(None, "recursive_triggers", true).unwrap();
         connection.execute("INSERT INTO device (name) VALUES ('a')", []).unwrap();

@@ -194,7 +194,11 @@ fn a_time_that_was_taken_over_is_no_pair() {
     ledger.tell(&outcome(candidate, Stage::Microbench, known)).unwrap();
     let pairs = || ledger.pairs_of_run(run, "model", 9).unwrap();
     assert_eq!(pairs(), []);
+    // A list of the best says whether a time was taken over.
+    let is_taken_over = || ledger.topk(&shape(128), "L4", 1).unwrap()[0].taken_over;
+    assert!(is_taken_over());
     ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, 11.0, None))).unwrap();
+    assert!(!is_taken_over());
     assert_eq!(pairs().iter().map(|pair| pair.measured_us).collect::<Vec<_>>(), [11.0]);
 }
 

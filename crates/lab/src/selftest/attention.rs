@@ -145,7 +145,7 @@ pub fn ladder<M: Machine>(
         let mut right = Making::new("ladder", rung.name);
         let mut wrong = 0;
         let small = [Problem::new(1, 1, 128, 64, DType::F16), Problem::new(2, 1, 64, 64, DType::F16)];
-        for problem in small.map(|problem| problem.with_mask(rung.mask)) {
+        for problem in small.map(|problem| problem.with_band(rung.mask)) {
             let bound = match bind(&Plan::Ladder { rung: rung.plan }, &problem, arch) {
                 Ok(bound) => bound,
                 Err(error) => {

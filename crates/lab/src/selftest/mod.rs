@@ -82,7 +82,7 @@ impl Settings {
         Settings {
             families: Family::ALL.to_vec(),
             kinds: vec![(DType::F16, 64, 3), (DType::Bf16, 128, 3)],
-            styles: vec![Style::Normal, Style::Rising, Style::Spike, Style::PoisonedPadding],
+            styles: vec![Style::Normal, Style::Rising, Style::Spike, Style::PoisonedPadding, Style::Outlier],
             every: 3,
             bit_styles: vec![Style::Normal],
             repeats: 20,

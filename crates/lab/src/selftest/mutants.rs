@@ -9,7 +9,7 @@ use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{Merge, Requests, RowOrder, Scores, SmallPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Softmax, Store, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
-use problem::{DType, Layout, Mask, Problem};
+use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
 use tile::{Chains, Handout, Order, Packing, Rescale, RowStore, Sums, Tail, TileOrder, Tiles, Turns};
 
@@ -181,12 +181,12 @@ fn suspect(name: &'static str, plans: &[Plan], problems: &[Problem], arch: &Arch
     Suspect { name, kernels: kernels.collect() }
 }
 
-fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, mask: Mask) -> Problem {
-    Problem::new(1, heads, seq_q, 64, DType::Bf16).with_mask(mask).with_seq_kv(seq_kv, Layout::Bshd)
+fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, mask: Band) -> Problem {
+    Problem::new(1, heads, seq_q, 64, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
 }
 
 fn mma() -> Suspect {
-    let problems = [(146, 201), (192, 64)].map(|(rows, keys)| rectangle(1, rows, keys, Mask::Causal));
+    let problems = [(146, 201), (192, 64)].map(|(rows, keys)| rectangle(1, rows, keys, Band::CAUSAL));
     let plan = MmaPlan {
         block_m: 64,
         block_n: 64,
@@ -206,9 +206,9 @@ fn mma() -> Suspect {
 fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
     // A tile of one block, or of as many as there are stages, waits where others need not.
-    let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Mask::Causal)).to_vec();
+    let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
     // Of a full one, the first warpgroup lets more blocks pass than there are stages.
-    let full = [&short[..], &[rectangle(2, 140, 150, Mask::Causal)]].concat();
+    let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
     let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
     let plain = WgmmaPlan {
         consumers: 2,
@@ -311,10 +311,10 @@ fn small() -> Vec<Suspect> {
         let keys = plan.cluster_keys() as usize;
         let (mask, shapes) = if plan.streams() {
             // So many blocks that every stage is filled again and again.
-            (Mask::None, vec![(64, 8 * keys), (200, 8 * keys - 5)])
+            (Band::FULL, vec![(64, 8 * keys), (200, 8 * keys - 5)])
         } else {
             // Rows that take every path: all of the block is seen, all but the last keys, half of it, nothing.
-            (Mask::Causal, vec![(65, keys), (104, keys), (200, keys - 5)])
+            (Band::CAUSAL, vec![(65, keys), (104, keys), (200, keys - 5)])
         };
         let problems: Vec<Problem> =
             shapes.into_iter().map(|(rows, keys)| rectangle(2, rows, keys, mask)).collect();

@@ -149,7 +149,7 @@ impl Problem {
             heads_kv: problem.heads_kv,
             seq_q: problem.seq_q,
             seq_kv: problem.seq_kv,
-            mask: problem.mask.name().to_owned(),
+            mask: problem.band.to_string().to_owned(),
         }
     }
 }
@@ -253,11 +253,10 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             let entries = entries(&measured);
             let mut text = render::table(suite, &entries, &predicted).ok_or_else(none)?;
             if let Some((contents, caption)) = render::plot(suite, &entries) {
-                let (images, picture) = (Path::new("docs/images"), format!("{device}-{suite}.svg"));
-                let from = if document.starts_with("docs") { Path::new("images") } else { images };
-                text += &format!("\n\n![{suite} on {device}]({})", from.join(&picture).display());
+                let picture = format!("{device}-{suite}.svg");
+                text += &format!("\n\n![{suite} on {device}]({}{picture})", images_from(document));
                 text += &format!("  \n{caption}");
-                pictures.push(Made { path: root.join(images).join(picture), contents });
+                pictures.push(Made { path: root.join(IMAGES).join(picture), contents });
             }
             Ok(text)
         })?;
@@ -265,6 +264,19 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
         made.extend(pictures);
     }
     Ok(made)
+}
+
+/// The pictures' folder, from the root: among the pages of the book.
+const IMAGES: &str = "docs/src/images";
+
+/// The pictures' folder as a document names it, relative to its own folder and with a `/` at its end.
+fn images_from(document: &Path) -> String {
+    let folder = document.parent().unwrap_or(Path::new(""));
+    let shared = folder.ancestors().find(|parent| Path::new(IMAGES).starts_with(parent));
+    let shared = shared.unwrap_or(Path::new(""));
+    let ups = folder.components().count() - shared.components().count();
+    let down = Path::new(IMAGES).strip_prefix(shared).unwrap_or(Path::new(IMAGES));
+    format!("{}{}/", "../".repeat(ups), down.display())
 }
 
 /// The text with every marked region filled anew.
@@ -348,11 +360,23 @@ mod tests {
     fn folder(rows: &[String]) -> Scratch {
         let folder = Scratch::new().unwrap();
         std::fs::create_dir_all(folder.path("evidence")).unwrap();
-        std::fs::create_dir_all(folder.path("docs/images")).unwrap();
+        std::fs::create_dir_all(folder.path("docs/src/images")).unwrap();
         std::fs::write(folder.path("evidence/h200.jsonl"), rows.join("\n")).unwrap();
         let text = "Before.\n<!-- table:h200/mission -->\nold\n<!-- /table -->\nAfter.\n";
         std::fs::write(folder.path("README.md"), text).unwrap();
         folder
+    }
+
+    #[test]
+    fn pictures_are_named_from_the_document_s_folder() {
+        for (document, images) in [
+            ("README.md", "docs/src/images/"),
+            ("docs/src/benchmarks.md", "images/"),
+            ("docs/src/how/hopper.md", "../images/"),
+            ("python/README.md", "../docs/src/images/"),
+        ] {
+            assert_eq!(images_from(Path::new(document)), images, "{document}");
+        }
     }
 
     #[test]
@@ -399,7 +423,7 @@ mod tests {
                 && !text.contains("old"),
             "{text}"
         );
-        let plot = std::fs::read_to_string(folder.path("docs/images/h200-mission.svg")).unwrap();
+        let plot = std::fs::read_to_string(folder.path("docs/src/images/h200-mission.svg")).unwrap();
         assert!(plot.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && plot.contains("B1 H8 S512"));
         // A prediction stands beside, as one.
         let predicted =

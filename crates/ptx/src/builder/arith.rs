@@ -14,7 +14,8 @@ pub trait Number: Value {
     const MUL: BinaryOp;
     #[doc(hidden)]
     const MULTIPLY_ADD: TernaryOp;
-    /// Floats say how they round: a product and a sum that do not may be fused by ptxas, and differ by a bit from what the emulator computes.
+    /// Floats say how they round: a product and a sum that do not may be fused by ptxas, and differ by a bit
+    /// from what the emulator computes.
     #[doc(hidden)]
     const MODS: FloatMods;
 }
@@ -40,8 +41,8 @@ numbers! {
 
 const OR_NAN: FloatMods = FloatMods { nan: true, ..FloatMods::NONE };
 
-/// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a register, so
-/// that it fixes the kind of the others.
+/// One table row an instruction: the method with a fresh result and its `_to` twin. The first source is a
+/// register, so that it fixes the kind of the others.
 macro_rules! instructions {
     ($($(#[$doc:meta])* $name:ident / $to:ident <$v:ident: $bound:ident> ($a:ident $(, $arg:ident)*) = $op:expr;)*) => {$(
         $(#[$doc])*
@@ -117,7 +118,8 @@ impl Builder {
         self.compute(d, Op::Mov(V::TYPE), [a.into().into()]);
     }
 
-    // ---- shifts and bits ---------------------------------------------------------------------------------------
+    // ---- shifts and bits
+    // ---------------------------------------------------------------------------------------
 
     /// `a << bits`.
     pub fn shl<V: Int>(&mut self, a: V, bits: impl Into<Src<R32>>) -> V {
@@ -154,7 +156,8 @@ impl Builder {
         d
     }
 
-    /// Bytes of the pair (`a`, `b`) picked by the four nibbles of `selector`; 0–3 name the bytes of `a`, 4–7 of `b`.
+    /// Bytes of the pair (`a`, `b`) picked by the four nibbles of `selector`; 0–3 name the bytes of `a`, 4–7
+    /// of `b`.
     pub fn prmt(
         &mut self,
         a: impl Into<Src<R32>>,
@@ -178,7 +181,8 @@ impl Builder {
         d
     }
 
-    // ---- floating point ----------------------------------------------------------------------------------------
+    // ---- floating point
+    // ----------------------------------------------------------------------------------------
 
     /// `2^a`, approximate, subnormals flushed: −∞ gives 0 exactly.
     pub fn ex2(&mut self, a: F32) -> F32 {
@@ -224,7 +228,8 @@ impl Builder {
         d
     }
 
-    // ---- comparison --------------------------------------------------------------------------------------------
+    // ---- comparison
+    // --------------------------------------------------------------------------------------------
 
     /// `a ∘ b`, unsigned.
     pub fn setp_u<V: Int>(&mut self, cmp: CmpOp, a: V, b: impl Into<Src<V>>) -> Pred {
@@ -309,7 +314,8 @@ impl Builder {
         self.compute(d, Op::Selp(V::TYPE), [a.into().into(), b.into().into(), Operand::Reg(pred.reg())]);
     }
 
-    // ---- conversion --------------------------------------------------------------------------------------------
+    // ---- conversion
+    // --------------------------------------------------------------------------------------------
 
     /// `a` as 64 bits, zeros added.
     pub fn zext(&mut self, a: R32) -> R64 {

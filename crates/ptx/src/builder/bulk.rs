@@ -10,10 +10,11 @@ use crate::{
 
 use super::memory::vector;
 
-/// What a bulk copy may say beside where and how much.
+/// Options of a bulk copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BulkOptions {
-    /// The CTAs of the cluster, one bit each, that get the bytes at the same place, and whose mbarrier counts them.
+    /// The CTAs of the cluster, one bit each, that get the bytes at the same place, and whose mbarrier counts
+    /// them.
     pub multicast: Option<R16>,
     /// An L2 cache policy.
     pub policy: Option<R64>,
@@ -34,8 +35,8 @@ fn boxed(map: TensorMapPtr, coords: &[Src<R32>]) -> [Operand; 2] {
 }
 
 impl Builder {
-    /// Copies the box at `coords` (innermost first, one per dimension) to shared memory; `bar` counts its bytes.
-    /// With `multicast`, place and `bar` are meant in every CTA of the mask.
+    /// Copies the box at `coords` (innermost first, one per dimension) to shared memory; `bar` counts its
+    /// bytes. With `multicast`, place and `bar` are meant in every CTA of the mask.
     pub fn tma_load<P: SharedPointer>(
         &mut self,
         to: P,
@@ -75,7 +76,7 @@ impl Builder {
         self.op(op, [map, coords, Operand::Address(from.address())]);
     }
 
-    /// Brings a tensor map to the cache from which copies read it.
+    /// Prefetches a tensor map to the cache that bulk copies read it from.
     pub fn prefetch_tensor_map(&mut self, map: TensorMapPtr) {
         let address = Address { base: Base::Reg(map.base.reg()), offset: 0 };
         self.op(Op::Prefetch(Space::Generic, PrefetchLevel::TensorMap), [Operand::Address(address)]);
@@ -123,17 +124,17 @@ impl Builder {
         self.op(op, [to, from, bytes.into().into(), Operand::Address(bar.address())]);
     }
 
-    /// Closes the thread's current bulk group.
+    /// Closes the current bulk group of the thread.
     pub fn bulk_commit(&mut self) {
         self.op(Op::CpAsyncBulkCommitGroup, []);
     }
 
-    /// Waits until all but the thread's last `left` bulk groups are complete.
+    /// Waits until at most the latest `left` bulk groups of the thread are pending.
     pub fn bulk_wait(&mut self, left: u32) {
         self.op(Op::CpAsyncBulkWaitGroup { read: false }, [Src::<R32>::from(left).into()]);
     }
 
-    /// Waits until all but the thread's last `left` bulk groups have read their sources.
+    /// Waits until all but the latest `left` bulk groups of the thread have read their sources.
     pub fn bulk_wait_read(&mut self, left: u32) {
         self.op(Op::CpAsyncBulkWaitGroup { read: true }, [Src::<R32>::from(left).into()]);
     }
@@ -159,12 +160,13 @@ impl Builder {
         self.op(op, [Operand::Address(to.address()), value, Operand::Address(bar.address())]);
     }
 
-    /// Orders the thread's own accesses to all memory before later ones of the asynchronous proxy (TMA, `wgmma`), and the reverse.
+    /// Orders the thread's own accesses to all memory before later ones of the asynchronous proxy (TMA,
+    /// `wgmma`), and the reverse.
     pub fn fence_proxy_async(&mut self) {
         self.op(Op::FenceProxy(ProxyFence::Async), []);
     }
 
-    /// As [`Builder::fence_proxy_async`], for the own CTA's shared memory only.
+    /// Like [`Builder::fence_proxy_async`], for the own CTA's shared memory only.
     pub fn fence_proxy_async_shared(&mut self) {
         self.op(Op::FenceProxy(ProxyFence::AsyncSharedCta), []);
     }

@@ -4,22 +4,23 @@ use super::{Builder, ClusterShared, Pred, R32, Shared, Src};
 use crate::{ClusterBarrier, GridDependency, Op, Operand, RegisterChange, Space, SpecialReg, Type};
 
 impl Builder {
-    /// Arrives at the cluster's barrier, all lanes of the warp together, and releases what was done before.
+    /// Arrives at the cluster's barrier, all lanes of the warp together; releases the earlier memory
+    /// accesses.
     pub fn cluster_arrive(&mut self) {
         self.op(Op::BarrierCluster(ClusterBarrier::Arrive { aligned: true, relaxed: false }), []);
     }
 
-    /// As [`Builder::cluster_arrive`], and releases nothing.
+    /// Like [`Builder::cluster_arrive`], but releases nothing (`.relaxed`).
     pub fn cluster_arrive_relaxed(&mut self) {
         self.op(Op::BarrierCluster(ClusterBarrier::Arrive { aligned: true, relaxed: true }), []);
     }
 
-    /// Waits until all threads of the cluster have arrived, and acquires what they released.
+    /// Waits until all threads of the cluster have arrived; acquires what they released.
     pub fn cluster_wait(&mut self) {
         self.op(Op::BarrierCluster(ClusterBarrier::Wait { aligned: true }), []);
     }
 
-    /// The same place in the shared memory of the cluster's CTA of that rank.
+    /// The address `at` in the shared memory of the CTA of that rank in the cluster.
     pub fn mapa(&mut self, at: Shared, rank: impl Into<Src<R32>>) -> ClusterShared {
         let base: R32 = self.reg();
         let op = Op::Mapa { space: Space::SharedCluster, ty: Type::U32 };
@@ -27,17 +28,19 @@ impl Builder {
         ClusterShared { base, offset: at.offset }
     }
 
-    /// Takes registers up to `registers` a thread (a multiple of 8, 24 to 256), all warps of the warpgroup together.
+    /// Takes registers up to `registers` a thread (a multiple of 8, 24 to 256), all warps of the warpgroup
+    /// together.
     pub fn setmaxnreg_inc(&mut self, registers: u32) {
         self.op(Op::Setmaxnreg(RegisterChange::Inc), [Src::<R32>::from(registers).into()]);
     }
 
-    /// Gives registers back down to `registers` a thread (a multiple of 8, 24 to 256), all warps of the warpgroup together.
+    /// Gives registers back down to `registers` a thread (a multiple of 8, 24 to 256), all warps of the
+    /// warpgroup together.
     pub fn setmaxnreg_dec(&mut self, registers: u32) {
         self.op(Op::Setmaxnreg(RegisterChange::Dec), [Src::<R32>::from(registers).into()]);
     }
 
-    /// True in one lane of the warp, always the same one.
+    /// True in one lane of the warp, the elected lane.
     pub fn elect(&mut self) -> Pred {
         let pred: Pred = self.reg();
         let mask: Src<R32> = u32::MAX.into();
@@ -45,19 +48,20 @@ impl Builder {
         pred
     }
 
-    /// The index of the warp in its CTA (of one dimension), in a form that ptxas knows to be the same in all lanes.
+    /// The index of the warp in its CTA (of one dimension), in a form that ptxas knows to be the same in all
+    /// lanes.
     pub fn warp_index_uniform(&mut self) -> R32 {
         let thread = self.special(SpecialReg::TidX);
         let warp = self.shr_u(thread, 5);
         self.uniform(warp)
     }
 
-    /// Waits until the launches that this one depends on have ended and their memory is visible.
+    /// Waits until the previous launches have completed and their writes are visible.
     pub fn griddep_wait(&mut self) {
         self.op(Op::Griddepcontrol(GridDependency::Wait), []);
     }
 
-    /// Lets launches that depend on this one start, once all its CTAs have said so or ended.
+    /// Lets dependent launches start once all CTAs of this launch have executed this instruction or exited.
     pub fn griddep_launch_dependents(&mut self) {
         self.op(Op::Griddepcontrol(GridDependency::LaunchDependents), []);
     }

@@ -10,8 +10,8 @@ impl Builder {
         self.guard = outer;
     }
 
-    /// Runs `body` under `guard` without a branch: every instruction of it is predicated. Nesting is not possible,
-    /// since an instruction has one guard: the inner one counts.
+    /// Emits `body` with `guard` on every instruction, without a branch. An instruction has one guard, so an inner
+    /// `guarded` replaces the outer guard.
     pub fn guarded<R>(&mut self, guard: impl Into<Guard>, body: impl FnOnce(&mut Builder) -> R) -> R {
         let outer = self.guard.replace(guard.into());
         let result = body(self);
@@ -54,7 +54,7 @@ impl Builder {
         self.place(end);
     }
 
-    /// `do { body } while`: `body` returns whether to go on.
+    /// `do { body } while condition`: `body` returns the condition.
     pub fn do_while<G: Into<Guard>>(&mut self, body: impl FnOnce(&mut Builder) -> G) {
         let top = self.fresh_label("do");
         self.place(top);
@@ -62,8 +62,8 @@ impl Builder {
         self.branch(Some(go), top);
     }
 
-    /// `for i in (start..end).step_by(step) { body }`, signed. The test stands at the end of the loop, with one before
-    /// the first round.
+    /// `for i in (start..end).step_by(step) { body }`, signed. The test is at the end of the loop, with another
+    /// before the first iteration.
     pub fn for_range(
         &mut self,
         start: impl Into<Src<R32>>,
@@ -84,12 +84,12 @@ impl Builder {
         self.place(done);
     }
 
-    /// Asks ptxas to unroll no further the loop in whose body this stands first (PTX ISA, "Pragma Strings: nounroll").
+    /// Asks ptxas not to unroll the loop whose body begins here (PTX ISA, "Pragma Strings: nounroll").
     pub fn nounroll(&mut self) {
         self.body.statements.push(Statement::Pragma("nounroll".into()));
     }
 
-    /// Leaves the kernel where `guard` holds.
+    /// Exits the thread where `guard` holds.
     pub fn exit_if(&mut self, guard: impl Into<Guard>) {
         self.guarded(guard, |k| k.op(Op::Exit, []));
     }

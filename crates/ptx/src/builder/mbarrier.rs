@@ -1,4 +1,4 @@
-//! mbarrier objects: phases that count arrivals and bytes.
+//! mbarrier objects.
 
 use super::{Builder, Pointer, Pred, R32, Shared, SharedPointer, Src};
 use crate::{Mbarrier, MbarrierOp, Op, Operand, Scope};
@@ -8,34 +8,35 @@ fn on<P: SharedPointer>(op: MbarrierOp) -> Mbarrier {
 }
 
 impl Builder {
-    /// Initialises an object whose phases complete after `arrivals` arrivals and all bytes expected.
+    /// Initialises an mbarrier whose phases complete after `arrivals` arrivals and all expected bytes.
     pub fn mbarrier_init(&mut self, bar: Shared, arrivals: impl Into<Src<R32>>) {
         let op = Op::Mbarrier(Mbarrier::new(MbarrierOp::Init));
         self.op(op, [Operand::Address(bar.address()), arrivals.into().into()]);
     }
 
-    /// Ends an object's life, so that its memory may be used for something else.
+    /// Invalidates an mbarrier, so that its memory may be reused.
     pub fn mbarrier_inval(&mut self, bar: Shared) {
         self.op(Op::Mbarrier(Mbarrier::new(MbarrierOp::Inval)), [Operand::Address(bar.address())]);
     }
 
-    /// Makes initialised objects visible to the cluster and to bulk copies (`fence.mbarrier_init.release.cluster`).
+    /// Makes initialised mbarriers visible to the cluster and to bulk copies
+    /// (`fence.mbarrier_init.release.cluster`).
     pub fn fence_mbarrier_init(&mut self) {
         self.op(Op::FenceMbarrierInit, []);
     }
 
-    /// Lets the phase also wait for `bytes` more bytes, without arriving.
+    /// Adds `bytes` to the bytes that the phase expects, without arriving.
     pub fn mbarrier_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
         let op = Op::Mbarrier(on::<P>(MbarrierOp::ExpectTx));
         self.op(op, [Operand::Address(bar.address()), bytes.into().into()]);
     }
 
-    /// Arrives; releases to the own CTA what the thread did before.
+    /// Arrives; releases the earlier memory accesses of the thread to the own CTA.
     pub fn mbarrier_arrive<P: SharedPointer>(&mut self, bar: P) {
         self.arrive(on::<P>(MbarrierOp::Arrive), bar, None);
     }
 
-    /// Lets the phase also wait for `bytes` more bytes, and arrives.
+    /// Adds `bytes` to the bytes that the phase expects, and arrives.
     pub fn mbarrier_arrive_expect_tx<P: SharedPointer>(&mut self, bar: P, bytes: impl Into<Src<R32>>) {
         self.arrive(on::<P>(MbarrierOp::ArriveExpectTx), bar, Some(bytes.into()));
     }
@@ -45,7 +46,7 @@ impl Builder {
         self.op(Op::Mbarrier(mbarrier), operands.into_iter().chain(bytes.map(Operand::from)));
     }
 
-    /// Whether the phase of this parity has completed, after waiting for a while.
+    /// Whether the phase of this parity has completed; waits for a limited time.
     pub fn mbarrier_try_wait_parity(&mut self, bar: Shared, parity: impl Into<Src<R32>>) -> Pred {
         self.try_wait(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into())
     }
@@ -55,7 +56,7 @@ impl Builder {
         self.wait_parity(Mbarrier::new(MbarrierOp::TryWaitParity), bar, parity.into());
     }
 
-    /// As [`Builder::mbarrier_wait_parity`], and acquires what other CTAs of the cluster released.
+    /// Like [`Builder::mbarrier_wait_parity`], and acquires what other CTAs of the cluster released.
     pub fn mbarrier_wait_parity_cluster(&mut self, bar: Shared, parity: impl Into<Src<R32>>) {
         let mbarrier = Mbarrier { scope: Scope::Cluster, ..Mbarrier::new(MbarrierOp::TryWaitParity) };
         self.wait_parity(mbarrier, bar, parity.into());

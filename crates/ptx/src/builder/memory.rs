@@ -4,19 +4,19 @@ use super::{Builder, Global, Int, Pointer, R32, R64, Shared, Src, Value};
 use crate::{Atomic, AtomicOp, CacheOp, CpAsync, Eviction, MemSem, Memory, Op, Operand, Scope, Type};
 
 impl Builder {
-    /// One element.
+    /// Loads one element.
     pub fn ld<V: Value>(&mut self, from: impl Pointer) -> V {
         self.ld_as(V::TYPE, from)
     }
 
-    /// One element of a narrower type, extended to the register.
+    /// Loads one element of a narrower type, extended to the register.
     pub fn ld_as<V: Value, P: Pointer>(&mut self, ty: Type, from: P) -> V {
         let d = self.reg();
         self.ld_as_to(d, ty, from);
         d
     }
 
-    /// One element, written to `d`.
+    /// Loads one element to `d`.
     pub fn ld_to<V: Value, P: Pointer>(&mut self, d: V, from: P) {
         self.ld_as_to(d, V::TYPE, from);
     }
@@ -25,32 +25,32 @@ impl Builder {
         self.compute(d, Op::Ld(Memory::plain(P::SPACE, ty)), [Operand::Address(from.address())]);
     }
 
-    /// `N` = 2 or 4 neighbouring elements.
+    /// Loads `N` = 2 or 4 neighbouring elements.
     pub fn ld_vec<V: Value, const N: usize>(&mut self, from: impl Pointer) -> [V; N] {
         let d = self.regs();
         self.ld_vec_to(d, from);
         d
     }
 
-    /// `N` = 2 or 4 neighbouring elements, written to `d`.
+    /// Loads `N` = 2 or 4 neighbouring elements to `d`.
     pub fn ld_vec_to<V: Value, P: Pointer, const N: usize>(&mut self, d: [V; N], from: P) {
         const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
         let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
         self.op(Op::Ld(memory), [vector(&d), Operand::Address(from.address())]);
     }
 
-    /// One element.
+    /// Stores one element.
     pub fn st<V: Value, P: Pointer>(&mut self, to: P, value: V) {
         self.st_as(V::TYPE, to, value);
     }
 
-    /// The low bits of `value` as an element of a narrower type.
+    /// Stores the low bits of `value` as an element of a narrower type.
     pub fn st_as<V: Value, P: Pointer>(&mut self, ty: Type, to: P, value: impl Into<Src<V>>) {
         let memory = Memory::plain(P::SPACE, ty);
         self.op(Op::St(memory), [Operand::Address(to.address()), value.into().into()]);
     }
 
-    /// `N` = 2 or 4 neighbouring elements.
+    /// Stores `N` = 2 or 4 neighbouring elements.
     pub fn st_vec<V: Value, P: Pointer, const N: usize>(&mut self, to: P, values: [V; N]) {
         const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
         let memory = Memory::vector(P::SPACE, V::TYPE, N as u8);
@@ -79,14 +79,15 @@ impl Builder {
         self.op(op, [Operand::Address(at.address()), Operand::Reg(value.reg())]);
     }
 
-    // ---- addresses ---------------------------------------------------------------------------------------------
+    // ---- addresses
+    // ---------------------------------------------------------------------------------------------
 
     /// `pointer + bytes`, the bytes in a register or too large for an offset.
     pub fn advance(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) -> Global {
         Global { base: self.add(pointer.base, bytes), offset: pointer.offset }
     }
 
-    /// Moves a pointer on in place. Pointers with the same base move too.
+    /// Adds `bytes` to the base register of a pointer. Other pointers with that base register change too.
     pub fn advance_to(&mut self, pointer: Global, bytes: impl Into<Src<R64>>) {
         self.add_to(pointer.base, pointer.base, bytes);
     }
@@ -106,15 +107,16 @@ impl Builder {
         Shared { base: self.mad(i, size, array.base), offset: array.offset }
     }
 
-    // ---- asynchronous copies -----------------------------------------------------------------------------------
+    // ---- asynchronous copies
+    // -----------------------------------------------------------------------------------
 
     /// 16 bytes from global to shared memory past L1, asynchronously.
     pub fn cp_async16(&mut self, to: Shared, from: Global) {
         self.cp_async(to, from, None);
     }
 
-    /// As [`Builder::cp_async16`], of which the first `bytes` (0 to 16) are read and the rest are zeros. With 0,
-    /// global memory is not touched.
+    /// Like [`Builder::cp_async16`], where the first `bytes` (0 to 16) are read and the rest are zeros. With
+    /// 0, global memory is not touched.
     pub fn cp_async16_zfill(&mut self, to: Shared, from: Global, bytes: R32) {
         self.cp_async(to, from, Some(bytes));
     }
@@ -132,19 +134,19 @@ impl Builder {
         self.op(op, operands.into_iter().chain(bytes.map(|r| Operand::Reg(r.reg()))));
     }
 
-    /// Closes the group of this thread's copies since the last one.
+    /// Closes the current group of copies of this thread.
     pub fn cp_async_commit(&mut self) {
         self.op(Op::CpAsyncCommitGroup, []);
     }
 
-    /// Waits until at most the latest `pending` groups of this thread are incomplete. Other threads' copies need a
-    /// barrier as well.
+    /// Waits until at most the latest `pending` groups of this thread are incomplete. Other threads' copies
+    /// need a barrier as well.
     pub fn cp_async_wait(&mut self, pending: u32) {
         let pending: Src<R32> = pending.into();
         self.op(Op::CpAsyncWaitGroup, [pending.into()]);
     }
 
-    /// A global load that other threads do not write meanwhile, kept out of L1's way: 16 bytes.
+    /// Loads 16 bytes that no thread writes during the kernel, without allocating in L1.
     pub fn ld_stream16(&mut self, from: Global) -> [R32; 4] {
         let d: [R32; 4] = self.regs();
         let mut memory = Memory::vector(Global::SPACE, Type::B32, 4);

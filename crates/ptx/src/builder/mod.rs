@@ -1,8 +1,9 @@
-//! Builds kernels from Rust: registers typed by width, one method an instruction, structured control flow.
+//! Builds kernels from Rust: registers typed by width, one method per instruction, structured control flow.
 //!
-//! A method that computes returns a fresh register; its twin with the suffix `_to` writes one that exists, which is
-//! how accumulators and loop variables are kept. Where PTX tells signed from unsigned, so does the method's name
-//! (`shr_u`, `shr_s`). Sources are registers or immediates; immediates of the wrong width do not compile:
+//! A method that computes returns a fresh register; its twin with the suffix `_to` writes one that exists,
+//! which is how accumulators and loop variables are kept. Where PTX tells signed from unsigned, so does the
+//! method's name (`shr_u`, `shr_s`). Sources are registers or immediates; immediates of the wrong width do
+//! not compile:
 //!
 //! ```
 //! # use flashcore_ptx as ptx;
@@ -69,11 +70,11 @@ pub struct Builder {
     body: Body,
     /// Module-scope variables: dynamic shared memory.
     globals: Vec<Variable>,
-    /// Put before every instruction emitted now.
+    /// The guard of the instructions that are emitted now.
     guard: Option<Guard>,
-    /// Registers declared so far per class, for their names.
+    /// The number of registers per class so far, for their names.
     declared: [u32; 6],
-    /// The lowest `.version` that knows everything emitted.
+    /// The lowest `.version` asked for with [`Builder::require`].
     version: Version,
 }
 
@@ -92,7 +93,7 @@ impl Builder {
         }
     }
 
-    /// Declares `.maxntid threads`, which bounds the registers ptxas may use.
+    /// Declares `.maxntid threads`, which limits the registers per thread that ptxas may use.
     pub fn max_threads(&mut self, threads: u32) {
         self.bounds.max_threads = Some([threads, 1, 1]);
     }
@@ -102,7 +103,8 @@ impl Builder {
         self.bounds.min_ctas_per_sm = Some(ctas);
     }
 
-    /// The module of this one kernel, with the lowest `.version` that knows the target and all that was emitted.
+    /// The module of this one kernel, with the lowest `.version` that knows the target and all that was
+    /// emitted.
     pub fn into_module(mut self, target: Target) -> Module {
         self.op(Op::Ret { uni: false }, []);
         registers::sort(&mut self.body);
@@ -146,7 +148,7 @@ impl Builder {
         std::array::from_fn(|_| self.reg())
     }
 
-    /// Emits any operation. The typed methods are to be preferred; this is for what they do not cover.
+    /// Emits any operation, for operations without a typed method.
     pub fn op(&mut self, op: Op, operands: impl IntoIterator<Item = Operand>) {
         let operands: SmallVec<[Operand; 4]> = operands.into_iter().collect();
         let guard = self.guard;
@@ -163,7 +165,8 @@ impl Builder {
         self.op(op, std::iter::once(Operand::Reg(d.reg())).chain(sources));
     }
 
-    // ---- parameters and variables ------------------------------------------------------------------------------
+    // ---- parameters and variables
+    // ------------------------------------------------------------------------------
 
     fn param<V: Value>(&mut self, name: &str, ty: Type) -> V {
         let param = Param {
@@ -247,7 +250,8 @@ impl Builder {
         base.into()
     }
 
-    /// Declares a private array of `bytes` bytes in local memory and takes its address, for indexed accumulators.
+    /// Declares a private array of `bytes` bytes in local memory and takes its address, for indexed
+    /// accumulators.
     pub fn local_array(&mut self, name: &str, align: u32, bytes: u32) -> Local {
         let dims = vec![u64::from(bytes)];
         self.body.variables.push(bytes_in(Space::Local, Linkage::Private, name, align, dims));

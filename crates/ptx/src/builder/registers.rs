@@ -1,8 +1,9 @@
-//! Registers put in order of their kinds, so that a kernel's text declares each kind once.
+//! Sorts registers by type, so that a kernel's text declares each type once.
 
 use crate::{Base, Body, Operand, Reg, Statement};
 
-/// Sorts a body's registers by type, those of one type in the order of their declaration, and renames their uses.
+/// Sorts a body's registers by type, those of one type in the order of their declaration, and renames their
+/// uses.
 pub(super) fn sort(body: &mut Body) {
     let mut order: Vec<usize> = (0..body.registers.len()).collect();
     order.sort_by_key(|&old| body.registers[old].ty);

@@ -60,13 +60,13 @@ impl Builder {
         self.op(op, [vector(&c), vector(a), vector(b), vector(&c)]);
     }
 
-    /// Loads `N` = 1, 2 or 4 matrices of 8×8 16-bit elements; lane `i` gives the address of row `i mod 8` of matrix
-    /// `i / 8` (PTX ISA, "ldmatrix").
+    /// Loads `N` = 1, 2 or 4 matrices of 8×8 16-bit elements; lane `i` gives the address of row `i mod 8` of
+    /// matrix `i / 8` (PTX ISA, "ldmatrix").
     pub fn ldmatrix<const N: usize>(&mut self, row: Shared) -> [R32; N] {
         self.load_matrices(row, false)
     }
 
-    /// As [`Builder::ldmatrix`], each matrix transposed.
+    /// Like [`Builder::ldmatrix`], with each matrix transposed.
     pub fn ldmatrix_trans<const N: usize>(&mut self, row: Shared) -> [R32; N] {
         self.load_matrices(row, true)
     }

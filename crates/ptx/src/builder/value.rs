@@ -1,4 +1,4 @@
-//! Registers that know their width, and what an operand position takes.
+//! Typed registers, sources and pointers.
 
 use std::marker::PhantomData;
 use std::ops::Not;
@@ -12,7 +12,7 @@ mod sealed {
 
 /// A typed virtual register. Registers are mutable, as in PTX: a handle is a name, not a value.
 pub trait Value: Copy + sealed::Sealed + Into<Src<Self>> {
-    /// The type it is declared with.
+    /// The type in the declaration of the register.
     const TYPE: Type;
     /// The register.
     fn reg(self) -> Reg;
@@ -62,7 +62,7 @@ registers! {
     F32: F32,
     /// An f64.
     F64: F64,
-    /// A predicate. `!p` is its negation, wherever a guard is taken.
+    /// A predicate. `!p` is its negation, where a guard is accepted.
     Pred: Pred,
 }
 
@@ -107,7 +107,7 @@ impl From<Guard> for Operand {
     }
 }
 
-/// A source of the kind of register `V`: such a register or an immediate.
+/// A source for register type `V`: a register or an immediate.
 #[derive(Clone, Debug)]
 pub struct Src<V>(pub(super) Operand, PhantomData<V>);
 
@@ -131,7 +131,7 @@ macro_rules! integer_immediates {
     )*)*};
 }
 
-// A u64 above i64::MAX keeps its bits, which is all an immediate has.
+// A u64 above i64::MAX keeps its bits; an immediate has no sign of its own.
 integer_immediates! {
     R16: i32, u16, i16;
     R32: i32, u32;
@@ -162,7 +162,7 @@ pub trait Pointer: Copy {
     const SPACE: Space;
     /// The operand.
     fn address(self) -> Address;
-    /// `bytes` further on.
+    /// The address `bytes` bytes further on.
     #[must_use]
     fn at(self, bytes: i64) -> Self;
 }
@@ -170,18 +170,18 @@ pub trait Pointer: Copy {
 /// An address in global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Global {
-    /// The base.
+    /// The base register.
     pub base: R64,
-    /// Bytes from it.
+    /// Offset from the base in bytes.
     pub offset: i64,
 }
 
 /// An address in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shared {
-    /// The base.
+    /// The base register.
     pub base: R32,
-    /// Bytes from it.
+    /// Offset from the base in bytes.
     pub offset: i64,
 }
 
@@ -208,9 +208,9 @@ impl Pointer for Shared {
 /// An address in shared memory of any CTA of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClusterShared {
-    /// The base.
+    /// The base register.
     pub base: R32,
-    /// Bytes from it.
+    /// Offset from the base in bytes.
     pub offset: i64,
 }
 
@@ -224,7 +224,7 @@ impl Pointer for ClusterShared {
     }
 }
 
-/// An address of the own CTA is one of the cluster.
+/// An address of the own CTA is an address of the cluster.
 impl From<Shared> for ClusterShared {
     fn from(own: Shared) -> ClusterShared {
         ClusterShared { base: own.base, offset: own.offset }
@@ -242,7 +242,7 @@ impl SharedPointer for ClusterShared {}
 /// The generic address of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMapPtr {
-    /// The address, a multiple of 64.
+    /// The address, a multiple of 64 bytes.
     pub base: R64,
 }
 
@@ -261,9 +261,9 @@ impl From<R32> for Shared {
 /// An address in the thread's private memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Local {
-    /// The base.
+    /// The base register.
     pub base: R64,
-    /// Bytes from it.
+    /// Offset from the base in bytes.
     pub offset: i64,
 }
 

@@ -1,4 +1,4 @@
-//! What the threads of a warp or a CTA do together.
+//! Exchanges of a warp, barriers and fences.
 
 use super::{Builder, F32, Guard, Pred, R32, Src, Value};
 use crate::{BarKind, FenceSem, Op, Operand, Scope, ShflMode, Type, VoteMode};
@@ -91,7 +91,7 @@ impl Builder {
         self.op(Op::Fence(FenceSem::AcqRel, scope), []);
     }
 
-    /// A register holding the same value in all lanes, read from the first lane, so that ptxas knows it.
+    /// The value of the first lane in all lanes. ptxas then knows that the register is uniform.
     pub fn uniform(&mut self, a: R32) -> R32 {
         self.shfl_idx(a, 0)
     }

@@ -1,10 +1,10 @@
-//! Products of four warps.
+//! Matrix products of a warpgroup.
 
 use super::memory::vector;
 use super::{Builder, F32, Half, Pred, R32, R64, Src, Value};
 use crate::{Op, Operand, Type, Wgmma, WgmmaSource};
 
-/// Which of its two extents a matrix in shared memory has contiguous.
+/// The contiguous extent of a matrix in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
     /// K: A by rows, B by columns.
@@ -20,8 +20,9 @@ impl Major {
 }
 
 impl Builder {
-    /// `sums (+)= a · b` with m64nNk16, both from shared memory by descriptors; N is twice the number of sums. They are added
-    /// to where `accumulate` holds. Nothing may touch the sums until the group is waited for.
+    /// `sums (+)= a · b` with m64nNk16, both from shared memory by descriptors; N is twice the number of
+    /// sums. They are added to where `accumulate` holds. Nothing may touch the sums until the group is waited
+    /// for.
     pub fn wgmma_ss(
         &mut self,
         half: Half,
@@ -35,7 +36,7 @@ impl Builder {
         self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], 1, majors);
     }
 
-    /// As [`Builder::wgmma_ss`] with `−a`.
+    /// Like [`Builder::wgmma_ss`] with `−a`.
     pub fn wgmma_ss_negated(
         &mut self,
         half: Half,
@@ -49,8 +50,9 @@ impl Builder {
         self.wgmma(half, WgmmaSource::Shared, sums, [a, b, accumulate.into().into()], -1, majors);
     }
 
-    /// `sums (+)= a · b` with m64nNk16, A from registers (the fragment of `mma.m16n8k16`, rows of warp w from 16·w) and B from
-    /// shared memory by a descriptor. Nothing may touch sums or `a` until the group is waited for.
+    /// `sums (+)= a · b` with m64nNk16, A from registers (the fragment of `mma.m16n8k16`, rows of warp w from
+    /// 16·w) and B from shared memory by a descriptor. Nothing may touch sums or `a` until the group is
+    /// waited for.
     pub fn wgmma_rs(
         &mut self,
         half: Half,
@@ -83,12 +85,12 @@ impl Builder {
         self.op(Op::WgmmaFence, []);
     }
 
-    /// Closes the current group of products.
+    /// Closes the current wgmma group.
     pub fn wgmma_commit(&mut self) {
         self.op(Op::WgmmaCommitGroup, []);
     }
 
-    /// Waits until all but the last `left` groups of products are complete.
+    /// Waits until at most the latest `left` wgmma groups are pending.
     pub fn wgmma_wait(&mut self, left: u32) {
         self.op(Op::WgmmaWaitGroup, [Src::<R32>::from(left).into()]);
     }

@@ -1,4 +1,4 @@
-//! Bodies of functions: declarations, labels, instructions.
+//! Function bodies: declarations, labels, instructions.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -12,7 +12,7 @@ use crate::{
     WgmmaSource,
 };
 
-/// Labels that a compiler writes for its debugger only.
+/// Labels that compilers write for debuggers only.
 const DEBUG_LABELS: [&str; 3] = ["$L__tmp", "$L__func_begin", "$L__func_end"];
 
 impl<'t> Parser<'t> {
@@ -114,7 +114,7 @@ impl<'t> Parser<'t> {
         Ok(count)
     }
 
-    /// `name:`, which may head a list of targets.
+    /// `name:`, which may begin a list of targets.
     fn label(&mut self, body: &mut Body) -> Result<(), Failure> {
         let (name, start) = (self.text(), self.here());
         self.next();
@@ -123,7 +123,7 @@ impl<'t> Parser<'t> {
             let labels = self.labels(b';')?;
             self.names.add_targets(name, labels);
         } else if matches!(self.text(), ".callprototype" | ".calltargets") {
-            // Needed by indirect calls only, which are refused where they stand.
+            // Only indirect calls need these, and the parser refuses indirect calls.
             self.skip_statement();
         } else if !DEBUG_LABELS.iter().any(|prefix| name.starts_with(prefix)) {
             body.statements.push(Statement::Label(self.names.place(name, start)?));
@@ -176,8 +176,8 @@ impl<'t> Parser<'t> {
         Ok(Instruction { guard, op, operands, line })
     }
 
-    /// A register that a compiler leaves undefined on purpose gets the value 0, which is as good as any: then a read of
-    /// it is not taken for a mistake.
+    /// A register that a compiler leaves undefined on purpose gets the value 0. Without a value, a read of
+    /// the register would be reported as a fault.
     fn undefined(&mut self, body: &mut Body) {
         let (line, name) = (self.line(), self.text());
         self.next();
@@ -226,7 +226,7 @@ impl<'t> Parser<'t> {
             let message = format!("`{name}` is not a `.branchtargets` list that stands before");
             return Err(Failure::at(start, message));
         };
-        // One long list named by many instructions would be quadratic.
+        // Many instructions that name one long list would take quadratic memory.
         let Some(left) = self.targets_left.checked_sub(labels.len()) else {
             return Err(Failure::at(start, format!("more than {} targets in a module", super::MAX_TARGETS)));
         };
@@ -260,7 +260,8 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// A vector of one is a scalar and the reverse, as the position wants it: compilers write `{%r1}` for both.
+/// Turns a vector of one element into a scalar, or the reverse, as the position needs: compilers write
+/// `{%r1}` for both.
 fn normalise(operand: &mut Operand, kind: SlotKind) {
     match (kind, &mut *operand) {
         (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {

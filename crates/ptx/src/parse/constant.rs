@@ -4,7 +4,7 @@ use super::lexer::Kind;
 use super::{Failure, Parser};
 use crate::Imm;
 
-/// How deep parentheses and operators may nest in an expression.
+/// The deepest nesting of parentheses and operators in an expression.
 const MAX_DEPTH: u32 = 64;
 
 /// The value of an expression. Integers are 64 bits wide, signed unless a literal says otherwise.
@@ -14,7 +14,7 @@ pub(super) enum Constant {
         value: i64,
         unsigned: bool,
     },
-    /// `0f…`: kept as bits.
+    /// The bits of `0f…`.
     F32(u32),
     F64(f64),
 }
@@ -42,7 +42,7 @@ impl Constant {
     }
 }
 
-/// Literal text to its value.
+/// The value of a literal.
 fn literal(text: &str) -> Option<Constant> {
     let bits = |digits: &str, radix| u64::from_str_radix(digits, radix).ok();
     let (head, tail) = (text.get(..2).unwrap_or(""), text.get(2..).unwrap_or(""));
@@ -74,7 +74,7 @@ fn literal(text: &str) -> Option<Constant> {
     })
 }
 
-/// How tightly a binary operator binds.
+/// The precedence of a binary operator.
 fn precedence(kind: Kind) -> Option<u32> {
     let Kind::Punct(first, second) = kind else { return None };
     Some(match (first, second) {
@@ -130,7 +130,8 @@ impl Parser<'_> {
         })
     }
 
-    /// A term of an address: no operator beyond unary minus, so that `[a+4+8]` is the address parser's business.
+    /// A term of an address, without operators except unary minus: the address parser adds the terms of
+    /// `[a+4+8]`.
     pub(super) fn offset(&mut self) -> Result<i64, Failure> {
         let start = self.here();
         match self.unary(0)? {

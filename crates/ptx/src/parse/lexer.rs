@@ -2,7 +2,7 @@
 
 use super::Failure;
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `add`, `%r1`, `$L_0`, `_`.
@@ -15,14 +15,14 @@ pub(super) enum Kind {
     String,
     /// One character, or two for `<<`, `>>`, `==`, `!=`, `<=`, `>=`, `&&`, `||`.
     Punct(u8, u8),
-    /// The register of a comment `// implicit-def: %r1`, with which LLVM says that a register has no value on purpose.
-    /// Only where a statement may start.
+    /// The register of a comment `// implicit-def: %r1`, with which LLVM leaves a register without a value on
+    /// purpose. Only where a statement may start.
     Undefined,
     /// After the last token.
     End,
 }
 
-/// A kind with its place in the text.
+/// A kind with its span in the text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
     pub(super) kind: Kind,
@@ -45,8 +45,8 @@ const fn ends_statement(kind: Kind) -> bool {
     matches!(kind, Kind::Punct(b';' | b':' | b'{' | b'}', 0) | Kind::Undefined)
 }
 
-/// The tokens of `text`, comments and white space left out, an [`Kind::End`] at the end. The text must be shorter than
-/// 4 GiB.
+/// The tokens of `text` without comments and white space, and [`Kind::End`] at the end. The text must be
+/// shorter than 4 GiB.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, Failure> {
     let mut lexer = Lexer { bytes: text.as_bytes(), at: 0, line: 1 };
     let mut tokens = Vec::with_capacity(text.len() / 4);
@@ -99,7 +99,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Skips a comment to the end of its line, and takes the register that it leaves undefined.
+    /// Skips a comment to the end of its line, and takes the register of an `implicit-def`.
     fn comment(&mut self) -> Option<Token> {
         let line = self.line;
         self.at += 2;
@@ -172,7 +172,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Takes everything that could belong to a number; whether it is one is decided where its value is wanted.
+    /// Takes all characters that could belong to a number. The value is parsed, and checked, where it is
+    /// used.
     fn number(&mut self) {
         let hexadecimal =
             self.peek(0) == b'0' && matches!(self.peek(1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D');

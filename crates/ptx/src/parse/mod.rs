@@ -1,12 +1,12 @@
 //! PTX text to a [`Module`].
 //!
-//! The parser takes what NVRTC, nvcc and Triton write: debugging directives are dropped, nested scopes are flattened
-//! (what they declare is renamed where it would clash), `.branchtargets` lists are put into the instructions that name
-//! them. It checks what it must to build the model: syntax, known instructions and modifiers, declared names. Whether
-//! an instruction fits its operands, its target and its place is the verifier's business.
+//! The parser accepts what NVRTC, nvcc and Triton write. It drops debugging directives, flattens nested
+//! scopes (a name that clashes is changed) and puts each `.branchtargets` list into the instructions that
+//! name it. It checks what the model needs: syntax, known instructions and modifiers, declared names. The
+//! verifier checks whether an instruction fits its operands, its target and its place.
 //!
-//! Input is never trusted: nesting, the number of registers and the size of initialisers are bounded, and no input
-//! makes the parser panic or take more than linear time.
+//! The input is not trusted: nesting, the number of registers and the size of initialisers are bounded. No
+//! input makes the parser panic or take more than linear time.
 
 mod body;
 mod constant;
@@ -20,20 +20,20 @@ mod variable;
 
 use std::collections::HashMap;
 
-use crate::{Module, Name};
+use crate::{Module, Name, quote};
 use lexer::{Kind, Token};
 use scope::Names;
 
-/// Registers that one module may declare.
+/// The most registers that one module may declare.
 const MAX_REGISTERS: usize = 1 << 20;
 
-/// Zeros that the initialisers of one module may need between their rows, in bytes.
+/// The most zeros, in bytes, that pad the rows of the initialisers of one module.
 const MAX_PADDING: usize = 1 << 24;
 
-/// Labels that the `.branchtargets` lists used by the instructions of one module may have in all.
+/// The most labels that the instructions of one module may take from `.branchtargets` lists in all.
 const MAX_TARGETS: usize = 1 << 20;
 
-/// Why a text is not PTX that FlashCore knows.
+/// Where and why a text is not PTX that FlashCore knows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}\n    {text}")]
 pub struct ParseError {
@@ -47,10 +47,10 @@ pub struct ParseError {
     pub message: String,
 }
 
-/// Reads a module.
+/// Parses a module.
 ///
 /// # Errors
-/// With the place of the first thing that is not understood.
+/// The place of the first error, what is wrong there and what is accepted.
 pub fn parse(text: &str) -> Result<Module, ParseError> {
     let parsed = if u32::try_from(text.len()).is_ok() {
         lexer::tokens(text).and_then(|tokens| Parser::new(text, tokens).module())
@@ -60,7 +60,7 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
     parsed.map_err(|failure| failure.locate(text))
 }
 
-/// An error that knows its byte offset only.
+/// An error with its byte offset.
 #[derive(Debug)]
 pub(in crate::parse) struct Failure {
     offset: usize,
@@ -76,18 +76,31 @@ impl Failure {
         let before = text.get(..self.offset).unwrap_or(text);
         let start = before.rfind('\n').map_or(0, |at| at + 1);
         let line = text[start..].lines().next().unwrap_or("");
-        // A line of a megabyte helps nobody.
-        let text = line.chars().take(200).collect();
+        let text = around(line, before.len() - start);
         ParseError {
             line: before.matches('\n').count() as u32 + 1,
             column: before[start..].chars().count() as u32 + 1,
             text,
-            message: self.message,
+            message: quote::words(&self.message).into_owned(),
         }
     }
 }
 
-/// A position in the tokens and what has been declared so far.
+/// The part of a line around the place of an error: the whole line unless it is longer than messages quote.
+fn around(line: &str, at: usize) -> String {
+    let places = || line.char_indices().map(|(place, _)| place).chain([line.len()]);
+    if places().count() <= quote::LONGEST {
+        return line.to_owned();
+    }
+    let (before, length) = (quote::LONGEST / 2, quote::LONGEST - 4);
+    let first = places().filter(|&place| place < at).count().saturating_sub(before);
+    let begin = places().nth(first).unwrap_or(0);
+    let end = places().nth(first + length).unwrap_or(line.len());
+    let (left, right) = (if begin > 0 { "… " } else { "" }, if end < line.len() { " …" } else { "" });
+    format!("{left}{}{right}", &line[begin..end])
+}
+
+/// The position in the tokens and the declarations so far.
 struct Parser<'t> {
     source: &'t str,
     tokens: Vec<Token>,
@@ -98,9 +111,9 @@ struct Parser<'t> {
     names: Names<'t>,
     /// Registers that may still be declared.
     registers_left: usize,
-    /// Zeros that may still be put between rows of initialisers.
+    /// Bytes of padding that initialisers may still take.
     padding_left: usize,
-    /// Labels that may still be put into branches through a table.
+    /// Labels that may still be taken from `.branchtargets` lists.
     targets_left: usize,
 }
 
@@ -207,7 +220,7 @@ impl<'t> Parser<'t> {
         self.next();
     }
 
-    /// Takes a string and returns what stands between the quotes.
+    /// Takes a string and returns the text between the quotes.
     fn string(&mut self) -> Result<&'t str, Failure> {
         if self.peek() != Kind::String {
             return Err(self.expected("a string"));

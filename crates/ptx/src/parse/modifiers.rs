@@ -1,26 +1,28 @@
-//! The modifiers after an instruction's name, taken one by one.
+//! The modifiers behind an instruction's name, taken one by one.
 //!
-//! Compilers of different versions write some modifiers in different orders, and the ISA's own order has changed, so a
-//! modifier is taken from wherever it stands; only types keep their order. What is left over in the end is an error.
+//! Compilers of different versions write some modifiers in different orders, and the ISA's own order has
+//! changed. A modifier is therefore taken from wherever it stands; only types keep their order. A modifier
+//! that nothing takes is an error.
 
 use smallvec::SmallVec;
 
 use super::Failure;
-use crate::{Eviction, MemSem, Scope, Space, Type};
+use crate::isa::syntax::Syntax;
+use crate::{Eviction, MmaShape, Type};
 
-/// One modifier: its text without the leading dot, and where it stands.
+/// A modifier: its text without the leading dot, and its byte offset.
 #[derive(Clone, Copy, Debug)]
 struct Modifier<'t> {
     text: &'t str,
     offset: usize,
 }
 
-/// The modifiers of one instruction that have not been taken yet.
+/// The modifiers of an instruction that have not been taken yet.
 pub(super) struct Modifiers<'t> {
     /// The name before the first dot.
     pub(super) base: &'t str,
-    /// Where the name stands.
-    pub(super) offset: usize,
+    /// Byte offset of the name.
+    offset: usize,
     rest: SmallVec<[Modifier<'t>; 12]>,
 }
 
@@ -33,92 +35,9 @@ impl<'t> Modifiers<'t> {
         self.rest.push(Modifier { text, offset });
     }
 
-    /// Takes the first modifier for which `accepts` gives a value.
-    pub(super) fn find<R>(&mut self, accepts: impl Fn(&str) -> Option<R>) -> Option<R> {
-        let (at, value) =
-            self.rest.iter().enumerate().find_map(|(at, m)| accepts(m.text).map(|value| (at, value)))?;
-        self.rest.remove(at);
-        Some(value)
-    }
-
-    /// As [`Modifiers::find`]; an error that says what was wanted when there is none.
-    pub(super) fn one<R>(&mut self, what: &str, accepts: impl Fn(&str) -> Option<R>) -> Result<R, Failure> {
-        self.find(accepts).ok_or_else(|| self.missing(what))
-    }
-
-    /// Takes `text` if it is there.
-    pub(super) fn take(&mut self, text: &str) -> bool {
-        self.find(|m| (m == text).then_some(())).is_some()
-    }
-
-    /// Takes `text`, which must be there.
-    pub(super) fn require(&mut self, text: &str) -> Result<(), Failure> {
-        if self.take(text) { Ok(()) } else { Err(self.missing(&format!("`.{text}`"))) }
-    }
-
-    /// Takes the next type.
-    pub(super) fn ty(&mut self) -> Result<Type, Failure> {
-        self.one("a type", Type::from_name)
-    }
-
-    /// The state space, `Generic` where none is written. `.param::entry` and `.param::func` are `.param`.
-    pub(super) fn space(&mut self) -> Space {
-        let space = self.find(|m| {
-            Some(match m {
-                "global" => Space::Global,
-                "shared" | "shared::cta" => Space::Shared,
-                "shared::cluster" => Space::SharedCluster,
-                "local" => Space::Local,
-                "const" => Space::Const,
-                "param" | "param::entry" | "param::func" => Space::Param,
-                _ => return None,
-            })
-        });
-        space.unwrap_or(Space::Generic)
-    }
-
-    /// `.weak`, `.volatile`, `.relaxed`, … with the scope.
-    pub(super) fn ordering(&mut self) -> (MemSem, Option<Scope>) {
-        let mmio = self.take("mmio");
-        let sem = self.find(|m| {
-            Some(match m {
-                "weak" => MemSem::Weak,
-                "volatile" => MemSem::Volatile,
-                "relaxed" => MemSem::Relaxed,
-                "acquire" => MemSem::Acquire,
-                "release" => MemSem::Release,
-                "acq_rel" => MemSem::AcqRel,
-                _ => return None,
-            })
-        });
-        let sem = if mmio { MemSem::Mmio } else { sem.unwrap_or_default() };
-        (sem, self.find(Scope::from_name))
-    }
-
-    /// `.v2`, `.v4`, `.v8`; 1 where none is written.
-    pub(super) fn vector(&mut self) -> u8 {
-        let vector = self.find(|m| match m {
-            "v2" => Some(2),
-            "v4" => Some(4),
-            "v8" => Some(8),
-            _ => None,
-        });
-        vector.unwrap_or(1)
-    }
-
-    /// `.L2::64B` and its like, in bytes.
-    pub(super) fn l2_prefetch(&mut self) -> Option<u16> {
-        self.find(|m| match m {
-            "L2::64B" => Some(64),
-            "L2::128B" => Some(128),
-            "L2::256B" => Some(256),
-            _ => None,
-        })
-    }
-
-    /// `.L1::evict_…` or `.L2::evict_…`, by the level's prefix.
-    pub(super) fn eviction(&mut self, level: &str) -> Option<Eviction> {
-        self.find(|m| m.strip_prefix(level).and_then(Eviction::from_name))
+    /// Whether a modifier is there and not taken.
+    pub(super) fn has(&self, text: &str) -> bool {
+        self.rest.iter().any(|m| m.text == text)
     }
 
     /// An error at the first modifier that nothing has taken.
@@ -132,11 +51,12 @@ impl<'t> Modifiers<'t> {
         }
     }
 
-    fn missing(&self, what: &str) -> Failure {
+    /// An error about a part that the instruction must have.
+    pub(super) fn missing(&self, what: &str) -> Failure {
         Failure::at(self.offset, format!("`{}` needs {what}", self.base))
     }
 
-    /// An error about the instruction as a whole.
+    /// An error about a name that no instruction has.
     pub(super) fn unknown(&self) -> Failure {
         let mut name = self.base.to_owned();
         for m in &self.rest {
@@ -145,4 +65,141 @@ impl<'t> Modifiers<'t> {
         }
         Failure::at(self.offset, format!("unknown instruction `{name}`"))
     }
+
+    /// Takes the first modifier for which `accepts` gives a value.
+    fn find<R>(&mut self, accepts: impl Fn(&str) -> Option<R>) -> Option<R> {
+        let (at, value) =
+            self.rest.iter().enumerate().find_map(|(at, m)| accepts(m.text).map(|value| (at, value)))?;
+        self.rest.remove(at);
+        Some(value)
+    }
+
+    /// Takes `text` if it is there.
+    fn take(&mut self, text: &str) -> bool {
+        self.find(|m| (m == text).then_some(())).is_some()
+    }
+
+    /// Takes a spelling whose modifiers are all there and returns its value: the spelling with the most
+    /// modifiers, and among those the one that stands first in the text.
+    fn choose<T: Copy>(&mut self, names: &[(T, &str)]) -> Option<T> {
+        let mut best: Option<(usize, usize, T, &str)> = None;
+        for &(value, name) in names {
+            let mut words = name.split('.');
+            let first = words.next().and_then(|word| self.rest.iter().position(|m| m.text == word));
+            let Some(position) = first else { continue };
+            if !words.clone().all(|word| self.has(word)) {
+                continue;
+            }
+            let count = words.count();
+            if best.is_none_or(|(most, at, ..)| count > most || count == most && position < at) {
+                best = Some((count, position, value, name));
+            }
+        }
+        let (_, _, value, name) = best?;
+        for word in name.split('.') {
+            self.take(word);
+        }
+        Some(value)
+    }
+}
+
+impl Syntax for Modifiers<'_> {
+    type Stop = Failure;
+
+    fn name<T: Copy + PartialEq>(
+        &mut self,
+        value: &mut T,
+        names: &[(T, &'static str)],
+    ) -> Result<(), Failure> {
+        let behind = |name: &'static str| match name.split_once('.') {
+            Some((base, words)) => (base == self.base).then_some(words),
+            None => (name == self.base).then_some(""),
+        };
+        let fitting = names.iter().filter_map(|&(value, name)| Some((value, behind(name)?)));
+        let fitting =
+            fitting.filter(|(_, words)| words.is_empty() || words.split('.').all(|word| self.has(word)));
+        let length = |words: &str| if words.is_empty() { 0 } else { 1 + words.matches('.').count() };
+        let longest = fitting.reduce(|a, b| if length(b.1) > length(a.1) { b } else { a });
+        let Some((named, words)) = longest else { return Err(self.unknown()) };
+        for word in words.split('.') {
+            self.take(word);
+        }
+        *value = named;
+        Ok(())
+    }
+
+    fn one<T: Copy + PartialEq>(
+        &mut self,
+        value: &mut T,
+        what: &str,
+        names: &[(T, &str)],
+    ) -> Result<(), Failure> {
+        *value = self.choose(names).ok_or_else(|| self.missing(what))?;
+        Ok(())
+    }
+
+    fn maybe<T: Copy + PartialEq>(
+        &mut self,
+        value: &mut Option<T>,
+        names: &[(T, &str)],
+    ) -> Result<(), Failure> {
+        *value = self.choose(names);
+        Ok(())
+    }
+
+    fn word(&mut self, word: &str) -> Result<(), Failure> {
+        if self.take(word) { Ok(()) } else { Err(self.missing(&format!("`.{word}`"))) }
+    }
+
+    fn ty(&mut self, ty: &mut Type) -> Result<(), Failure> {
+        *ty = self.find(Type::from_name).ok_or_else(|| self.missing("a type"))?;
+        Ok(())
+    }
+
+    fn shape(&mut self, shape: &mut MmaShape) -> Result<(), Failure> {
+        *shape = self.find(extents).ok_or_else(|| self.missing("a shape such as `.m16n8k16`"))?;
+        Ok(())
+    }
+
+    fn eviction(&mut self, priority: &mut Option<Eviction>, level: &str) -> Result<(), Failure> {
+        *priority = self.find(|m| m.strip_prefix(level).and_then(Eviction::from_name));
+        Ok(())
+    }
+
+    fn redundant(&mut self, word: &str) -> bool {
+        self.take(word)
+    }
+
+    fn types_left(&self) -> Option<usize> {
+        Some(self.rest.iter().filter(|m| Type::from_name(m.text).is_some()).count())
+    }
+
+    fn refuse(&mut self, message: impl Into<String>) -> Result<(), Failure> {
+        Err(Failure::at(self.offset, message))
+    }
+
+    fn unsupported(&mut self, prefixes: &[&str], why: &str) -> Result<(), Failure> {
+        let begins = |m: &&Modifier<'_>| prefixes.iter().any(|prefix| m.text.starts_with(prefix));
+        match self.rest.iter().find(begins) {
+            None => Ok(()),
+            Some(m) => Err(Failure::at(m.offset, format!("`.{}` is not supported: {why}", m.text))),
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), Failure> {
+        if self.take("sync") {
+            return Ok(());
+        }
+        self.refuse(format!(
+            "`{}` without `.sync` is not supported: sm_70 and later do not have it",
+            self.base
+        ))
+    }
+}
+
+/// `m16n8k16` to its three extents.
+fn extents(word: &str) -> Option<MmaShape> {
+    let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
+    let (n, k) = rest.split_once('k')?;
+    Some(MmaShape { m: m.parse().ok()?, n: n.parse().ok()?, k: k.parse().ok()? })
 }

@@ -64,7 +64,7 @@ impl<'t> Parser<'t> {
     }
 
     fn item(&mut self, items: &mut Vec<Item>) -> Result<(), Failure> {
-        // A comment of LLVM's outside of all functions.
+        // An `implicit-def` comment outside all functions.
         if self.peek() == Kind::Undefined {
             self.next();
             return Ok(());
@@ -103,8 +103,7 @@ impl<'t> Parser<'t> {
         linkage
     }
 
-    /// Makes a name known to what follows. A name may be declared several times; whether it may be defined so is
-    /// the verifier's business.
+    /// Declares a name of the module. A name may be declared several times; the verifier checks definitions.
     fn define(&mut self, name: &'t str) -> crate::Name {
         self.symbols.entry(name).or_insert_with(|| name.into()).clone()
     }
@@ -202,7 +201,7 @@ impl<'t> Parser<'t> {
         Ok(Param { space: ParamSpace::Param, align, ty, name, elements, pointer })
     }
 
-    /// What follows `.ptr`: the space pointed to, and the alignment, 4 where none is written.
+    /// The part behind `.ptr`: the space pointed to, and the alignment, 4 bytes where none is written.
     fn pointer(&mut self) -> Result<(Space, u32), Failure> {
         let space = declared_space(self.text()).filter(|&space| space != Space::Param);
         if space.is_some() {
@@ -250,7 +249,7 @@ impl<'t> Parser<'t> {
         Ok(extents)
     }
 
-    /// Counts registers against what a module may declare.
+    /// Counts registers against the limit of a module.
     pub(super) fn spend_registers(&mut self, count: u32, offset: usize) -> Result<(), Failure> {
         match self.registers_left.checked_sub(count as usize) {
             Some(left) => {

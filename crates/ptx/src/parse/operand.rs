@@ -1,4 +1,4 @@
-//! Operands as written; which of them an instruction takes is the verifier's business.
+//! Operands as written. The verifier checks whether an instruction takes them.
 
 use smallvec::SmallVec;
 
@@ -70,7 +70,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// What follows `d|`.
+    /// The predicate behind `d|`.
     fn pair_half(&mut self) -> Result<Option<Reg>, Failure> {
         if self.peek() == Kind::Name && self.text() == "_" {
             self.next();
@@ -89,7 +89,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `%tid.x`: a name and, where the register has components, a modifier right behind it.
+    /// `%tid.x`: a name and, for a register with components, a modifier behind the name.
     fn special(&mut self) -> Result<Operand, Failure> {
         let (name, start) = (self.text(), self.here());
         self.next();
@@ -140,7 +140,7 @@ impl<'t> Parser<'t> {
                 }
                 Kind::Punct(b'-', 0) => {
                     self.next();
-                    // 2^63 is a constant too, and the same 64 bits as its negative.
+                    // 2^63 is a valid constant; its negative has the same 64 bits.
                     Some(self.offset()?.wrapping_neg())
                 }
                 _ => return Ok(sum),
@@ -151,7 +151,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `[base+offset`, what follows left to the caller.
+    /// `[base+offset`; the caller takes the rest.
     fn address(&mut self) -> Result<Address, Failure> {
         self.punct(b'[')?;
         if self.starts_constant() {

@@ -5,13 +5,13 @@ use std::collections::{HashMap, HashSet};
 use super::Failure;
 use crate::{Label, Name, Reg};
 
-/// How deep `{ … }` may nest.
+/// The deepest nesting of `{ … }`.
 const MAX_DEPTH: usize = 64;
 
-/// How many other names are tried for one that clashes; more means that the text was made to clash.
+/// The most new names that are tried for one that clashes. Only a text made to clash needs more.
 const MAX_RENAMES: u32 = 8;
 
-/// What a name in a function stands for.
+/// The declaration behind a name in a function.
 #[derive(Clone, Debug)]
 pub(super) enum Symbol {
     Register(Reg),
@@ -23,12 +23,12 @@ pub(super) enum Symbol {
 struct Scope<'t> {
     symbols: HashMap<Name, Symbol>,
     labels: HashMap<&'t str, Label>,
-    /// `.branchtargets` and other lists that an instruction names.
+    /// `.branchtargets` lists.
     targets: HashMap<&'t str, Vec<Label>>,
 }
 
-/// A label that has been mentioned or placed. A label mentioned in a scope that never places it is the enclosing
-/// scope's label of that name.
+/// A label that has been mentioned or placed. A label that is mentioned in a scope and not placed there is
+/// the label of that name in the enclosing scope.
 struct Seen<'t> {
     name: &'t str,
     mentioned_at: usize,
@@ -36,14 +36,14 @@ struct Seen<'t> {
     outer: Option<Label>,
 }
 
-/// Everything declared in the function being read.
+/// The declarations of the function that is being parsed.
 #[derive(Default)]
 pub(super) struct Names<'t> {
     scopes: Vec<Scope<'t>>,
     /// Names taken in the flat body.
     used: HashSet<Name>,
     labels: Vec<Seen<'t>>,
-    /// Renamed so far; part of each new name.
+    /// The number of names changed so far; part of each new name.
     renamed: u32,
 }
 
@@ -60,7 +60,7 @@ impl<'t> Names<'t> {
         Ok(())
     }
 
-    /// Leaves a scope: labels that it mentions and does not place are the enclosing scope's.
+    /// Leaves a scope. Labels that it mentions and does not place belong to the enclosing scope.
     pub(super) fn close(&mut self) {
         let Some(scope) = self.scopes.pop() else { return };
         if self.scopes.is_empty() {
@@ -78,8 +78,8 @@ impl<'t> Names<'t> {
         }
     }
 
-    /// A name for the flat body that nothing else has: `wanted` if it is free. `taken` tells of names outside the
-    /// function.
+    /// A unique name for the flat body: `wanted` if it is free. `taken` says whether a name exists outside
+    /// the function.
     fn free(&mut self, wanted: &str, taken: impl Fn(&str) -> bool) -> Option<Name> {
         let is_free = |name: &str, used: &HashSet<Name>| !used.contains(name) && !taken(name);
         if is_free(wanted, &self.used) {
@@ -119,7 +119,8 @@ impl<'t> Names<'t> {
         Ok(flat)
     }
 
-    /// Declares `prefix0` … `prefix(count-1)`, registers from `first` on; returns their names in the flat body.
+    /// Declares `prefix0` … `prefix(count-1)`, registers from `first` on; returns their names in the flat
+    /// body.
     pub(super) fn range(
         &mut self,
         prefix: &str,
@@ -189,12 +190,13 @@ impl<'t> Names<'t> {
         self.scopes.iter().rev().find_map(|scope| scope.targets.get(name))
     }
 
-    /// For each label that was seen, the one it is in the flat body, and the names of those. Called when all scopes
-    /// are closed.
+    /// The label in the flat body for each label of the text, and the names of the flat labels. Called when
+    /// all scopes are closed.
     pub(super) fn resolve_labels(&mut self) -> Result<(Vec<Label>, Vec<Name>), Failure> {
         let mut flat = vec![Label(0); self.labels.len()];
         let mut names = Vec::new();
-        // An enclosing scope's label may be newer than the inner mention of it, so placed ones come first.
+        // A label of an enclosing scope may be placed after an inner scope mentions it, so placed labels come
+        // first.
         for (i, place) in flat.iter_mut().enumerate() {
             let Seen { name, placed, mentioned_at, .. } = self.labels[i];
             if placed {

@@ -1,4 +1,4 @@
-//! Declarations of variables and parameters, and what they start with.
+//! Declarations of variables and parameters, and their initial values.
 
 use super::constant::Constant;
 use super::lexer::Kind;
@@ -34,7 +34,7 @@ impl<'t> Parser<'t> {
         Ok(Some(align))
     }
 
-    /// `.b32` and its like.
+    /// A type such as `.b32`.
     pub(super) fn ty(&mut self) -> Result<Type, Failure> {
         let known = if self.peek() == Kind::Dot { Type::from_name(&self.text()[1..]) } else { None };
         let ty = known.ok_or_else(|| self.expected("a type"))?;
@@ -42,7 +42,7 @@ impl<'t> Parser<'t> {
         Ok(ty)
     }
 
-    /// The type of something that lies in memory.
+    /// The type of a variable or parameter in memory.
     pub(super) fn memory_ty(&mut self) -> Result<Type, Failure> {
         let start = self.here();
         let ty = self.ty()?;
@@ -52,7 +52,8 @@ impl<'t> Parser<'t> {
         Ok(ty)
     }
 
-    /// A declaration from its state space on, to the semicolon. `bind` declares a name and gives the one to keep.
+    /// A declaration from its state space to the semicolon. `bind` declares a name and returns the name in
+    /// the model.
     pub(super) fn variables(
         &mut self,
         linkage: Linkage,
@@ -120,7 +121,7 @@ impl<'t> Parser<'t> {
         Ok(dims)
     }
 
-    /// What stands after `=`. Fills in a first dimension that was left out.
+    /// The initial value behind `=`. Sets a first extent that was left open.
     fn initializer(&mut self, ty: Type, vector: u32, dims: &mut [u64]) -> Result<Initializer, Failure> {
         let start = self.here();
         let mut values = Values { ty, bytes: Vec::new(), addresses: Vec::new() };
@@ -224,7 +225,7 @@ struct Values {
     addresses: Vec<(Name, i64)>,
 }
 
-/// Little-endian bytes of a constant; the first ones count.
+/// The little-endian bytes of a constant; the first ones are its value at a narrower type.
 fn element_bytes(ty: Type, value: Constant) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let word = match (ty, value) {

@@ -1,4 +1,4 @@
-//! Calls against their callees.
+//! Checks calls against their callees.
 
 use crate::{Body, Function, FunctionKind, Instruction, Op, Operand, Param};
 

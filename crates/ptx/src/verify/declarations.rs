@@ -7,7 +7,6 @@ use crate::{
     Space, Statement, Type, Variable, Version,
 };
 
-use super::constants::MOST_THREADS;
 use super::symbols::{Symbol, Symbols};
 use super::{Report, Rule, operands};
 
@@ -18,7 +17,7 @@ const LOCAL: u64 = 512 << 10;
 /// Bytes of constants.
 const CONSTANT: u64 = 64 << 10;
 
-/// Checks what stands at module scope and says what its names mean.
+/// Checks the declarations at module scope and collects their names.
 pub(super) fn module<'m>(module: &'m Module, report: &mut Report) -> Symbols<'m> {
     let least = module.target.minimum_version();
     if module.version < least {
@@ -135,7 +134,7 @@ fn addresses(v: &Variable, symbols: &Symbols<'_>, report: &mut Report) {
     }
 }
 
-/// Checks everything of a function but its instructions.
+/// Checks a function except for its instructions.
 pub(super) fn function(module: &Module, function: &Function, report: &mut Report) {
     for param in function.params.iter().chain(&function.returns) {
         match param.space {
@@ -203,8 +202,8 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
             );
         }
     };
-    product(".maxntid", bounds.max_threads, MOST_THREADS);
-    product(".reqntid", bounds.required_threads, MOST_THREADS);
+    product(".maxntid", bounds.max_threads, LaunchBounds::MOST_THREADS);
+    product(".reqntid", bounds.required_threads, LaunchBounds::MOST_THREADS);
     product(".reqnctapercluster", bounds.required_cluster, 16);
     if bounds.max_threads.is_some() && bounds.required_threads.is_some() {
         report.declare(Rule::LaunchBounds, ".maxntid and .reqntid exclude each other");
@@ -216,7 +215,7 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
     }
 }
 
-/// Four warps execute a `wgmma` or a `setmaxnreg` together.
+/// The four warps of a warpgroup execute `wgmma` and `setmaxnreg` together.
 fn warpgroups(function: &Function, report: &mut Report) {
     let statements = function.body.iter().flat_map(|body| &body.statements);
     let uses = statements.into_iter().any(|statement| match statement {

@@ -1,9 +1,9 @@
-//! Definitions before uses, over the control-flow graph.
+//! Checks definitions before uses, over the control-flow graph.
 //!
-//! A forward analysis of which registers *may* be defined: a block starts with the union of what its predecessors end
-//! with. Only blocks that the entry reaches are looked at. Union rather than intersection, because compilers define
-//! a register on the paths that matter and leave it alone on the others (a load under a guard whose result is used
-//! under the same guard; the first trip of a rotated loop).
+//! A forward analysis finds the registers that *may* be defined: a block starts with the union of the sets
+//! that its predecessors end with. Blocks that the entry does not reach are skipped. The analysis takes the
+//! union and not the intersection, because compilers define a register only on the paths that need it (a load
+//! under a guard whose result is used under the same guard; the first iteration of a rotated loop).
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::{Body, Function, Imm, Instruction, Name, Op, Operand, ParamSpace, Reg
 
 use super::{Report, Rule};
 
-/// A run of statements that is entered at the top and left at the bottom.
+/// A basic block.
 struct Block {
     start: usize,
     end: usize,
     successors: Vec<usize>,
 }
 
-/// Reports the first read of each register that nothing before it can have written.
+/// Reports the first read of each register that no path has written.
 pub(super) fn check(function: &Function, body: &Body, report: &mut Report) {
     let blocks = blocks(body);
     let mut entry = Bits::new(body.registers.len());
@@ -47,8 +47,8 @@ pub(super) fn check(function: &Function, body: &Body, report: &mut Report) {
     }
 }
 
-/// Whether what an instruction writes and reads is read for certain: `wgmma` adds to its sums where scale-d says so, and the
-/// emulator knows where that is.
+/// Whether an operand that is read and written is certainly read. `wgmma` reads its accumulators only where
+/// `scale-d` is true, and only the emulator knows a `scale-d` that is not a constant.
 fn adds_always(inst: &Instruction) -> bool {
     !matches!(inst.op, Op::Wgmma(_)) || inst.operands.get(3) == Some(&Operand::Imm(Imm::Int(1)))
 }
@@ -79,7 +79,8 @@ fn instructions<'b>(body: &'b Body, block: &Block) -> impl Iterator<Item = &'b I
     })
 }
 
-/// What may be defined where each block starts; `None` for blocks that nothing reaches.
+/// The registers that may be defined at the start of each block; `None` for blocks that the entry does not
+/// reach.
 fn solve(body: &Body, blocks: &[Block], entry: Bits) -> Vec<Option<Bits>> {
     let mut starts: Vec<Option<Bits>> = blocks.iter().map(|_| None).collect();
     let mut queued = vec![false; blocks.len()];

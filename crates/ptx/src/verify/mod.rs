@@ -1,69 +1,66 @@
-//! The verifier: a pass that looks at a module and yields [`Verified`], or every [`Violation`] it found.
+//! The verifier: a pass over a module that yields [`Verified`], or every [`Violation`] it found.
 //!
-//! It checks what can be known without running; the emulator checks the rest. A module that passes holds these
-//! invariants.
+//! The verifier checks what can be known without running the module; the emulator checks the rest. A module
+//! that passes has these properties.
 //!
-//! **Module.** The target is known to the module's `.version`, and both offer everything that is used
-//! ([`Requirement`]). No two variables share a name, nor two functions, except that declarations of a function may
-//! precede its definition and agree with it in the sizes of its parameters and results.
+//! **Module.** The module's `.version` knows the target, and both offer everything that the module uses
+//! ([`Requirement`]). No two variables share a name, nor two functions, except that declarations of a
+//! function may precede its definition and agree with it in the sizes of its parameters and results.
 //!
-//! **Variables.** Alignments are powers of two and no smaller than the element's. Dimensions other than a leading `[]`
-//! are not 0, `[]` needs `.extern` or an initialiser, the size fits the state space (static shared memory of a function
-//! 48 KiB, local memory 512 KiB, constants 64 KiB), and nothing but `.global` and `.const` is initialised, with no more
-//! bytes than there is room and no address of something unknown.
+//! **Variables.** Alignments are powers of two. Dimensions other than a leading `[]` are not 0, `[]` needs
+//! `.extern` or an initialiser, the size fits the state space (static shared memory of a function 48 KiB,
+//! local memory 512 KiB, constants 64 KiB), only `.global` and `.const` variables are initialised, with no
+//! more bytes than their size and no address of an undeclared name.
 //!
-//! **Functions.** Kernels return nothing, have a body and take `.param`s, together at most 4352 bytes (32764 from
-//! `.version` 8.1). Launch bounds are not 0; a CTA has at most 1024 threads, a cluster at most 16 CTAs; `.maxntid` excludes
-//! `.reqntid`. Names of registers, labels and variables are unique in the function; every label that is used stands at
-//! exactly one place.
+//! **Functions.** Kernels return nothing, have a body and take `.param`s, together at most 4352 bytes (32764
+//! from `.version` 8.1). Launch bounds are not 0; a CTA has at most 1024 threads, a cluster at most 16 CTAs;
+//! `.maxntid` excludes `.reqntid`. Names of registers, labels and variables are unique in the function; every
+//! label that is used is placed exactly once.
 //!
-//! **Operands.** Their number and kind are those of [`Op::signature`](crate::Op::signature). A register is as wide as
-//! the instruction's type (or wider, in `ld`, `st` and `cvt`), and its type agrees with it: integers with integers and
-//! with `.bN`, floats with the same float and with `.bN`, `.bN` with everything. A guard is a predicate. Results are
-//! registers or `_`. Floating-point immediates stand where floats or bits are taken, integers fit their width. Vectors
-//! have as many elements as the type, the fragment or the packed width says; only `mov` packs, on one side at a time.
+//! **Operands.** Their number and kind are those of [`Op::signature`](crate::Op::signature). A register is as
+//! wide as the instruction's type (or wider, in `ld`, `st` and `cvt`), and its type agrees with it: integers
+//! with integers and with `.bN`, floats with the same float and with `.bN`, `.bN` with everything. A guard is
+//! a predicate. Results are registers or `_`. A floating-point immediate stands for a float or for bits; an
+//! integer immediate fits its width. Vectors have as many elements as the type, the fragment or the packed
+//! width says; only `mov` packs, on one side.
 //!
-//! **Addresses.** A base register is 64 bits wide, or 32 for `.shared`, `.local`, `.const` and `.param`. A symbol lies in the space that the
-//! instruction names. Where base and offset are known, the access is aligned to its size and ends inside the variable; a bulk copy
-//! is aligned to 16 bytes, a box of a tensor to 128. A tensor map's address has no offset.
+//! **Addresses.** A base register is 64 bits wide, or 32 for `.shared`, `.local`, `.const` and `.param`. A
+//! symbol lies in the space that the instruction names. Where base and offset are known, the access is
+//! aligned to its size and ends inside the variable; a bulk copy is aligned to 16 bytes, a box of a tensor to
+//! 128. A tensor map's address has no offset.
 //!
-//! **Modifiers.** The operation has the type and takes the modifiers, alone and together: roundings, `.ftz`, `.sat`,
-//! comparisons, conversions, orderings with their scopes, cache operators, matrix shapes.
+//! **Modifiers.** The operation has the type and takes the combination of modifiers: roundings, `.ftz`,
+//! `.sat`, comparisons, conversions, orderings with their scopes, cache operators, matrix shapes. The rules
+//! stand in the row of each instruction (`isa`).
 //!
-//! **Constants.** Barriers are 0 to 15 and count whole warps; `cp.async` copies 4, 8 or 16 bytes (`.cg` 16) and reads no more than that;
-//! `lop3` tables are 8 bits; `setmaxnreg` takes 24 to 256 in steps of 8; groups to wait for are not negative; a member mask is not 0. The scales
-//! of `wgmma` are 1 or -1, its transpositions 0 or 1. Bulk copies move multiples of 16 bytes.
+//! **Constants.** Barriers are 0 to 15 and count whole warps; `cp.async` copies 4, 8 or 16 bytes (`.cg` 16)
+//! and reads no more; `lop3` tables are 8 bits; `setmaxnreg` takes 24 to 256 in steps of 8; the number of
+//! groups to wait for is not negative; a member mask is not 0. The scales of `wgmma` are 1 or -1, its
+//! transpositions 0 or 1. Bulk copies move multiples of 16 bytes.
 //!
-//! **Warpgroups.** A kernel that uses `wgmma` or `setmaxnreg` has launch bounds, if any, that hold a warpgroup of 128 threads.
+//! **Warpgroups.** A kernel that uses `wgmma` or `setmaxnreg` has launch bounds, if any, of at least one
+//! warpgroup, 128 threads.
 //!
-//! **Calls.** The callee is declared, is no kernel, and takes and returns as many values of the same sizes.
+//! **Calls.** The callee is declared and not a kernel; the numbers and sizes of arguments and results agree.
 //!
-//! **Definitions.** A register that is read was written on at least one path from the entry (a guarded write counts):
-//! code that compilers emit passes, a register that no path could have written does not. Reads that only some paths
-//! leave undefined are found by the emulator, which knows the paths taken.
+//! **Definitions.** A register that is read was written on at least one path from the entry; a guarded write
+//! counts. Code that compilers emit passes this rule. The emulator finds a read that only some paths leave
+//! undefined, because it knows the path taken.
 
-mod async_modifiers;
 mod calls;
-mod constants;
 mod declarations;
 mod flow;
-mod memory_modifiers;
-mod modifiers;
 mod operands;
-mod requirement;
+pub(crate) mod rules;
 mod symbols;
-mod tensor_modifiers;
-mod wgmma_modifiers;
-mod wmma_modifiers;
 
 use std::fmt;
 
-use crate::{Body, Function, Instruction, Module, Name, Statement};
+use crate::{Body, Function, Instruction, Module, Name, Requirement, Statement, quote};
 
-pub use requirement::Requirement;
 use symbols::Symbols;
 
-/// Which invariant does not hold.
+/// The kind of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rule {
     /// The module's target or `.version` lacks something.
@@ -72,9 +69,9 @@ pub enum Rule {
     Declaration,
     /// A launch bound is out of range.
     LaunchBounds,
-    /// A name means nothing, or not what is needed here.
+    /// A name is not declared, or stands for the wrong kind of thing.
     Symbol,
-    /// A label is missing, or stands twice.
+    /// A label is placed nowhere or twice.
     Label,
     /// Wrong number of operands.
     Arity,
@@ -88,16 +85,16 @@ pub enum Rule {
     Address,
     /// A type or modifier that the operation does not take.
     Modifier,
-    /// A constant out of its range.
+    /// A constant outside its range.
     Constant,
     /// A call that does not fit its callee.
     Call,
-    /// A register read that no path has written.
+    /// A read of a register that no path has written.
     Undefined,
 }
 
 impl Rule {
-    /// Its name in messages and filetests.
+    /// The name in messages and filetests.
     pub const fn name(self) -> &'static str {
         match self {
             Rule::Target => "target",
@@ -118,18 +115,18 @@ impl Rule {
     }
 }
 
-/// One invariant that does not hold, and where.
+/// One violation and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// Line of the instruction, see [`Instruction::line`]; 0 outside instructions.
+    /// The line of the instruction, from 1, see [`Instruction::line`]; 0 outside instructions.
     pub line: u32,
-    /// The function it is in, if it is in one.
+    /// The function, for a violation inside one.
     pub function: Option<Name>,
-    /// The instruction's text, if it is about one.
+    /// The text of the instruction, for a violation of one.
     pub instruction: Option<String>,
-    /// What is wrong and what would be right.
+    /// What is wrong and what is accepted.
     pub message: String,
 }
 
@@ -138,25 +135,31 @@ impl fmt::Display for Violation {
         if self.line > 0 {
             write!(f, "line {}: ", self.line)?;
         }
-        write!(f, "{}: {}", self.rule.name(), self.message)?;
+        write!(f, "{}: {}", self.rule.name(), quote::words(&self.message))?;
         match (&self.instruction, &self.function) {
-            (Some(instruction), _) => write!(f, ", in `{instruction}`"),
-            (None, Some(function)) => write!(f, ", in {function}"),
+            (Some(instruction), _) => write!(f, ", in `{}`", quote::cut(instruction)),
+            (None, Some(function)) => write!(f, ", in {}", quote::cut(function)),
             (None, None) => Ok(()),
         }
     }
 }
 
-/// Everything the verifier found, in the order of the text; never empty.
+/// Violations that a message shows.
+const SHOWN: usize = 10;
+
+/// All violations of a module, in the order of the text; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violations(pub Vec<Violation>);
 
 impl fmt::Display for Violations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, violation) in self.0.iter().enumerate() {
+        for (i, violation) in self.0.iter().take(SHOWN).enumerate() {
             write!(f, "{}{violation}", if i == 0 { "" } else { "\n" })?;
         }
-        Ok(())
+        match self.0.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\nand {more} more"),
+        }
     }
 }
 
@@ -175,7 +178,7 @@ impl<'m> Verified<'m> {
         self.module
     }
 
-    /// The least target and `.version` that would do.
+    /// The lowest target and `.version` that would do.
     pub fn requirement(&self) -> Requirement {
         self.requirement
     }
@@ -204,7 +207,7 @@ impl Module {
     }
 }
 
-/// What was found so far, and where the pass is.
+/// The violations found so far, and the function that is being checked.
 #[derive(Default)]
 struct Report {
     found: Vec<Violation>,
@@ -230,14 +233,15 @@ impl Report {
     }
 }
 
-/// What is wrong with an instruction.
-type Fault = (Rule, String);
+/// The rule that an instruction breaks, and a message.
+pub(crate) type Fault = (Rule, String);
 
-fn fault<T>(rule: Rule, message: impl Into<String>) -> Result<T, Fault> {
+pub(crate) fn fault<T>(rule: Rule, message: impl Into<String>) -> Result<T, Fault> {
     Err((rule, message.into()))
 }
 
-/// Each instruction alone, then all together. The flow of definitions is followed only where the operands are sound.
+/// Checks each instruction alone, then definitions before uses. The second needs operands that passed the
+/// first.
 fn check_body(module: &Module, function: &Function, body: &Body, symbols: &Symbols<'_>, report: &mut Report) {
     let before = report.found.len();
     let scope = symbols.enter(function, body);
@@ -258,9 +262,9 @@ fn check_instruction(
     inst: &Instruction,
     scope: &symbols::Scope<'_>,
 ) -> Result<(), Fault> {
-    modifiers::check(&inst.op).map_err(|message| (Rule::Modifier, message))?;
+    inst.op.check_modifiers().map_err(|message| (Rule::Modifier, message))?;
     operands::check(body, inst, scope)?;
-    constants::check(inst)?;
+    inst.check_operands()?;
     calls::check(inst, body, scope)?;
     let needs = inst.requirement();
     if !needs.met_by(module.target) || needs.version > module.version {

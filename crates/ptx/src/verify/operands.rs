@@ -1,4 +1,4 @@
-//! Number, kind, type and width of operands, and addresses.
+//! Checks the number, kinds, types and widths of operands, and addresses.
 
 use crate::{
     Address, Base, Body, Flow, Imm, Instruction, Op, Operand, Reg, Slot, SlotKind, Space, SpecialReg,
@@ -19,41 +19,26 @@ pub(super) fn check(body: &Body, inst: &Instruction, scope: &Scope<'_>) -> Resul
     for (position, (slot, operand)) in matched(inst)?.into_iter().enumerate() {
         checker.operand(position, slot, operand)?;
     }
-    sink(&inst.op, inst.operands.first())
+    Ok(())
 }
 
-/// Operands with their positions. An optional position in the middle (`bar.red`) is skipped when an operand is missing.
+/// Pairs operands with positions. When operands are missing, the last optional positions are skipped; such a
+/// position may stand in the middle (`bar.red`).
 pub(super) fn matched(inst: &Instruction) -> Result<Vec<(Slot, &Operand)>, Fault> {
     let mut slots = inst.op.signature();
     let (given, most) = (inst.operands.len(), slots.len());
     let least = slots.iter().filter(|slot| !slot.optional).count();
-    // A cache policy is there exactly when `.L2::cache_hint` is; other optional operands come before it.
-    let hint = policy_wanted(&inst.op);
-    let least = least + usize::from(hint == Some(true));
-    let most = most - usize::from(hint == Some(false));
     if given < least || given > most {
         let expected = if least == most { format!("{least}") } else { format!("{least} to {most}") };
         return fault(Rule::Arity, format!("{given} operands; the operation takes {expected}"));
     }
     while slots.len() > given {
-        let keep_policy = hint == Some(true);
-        let end = slots.len() - usize::from(keep_policy);
-        match slots[..end].iter().rposition(|slot| slot.optional) {
+        match slots.iter().rposition(|slot| slot.optional) {
             Some(i) => slots.remove(i),
             None => break,
         };
     }
     Ok(slots.into_iter().zip(&inst.operands).collect())
-}
-
-/// Whether a cache policy must be there, for operations that know one.
-fn policy_wanted(op: &Op) -> Option<bool> {
-    match op {
-        Op::Ld(m) | Op::St(m) => Some(m.cache_hint),
-        Op::Atom(a) | Op::Red(a) => Some(a.cache_hint),
-        Op::CpAsync(copy) => Some(copy.cache_hint),
-        _ => None,
-    }
 }
 
 /// Whether a register of type `have` may stand where the instruction takes `want`, widths aside.
@@ -141,8 +126,7 @@ impl Checker<'_> {
     fn typed(&self, reg: Reg, ty: Type, wide: bool) -> Result<(), Fault> {
         let have = self.register(reg)?;
         let fits = if wide && ty != Type::Pred { have.bits() >= ty.bits() } else { have.bits() == ty.bits() };
-        // An extended value keeps its kind: a wider register of a load or conversion is an integer or bits, except
-        // that a float is never extended.
+        // A register wider than the type holds an extended integer or bits; floats are never extended.
         let agreed = agrees(ty, have) && (have.bits() == ty.bits() || !ty.is_float());
         if fits && agreed {
             return Ok(());
@@ -151,7 +135,7 @@ impl Checker<'_> {
         fault(Rule::Type, format!("{name} is .{have}, and .{ty} belongs here"))
     }
 
-    /// The address of a variable or function is 32 or 64 bits.
+    /// The address of a variable or function has 32 or 64 bits.
     fn symbol(&self, ty: Type, name: &str) -> Result<(), Fault> {
         if self.scope.get(name).is_none() {
             return fault(Rule::Symbol, format!("{name} is not declared"));
@@ -178,7 +162,7 @@ impl Checker<'_> {
             (Type::B128, 4) => Type::B32,
             _ => return fault(Rule::Vector, format!(".{ty} does not consist of {} elements", parts.len())),
         };
-        // Bytes are packed from 16-bit registers.
+        // Bytes are packed from and unpacked to 16-bit registers.
         parts.iter().try_for_each(|operand| self.value(flow, part, part == Type::B8, operand))
     }
 
@@ -194,11 +178,7 @@ impl Checker<'_> {
 
     fn pair(&self, ty: Type, operand: &Operand) -> Result<(), Fault> {
         let Operand::Pair(first, second) = operand else {
-            return match self.inst.op {
-                Op::Lop3(Some(_)) => fault(Rule::Operand, "lop3 with a predicate writes two results: d|p"),
-                Op::Elect => fault(Rule::Operand, "elect writes two results: d|p"),
-                _ => self.value(Flow::Write, ty, false, operand),
-            };
+            return self.value(Flow::Write, ty, false, operand);
         };
         first.map_or(Ok(()), |reg| self.typed(reg, ty, false))?;
         second.map_or(Ok(()), |reg| self.typed(reg, Type::Pred, false))
@@ -209,7 +189,7 @@ impl Checker<'_> {
         if op.tensor_map_operand() == Some(position) && address.offset != 0 {
             return fault(Rule::Address, "the address of a tensor map takes no offset");
         }
-        let (bytes, unit) = (accessed(op, position), alignment(op, position));
+        let (bytes, unit) = (op.accessed_bytes(position), alignment(op, position));
         match &address.base {
             Base::Reg(reg) => self.base(space, *reg),
             Base::Absolute => aligned(unit, unit.unwrap_or(1), address.offset),
@@ -238,50 +218,17 @@ impl Checker<'_> {
     }
 }
 
-/// Bytes an instruction accesses at the address at that position, where they must be aligned to that size.
-fn accessed(op: &Op, position: usize) -> Option<u32> {
-    match op {
-        Op::Ld(m) | Op::St(m) => Some(m.bytes()),
-        Op::Atom(a) | Op::Red(a) => Some(a.ty.bytes() * u32::from(a.vector)),
-        Op::Ldmatrix(_) | Op::Stmatrix(_) => Some(16),
-        Op::WmmaLoad(m) | Op::WmmaStore(m) => Some(m.address_alignment()),
-        Op::Mbarrier(_) | Op::CpAsyncMbarrierArrive { .. } => Some(8),
-        Op::StAsync(st) => Some(if position == 0 { st.bytes() } else { 8 }),
-        Op::RedAsync(red) => Some(if position == 0 { red.ty.bytes() } else { 8 }),
-        // The smallest copy; an mbarrier stands behind the size.
-        Op::CpAsyncBulk(_) | Op::CpReduceAsyncBulk(_) => Some(if position < 2 { 16 } else { 8 }),
-        Op::CpAsyncBulkPrefetch { .. } => Some(16),
-        // A box is no smaller than 16 bytes; its map stands before it or, in a load, between it and the mbarrier.
-        Op::CpAsyncBulkTensor(_) | Op::CpReduceAsyncBulkTensor(_) => Some(if position == 3 { 8 } else { 16 }),
-        Op::FenceTensormap(..) => Some(TensorMapSpec::BYTES),
-        _ => None,
-    }
-}
-
-/// An mbarrier of another CTA tells no state.
-fn sink(op: &Op, result: Option<&Operand>) -> Result<(), Fault> {
-    match (op, result) {
-        (Op::Mbarrier(m), Some(result))
-            if m.space == Space::SharedCluster && m.op.arrives() && *result != Operand::Sink =>
-        {
-            fault(Rule::Operand, "an arrival at .shared::cluster has no state: `_` belongs here")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// What the address at that position must be a multiple of, where that is not the size of the access: a box in shared memory and a
-/// tensor map have alignments of their own (PTX ISA, "cp.async.bulk.tensor").
+/// The alignment of the address at a position: the size of the access, except for a box in shared memory and
+/// for a tensor map (PTX ISA, "cp.async.bulk.tensor").
 fn alignment(op: &Op, position: usize) -> Option<u32> {
     match op.tensor_map_operand() {
         Some(map) if map == position => Some(TensorMapSpec::ALIGN),
         Some(_) if position != 3 => Some(128),
-        _ => accessed(op, position),
+        _ => op.accessed_bytes(position),
     }
 }
 
-/// An offset from a base of alignment `align` is misaligned for certain when the part of it that the base cannot
-/// make up for is not 0.
+/// Refuses an offset that is misaligned whatever the base is: the alignment of the base is at least `align`.
 fn aligned(bytes: Option<u32>, align: u32, offset: i64) -> Result<(), Fault> {
     let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return Ok(()) };
     if offset.rem_euclid(i64::from(align.min(bytes).max(1))) == 0 {
@@ -299,8 +246,8 @@ fn inside(bytes: Option<u32>, size: Option<u64>, offset: i64, name: &str) -> Res
     fault(Rule::Address, format!("{bytes} bytes at {offset} leave {name}, which has {size}"))
 }
 
-/// A symbol must lie in the space that the instruction names; generic instructions take what has a generic address
-/// equal to its own.
+/// A symbol must lie in the space that the instruction names. A generic address may name a variable in global
+/// memory, whose generic address equals its address.
 fn reachable(space: Space, name: &str, symbol: &Symbol<'_>) -> Result<(), Fault> {
     let Some(own) = symbol.space() else {
         return fault(Rule::Symbol, format!("{name} is a function, not memory"));
@@ -338,7 +285,7 @@ fn immediate(ty: Type, imm: Imm) -> Result<(), Fault> {
 
 fn special(ty: Type, register: SpecialReg) -> Result<(), Fault> {
     let have = register.ty();
-    // `%gridid` became 64 bits wide; reading its low half is still legal.
+    // `%gridid` was 32 bits wide once; reading its low half is still legal.
     let fits = have.bits() == ty.bits() || register == SpecialReg::GridId;
     if fits && !ty.is_float() {
         return Ok(());
@@ -346,7 +293,7 @@ fn special(ty: Type, register: SpecialReg) -> Result<(), Fault> {
     fault(Rule::Type, format!("{} is .{have}, and .{ty} belongs here", register.name()))
 }
 
-/// Labels that are used must stand at exactly one place.
+/// A label that is used must be placed exactly once.
 pub(super) fn labels(body: &Body) -> Vec<Fault> {
     let mut places = vec![0u32; body.labels.len()];
     let mut used = vec![false; body.labels.len()];

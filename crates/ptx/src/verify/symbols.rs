@@ -1,27 +1,27 @@
-//! What names mean, in a module and in one of its functions.
+//! The names of a module and of its functions.
 
 use std::collections::HashMap;
 
 use crate::{Body, Function, ParamSpace, Space, Variable};
 
-/// What a name stands for.
+/// The declaration behind a name.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Symbol<'m> {
     /// A variable.
     Variable(&'m Variable),
-    /// A parameter or a result in `.param` space: alignment and size in bytes.
+    /// A parameter or a result in `.param` space.
     Param {
-        /// Alignment.
+        /// Alignment in bytes.
         align: u32,
-        /// Size.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// A function, with the declaration or definition that says most.
+    /// A function: its definition, or a declaration where there is no definition.
     Function(&'m Function),
 }
 
 impl Symbol<'_> {
-    /// The space it lies in; `None` for functions.
+    /// The state space; `None` for functions.
     pub(super) fn space(&self) -> Option<Space> {
         match self {
             Symbol::Variable(variable) => Some(variable.space),
@@ -30,7 +30,7 @@ impl Symbol<'_> {
         }
     }
 
-    /// Alignment, and size in bytes where it is known.
+    /// The alignment and, where known, the size, both in bytes.
     pub(super) fn layout(&self) -> Option<(u32, Option<u64>)> {
         match self {
             Symbol::Variable(variable) => {
@@ -47,14 +47,14 @@ impl Symbol<'_> {
 #[derive(Default)]
 pub(super) struct Symbols<'m>(pub(super) HashMap<&'m str, Symbol<'m>>);
 
-/// The names that a function sees: its own first.
+/// The names that a function sees. Its own names hide those of the module.
 pub(super) struct Scope<'s> {
     module: &'s Symbols<'s>,
     own: HashMap<&'s str, Symbol<'s>>,
 }
 
 impl<'m> Symbols<'m> {
-    /// The names seen inside `function`.
+    /// The names that `function` sees.
     pub(super) fn enter<'s>(&'s self, function: &'s Function, body: &'s Body) -> Scope<'s> {
         let variables = body.variables.iter().map(|v| (&*v.name, Symbol::Variable(v)));
         let params = function.params.iter().chain(&function.returns);
@@ -67,7 +67,7 @@ impl<'m> Symbols<'m> {
 }
 
 impl<'s> Scope<'s> {
-    /// What `name` stands for.
+    /// The declaration of `name`.
     pub(super) fn get(&self, name: &str) -> Option<Symbol<'s>> {
         self.own.get(name).or_else(|| self.module.0.get(name)).copied()
     }

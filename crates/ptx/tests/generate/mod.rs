@@ -163,7 +163,7 @@ fn wmma(c: &mut Choices) -> Wmma {
 }
 
 fn mbarrier(c: &mut Choices) -> Mbarrier {
-    let mbarrier = Mbarrier::new(c.named(&MbarrierOp::NAMES));
+    let mbarrier = Mbarrier::new(c.named(MbarrierOp::NAMES));
     if mbarrier.op == MbarrierOp::PendingCount {
         return mbarrier;
     }
@@ -237,7 +237,7 @@ fn arithmetic(c: &mut Choices) -> Op {
         10 => Op::Shf(c.named(ShiftDirection::NAMES), c.named(ShfMode::NAMES)),
         11 => Op::Bfe(ty(c)),
         12 => Op::Bfi(ty(c)),
-        13 => Op::Prmt(c.named(&PrmtMode::SUFFIXES)),
+        13 => Op::Prmt(c.named(PrmtMode::SUFFIXES)),
         14 => Op::Szext(c.named(ShfMode::NAMES), ty(c)),
         15 => Op::Dp2a(c.named(DotHalf::NAMES), ty(c), ty(c)),
         16 => Op::Mov(ty(c)),

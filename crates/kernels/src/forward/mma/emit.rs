@@ -3,15 +3,16 @@
 use problem::{Problem, Tensor};
 use ptx::{Arg, Builder, Dim3, F32, Global, Half, Kernel, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
-    AccTile, Block, Bound, KvPipeline, MaskRule, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
-    RowRange, Sign, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
+    AccTile, Block, Bound, KeyBand, KvPipeline, Masker, MatrixReader, OnlineSoftmax, Order, Queries,
+    RowRange, Sign, Softcap, Steps, Stream, Threads, TileCopy, TileLayout, divide, mma_pv, mma_qk, store_lse,
     store_rows,
 };
 
 use super::plan::{Grid, MmaPlan, QueryHome};
 use crate::Arch;
 use crate::forward::contract::{
-    factor, half, head_strides, lse_of_row, pointer, rule, stepped, tensor_buffers,
+    band_args, declare_band, declare_softcap, factor, half, head_strides, lse_of_row, pointer, softcap_args,
+    stepped, tensor_buffers,
 };
 
 const ENTRY: &str = "flash_forward_mma";
@@ -56,7 +57,6 @@ struct Forward<'a> {
     plan: &'a MmaPlan,
     problem: &'a Problem,
     half: Half,
-    rule: MaskRule,
     params: Params,
     threads: Threads,
     rows: RowRange,
@@ -72,10 +72,12 @@ struct Params {
     seq_kv: R32,
     /// `|scale| · log2 e`.
     factor: F32,
+    band: KeyBand,
+    softcap: Option<Softcap>,
 }
 
 impl Params {
-    fn declare(k: &mut Builder, lse: bool) -> Params {
+    fn declare(k: &mut Builder, problem: &Problem, lse: bool) -> Params {
         let pointers = Tensor::ALL.map(|tensor| k.param_pointer(tensor.name()));
         let lse = lse.then(|| k.param_pointer("lse"));
         let tensors = [0, 1, 2, 3].map(|i| {
@@ -84,21 +86,27 @@ impl Params {
             (pointers[i], batch_bytes, k.param_u64(&format!("{name}_head_bytes")))
         });
         let (seq_q, seq_kv) = (k.param_u32("seq_q"), k.param_u32("seq_kv"));
-        Params { tensors, lse, seq_q, seq_kv, factor: k.param_f32("scale_log2e") }
+        Params {
+            tensors,
+            lse,
+            seq_q,
+            seq_kv,
+            factor: k.param_f32("scale_log2e"),
+            band: declare_band(k, problem),
+            softcap: declare_softcap(k, problem),
+        }
     }
 }
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan) -> Forward<'a> {
-        let params = Params::declare(k, plan.lse);
-        let rule = rule(problem);
-        let row_block = row_block(k, plan.grid, rule);
+        let params = Params::declare(k, problem, plan.lse);
+        let row_block = row_block(k, plan.grid, &params.band);
         let first = k.mul(row_block, plan.block_m);
         Forward {
             plan,
             problem,
             half: half(problem),
-            rule,
             threads: Threads::new(k, plan.threads(), plan.kv_warps),
             rows: RowRange {
                 first,
@@ -116,18 +124,21 @@ impl<'a> Forward<'a> {
     fn body(&self, k: &mut Builder) {
         let (plan, rows) = (self.plan, &self.rows);
         let divides = self.problem.seq_kv.is_multiple_of(plan.block_n as usize);
-        let bound = Bound::new(k, self.rule, rows, plan.block_n, divides);
+        let bound = Bound::new(k, &self.params.band, rows, plan.block_n, divides);
         let blocks = self.keys_and_values(k, bound, divides);
         self.load_queries(k);
         blocks.start(k);
         let q = self.queries(k, &blocks);
 
         let o = AccTile::zero(k, plan.warp_rows(), self.problem.head_dim_v as u32);
-        let mask = Masker::new(k, self.rule, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
+        let mask = Masker::new(k, &self.params.band, &self.threads, rows, plan.warp_rows(), plan.warp_keys());
         let softmax = OnlineSoftmax::new(k, self.half, plan.rescale, self.params.factor, plan.warp_rows());
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let s = mma_qk(k, &q, &key); //                      S = Q Kᵀ
+            if let Some(softcap) = &self.params.softcap {
+                softcap.apply(k, &s); //                         S = tanh(S·c')
+            }
             mask.apply(k, &s, block.origin, block.coverage);
             s
         };
@@ -302,20 +313,18 @@ impl<'a> Forward<'a> {
 }
 
 /// The CTA's block of rows. Of a causal head the last rows, which see most, come first.
-fn row_block(k: &mut Builder, grid: Grid, rule: MaskRule) -> R32 {
+fn row_block(k: &mut Builder, grid: Grid, band: &KeyBand) -> R32 {
     let (index, count) = match grid {
         Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
         Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
     let index = k.special(index);
-    match rule {
-        MaskRule::All => index,
-        MaskRule::Causal(_) => {
-            let count = k.special(count);
-            let last = k.sub(count, 1);
-            k.sub(last, index)
-        }
+    if band.is_full() {
+        return index;
     }
+    let count = k.special(count);
+    let last = k.sub(count, 1);
+    k.sub(last, index)
 }
 
 /// The CTA's query head and batch entry.
@@ -335,5 +344,6 @@ fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
         args.extend(head_strides(problem, tensor));
     }
     args.extend([Arg::U32(problem.seq_q as u32), Arg::U32(problem.seq_kv as u32), Arg::F32(factor(problem))]);
+    args.extend(band_args(problem).chain(softcap_args(problem)));
     args
 }

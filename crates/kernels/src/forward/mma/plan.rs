@@ -1,9 +1,9 @@
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, Order, Rescale, TileLayout, merge_bytes};
 
 use crate::error::accept;
-use crate::forward::contract::misaligned;
+use crate::forward::contract::{misaligned, most_rows};
 use crate::{Arch, PlanError};
 
 /// Where a warp's queries are while keys go by.
@@ -64,7 +64,7 @@ impl MmaPlan {
     /// warps.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
-        let (block_m, block_n, warps) = tile_shape(dim, problem.mask, arch);
+        let (block_m, block_n, warps) = tile_shape(dim, problem.band, arch);
         let small = ctas(problem, block_m) < arch.multiprocessors as usize;
         let (block_m, warps) = if small { (64, 4) } else { (block_m, warps) };
         let kv_warps = if small { kv_warps(problem, arch) } else { 1 };
@@ -86,7 +86,7 @@ impl MmaPlan {
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: Rescale::Beyond(8),
             copy: CopyMode::Async16,
-            grid: if problem.mask.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
+            grid: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
             lse: false,
         };
         if plan.check_problem(problem).is_err() {
@@ -221,7 +221,8 @@ impl MmaPlan {
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
         for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            accept(what, length as u64, length <= 1 << 30, "up to 2^30")?;
+            let (most, accepted) = most_rows(problem);
+            accept(what, length as u64, length <= most, accepted)?;
         }
         Ok(())
     }
@@ -298,7 +299,7 @@ const fn roomy(arch: &Arch) -> bool {
 }
 
 /// Query rows, keys of a block and warps for a head_dim, where there are rows enough for all multiprocessors.
-fn tile_shape(dim: usize, mask: Mask, arch: &Arch) -> (u32, u32, u32) {
+fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     match (dim, roomy(arch)) {
         // Of these widths, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use problem::Problem;
 use ptx::{Builder, F32, R32};
-use tile::{AccTile, Accumulate, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix};
+use tile::{
+    AccTile, Accumulate, Group, LaneMaxima, Masker, Place, ProbTile, Products, SharedMatrix, Softcap,
+};
 
 use super::loads::Loads;
 use super::paths::Seen;
@@ -115,12 +117,21 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The rows' maxima in a step of the softmax, masked, gathered piece by piece.
-    pub(super) fn maxima(&self, k: &mut Builder, mask: &Masker, step: u32) -> LaneMaxima {
+    /// The rows' maxima in a step of the softmax, capped and masked, gathered piece by piece.
+    pub(super) fn maxima(
+        &self,
+        k: &mut Builder,
+        softcap: Option<&Softcap>,
+        mask: &Masker,
+        step: u32,
+    ) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
         for piece in self.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
+            if let Some(softcap) = softcap {
+                softcap.apply(k, &s);
+            }
             let origin: R32 = k.mov(piece * self.plan.qk_keys());
             mask.apply(k, &s, origin, self.seen.coverage(piece, self.plan.qk_keys()));
             let of_piece = LaneMaxima::of(k, &s);

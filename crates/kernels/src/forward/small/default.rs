@@ -1,6 +1,6 @@
 //! Which plan a problem gets where none was tuned.
 
-use problem::{Mask, Problem};
+use problem::{Band, Problem};
 use tile::{Packing, Rescale, RowStore, Turns, WARPGROUP_ROWS};
 
 use super::plan::{MOST_PATHS, MOST_STAGES, Merge, Requests, RowOrder, Scores, SmallPlan};
@@ -30,9 +30,9 @@ impl Wave {
 
     /// Causal rows differ in length. Where two CTAs share a multiprocessor from the first to the last, it is for the grid to see that their
     /// lengths add up; where others follow, the long ones come first.
-    fn order(self, mask: Mask, row_tiles: u64) -> RowOrder {
+    fn order(self, mask: Band, row_tiles: u64) -> RowOrder {
         match (self, mask) {
-            (_, Mask::None) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
+            (_, Band::FULL) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
             (Wave::Two, _) => RowOrder::Folded,
             (Wave::Four | Wave::More, _) => {
                 if row_tiles <= Arch::GRID_YZ {
@@ -53,7 +53,7 @@ impl SmallPlan {
     pub fn default_for(problem: &Problem, arch: &Arch) -> SmallPlan {
         let base = SmallPlan::BASE.filled(problem);
         let wave = Wave::of(base.tiles(problem), arch);
-        let order = wave.order(problem.mask, base.row_tiles(problem));
+        let order = wave.order(problem.band, base.row_tiles(problem));
         let base = SmallPlan { order, ..base };
         let plans = base.at_once(problem, wave).into_iter().chain(base.streamed(problem, wave));
         let plans: Vec<SmallPlan> = plans.map(|plan| plan.fitted(problem)).collect();
@@ -136,7 +136,7 @@ impl SmallPlan {
     /// Variations by whose warpgroups blocks stream, the best first (measured on an H200): while two warpgroups a multiprocessor suffice, with
     /// many keys a block; beyond, four of them with few, which take exponentials while others have the tensor cores.
     fn streamed(&self, problem: &Problem, wave: Wave) -> impl Iterator<Item = SmallPlan> + use<> {
-        let causal = problem.mask.is_causal();
+        let causal = problem.band.is_causal();
         let narrow = problem.head_dim.max(problem.head_dim_v) <= 64;
         // Row warpgroups, CTAs of a cluster, CTAs of a multiprocessor, and keys of a block.
         type Shape = (u32, u32, u32, &'static [u32]);

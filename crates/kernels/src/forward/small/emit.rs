@@ -6,15 +6,16 @@ use ptx::{
     Target, TensorMapPtr,
 };
 use tile::{
-    AccTile, Exchange, MaskRule, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, SwizzledTile,
-    Threads, WARPGROUP_ROWS, divide,
+    AccTile, Exchange, KeyBand, Masker, Mbarriers, OnlineSoftmax, Place, Products, RowRange, Softcap,
+    SwizzledTile, Threads, WARPGROUP_ROWS, divide,
 };
 
 use super::block::{Block, WARP_ROWS};
 use super::loads::{Loads, Source};
 use super::plan::{Merge, RowOrder, Scores, SmallPlan};
 use crate::forward::contract::{
-    half, head_strides, pointer, rule, tensor_buffers, tensor_rows, unsigned_factor,
+    band_args, declare_band, declare_softcap, half, head_strides, pointer, softcap_args, tensor_buffers,
+    tensor_rows, unsigned_factor,
 };
 
 const ENTRY: &str = "flash_forward_small";
@@ -70,10 +71,12 @@ pub(super) struct Params {
     seq_kv: R32,
     /// `|scale| · log2 e`.
     factor: F32,
+    pub(super) band: KeyBand,
+    pub(super) softcap: Option<Softcap>,
 }
 
 impl Params {
-    fn declare(k: &mut Builder, lse: bool) -> Params {
+    fn declare(k: &mut Builder, problem: &Problem, lse: bool) -> Params {
         Params {
             maps: ["q_map", "k_map", "v_map"].map(|name| k.param_tensor_map(name)),
             out: k.param_pointer("out"),
@@ -82,6 +85,8 @@ impl Params {
             seq_q: k.param_u32("seq_q"),
             seq_kv: k.param_u32("seq_kv"),
             factor: k.param_f32("scale_log2e"),
+            band: declare_band(k, problem),
+            softcap: declare_softcap(k, problem),
         }
     }
 }
@@ -91,7 +96,6 @@ pub(super) struct Forward<'a> {
     pub(super) plan: &'a SmallPlan,
     pub(super) problem: &'a Problem,
     pub(super) half: Half,
-    pub(super) rule: MaskRule,
     pub(super) params: Params,
     pub(super) place: Place,
     pub(super) threads: Threads,
@@ -106,11 +110,10 @@ pub(super) struct Forward<'a> {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a SmallPlan) -> Forward<'a> {
-        let params = Params::declare(k, plan.lse);
-        let rule = rule(problem);
+        let params = Params::declare(k, problem, plan.lse);
         let place = Place::new(k, plan.division());
         let threads = place.threads(k, plan.division());
-        let work = Work::of_cluster(k, plan, rule);
+        let work = Work::of_cluster(k, plan, &params.band);
         let first = k.mul(work.tile, plan.rows());
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let map = plan.shared_map(problem);
@@ -123,7 +126,6 @@ impl<'a> Forward<'a> {
             plan,
             problem,
             half: half(problem),
-            rule,
             place,
             threads,
             rows: RowRange {
@@ -160,7 +162,7 @@ impl<'a> Forward<'a> {
         let loads = Loads::new(k, plan, self.problem, self.place, self.threads.lane, self.shared);
         loads.request(k, &source, self.exchange.as_ref());
         let block = Block::new(k, plan, self.problem, self.products(), &self.place, &loads);
-        let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
+        let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k);
         self.paths(k, |k, seen| {
             let mut block = block.seen(seen);
@@ -186,7 +188,7 @@ impl<'a> Forward<'a> {
         let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..steps {
-            let maxima = block.maxima(k, mask, step);
+            let maxima = block.maxima(k, self.params.softcap.as_ref(), mask, step);
             let alpha = if step == 0 {
                 softmax.begin(k, &maxima); //                             m = max(S·c)
                 None
@@ -279,12 +281,12 @@ struct Work {
 }
 
 impl Work {
-    fn of_cluster(k: &mut Builder, plan: &SmallPlan, rule: MaskRule) -> Work {
+    fn of_cluster(k: &mut Builder, plan: &SmallPlan, band: &KeyBand) -> Work {
         let [x, y, z] = [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|n| k.special(n));
         let x = divide(k, x, plan.cluster);
         match plan.order {
             RowOrder::ByHead => {
-                let tile = if rule != MaskRule::All {
+                let tile = if !band.is_full() {
                     let count = k.special(SpecialReg::NctaidX);
                     let count = divide(k, count, plan.cluster);
                     from_last(k, x, count)
@@ -327,5 +329,6 @@ fn args(problem: &Problem, lse: bool) -> Vec<Arg> {
         Arg::U32(problem.seq_kv as u32),
         Arg::F32(unsigned_factor(problem)),
     ]);
+    args.extend(band_args(problem).chain(softcap_args(problem)));
     args
 }

@@ -4,10 +4,11 @@
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, R32};
-use tile::{Coverage, MaskRule, WARPGROUP_ROWS};
+use tile::{Coverage, WARPGROUP_ROWS};
 
 use super::emit::Forward;
 use super::plan::SmallPlan;
+use crate::forward::contract::band;
 
 /// What a path's rows see of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl SmallPlan {
     /// How many of a path's last steps hide something from a row, where each position sees one key more than the one before it.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (positions, keys) = (WARPGROUP_ROWS / self.packed_heads(problem), self.path_keys());
-        let shift = problem.mask.diagonal(problem.seq_q, problem.seq_kv).unwrap_or(0);
+        let shift = band(problem).shift(problem.seq_q, problem.seq_kv);
         let aligned = keys.is_multiple_of(positions) && shift % i64::from(positions) == 0;
         if aligned { 1 } else { (positions - 2) / keys + 2 }
     }
@@ -60,12 +61,12 @@ impl Forward<'_> {
     pub(super) fn paths(&self, k: &mut Builder, body: impl Fn(&mut Builder, Seen)) {
         let block_n = self.plan.block_n;
         let whole = Seen::whole(block_n);
-        if self.rule == MaskRule::All {
+        if !self.params.band.is_causal() {
             let hidden_from = if self.plan.masks(self.problem) { 0 } else { block_n };
             return body(k, Seen { hidden_from, ..whole });
         }
         let (rows, first) = (self.own_rows(k), self.first_key(k));
-        let [by_all, by_any] = rows.keys_seen(k, self.rule).map(|keys| k.sub(keys, first));
+        let [by_all, by_any] = rows.keys_seen(k, &self.params.band).map(|keys| k.sub(keys, first));
         let is_whole = k.setp_s(CmpOp::Ge, by_all, block_n);
         let step = self.plan.path_keys();
         let hidden = self.plan.hidden_steps(self.problem);

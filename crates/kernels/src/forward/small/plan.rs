@@ -1,4 +1,4 @@
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{
     Division, Handover, Mbarriers, Packing, Rescale, RowStore, SwizzledTile, Turns, WARPGROUP_ROWS,
@@ -6,7 +6,7 @@ use tile::{
 };
 
 use crate::error::accept;
-use crate::forward::contract::{check_tensor_maps, misaligned};
+use crate::forward::contract::{band, check_tensor_maps, misaligned, most_rows};
 use crate::forward::packing::{check_packing, packed_heads};
 use crate::{Arch, PlanError};
 
@@ -292,7 +292,8 @@ impl SmallPlan {
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
         for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            accept(what, length as u64, (1..=1 << 30).contains(&length), "1 to 2^30")?;
+            let (most, accepted) = most_rows(problem);
+            accept(what, length as u64, (1..=most).contains(&length), &accepted.replacen("up", "1", 1))?;
         }
         if !self.streams() {
             let (keys, most) = (problem.seq_kv as u64, u64::from(self.cluster_keys()));
@@ -435,7 +436,7 @@ impl SmallPlan {
 
     /// Whether the last block may hold keys that are not there, or that a row does not see.
     pub(super) fn masks(&self, problem: &Problem) -> bool {
-        problem.mask != Mask::None || !self.divides(problem)
+        !band(problem).is_full() || !self.divides(problem)
     }
 }
 

@@ -5,8 +5,8 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, R32, Shared, Src};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, Blocks, Bound, Chains, Circle, Consumer, Coverage, Guess,
-    Handover, MaskRule, Masked, Masker, OnlineSoftmax, Order, ProbTile, RowRange, SharedMatrix, Skips,
-    Supply, SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
+    Handover, Masked, Masker, OnlineSoftmax, Order, ProbTile, RowRange, SharedMatrix, Skips, Supply,
+    SwizzledTile, TileRing, TileStream, Tiles, Turns, Visits,
 };
 
 use super::block::WARP_ROWS;
@@ -23,17 +23,17 @@ impl Forward<'_> {
         let own_rows = self.own_rows(k);
         let own = self.bound(k, &own_rows);
         let end = if self.ends_differ() { own.end } else { tile.end };
-        let masked = match (self.rule, own.full) {
-            (_, None) => Masked::Never,
-            (MaskRule::All, _) => Masked::First,
-            (MaskRule::Causal(_), Some(full)) => Masked::From(full),
+        let masked = match own.full {
+            None => Masked::Never,
+            Some(_) if self.params.band.is_full() => Masked::First,
+            Some(full) => Masked::From(full),
         };
-        let visits = self.visits(k, tile.end);
+        let visits = self.visits(k, &tile);
         if let Some(skips) = &visits.skips {
             let blocks = k.sub(tile.end, end);
             skips.set(k, blocks);
         }
-        let mask = Masker::new(k, self.rule, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
+        let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, self.plan.block_n);
         let softmax = self.softmax(k);
         let products = self.products();
         let scores = |k: &mut Builder, q: SharedMatrix, key: SharedMatrix, s: &AccTile| {
@@ -48,26 +48,30 @@ impl Forward<'_> {
         let steps = BlockSteps { scores, hide, accumulate };
         // Of each block, S is issued beside what the block before it adds to O (`tile::Visits`); then, by the rules of `softmax`, m follows
         // max(S·c), O and l are rescaled where it moved, P = exp2(S·c − m), rounded, and l += Σ P.
-        visits.for_each_block_once(k, Blocks { from: 0.into(), end, masked }, &softmax, &steps);
+        visits.for_each_block_once(
+            k,
+            Blocks { from: tile.from(), full_from: own.lower.map(|lower| lower.full_from), end, masked },
+            &softmax,
+            &steps,
+        );
         (softmax, visits.o)
     }
 
     /// The blocks that rows see. Those that see no key find a block of them masked.
     fn bound(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let divides = self.plan.divides(self.problem);
-        let bound = Bound::new(k, self.rule, rows, self.plan.cluster_keys(), divides);
-        Bound { end: k.max_s(bound.end, 1), ..bound }
+        Bound::new(k, &self.params.band, rows, self.plan.cluster_keys(), divides).at_least_one(k)
     }
 
     /// Whether warpgroups of rows visit different numbers of blocks: those alone that their own rows see. In turns they do not: the one that
     /// requests would wait for a place that the next one leaves in a turn it has not been given.
     fn ends_differ(&self) -> bool {
         let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
-        self.rule != MaskRule::All && several
+        !self.params.band.is_full() && several
     }
 
     /// The warpgroup's registers and rings, with the first of its blocks on their way.
-    fn visits(&self, k: &mut Builder, end: R32) -> Visits {
+    fn visits(&self, k: &mut Builder, tile: &Bound) -> Visits {
         let plan = self.plan;
         let rings = self.rings(k);
         let requests = self.requests(k);
@@ -75,8 +79,8 @@ impl Forward<'_> {
         let consumer = Consumer { group: self.place.row_warpgroup, threads: self.threads, speaks };
         let keys = TileStream::over_columns(k, rings[1], &consumer);
         let values = TileStream::over_rows(k, rings[2], &consumer);
-        let keys = keys.supplied(self.supply(k, Tensor::K, end, requests));
-        let values = values.supplied(self.supply(k, Tensor::V, end, requests));
+        let keys = keys.supplied(self.supply(k, Tensor::K, tile, requests));
+        let values = values.supplied(self.supply(k, Tensor::V, tile, requests));
         k.if_(requests, |k| {
             self.prepare(k, &rings);
             // What is needed first goes first.
@@ -111,6 +115,7 @@ impl Forward<'_> {
             halved: None,
             skips: self.ends_differ().then(|| Skips::none(k)),
             chains: Chains { max: 2, sum: 1 },
+            softcap: self.params.softcap,
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: ProbTile::unset(k, WARP_ROWS, plan.block_n),
             o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),
@@ -147,16 +152,17 @@ impl Forward<'_> {
         }
     }
 
-    /// The part's blocks below `end`, the last one first.
-    fn supply(&self, k: &mut Builder, tensor: Tensor, end: R32, requests: Pred) -> Supply {
+    /// The part's blocks of a tile, the last one first.
+    fn supply(&self, k: &mut Builder, tensor: Tensor, tile: &Bound, requests: Pred) -> Supply {
         let step = self.plan.cluster_keys();
         let source = self.source(k);
         let in_warpgroup = k.and(self.place.warp, WARPS - 1);
         let warp = k.mad(self.place.row_warpgroup, WARPS, in_warpgroup);
-        let first = k.mad(end, step, source.first_key);
+        let first = k.mad(tile.end, step, source.first_key);
         Supply {
             map: source.maps[tensor as usize],
             next: k.sub(first, (1 + self.plan.stages) * step),
+            last: tile.lower.map(|lower| k.mul(lower.from, step)),
             step,
             head: source.head(k, self.problem, tensor),
             requests,

@@ -1,11 +1,13 @@
 //! Which plans fit a problem and an architecture.
 
-use problem::{DType, Mask, Problem, Tensor};
+use problem::{Band, DType, Problem, Tensor};
 use tile::{Handout, RowStore, Sums, Turns};
 
-use super::plan::{Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_power};
+use super::plan::{
+    Diagonal, Ends, FEEDING_REGISTERS, Softmax, Store, WgmmaPlan, largest_limit, largest_slack,
+};
 use crate::error::accept;
-use crate::forward::contract::{check_tensor_map, check_tensor_maps, misaligned};
+use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
 
@@ -41,9 +43,10 @@ impl WgmmaPlan {
             let fits = dim.is_multiple_of(8) && (8..=256).contains(&dim);
             accept(what, dim as u64, fits, "multiples of 8 from 8 to 256")?;
         }
-        let length = |n: usize| (1..=1 << 30).contains(&n);
+        let (most, accepted) = most_rows(problem);
+        let accepted = format!("1 {}: a tensor map has no empty dimension", accepted.replacen("up ", "", 1));
         for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-            accept(what, n as u64, length(n), "1 to 2^30: a tensor map has no empty dimension")?;
+            accept(what, n as u64, (1..=most).contains(&n), &accepted)?;
         }
         check_tensor_maps(problem, FAMILY)?;
         match misaligned(problem, Tensor::Out, RowStore::Pairs.elements()) {
@@ -75,9 +78,9 @@ impl WgmmaPlan {
             Err(PlanError::Problem { family: FAMILY, what, value, accepted })
         };
         if self.diagonal == Diagonal::Halved {
-            if !problem.mask.is_causal() {
-                let accepted = "causal or causal-top-left with diagonal = halved";
-                return refuse("mask", problem.mask.name(), accepted);
+            if band(problem).after.is_none() {
+                let accepted = "masks with a bound after the diagonal, with diagonal = halved";
+                return refuse("mask", &problem.band.to_string(), accepted);
             }
             if self.ends != Ends::Own {
                 return refuse("ends", "common", "own with diagonal = halved");
@@ -122,13 +125,16 @@ impl WgmmaPlan {
         }
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
-        let most = largest_power(problem.dtype);
+        let slack_fits = |slack: u8| within("slack", slack.into(), 0, largest_slack(problem.dtype).into());
         match self.softmax {
             Softmax::Classic => Ok(()),
-            Softmax::Lazy { slack } => within("slack", slack.into(), 0, most),
+            Softmax::Lazy { slack } => slack_fits(slack),
             Softmax::Optimistic { slack, limit } => {
-                within("slack", slack.into(), 0, most)?;
-                within("limit", limit.into(), u32::from(slack) + 1, most)
+                slack_fits(slack)?;
+                let most = largest_limit(problem.dtype, self.sums);
+                let suffix = if self.sums == Sums::Product { " with sums = product" } else { "" };
+                let accepted = format!("{} to {most}{suffix}", slack + 1);
+                accept("limit", limit.into(), (slack + 1..=most).contains(&limit), &accepted)
             }
         }
     }
@@ -136,8 +142,8 @@ impl WgmmaPlan {
     /// Whether the tiles of the last round can be shared: all are as long, and it is known before who takes which.
     fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
-        if problem.mask != Mask::None {
-            let (mask, accepted) = (problem.mask, Mask::None);
+        if !band(problem).is_full() {
+            let (mask, accepted) = (problem.band, Band::FULL);
             return Err(PlanError::Mask { family: "wgmma with tail = shared", mask, accepted });
         }
         let refuse = |what, value: String, accepted: &str| {

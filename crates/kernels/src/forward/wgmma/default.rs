@@ -10,7 +10,7 @@ use crate::forward::packing::packs_well;
 impl WgmmaPlan {
     /// The plans that measured best on an H200 (16k tokens, hidden 2048), and FlashAttention-3's tiles where none was measured.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
-        let causal = problem.mask.is_causal();
+        let causal = problem.band.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
         let optimistic = Softmax::Optimistic { slack: 8, limit: 15 };
         let lazy = Softmax::Lazy { slack: 8 };
@@ -80,10 +80,10 @@ impl WgmmaPlan {
 
     /// The nearest that the problem's type and its output's strides allow.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
-        self.softmax = self.softmax.within(problem.dtype);
         if problem.dtype != DType::Bf16 {
             self.sums = Sums::Lanes;
         }
+        self.softmax = self.softmax.within(problem.dtype, self.sums);
         if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }

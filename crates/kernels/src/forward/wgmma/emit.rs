@@ -5,15 +5,15 @@ use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, Half, Kernel, Pointer, R32, R64, Shared, Src, Target, TensorMapPtr};
 use tile::{
     AccTile, Accumulate, Agreement, BlockSteps, BulkStore, Circle, Consumer, Coverage, Guess, Handout,
-    Handover, Mailbox, MaskRule, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile, Products, Rescale,
-    Roles, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Sums, SwizzledTile, Tail, TileGrid, TileRing,
-    TileStream, Tiles, Turns, Visits, WarpRows, WorkTile,
+    Handover, KeyBand, Mailbox, Masker, Ones, OnlineSoftmax, Partials, Peers, ProbTile, Products, Rescale,
+    Roles, Scheduler, SharedMatrix, SharedProbs, Shares, Skips, Softcap, Sums, SwizzledTile, Tail, TileGrid,
+    TileRing, TileStream, Tiles, Turns, Visits, WarpRows, WorkTile,
 };
 
 use super::launch::LOADED;
 use super::plan::{Diagonal, Ends, Softmax, Store, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::{half, rule};
+use crate::forward::contract::{declare_band, declare_softcap, half};
 
 const ENTRY: &str = "flash_forward_wgmma";
 
@@ -86,7 +86,6 @@ pub(super) struct Forward<'a> {
     pub(super) plan: &'a WgmmaPlan,
     pub(super) problem: &'a Problem,
     pub(super) half: Half,
-    pub(super) rule: MaskRule,
     pub(super) params: Params,
     pub(super) queries: TileRing,
     pub(super) keys: TileRing,
@@ -119,10 +118,12 @@ pub(super) struct Params {
     pub(super) shares: Option<Shares>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
+    pub(super) band: KeyBand,
+    pub(super) softcap: Option<Softcap>,
 }
 
 impl Params {
-    fn declare(k: &mut Builder, plan: &WgmmaPlan) -> Params {
+    fn declare(k: &mut Builder, problem: &Problem, plan: &WgmmaPlan) -> Params {
         let maps = LOADED.map(|tensor| k.param_tensor_map(&format!("{}_map", tensor.name())));
         let out_map = (plan.store == Store::Bulk).then(|| k.param_tensor_map("out_map"));
         let out = k.param_pointer("out");
@@ -154,13 +155,15 @@ impl Params {
             grid,
             shares,
             factor,
+            band: declare_band(k, problem),
+            softcap: declare_softcap(k, problem),
         }
     }
 }
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, problem: &'a Problem, plan: &'a WgmmaPlan) -> Forward<'a> {
-        let params = Params::declare(k, plan);
+        let params = Params::declare(k, problem, plan);
         let [q, key, value] = plan.tile_shapes(problem);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let peers = Peers::new(k, plan.cluster);
@@ -196,7 +199,6 @@ impl<'a> Forward<'a> {
             plan,
             problem,
             half: half(problem),
-            rule: rule(problem),
             queries,
             keys,
             values,
@@ -314,7 +316,8 @@ impl<'a> Forward<'a> {
                 self.skip(k, &visits, tile, blocks.end);
             }
             self.halve(k, &visits, &own);
-            let mask = Masker::new(k, self.rule, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
+            let mask =
+                Masker::new(k, &self.params.band, &consumer.threads, &rows, 16, self.plan.block_n).by_bits();
             let hide = |k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage| {
                 mask.apply(k, s, origin, coverage); //                        S = −∞ where a row does not see a key
             };
@@ -390,6 +393,7 @@ impl<'a> Forward<'a> {
             chains: plan.chains,
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| Skips::none(k)),
+            softcap: self.params.softcap,
             s: AccTile::unset(k, 16, plan.block_n),
             p: ProbTile::unset(k, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {

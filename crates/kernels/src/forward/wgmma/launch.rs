@@ -6,7 +6,9 @@ use tile::{BulkStore, COUNTER_BYTES, Handout, Partials, Tail};
 
 use super::plan::{Store, WgmmaPlan};
 use crate::Arch;
-use crate::forward::contract::{head_strides, pointer, tensor_buffers, tensor_rows, unsigned_factor};
+use crate::forward::contract::{
+    band_args, head_strides, pointer, softcap_args, tensor_buffers, tensor_rows, unsigned_factor,
+};
 
 /// The tensors that come by tensor map.
 pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
@@ -83,6 +85,7 @@ impl WgmmaPlan {
             args.extend(numbers.map(|n| Arg::U32(n as u32)));
         }
         args.push(Arg::F32(unsigned_factor(problem)));
+        args.extend(band_args(problem).chain(softcap_args(problem)));
         args
     }
 }

@@ -28,33 +28,43 @@ pub enum Softmax {
     Optimistic {
         /// As of [`Softmax::Lazy`], for the blocks that do take a maximum.
         slack: u8,
-        /// Powers of two; f16 holds 15. Where products make the sums, references lie so far above maxima, and probabilities so far below
-        /// one.
+        /// Powers of two; f16 holds 15. Where products make the sums, references lie `limit` powers of two above maxima, and
+        /// probabilities as far below one; then, too, it is at most 15.
         limit: u8,
     },
 }
 
 impl Softmax {
     /// The nearest that probabilities of a type allow.
-    pub(crate) fn within(self, dtype: DType) -> Softmax {
-        let most = largest_power(dtype) as u8;
+    pub(crate) fn within(self, dtype: DType, sums: Sums) -> Softmax {
+        let most = largest_slack(dtype);
         match self {
             Softmax::Classic => Softmax::Classic,
             Softmax::Lazy { slack } => Softmax::Lazy { slack: slack.min(most) },
             Softmax::Optimistic { slack, limit } => {
-                let limit = limit.min(most);
-                Softmax::Optimistic { slack: slack.min(limit.saturating_sub(1)), limit }
+                let limit = limit.min(largest_limit(dtype, sums));
+                Softmax::Optimistic { slack: slack.min(most).min(limit.saturating_sub(1)), limit }
             }
         }
     }
 }
 
-/// The largest power of two that a probability may reach: 2^15 is the last in f16; a bf16 has the range of the f32 that the
-/// sums are, and so has O: it overflows, where the mean of the values would not, from values of about 2^60 on.
-pub(super) const fn largest_power(dtype: DType) -> u32 {
+/// The largest slack: 2^15 is the last power of two in f16. A bf16 has the range of the f32 that the sums are, and so has
+/// O: it overflows, where the mean of the values would not, from values of about 2^60 on.
+pub(super) const fn largest_slack(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => 15,
         DType::Bf16 | DType::F32 => 60,
+    }
+}
+
+/// The largest limit. Where products make the sums, probabilities lie `limit` powers of two below one, and what they add to
+/// O, an f32, lies as far below the values: with 15, values down to 2^-118 keep the precision of bf16.
+pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
+    match (dtype, sums) {
+        (DType::F16, _) => 15,
+        (_, Sums::Product) => 15,
+        (DType::Bf16 | DType::F32, Sums::Lanes) => 60,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which rows a CTA and a warpgroup take of a tile, and which blocks of keys these see.
 
 use ptx::{Builder, CmpOp, R32, Src};
-use tile::{Blocks, Bound, Consumer, MaskRule, Masked, RowRange, Turn, Visits, WARPGROUP_ROWS, WorkTile};
+use tile::{Blocks, Bound, Consumer, Masked, RowRange, Turn, Visits, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;
@@ -34,25 +34,30 @@ impl Forward<'_> {
 
     /// One past the last block of a tile, that of all CTAs of a cluster.
     pub(super) fn end(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
+        self.tile_bound(k, tile).end
+    }
+
+    /// The blocks of a tile, those of all CTAs of a cluster.
+    fn tile_bound(&self, k: &mut Builder, tile: &WorkTile) -> Bound {
         let rows = self.range(k, tile.row_block, self.plan.cluster * self.plan.block_m());
-        self.end_of(k, &rows)
+        self.bound_of(k, &rows)
     }
 
     /// The first block of a tile that is to be visited, and one past the last.
     pub(super) fn span(&self, k: &mut Builder, tile: &WorkTile) -> (Src<R32>, R32) {
         match tile.part {
-            None => (0.into(), self.end(k, tile)),
+            None => {
+                let bound = self.tile_bound(k, tile);
+                (bound.from(), bound.end)
+            }
             Some(part) => (part.from.into(), part.end),
         }
     }
 
-    /// One past the last block that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
-    pub(super) fn end_of(&self, k: &mut Builder, rows: &RowRange) -> R32 {
-        let end = Bound::new(k, self.rule, rows, self.plan.block_n, self.divides()).end;
-        match self.rule {
-            MaskRule::All => end,
-            MaskRule::Causal(_) => k.max_s(end, 1),
-        }
+    /// The blocks that rows see. They visit one at least, so that roles keep step: rows that see no key find it masked.
+    fn bound_of(&self, k: &mut Builder, rows: &RowRange) -> Bound {
+        let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n, self.divides());
+        if self.params.band.is_full() { bound } else { bound.at_least_one(k) }
     }
 
     /// A warpgroup's rows of a tile.
@@ -63,11 +68,13 @@ impl Forward<'_> {
 
     /// The blocks that a warpgroup visits of a tile.
     pub(super) fn own_blocks(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange) -> Blocks {
-        let (from, end) = match tile.part {
-            None => (0.into(), self.own_end(k, tile, own)),
-            Some(_) => self.span(k, tile),
+        let (from, end) = match (tile.part, self.params.band.before) {
+            (None, None) => (0.into(), self.own_end(k, tile, own)),
+            (None, Some(_)) => (self.tile_bound(k, tile).from(), self.own_end(k, tile, own)),
+            (Some(_), _) => self.span(k, tile),
         };
-        Blocks { from, end, masked: self.masked(k, own) }
+        let (full_from, masked) = self.masked(k, own);
+        Blocks { from, full_from, end, masked }
     }
 
     /// One past the last block that a warpgroup visits of a tile: of rows beyond the last query, one.
@@ -75,10 +82,15 @@ impl Forward<'_> {
         if self.plan.ends == Ends::Common {
             return self.end(k, tile);
         }
-        let end = self.end_of(k, own);
+        let end = self.bound_of(k, own).end;
         let limit = k.mul(own.seq_q, own.heads);
         let exists = k.setp_u(CmpOp::Lt, own.first, limit);
-        k.selp(end, 1, exists)
+        let Some(lower) = self.params.band.before.and_then(|_| self.tile_bound(k, tile).lower) else {
+            return k.selp(end, 1, exists);
+        };
+        let least = k.add(lower.from, 1);
+        let end = k.max_s(end, least);
+        k.selp(end, least, exists)
     }
 
     /// Lets the warpgroup skip the blocks of a tile from its own end on.
@@ -92,7 +104,7 @@ impl Forward<'_> {
     /// Notes whether the warpgroup's last row sees no more than the first half of the block that it sees last.
     pub(super) fn halve(&self, k: &mut Builder, visits: &Visits, own: &RowRange) {
         let Some(halved) = visits.halved else { return };
-        let halves = Bound::new(k, self.rule, own, self.plan.block_n / 2, false).end;
+        let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
         let odd = k.and(halves, 1);
         k.mov_to(halved, odd);
     }
@@ -108,15 +120,13 @@ impl Forward<'_> {
         }
     }
 
-    /// Which blocks the rows of a warpgroup do not see completely.
-    pub(super) fn masked(&self, k: &mut Builder, own: &RowRange) -> Masked {
-        match self.rule {
-            MaskRule::All if self.divides() => Masked::Never,
-            MaskRule::All => Masked::First,
-            MaskRule::Causal(_) => {
-                let bound = Bound::new(k, self.rule, own, self.plan.block_n, false);
-                bound.full.map_or(Masked::First, Masked::From)
-            }
+    /// Which blocks the rows of a warpgroup do not see completely: those below the first number, and by their last keys.
+    fn masked(&self, k: &mut Builder, own: &RowRange) -> (Option<R32>, Masked) {
+        let band = &self.params.band;
+        if band.is_full() {
+            return (None, if self.divides() { Masked::Never } else { Masked::First });
         }
+        let bound = Bound::new(k, band, own, self.plan.block_n, false);
+        (bound.lower.map(|lower| lower.full_from), bound.full.map_or(Masked::First, Masked::From))
     }
 }

@@ -123,7 +123,7 @@ mod tests {
     use emu::model::machine::H200;
     use kernels::ladder::RungPlan;
     use kernels::{Arch, Family, Plan};
-    use problem::{DType, Mask, Problem};
+    use problem::{Band, DType, Problem};
 
     use super::*;
     use crate::evolve::Target;
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn every_family_is_screened_proven_and_predicted() {
         let mut model = Model::of(&H200).unwrap();
-        let problem = Problem::new(1, 2, 256, 64, DType::F16).with_mask(Mask::Causal);
+        let problem = Problem::new(1, 2, 256, 64, DType::F16).with_band(Band::CAUSAL);
         for family in Family::ALL {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let screened = model.evaluate(&task(Stage::Screen, &problem, plan.clone()));
@@ -206,11 +206,11 @@ mod tests {
     #[test]
     fn proofs_are_of_small_problems() {
         let model = Model::of(&H200).unwrap();
-        let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_mask(Mask::Causal);
+        let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL);
         for family in Family::ALL {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let small = model.bench().small(&plan, &problem);
-            assert_eq!((small.head_dim, small.mask, small.dtype), (128, Mask::Causal, DType::Bf16));
+            assert_eq!((small.head_dim, small.band, small.dtype), (128, Band::CAUSAL, DType::Bf16));
             assert!(small.flops() < problem.flops() / 500.0, "{family:?} {small:?}");
             assert!(!small.seq_q.is_multiple_of(16), "{family:?} {small:?}");
         }

@@ -1,20 +1,24 @@
 //! Candidates from outside: a program that reads what is known on its standard input and answers with a plan or a whole kernel.
 //!
 //! The program may be anything, a script or a client of a language model, and it may do anything wrong: it runs with limits, in a
-//! process group that ends with it, and what it answers is judged like every other candidate. `docs/proposers.md` tells its
-//! author what it is given and what it may answer.
+//! process group that ends with it, and what it answers is judged like every other candidate.
+//! `docs/src/reference/proposers.md` tells its author what it is given and what it may answer.
 
 mod answer;
+mod sandbox;
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::children::{Confinement, Limits, run};
+use super::children::{Confinement, Limits, Said, run, run_command};
 use super::task::Stage;
 use crate::ledger::Rejection;
+use crate::store::{Scratch, StoreError};
 pub use answer::Proposal;
+pub use sandbox::Sandbox;
 
 /// What a proposer may take unless its caller says otherwise: a model that is asked over a network needs minutes.
 pub const LIMITS: Limits =
@@ -29,12 +33,51 @@ pub struct Proposer {
     /// A line of the shell.
     line: String,
     limits: Limits,
+    /// The program that restricts itself, and what it leaves.
+    sandbox: Option<(PathBuf, Sandbox)>,
+}
+
+/// Why a program said nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Unheard {
+    /// It broke a limit or never began.
+    #[error(transparent)]
+    Confinement(#[from] Confinement),
+    /// There is no folder for it.
+    #[error("its folder cannot be made: {0}")]
+    Folder(#[from] StoreError),
 }
 
 impl Proposer {
     /// The program that a line of the shell runs, as in `python3 examples/proposer.py`.
     pub fn new(line: &str, limits: Limits) -> Proposer {
-        Proposer { line: line.to_owned(), limits }
+        Proposer { line: line.to_owned(), limits, sandbox: None }
+    }
+
+    /// The same with other limits.
+    #[must_use]
+    pub fn within(self, limits: Limits) -> Proposer {
+        Proposer { limits, ..self }
+    }
+
+    /// The same in a sandbox: `program` is `flashcore`, which restricts itself before it runs the line.
+    #[must_use]
+    pub fn sandboxed(self, program: PathBuf, sandbox: Sandbox) -> Proposer {
+        Proposer { sandbox: Some((program, sandbox)), ..self }
+    }
+
+    /// Runs the line with an input, within its limits and in its sandbox. A sandbox comes with a folder of
+    /// its own, which goes with the program.
+    ///
+    /// # Errors
+    /// When the line cannot be started or breaks a limit.
+    pub fn run(&self, input: Vec<u8>) -> Result<Said, Unheard> {
+        let Some((program, sandbox)) = &self.sandbox else {
+            return Ok(run(&self.line, input, &self.limits)?);
+        };
+        let folder = Scratch::new()?;
+        let command = sandbox.command(program, &folder.path(""), &self.line);
+        Ok(run_command(&command, input, &self.limits)?)
     }
 
     /// Asks it. `brief` is an object: what is to be made faster, where, and what is known of it. How answers look is added.
@@ -47,15 +90,10 @@ impl Proposer {
         if let Some(object) = brief.as_object_mut() {
             object.insert("answers".to_owned(), answer::help());
         }
-        let said =
-            run(&self.line, format!("{brief}\n").into_bytes(), &self.limits).map_err(
-                |fault| match fault {
-                    Confinement::Time(_) => rejection("hangs", fault),
-                    Confinement::Start(_) | Confinement::Memory { .. } | Confinement::Output(_) => {
-                        rejection("proposer", fault)
-                    }
-                },
-            )?;
+        let said = self.run(format!("{brief}\n").into_bytes()).map_err(|fault| match fault {
+            Unheard::Confinement(Confinement::Time(_)) => rejection("hangs", fault),
+            _ => rejection("proposer", fault),
+        })?;
         if !said.status.success() {
             let detail = format!("it ended with {}: {}", said.status, end(&said.complaint));
             return Err(rejection("proposer", detail));

@@ -16,7 +16,7 @@ mod view;
 
 use kernels::select::Shape;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use problem::Mask;
+use problem::Band;
 
 use crate::evolve::Stage;
 use crate::ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
@@ -363,7 +363,7 @@ pub fn shape(shape: &Shape) -> String {
         pair(shape.seq_q, shape.seq_kv, '×'),
         pair(shape.head_dim, shape.head_dim_v, '/')
     );
-    if shape.mask != Mask::None {
+    if shape.mask != Band::FULL {
         text += &format!(" {}", shape.mask);
     }
     text

@@ -195,6 +195,7 @@ pub(super) fn told(error: DriverError) -> Fault {
         | DriverError::MissingSymbol { .. }
         | DriverError::NoDevice { .. }
         | DriverError::NoPermission { .. }
+        | DriverError::Forked
         | DriverError::OtherDevice { .. } => "device",
     };
     Fault::new(reason, error)

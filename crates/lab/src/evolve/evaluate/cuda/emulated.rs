@@ -41,7 +41,7 @@ impl EmulatedCard {
 /// An error of the emulator as a GPU would give it.
 fn told(error: EmuError) -> Fault {
     let reason = match &error {
-        EmuError::StepLimit { .. } | EmuError::GridLimit { .. } => "hangs",
+        EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => "hangs",
         EmuError::Hazards { first, .. } if first.contains(HazardKind::Deadlock.name()) => "hangs",
         EmuError::Hazards { .. } => "crashed",
         EmuError::Unsupported { .. } | EmuError::Malformed { .. } => "compile",

@@ -13,7 +13,8 @@ use crate::launchfile::{Bound, Role};
 use crate::values::Values;
 
 /// Draws of a small problem: normal ones, and ones whose maximum moves along the keys.
-const DRAWS: [(Style, u64); 3] = [(Style::Normal, 1), (Style::Rising, 2), (Style::Falling, 3)];
+const DRAWS: [(Style, u64); 4] =
+    [(Style::Normal, 1), (Style::Rising, 2), (Style::Falling, 3), (Style::Outlier, 3)];
 /// Seeds of a large one, of which some rows are judged.
 const SEEDS: [u64; 2] = [1, 2];
 /// Launches that must not differ from the first by a bit.

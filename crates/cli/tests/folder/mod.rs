@@ -1,0 +1,45 @@
+//! Helpers for the tests of the built command.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A folder of its own for each test, which goes with it.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    /// Makes an empty one.
+    pub fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("flashcore-cli-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Writes a file and returns its path.
+    pub fn write(&self, name: &str, contents: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, contents).unwrap();
+        path.display().to_string()
+    }
+
+    /// What is in it.
+    #[allow(dead_code, reason = "not every test looks")]
+    pub fn names(&self) -> std::collections::BTreeSet<std::ffi::OsString> {
+        std::fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.file_name()).collect()
+    }
+
+    /// Runs the built command in the folder.
+    pub fn run(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).current_dir(&self.0).output().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What was printed.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

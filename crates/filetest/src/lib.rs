@@ -1,0 +1,127 @@
+//! The harness of the text tests in `filetests/`, for tests of other crates.
+//!
+//! The folder of a file is its purpose and decides which crate tests the file: `parse`, `verify` and `emit`
+//! belong to `ptx`, `run` and `hazard` to `emu`, the `.txt` files of `emit` to `kernels`. A test passes the
+//! purposes that it knows to [`main`], with a function for each that judges one case. Every case is a test of
+//! its own, so that `cargo test -p flashcore-ptx --test filetests -- parse/mma` runs some of them.
+//!
+//! A file whose name begins with `cases_` holds several cases: a preamble, then the cases, each behind a line
+//! `//# name`. The preamble is put before each case, and a brace that the preamble leaves open is closed
+//! behind the case.
+//!
+//! What a file expects stands in comments on the line that is meant, see [`expected_errors`]. Expected output
+//! stands in a file of its own, see [`golden`].
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// The environment variable that makes [`golden`] write the files instead of comparing them.
+pub const BLESS: &str = "FLASHCORE_BLESS";
+
+/// The folder `filetests/` of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")
+}
+
+/// One test.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// `purpose/file`, or `purpose/group/case` for one of several cases of a file.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// The PTX text with its comments.
+    pub text: String,
+}
+
+/// Judges a case; the error says what is wrong.
+pub type Judge = fn(&Case) -> Result<(), String>;
+
+/// Runs the cases of the given purposes as tests and ends the process.
+pub fn main(purposes: &[(&str, Judge)]) -> ! {
+    let arguments = Arguments::from_args();
+    let trials = purposes.iter().flat_map(|&(purpose, judge)| {
+        let trial = move |case: Case| Trial::test(case.name.clone(), move || Ok(judge(&case)?));
+        cases(purpose).into_iter().map(trial)
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit()
+}
+
+/// The cases of a purpose, sorted by name.
+///
+/// # Panics
+/// When the folder or one of its files cannot be read.
+pub fn cases(purpose: &str) -> Vec<Case> {
+    let folder = root().join(purpose);
+    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let paths = paths.filter(|path| path.extension().is_some_and(|extension| extension == "ptx"));
+    let mut cases: Vec<Case> = paths.flat_map(|path| cases_of(purpose, path)).collect();
+    cases.sort_by(|a, b| a.name.cmp(&b.name));
+    cases
+}
+
+fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let Some(group) = stem.strip_prefix("cases_") else {
+        return vec![Case { name: format!("{purpose}/{stem}"), path, text }];
+    };
+    let mut parts = text.split("//# ");
+    let preamble = parts.next().unwrap_or_default();
+    let open = preamble.matches('{').count() > preamble.matches('}').count();
+    let close = if open { "}\n" } else { "" };
+    let case = |part: &str| {
+        let (title, body) = part.split_once('\n').unwrap_or((part, ""));
+        let name = format!("{purpose}/{group}/{}", title.trim());
+        Case { name, path: path.clone(), text: format!("{preamble}{body}{close}") }
+    };
+    parts.map(case).collect()
+}
+
+/// An error that a file expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The line, from 1; 0 for an error outside instructions.
+    pub line: u32,
+    /// A part of the message.
+    pub text: String,
+}
+
+impl Expected {
+    /// Whether an error is the expected one.
+    pub fn fits(&self, line: u32, message: &str) -> bool {
+        self.line == line && message.contains(&self.text)
+    }
+}
+
+/// The errors that comments announce: `// error: TEXT` on the line of the error, `//! error: TEXT` anywhere
+/// for an error outside instructions.
+pub fn expected_errors(text: &str) -> Vec<Expected> {
+    let lines = text.lines().zip(1..);
+    let found = lines.filter_map(|(line, number)| {
+        let (number, text) = match line.split_once("//! error: ") {
+            Some((_, text)) => (0, text),
+            None => (number, line.split_once("// error: ")?.1),
+        };
+        Some(Expected { line: number, text: text.trim().to_owned() })
+    });
+    found.collect()
+}
+
+/// Compares a text with a golden file. With [`BLESS`] set, writes the file first.
+///
+/// # Errors
+/// When the texts differ or the file cannot be read or written.
+pub fn golden(path: &Path, text: &str) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    if std::env::var_os(BLESS).is_some() {
+        fs::write(path, text).map_err(failed)?;
+    }
+    if fs::read_to_string(path).map_err(failed)? == text {
+        return Ok(());
+    }
+    Err(format!("{} differs; {BLESS}=1 writes it anew. The text is now:\n{text}", path.display()))
+}

@@ -1,0 +1,180 @@
+//! Which instructions of a kernel ran: a verdict says nothing about the others.
+
+use emu::Counters;
+use ptx::{Function, Instruction, Kernel, Op, Operand, Statement};
+use serde_json::{Value, json};
+
+/// The instructions that a kernel's entry can reach, each with its line and whether it was executed in any run.
+///
+/// An instruction was executed when it was issued with an active lane. A branch, a return or an exit that no lane took was
+/// executed all the same: the condition was evaluated, and the instructions at its target count for themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    /// Position among the instructions of the module, line, executed.
+    instructions: Vec<(usize, u32, bool)>,
+}
+
+impl Coverage {
+    /// Nothing executed yet.
+    pub(super) fn of(kernel: &Kernel) -> Coverage {
+        let functions: Vec<&Function> = kernel.module.functions().collect();
+        let reached = reachable(&functions, &kernel.entry);
+        let all = functions.iter().zip(reached).flat_map(|(function, reached)| {
+            instructions(function).map(move |instruction| (reached, instruction.line))
+        });
+        let all = all.enumerate().filter(|(_, (reached, _))| *reached);
+        Coverage { instructions: all.map(|(at, (_, line))| (at, line, false)).collect() }
+    }
+
+    /// Adds what one run counted.
+    pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
+        let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();
+        for (at, _, executed) in &mut self.instructions {
+            let (Some(op), Some(counter)) = (ops.get(*at), counters.instructions.get(*at)) else { continue };
+            let evaluates = matches!(op, Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret { .. } | Op::Exit);
+            *executed |= counter.lanes > 0 || evaluates && counter.issues > 0;
+        }
+    }
+
+    /// Instructions that were executed, and all of them.
+    pub fn counts(&self) -> (usize, usize) {
+        let executed = self.instructions.iter().filter(|(_, _, executed)| *executed).count();
+        (executed, self.instructions.len())
+    }
+
+    /// The executed share in percent.
+    pub fn percent(&self) -> f64 {
+        match self.counts() {
+            (_, 0) => 100.0,
+            (executed, all) => 100.0 * executed as f64 / all as f64,
+        }
+    }
+
+    /// Ranges of lines whose instructions were never executed: neighbours are joined.
+    pub fn missing(&self) -> Vec<(u32, u32)> {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        let mut before = true;
+        for &(_, line, executed) in &self.instructions {
+            match ranges.last_mut() {
+                Some((_, last)) if !executed && !before => *last = line,
+                _ if !executed => ranges.push((line, line)),
+                _ => {}
+            }
+            before = executed;
+        }
+        ranges
+    }
+
+    /// As the JSON of a check has it.
+    pub fn json(&self) -> Value {
+        let (executed, instructions) = self.counts();
+        json!({
+            "instructions": instructions, "executed": executed, "percent": self.percent(),
+            "missing_lines": self.missing(),
+        })
+    }
+}
+
+impl std::fmt::Display for Coverage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (executed, all) = self.counts();
+        // Rounded down: 99.97 % is not all.
+        let percent = (10.0 * self.percent()).floor() / 10.0;
+        write!(f, "{executed} of {all} instructions executed ({percent} %)")?;
+        let ranges = self.missing();
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let range = |&(first, last): &(u32, u32)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}–{last}"),
+        };
+        write!(f, "; never executed: lines {}", ptx::quote::list(ranges.iter().map(range)))
+    }
+}
+
+fn instructions(function: &Function) -> impl Iterator<Item = &Instruction> {
+    let statements = function.body.iter().flat_map(|body| &body.statements);
+    statements.filter_map(|statement| match statement {
+        Statement::Inst(instruction) => Some(instruction),
+        Statement::Label(_) | Statement::Pragma(_) => None,
+    })
+}
+
+/// Which functions the entry can call, itself among them.
+fn reachable(functions: &[&Function], entry: &str) -> Vec<bool> {
+    let mut reached = vec![false; functions.len()];
+    let named = |name: &str| functions.iter().position(|f| *f.name == *name && f.body.is_some());
+    let mut open: Vec<usize> = named(entry).into_iter().collect();
+    while let Some(index) = open.pop() {
+        if std::mem::replace(&mut reached[index], true) {
+            continue;
+        }
+        let operands = instructions(functions[index]).flat_map(|instruction| &instruction.operands);
+        open.extend(operands.filter_map(|operand| match operand {
+            Operand::Function(name) => named(name),
+            _ => None,
+        }));
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::gate::{Proof, Settings, Verdict, prove};
+    use crate::launchfile::LaunchSpec;
+
+    const MODULE: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.func helper() { ret; }
+.func unused() { ret; }
+.visible .entry other() { ret; }
+.visible .entry k(.param .u64 a)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [a];
+    ld.global.u32 %r1, [%rd1];
+    setp.eq.u32 %p1, %r1, 7;
+    @%p1 st.global.u32 [%rd1], %r1;
+    @%p1 bra SEVEN;
+    call.uni helper;
+    ret;
+SEVEN:
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+    fn proof() -> Proof {
+        let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
+            [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 4\ninit = \"zeros\"\n";
+        let bound = launch.parse::<LaunchSpec>().unwrap().bind(ptx::parse(MODULE).unwrap()).unwrap();
+        prove(&bound, &Settings::quick()).unwrap()
+    }
+
+    #[test]
+    fn what_no_lane_executed_is_named() {
+        let proof = proof();
+        let coverage = proof.coverage.as_ref().unwrap();
+        // The helper's return counts, the other entry and the function that nobody calls do not. The branch was evaluated.
+        assert_eq!(coverage.counts(), (7, 11), "{coverage}");
+        assert_eq!(coverage.missing(), [(15, 15), (20, 22)]);
+        let said = coverage.to_string();
+        assert_eq!(said, "7 of 11 instructions executed (63.6 %); never executed: lines 15, 20–22");
+    }
+
+    #[test]
+    fn a_verdict_can_ask_for_coverage() {
+        let mut proof = proof();
+        assert_eq!(proof.verdict, Verdict::Proven, "{:?}", proof.reasons);
+        proof.require_coverage(60.0);
+        assert_eq!(proof.verdict, Verdict::Proven);
+        proof.require_coverage(64.0);
+        assert_eq!(proof.verdict, Verdict::Incomplete);
+        assert!(proof.reasons[0].contains("64 % were asked for"), "{:?}", proof.reasons);
+    }
+}

@@ -1,0 +1,187 @@
+//! Checksums of rows: each table has a column `checksum`, which SQLite itself computes from the other columns
+//! whenever a row is written. A bit that flips in the file later no longer agrees with the checksum.
+
+use rusqlite::Connection;
+use rusqlite::functions::{Context, FunctionFlags};
+use rusqlite::types::ValueRef;
+use twox_hash::XxHash64;
+
+use super::{Ledger, LedgerError};
+
+/// The SQL function: of the table's name and of all columns but `checksum`, in the order of the table.
+const FUNCTION: &str = "row_checksum";
+
+/// Altered rows that a check names; further ones are only counted.
+const NAMED: usize = 20;
+
+/// Makes the SQL function known to a connection. Every connection that writes a ledger or checks one needs
+/// it.
+pub(super) fn register(connection: &Connection) -> rusqlite::Result<()> {
+    let flags =
+        FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_INNOCUOUS;
+    connection.create_scalar_function(FUNCTION, -1, flags, |context| Ok(checksum(context)))
+}
+
+/// XXH64 over the values, each with its type and, where the length varies, its length.
+fn checksum(row: &Context<'_>) -> i64 {
+    let mut bytes = Vec::with_capacity(256);
+    for at in 0..row.len() {
+        match row.get_raw(at) {
+            ValueRef::Null => bytes.push(0),
+            ValueRef::Integer(x) => {
+                bytes.push(1);
+                bytes.extend(x.to_le_bytes());
+            }
+            ValueRef::Real(x) => {
+                bytes.push(2);
+                // SQLite stores −0.0 as 0.0; the sum is 0.0 for both.
+                bytes.extend((x + 0.0).to_le_bytes());
+            }
+            ValueRef::Text(text) => sized(&mut bytes, 3, text),
+            ValueRef::Blob(blob) => sized(&mut bytes, 4, blob),
+        }
+    }
+    XxHash64::oneshot(0, &bytes).cast_signed()
+}
+
+fn sized(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
+    bytes.push(kind);
+    bytes.extend((value.len() as u64).to_le_bytes());
+    bytes.extend(value);
+}
+
+/// The call of the function for a table's columns.
+fn call(connection: &Connection, table: &str) -> rusqlite::Result<String> {
+    // `table_info` leaves out generated columns.
+    let sql = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
+    let columns: String = connection.query_row(sql, [table], |row| row.get(0))?;
+    Ok(format!("{FUNCTION}('{table}', {columns})"))
+}
+
+/// Gives every table its column `checksum`. A generated column that is stored cannot be added to a table, so
+/// each table is made anew and its rows are copied. Foreign keys must be off: a table is dropped while others
+/// name its rows.
+pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
+    let parts = schema(connection)?;
+    let drop = |kind: &str| {
+        let found = parts.iter().filter(move |part| part.kind == kind);
+        found.map(|part| format!("DROP {} {};", part.kind, part.name)).collect::<String>()
+    };
+    connection.execute_batch(&(drop("trigger") + &drop("view")))?;
+    for table in parts.iter().filter(|part| part.kind == "table") {
+        rebuild(connection, table)?;
+    }
+    // Indexes went with their tables.
+    let rest = parts.iter().filter(|part| part.kind != "table").filter_map(|part| part.sql.as_ref());
+    rest.map(|sql| format!("{sql};")).try_for_each(|sql| connection.execute_batch(&sql))
+}
+
+fn rebuild(connection: &Connection, table: &Part) -> rusqlite::Result<()> {
+    let (name, sql) = (&table.name, table.sql.as_deref().unwrap_or_default());
+    let sum = call(connection, name)?;
+    // The column comes first: behind the others there may be constraints of the table.
+    let (_, columns) = sql.split_once('(').unwrap_or_default();
+    let list = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
+    let names: String = connection.query_row(list, [name], |row| row.get(0))?;
+    connection.execute_batch(&format!(
+        "CREATE TABLE new_{name} (checksum INTEGER NOT NULL GENERATED ALWAYS AS ({sum}) STORED, {columns};
+         INSERT INTO new_{name} ({names}) SELECT {names} FROM {name};
+         DROP TABLE {name};
+         ALTER TABLE new_{name} RENAME TO {name};"
+    ))
+}
+
+/// A table, an index, a trigger or a view, as the file describes it. An index that a constraint makes has no
+/// text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    kind: String,
+    name: String,
+    table: String,
+    sql: Option<String>,
+}
+
+/// All of them in the order in which they were made.
+fn schema(connection: &Connection) -> rusqlite::Result<Vec<Part>> {
+    let mut statement =
+        connection.prepare("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY rowid")?;
+    let parts = statement.query_map([], |row| {
+        Ok(Part { kind: row.get(0)?, name: row.get(1)?, table: row.get(2)?, sql: row.get(3)? })
+    })?;
+    parts.collect()
+}
+
+/// Rows that are not as they were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Altered {
+    /// How many.
+    pub rows: u64,
+    /// The first of them: table and primary key.
+    pub named: Vec<String>,
+}
+
+impl Ledger {
+    /// Compares every row of every table with its checksum, and the description of tables and triggers with
+    /// that of a new ledger.
+    pub(super) fn altered(&self) -> Result<Altered, LedgerError> {
+        let error = |e| self.error(e);
+        let mut altered = Altered::default();
+        let expected = expected().map_err(error)?;
+        let found = schema(&self.connection).map_err(error)?;
+        for part in expected.iter().filter(|part| !found.contains(part)) {
+            altered.add(format!("the definition of {} {}", part.kind, part.name));
+        }
+        // Without its table as it should be, a row cannot be read.
+        for table in expected.iter().filter(|part| part.kind == "table" && found.contains(part)) {
+            self.altered_of(&table.name, &mut altered)?;
+        }
+        Ok(altered)
+    }
+
+    fn altered_of(&self, table: &str, altered: &mut Altered) -> Result<(), LedgerError> {
+        let error = |e| self.error(e);
+        let sum = call(&self.connection, table).map_err(error)?;
+        let key = "SELECT group_concat(format('''%s '', %s', name, name), ', '', '', ' ORDER BY pk)
+             FROM pragma_table_info(?) WHERE pk > 0";
+        let key: String = self.connection.query_row(key, [table], |row| row.get(0)).map_err(error)?;
+        let sql = format!("SELECT concat({key}) FROM {table} NOT INDEXED WHERE checksum IS NOT {sum}");
+        let mut statement = self.connection.prepare(&sql).map_err(error)?;
+        let mut rows = statement.query([]).map_err(error)?;
+        while let Some(row) = rows.next().map_err(error)? {
+            // A flipped bit may have made the text invalid.
+            let name = match row.get_ref(0).map_err(error)? {
+                ValueRef::Text(name) => String::from_utf8_lossy(name).into_owned(),
+                _ => String::new(),
+            };
+            altered.add(format!("{table}: {name}"));
+        }
+        Ok(())
+    }
+}
+
+impl Altered {
+    fn add(&mut self, name: String) {
+        self.rows += 1;
+        if self.named.len() < NAMED {
+            self.named.push(name);
+        }
+    }
+}
+
+impl std::fmt::Display for Altered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.named.join("; "))?;
+        match self.rows - self.named.len() as u64 {
+            0 => Ok(()),
+            more => write!(f, "; {more} more"),
+        }
+    }
+}
+
+/// The description of a new ledger.
+fn expected() -> rusqlite::Result<Vec<Part>> {
+    let new = Connection::open_in_memory()?;
+    register(&new)?;
+    super::schema::migrate(&new)?;
+    schema(&new)
+}

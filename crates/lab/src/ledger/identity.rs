@@ -1,0 +1,41 @@
+//! Whether the path of a ledger still leads to the file that is open. A process can write to a file that was
+//! deleted, and the system discards everything that was written once the process ends.
+
+use std::path::Path;
+
+use super::{Ledger, LedgerError};
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity(u64, u64);
+
+impl Identity {
+    /// Of the file at a path; `None` where the system has no such numbers.
+    #[cfg(unix)]
+    pub fn of(path: &Path) -> std::io::Result<Option<Identity>> {
+        use std::os::unix::fs::MetadataExt;
+        let found = std::fs::metadata(path)?;
+        Ok(Some(Identity(found.dev(), found.ino())))
+    }
+
+    #[cfg(not(unix))]
+    pub fn of(_: &Path) -> std::io::Result<Option<Identity>> {
+        Ok(None)
+    }
+}
+
+impl Ledger {
+    /// Fails where the path no longer leads to the file that was opened to write.
+    pub(super) fn still_there(&self) -> Result<(), LedgerError> {
+        let Some(opened) = self.identity else { return Ok(()) };
+        let path = self.path.clone();
+        match Identity::of(&self.path) {
+            Ok(found) if found == Some(opened) => Ok(()),
+            Ok(_) => Err(LedgerError::Gone { path, what: "replaced by another file" }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(LedgerError::Gone { path, what: "deleted" })
+            }
+            Err(source) => Err(LedgerError::File { path, source }),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Where probabilities lie in the range of their type: the gate's draws refute kernels whose references are elsewhere.
+
+use emu::Schedule;
+use flashcore_lab as lab;
+use kernels::{Arch, Family, Plan};
+use lab::gate::inputs::Style;
+use lab::gate::{Proof, Settings, Verdict, prove};
+use lab::launchfile::Bound;
+use problem::{DType, Layout, Problem};
+use ptx::Kernel;
+
+/// A problem of several blocks of keys in every family, not all of them full.
+fn problem(dtype: DType) -> Problem {
+    Problem::new(1, 1, 64, 64, dtype).with_seq_kv(400, Layout::Bhsd)
+}
+
+fn bound(problem: &Problem, plan: &Plan) -> Bound {
+    let kernel = kernels::emit(problem, plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    Bound::of_kernel(kernel, problem).unwrap()
+}
+
+/// The kernel with another number in place of one that its text must have.
+fn with_constant(bound: &Bound, from: f32, to: f32) -> Bound {
+    let word = |x: f32| format!("0f{:08X}", x.to_bits());
+    let text = bound.kernel.module.to_string();
+    assert!(text.contains(&word(from)), "no {from} in {text}");
+    let module = ptx::parse(&text.replace(&word(from), &word(to))).unwrap();
+    Bound { kernel: Kernel { module, ..bound.kernel.clone() }, ..bound.clone() }
+}
+
+fn gate(bound: &Bound, style: Style) -> Proof {
+    let settings = Settings { runs: vec![(style, 1, Schedule::Late)], ..Settings::quick() };
+    prove(bound, &settings).unwrap()
+}
+
+/// With sums by products, references lie as far above maxima as the plan's limit says. 40 powers of two were too many.
+#[test]
+fn tiny_values_are_lost_where_probabilities_are_too_small() {
+    let problem = problem(DType::Bf16);
+    let plan = Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap();
+    let right = bound(&problem, &plan);
+    let proof = gate(&right, Style::TinyValues);
+    assert_eq!(proof.verdict, Verdict::Proven, "{plan:?} {:?}", proof.reasons);
+    let proof = gate(&with_constant(&right, 15.0, 40.0), Style::TinyValues);
+    assert_eq!(proof.verdict, Verdict::Refuted, "{plan:?}");
+}

@@ -1,0 +1,33 @@
+use serde::{Deserialize, Serialize};
+
+use crate::ProblemError;
+
+/// How the product of a query and a key becomes a logit: `t = scale · q·k`, and where there is a cap,
+/// `t = softcap · tanh(t / softcap)` (Gemma 2). The band hides keys after that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// Factor on Q Kᵀ; `None` means `1/√head_dim`.
+    pub scale: Option<f32>,
+    /// Bound of the logits' magnitude; `None` is no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
+}
+
+impl Score {
+    /// A logit from a product of a query and a key, with `scale` the factor that applies. In f64, for references.
+    pub fn logit(&self, scale: f64, product: f64) -> f64 {
+        let t = scale * product;
+        match self.softcap.map(f64::from) {
+            Some(cap) => cap * (t / cap).tanh(),
+            None => t,
+        }
+    }
+
+    /// Refuses a cap that is not positive, or not representable in the units that kernels use.
+    pub(crate) fn check(&self, scale: f32) -> Result<(), ProblemError> {
+        let Some(cap) = self.softcap else { return Ok(()) };
+        let log2e = std::f32::consts::LOG2_E;
+        let fits = cap > 0.0 && (cap * log2e).is_finite() && (2.0 * log2e * scale / cap).is_finite();
+        if fits { Ok(()) } else { Err(ProblemError::Softcap { value: cap.to_string() }) }
+    }
+}

@@ -1,0 +1,54 @@
+//! Rules that the rows of instructions are made of.
+
+use crate::{Imm, Instruction, Operand, Type};
+
+use super::{Fault, Rule, fault};
+
+/// `Err` with a message unless the condition holds.
+pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+/// `Err` that lists the accepted types unless `ty` is one of them.
+pub(crate) fn one_of(what: &str, ty: Type, types: &[Type]) -> Result<(), String> {
+    ensure(types.contains(&ty), || {
+        let list = types.iter().map(|t| format!(".{t}")).collect::<Vec<_>>().join(" ");
+        format!("{what} has no type .{ty}; it takes {list}")
+    })
+}
+
+/// The value of the integer constant in an operand position, if there is one.
+pub(crate) fn constant(inst: &Instruction, position: usize) -> Option<i64> {
+    match inst.operands.get(position) {
+        Some(Operand::Imm(Imm::Int(value))) => Some(*value),
+        _ => None,
+    }
+}
+
+/// A constant is in a range, limits included. Registers pass.
+pub(crate) fn range(what: &str, value: Option<i64>, least: i64, most: i64) -> Result<(), Fault> {
+    match value {
+        Some(value) if !(least..=most).contains(&value) => {
+            fault(Rule::Constant, format!("{what}: {value} is not between {least} and {most}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A constant is a multiple. Registers pass.
+pub(crate) fn multiple(what: &str, value: Option<i64>, of: i64) -> Result<(), Fault> {
+    match value {
+        Some(value) if value % of != 0 => {
+            fault(Rule::Constant, format!("{what}: {value} is no multiple of {of}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A constant member mask names at least one lane.
+pub(crate) fn member_mask(value: Option<i64>) -> Result<(), Fault> {
+    match value {
+        Some(0) => fault(Rule::Constant, "a member mask of 0 names no lane"),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,133 @@
+"""Attention as a model calls it on the CPU: between other operations of PyTorch's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _flashcore, scaled_dot_product_attention
+from ._race import Row
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+#: Rows are no evidence where other programs used more than this part of the processor during their race.
+MOST_BY_OTHERS = 0.1
+
+Stated = tuple[tuple[int, int, int, int, int, int], str, str]
+
+
+class Layer:
+    """Layer norm, a linear map, attention, a linear map, GELU. Contestant 0 is FlashCore's attention, 1 PyTorch's."""
+
+    def __init__(self, stated: Stated) -> None:
+        (batch, heads, _, rows, _, dim), dtype, self.mask = stated
+        self.shape, self.dtype = (batch, heads, rows, dim), DTYPES[dtype]
+        hidden = heads * dim
+        self.norm = torch.nn.LayerNorm(hidden, dtype=self.dtype)
+        self.before = torch.nn.Linear(hidden, 3 * hidden, dtype=self.dtype)
+        self.after = torch.nn.Linear(hidden, hidden, dtype=self.dtype)
+        self.x = torch.randn(batch, rows, hidden).to(self.dtype)
+        self.inputs = [torch.zeros(self.shape, dtype=self.dtype) for _ in range(3)]
+        self.calls = (scaled_dot_product_attention, F.scaled_dot_product_attention)
+        self.outputs: list[Tensor | None] = [None, None]
+
+    def load(self, *values: bytes) -> None:
+        """New values for q, k and v, at their addresses."""
+        for x, new in zip(self.inputs, values):
+            x.copy_(torch.frombuffer(bytearray(new), dtype=self.dtype).view(self.shape))
+
+    def time(self, who: int) -> float:
+        """Microseconds of one attention between the layer's other operations."""
+        call, (q, k, v), causal = self.calls[who], self.inputs, self.mask != "none"
+        with torch.inference_mode():
+            self.before(self.norm(self.x))
+            start = time.perf_counter_ns()
+            out = call(q, k, v, is_causal=causal)
+            spent = time.perf_counter_ns() - start
+            F.gelu(self.after(out.transpose(1, 2).flatten(2)))
+        self.outputs[who] = out
+        return spent / 1000
+
+    def forget(self, who: int) -> None:
+        """Drops an output, so that only a later call can give one."""
+        self.outputs[who] = None
+
+    def output(self, who: int) -> bytes:
+        """The last output, dense as (batch, head, row, dim)."""
+        out = self.outputs[who]
+        if out is None:
+            return b""
+        return out.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class Load:
+    """How much of the processor other programs use."""
+
+    def __init__(self) -> None:
+        self.busy, self.own, self.wall = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
+        times = os.times()
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return busy, times.user + times.system, time.monotonic()
+
+    def of_others(self) -> float:
+        """Their part of all cores since this object was made, what a hypervisor gave to other machines included."""
+        busy, own, wall = self._now()
+        others = (busy - self.busy) - (own - self.own)
+        return max(others, 0.0) / max((wall - self.wall) * (os.cpu_count() or 1), 1e-9)
+
+
+def rows(session: Any, problems: list[Stated], seconds: float) -> Iterator[tuple[Row, float]]:
+    """The rows of all races, FlashCore's first, each with the part of the processor that other programs used."""
+    peer = f"torch {torch.__version__} SDPA"
+    for index, stated in enumerate(problems):
+        (_, heads, _, length, _, dim), dtype, _ = stated
+        layer, load = Layer(stated), Load()
+        raced = session.race(stated, peer, layer, seconds)
+        others = load.of_others()
+        at = f"{index + 1}/{len(problems)} {dtype} H{heads} S{length} D{dim}"
+        print(f"{at}: other programs used {others:.0%} of the processor", file=sys.stderr, flush=True)
+        yield from ((json.loads(row), others) for row in raced)
+
+
+def run(args: Any) -> int:
+    """``python -m flashcore.bench model``: 0 if all races count, 1 if FlashCore was wrong or others were busy."""
+    from ._table import summary, table
+
+    session = _flashcore.CpuSession(torch.get_num_threads())
+    if args.evidence and session.commit() is None:
+        print(
+            "flashcore.bench: evidence comes from a clean commit, and this wheel was built from none", file=sys.stderr
+        )
+        return 2
+    waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
+    print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
+    every, bad = [], 0
+    for row, others in rows(session, _flashcore.model_problems(), args.seconds):
+        every.append(row)
+        counts = others <= MOST_BY_OTHERS
+        bad += not counts or (row["fault"] is not None and row["impl"] == "flashcore")
+        if args.json:
+            print(json.dumps(row), flush=True)
+        if args.evidence and counts:
+            with args.evidence.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    if not args.json:
+        print(table(every))
+        print(*summary(every), sep="\n")
+    if bad:
+        print(f"flashcore.bench: {bad} rows do not count; none of them is written", file=sys.stderr)
+    return 1 if bad else 0

@@ -1,0 +1,122 @@
+//! Races on the CPU as a model calls attention: between other operations of PyTorch's, in PyTorch's process. Python runs the turns;
+//! the order of turns, the checks and the statistics are `lab`'s.
+
+use std::path::Path;
+
+use lab::bench::{Deck, Entrant, Identity, Mode, RaceError, Reading, Rules, Slot, Stage, Timing, Work, race};
+use lab::provenance::Provenance;
+use lab::values::{Inputs, Values};
+use problem::{DType, Problem};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde_json::json;
+
+use crate::bench::{Stated, problem, stated};
+use crate::error::Error;
+
+/// The suite in the rows.
+const SUITE: &str = "model";
+/// Rounds of a race at most.
+const MOST_ROUNDS: usize = 200;
+
+/// The problems: the heads of a small transformer, from an image's patches to a long text.
+#[pyfunction]
+pub fn model_problems() -> Vec<Stated> {
+    let lengths = [197, 512, 1024, 2048];
+    let of = |dtype| lengths.map(|length| stated(&Problem::new(1, 12, length, 64, dtype)));
+    [DType::F32, DType::Bf16, DType::F16].into_iter().flat_map(of).collect()
+}
+
+/// This processor, and what stands beside every figure of a run.
+#[pyclass(frozen, module = "flashcore._flashcore")]
+pub struct CpuSession {
+    provenance: Provenance,
+}
+
+#[pymethods]
+impl CpuSession {
+    #[new]
+    fn new(threads: usize) -> CpuSession {
+        CpuSession { provenance: Provenance::of_cpu(Path::new("."), threads) }
+    }
+
+    /// The processor, and the threads that compute.
+    fn device(&self) -> String {
+        self.provenance.device.clone()
+    }
+
+    /// The clean commit that this was built from; without one no evidence is written.
+    fn commit(&self) -> Option<String> {
+        self.provenance.commit.clone()
+    }
+
+    /// Races FlashCore, contestant 0 of `layer`, against `peer`, contestant 1, for about so many seconds: a row for each as JSON.
+    fn race(
+        &self,
+        stated: Stated,
+        peer: &str,
+        layer: Bound<'_, PyAny>,
+        seconds: f64,
+    ) -> Result<Vec<String>, Error> {
+        let problem = problem(&stated)?;
+        let deck = Deck::draw(&problem, 1)?;
+        let peer = Entrant::peer(peer, 1).map_err(|error| Error::Argument(error.to_string()))?;
+        let entrants = [Entrant::ours(None, 1), peer];
+        let rules = Rules { most_rounds: MOST_ROUNDS, ..Rules::new(Mode::Warm, seconds, None) };
+        let mut stage = Layer { layer, dtype: problem.dtype, staged: [None, None] };
+        let race = race(&mut stage, &deck, &entrants, &rules).map_err(|error| match error {
+            RaceError::Stage(exception) => Error::Python(exception),
+            RaceError::Nobody => Error::Argument(error.to_string()),
+        })?;
+        let rows = race.rows(SUITE, &[Identity::default(), Identity::default()], &self.provenance);
+        Ok(rows.iter().map(|row| json!(row).to_string()).collect())
+    }
+}
+
+/// A layer of a model that is made of PyTorch's operations: `load(q, k, v)`, `time(who)`, `forget(who)` and `output(who)`.
+struct Layer<'py> {
+    layer: Bound<'py, PyAny>,
+    dtype: DType,
+    staged: [Option<Inputs>; 2],
+}
+
+impl Stage for Layer<'_> {
+    type Error = PyErr;
+
+    fn stage(&mut self, slot: Slot, inputs: &Inputs) -> PyResult<()> {
+        self.staged[slot as usize] = Some(inputs.clone());
+        Ok(())
+    }
+
+    fn load(&mut self, slot: Slot) -> PyResult<()> {
+        let Some(Inputs { q, k, v }) = &self.staged[slot as usize] else { return Ok(()) };
+        let bytes = |values: &Values| PyBytes::new(self.layer.py(), &values.to_bytes());
+        self.layer.call_method1("load", (bytes(q), bytes(k), bytes(v))).map(|_| ())
+    }
+
+    fn flush(&mut self) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn poison(&mut self, who: usize) -> PyResult<()> {
+        self.layer.call_method1("forget", (who,)).map(|_| ())
+    }
+
+    fn run(&mut self, who: usize, work: Work) -> PyResult<()> {
+        self.time(who, work).map(|_| ())
+    }
+
+    fn time(&mut self, who: usize, _work: Work) -> PyResult<Timing> {
+        let us = self.layer.call_method1("time", (who,))?.extract()?;
+        Ok(Timing { us, host_us: us })
+    }
+
+    fn output(&mut self, who: usize) -> PyResult<Values> {
+        let bytes: Vec<u8> = self.layer.call_method1("output", (who,))?.extract()?;
+        Ok(Values::from_bytes(self.dtype, &bytes))
+    }
+
+    fn read(&mut self) -> Reading {
+        Reading::default()
+    }
+}

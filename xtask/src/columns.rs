@@ -1,0 +1,112 @@
+//! Prose and comments keep to 110 columns, which rustfmt asks of code alone.
+
+use std::ops::Range;
+use std::path::Path;
+
+use pulldown_cmark::{Event, Options, Parser, Tag};
+
+use crate::XtaskError;
+use crate::book::{self, File};
+
+/// The columns of a line, as in `rustfmt.toml`.
+const COLUMNS: usize = 110;
+
+/// Files and folders that are held to the limit, from the root. A folder stands for its Markdown, Rust and
+/// Python files. The list grows: a crate is added when its comments fit, and no entry is removed.
+const HELD: [&str; 6] =
+    ["docs/src", "xtask", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "python/README.md"];
+
+/// The lines that are too long, one line a fault.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn faults(root: &Path) -> Result<Vec<String>, XtaskError> {
+    let mut faults = Vec::new();
+    for held in HELD {
+        let files = if root.join(held).is_dir() {
+            book::files(root, held, &["md", "rs", "py"])?
+        } else {
+            vec![book::file(root, held)?]
+        };
+        faults.extend(files.iter().flat_map(long));
+    }
+    Ok(faults)
+}
+
+/// The lines of a file that are too long.
+fn long(file: &File) -> Vec<String> {
+    let extension = file.path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    let exempt = if extension == "md" { exempt(&file.text) } else { Vec::new() };
+    let mut faults = Vec::new();
+    let mut start = 0;
+    for (number, line) in file.text.split_inclusive('\n').enumerate() {
+        let end = start + line.len();
+        let counts = match extension {
+            "rs" => line.trim_start().starts_with("//"),
+            "py" => line.trim_start().starts_with('#'),
+            _ => !exempt.iter().any(|range| range.start < end && start < range.end),
+        };
+        let width =
+            if extension == "md" { without_destinations(line) } else { line.trim_end().chars().count() };
+        if counts && width > COLUMNS {
+            let place = format!("{}:{}", file.path, number + 1);
+            faults.push(format!("{place}: {width} columns where prose has at most {COLUMNS}"));
+        }
+        start = end;
+    }
+    faults
+}
+
+/// The ranges of a page that are exempt: tables, code, and the regions that `cargo xtask tables` writes.
+fn exempt(text: &str) -> Vec<Range<usize>> {
+    let blocks = Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter();
+    let mut ranges: Vec<_> = blocks
+        .filter(|(event, _)| matches!(event, Event::Start(Tag::Table(_) | Tag::CodeBlock(_))))
+        .map(|(_, range)| range)
+        .collect();
+    for (start, _) in text.match_indices("<!-- table:") {
+        let end = text[start..].find("<!-- /table -->").map_or(text.len(), |length| start + length);
+        ranges.push(start..end);
+    }
+    ranges
+}
+
+/// The columns of a line of Markdown without the destinations of its links.
+fn without_destinations(line: &str) -> usize {
+    let mut parts = line.trim_end().split("](");
+    let first = parts.next().unwrap_or_default().chars().count();
+    first + parts.map(|part| part.find(')').map_or(part, |end| &part[end..]).chars().count()).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<String> {
+        long(&File { path: path.to_owned(), text: text.to_owned() })
+    }
+
+    #[test]
+    fn long_prose_is_found_by_its_line() {
+        let wide = "x".repeat(111);
+        let fault =
+            |path: &str, line: usize| format!("{path}:{line}: 111 columns where prose has at most 110");
+        assert_eq!(found("a.md", &format!("short\n{wide}\n")), [fault("a.md", 2)]);
+        let comment = format!("    // {}", "é".repeat(104));
+        assert_eq!(found("a.rs", &comment), [fault("a.rs", 1)]);
+        assert_eq!(found("a.py", &format!("x = 1\n#{}", &wide[1..])), [fault("a.py", 2)]);
+    }
+
+    #[test]
+    fn what_cannot_be_broken_is_exempt() {
+        let wide = "x".repeat(120);
+        let table = format!("| a |\n| :-- |\n| {wide} |\n");
+        let code = format!("```text\n{wide}\n```\n\n    indented {wide}\n");
+        let made = format!("<!-- table:h200/mission -->\n{wide}\n<!-- /table -->\n");
+        let link = format!("See [the page]({wide}).\n");
+        for text in [table, code, made, link] {
+            assert_eq!(found("a.md", &text), Vec::<String>::new(), "{text}");
+        }
+        assert_eq!(found("a.rs", &format!("let a = \"{wide}\";")), Vec::<String>::new());
+    }
+}
