@@ -1,9 +1,10 @@
 //! Attention on memory of the host.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cpu::{CallingThread, CpuPlan, Element, Executor, Pool, attention_on};
+use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_on};
 use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
 use pyo3::prelude::*;
@@ -95,23 +96,24 @@ impl Addresses {
         executor: &dyn Executor,
         plan: &CpuPlan,
     ) -> Result<(), Error> {
-        let input = |tensor, address| -> Result<&[T], Error> {
+        let input = |tensor, address| -> Result<Input<'_, T>, Error> {
             let (start, elements) = range::<T>(problem, tensor, address)?;
-            // SAFETY: the package describes a tensor that it keeps alive during the call, and the range is that
-            // tensor's by its shape and strides; it is aligned and not null. Writing to an input from another Python
-            // thread meanwhile is a race of the caller's, as with any NumPy function.
-            Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+            // SAFETY: the package describes a tensor whose storage it has measured and keeps alive during the call,
+            // and the range is that tensor's by its shape and strides; `range` checks alignment and null. Writing to
+            // an input from another Python thread meanwhile is a race of the caller's, as with any NumPy function;
+            // the gaps between its rows may be written.
+            Ok(unsafe { Input::from_raw_parts(start, elements) })
         };
         let (q, k, v) = (input(Tensor::Q, self.q)?, input(Tensor::K, self.k)?, input(Tensor::V, self.v)?);
         let (start, elements) = range::<T>(problem, Tensor::Out, self.out)?;
         // SAFETY: as above; the package has just allocated it, so nothing else refers to it.
-        let out = unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), elements) };
+        let out = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), elements) };
         let rows = problem.batch * problem.heads_q * problem.seq_q;
         let lse = match self.lse {
             None => None,
             // SAFETY: as for `out`; the package allocates that many floats.
             Some(address) => Some(unsafe {
-                std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.cast_mut(), rows)
+                std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
         };
         Ok(attention_on(executor, problem, [q, k, v], out, lse, plan)?)
@@ -119,23 +121,23 @@ impl Addresses {
 }
 
 /// The lowest element of a tensor in memory and how many elements there are up to its highest.
-fn range<T>(problem: &Problem, tensor: Tensor, address: usize) -> Result<(*const T, usize), Error> {
+fn range<T>(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<T>, usize), Error> {
     let too_large = || Error::Argument(format!("{tensor:?} reaches further than can be addressed"));
     let (elements, origin) = problem.span(tensor).ok_or_else(too_large)?;
     if elements == 0 {
-        return Ok((std::ptr::NonNull::dangling().as_ptr(), 0)); // an empty tensor may have no memory
+        return Ok((NonNull::dangling(), 0)); // an empty tensor may have no memory
     }
     let start = origin.checked_mul(size_of::<T>()).and_then(|bytes| address.checked_sub(bytes));
     Ok((aligned::<T>(tensor.name(), start.ok_or_else(too_large)?)?, elements))
 }
 
-fn aligned<T>(name: &str, address: usize) -> Result<*const T, Error> {
-    if address == 0 || !address.is_multiple_of(align_of::<T>()) {
+fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
+    let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+    start.filter(|start: &NonNull<T>| start.is_aligned()).ok_or_else(|| {
         let message =
             format!("{name} is at address {address:#x}; it must be a multiple of {}", align_of::<T>());
-        return Err(Error::Argument(message));
-    }
-    Ok(std::ptr::with_exposed_provenance(address))
+        Error::Argument(message)
+    })
 }
 
 /// The instruction sets that this processor has, best first, and the threads that share a call. Starts none.

@@ -17,7 +17,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Step, Tile};
-use crate::view::{Inputs, origin};
+use crate::view::{Input, Inputs, origin};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, on request, the LSE (`[batch, heads_q, seq_q]`, natural
@@ -36,9 +36,9 @@ pub fn attention<T: Element>(
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     if plan.threads == 1 {
-        return attention_on(&CallingThread, problem, [q, k, v], out, lse, plan);
+        return attention_on(&CallingThread, problem, [q, k, v].map(Input::from), out, lse, plan);
     }
-    with_default(|executor| attention_on(executor, problem, [q, k, v], out, lse, plan))
+    with_default(|executor| attention_on(executor, problem, [q, k, v].map(Input::from), out, lse, plan))
 }
 
 /// [`attention`] of `[q, k, v]` on the threads of an executor.
@@ -48,13 +48,13 @@ pub fn attention<T: Element>(
 pub fn attention_on<T: Element>(
     executor: &dyn Executor,
     problem: &Problem,
-    [q, k, v]: [&[T]; 3],
+    inputs: [Input<'_, T>; 3],
     out: &mut [T],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
-    let inputs = Inputs::check(problem, q, k, v)?;
+    let inputs = Inputs::check(problem, inputs)?;
     // Its tensors begin where the problem's do.
     let problem = &*problem.canonical();
     let origin = origin(problem, Tensor::Out, out.len())?;

@@ -37,3 +37,4 @@ pub use oracle::{Reference, oracle, reference_in_precision};
 pub use plan::{CpuPlan, Lanes, Order, Rows};
 pub use simd::Isa;
 pub use threads::{CallingThread, Executor, Pool, threads};
+pub use view::Input;

@@ -359,8 +359,8 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::SmallRng};
 
     use super::*;
-    use crate::Isa;
     use crate::simd::PortablePairs;
+    use crate::{Input, Isa};
 
     fn extent(max: f32, norm: f32) -> Extent {
         Extent { max, norm_squared: norm * norm }
@@ -421,7 +421,7 @@ mod tests {
         let mut v: Vec<f32> = (0..rows * dim).map(|_| normal()).collect();
         change(&mut v);
         let q = vec![1.0; 64 * dim];
-        let inputs = Inputs::check(&problem, &q, &v, &v).unwrap();
+        let inputs = Inputs::check(&problem, [&q[..], &v, &v].map(Input::from)).unwrap();
         // The bounds are those of a 16-bit type; the elements are as they are here.
         let of_type = Problem { dtype, ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);

@@ -6,7 +6,7 @@
 use problem::{KeyRange, Problem};
 use rayon::prelude::*;
 
-use crate::view::{Inputs, View};
+use crate::view::{Input, Inputs, View};
 use crate::{CpuError, Element};
 
 /// Outputs of a reference, dense.
@@ -126,7 +126,7 @@ fn attend<A: Arithmetic, T: Element>(
     k: &[T],
     v: &[T],
 ) -> Result<Reference, CpuError> {
-    let inputs = Inputs::check(problem, q, k, v)?;
+    let inputs = Inputs::check(problem, [q, k, v].map(Input::from))?;
     let (heads, rows, dim_v) = (problem.heads_q, problem.seq_q, problem.head_dim_v);
     let mut out = vec![0.0; problem.batch * heads * rows * dim_v];
     let mut lse = vec![0.0; problem.batch * heads * rows];

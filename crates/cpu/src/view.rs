@@ -1,6 +1,54 @@
+//! Rows of input tensors.
+#![allow(unsafe_code)] // a slice over a whole tensor would cover the gaps between its rows too
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
 use problem::{Problem, ProblemError, Strides, Tensor};
 
 use crate::{CpuError, Element};
+
+/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. For a tensor
+/// whose rows have gaps, [`Input::from_raw_parts`] asks nothing of the gaps: another thread may write them.
+#[derive(Clone, Copy)]
+pub struct Input<'a, T> {
+    start: NonNull<T>,
+    len: usize,
+    elements: PhantomData<&'a [T]>,
+}
+
+// SAFETY: an `Input` is a shared borrow of elements of type T, as `&[T]` is.
+unsafe impl<T: Sync> Send for Input<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Input<'_, T> {}
+
+impl<'a, T> From<&'a [T]> for Input<'a, T> {
+    fn from(elements: &'a [T]) -> Self {
+        Input { start: NonNull::from(elements).cast(), len: elements.len(), elements: PhantomData }
+    }
+}
+
+impl<'a, T> Input<'a, T> {
+    /// The `len` elements from `start` on.
+    ///
+    /// # Safety
+    /// `start` is aligned, the range lies in one allocation, and for `'a` each row that the problem's shape and
+    /// strides place in the range is initialised and not written.
+    pub unsafe fn from_raw_parts(start: NonNull<T>, len: usize) -> Self {
+        Input { start, len, elements: PhantomData }
+    }
+
+    /// `count` elements from index `first` on.
+    ///
+    /// # Panics
+    /// If they reach beyond the input.
+    fn slice(&self, first: usize, count: usize) -> &'a [T] {
+        assert!(first.checked_add(count).is_some_and(|end| end <= self.len), "row outside its buffer");
+        // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made to
+        // `from_raw_parts`; a view asks for rows of the problem only.
+        unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
+    }
+}
 
 /// Refuses a buffer of `len` elements that is too short for `tensor`; the index in it of element (0, 0, 0, 0).
 pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
@@ -14,7 +62,7 @@ pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<us
 /// An input tensor: a buffer that holds it, and where its rows are.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
-    data: &'a [T],
+    data: Input<'a, T>,
     origin: usize,
     strides: Strides,
     /// Elements of a row.
@@ -22,8 +70,8 @@ pub(crate) struct View<'a, T> {
 }
 
 impl<'a, T> View<'a, T> {
-    fn new(problem: &Problem, tensor: Tensor, data: &'a [T]) -> Result<Self, CpuError> {
-        let origin = origin(problem, tensor, data.len())?;
+    fn new(problem: &Problem, tensor: Tensor, data: Input<'a, T>) -> Result<Self, CpuError> {
+        let origin = origin(problem, tensor, data.len)?;
         let [.., dim] = problem.extents(tensor);
         Ok(View { data, origin, strides: problem.strides(tensor), dim })
     }
@@ -34,7 +82,7 @@ impl<'a, T> View<'a, T> {
 
     /// One row.
     pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
-        &self.data[self.start(batch, head, row)..][..self.dim]
+        self.data.slice(self.start(batch, head, row), self.dim)
     }
 
     /// `count` rows as one slice, where they follow each other in memory.
@@ -46,7 +94,7 @@ impl<'a, T> View<'a, T> {
         count: usize,
     ) -> Option<&'a [T]> {
         (self.strides.row == self.dim as i64)
-            .then(|| &self.data[self.start(batch, head, first)..][..count * self.dim])
+            .then(|| self.data.slice(self.start(batch, head, first), count * self.dim))
     }
 }
 
@@ -59,8 +107,8 @@ pub(crate) struct Inputs<'a, T> {
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// Refuses what is not a problem, slices of another type, and buffers that are too short.
-    pub(crate) fn check(problem: &Problem, q: &'a [T], k: &'a [T], v: &'a [T]) -> Result<Self, CpuError> {
+    /// Refuses what is not a problem, elements of another type, and buffers that are too short.
+    pub(crate) fn check(problem: &Problem, [q, k, v]: [Input<'a, T>; 3]) -> Result<Self, CpuError> {
         problem.check()?;
         if T::DTYPE != problem.dtype {
             return Err(CpuError::DType { slices: T::DTYPE, problem: problem.dtype });

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use flashcore_cpu::{CallingThread, CpuError, CpuPlan, Executor, Isa, attention, attention_on};
+use flashcore_cpu::{CallingThread, CpuError, CpuPlan, Executor, Input, Isa, attention, attention_on};
 use problem::{DType, Layout, Problem};
 
 /// Does something each time that a thread asks whether to stop.
@@ -32,7 +32,7 @@ fn computed(executor: &dyn Executor, problem: &Problem, isa: Isa) -> Result<Vec<
     let queries: Vec<f32> = (0..problem.seq_q * 64).map(|i| (i % 7) as f32 / 7.0).collect();
     let mut out = vec![0.0; problem.seq_q * 64];
     let plan = CpuPlan { threads: 1, splits: 1, ..CpuPlan::with_isa(problem, isa) };
-    attention_on(executor, problem, [&queries, &keys, &keys], &mut out, None, &plan)?;
+    attention_on(executor, problem, [&queries[..], &keys, &keys].map(Input::from), &mut out, None, &plan)?;
     Ok(out)
 }
 
