@@ -144,16 +144,12 @@ pub enum CliError {
     #[error("the race stopped: {0}")]
     Race(#[from] lab::bench::RaceError<driver::DriverError>),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Driver(#[from] driver::DriverError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Workbench(#[from] lab::bench::gpu::WorkbenchError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Tables(#[from] lab::tables::TableError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Contestant(#[from] lab::bench::gpu::ContestantError),
     /// A launch file that cannot be used, or a kernel that it cannot launch.
     #[error("{path}: {error}")]
@@ -176,43 +172,30 @@ pub enum CliError {
         device: &'static str,
     },
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Gate(#[from] lab::gate::GateError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Climb(#[from] lab::climb::ClimbError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Kernel(#[from] kernels::KernelError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Nvrtc(#[from] lab::tools::NvrtcError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Machine(#[from] lab::machine::MachineFileError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Worker(#[from] lab::evolve::workers::ServeError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Store(#[from] lab::store::StoreError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     File(#[from] lab::files::FileError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Bench(#[from] lab::bench::BenchError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Problem(#[from] problem::ProblemError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Evolution(#[from] lab::evolve::EvolveError),
     #[error(transparent)]
-    #[allow(missing_docs, reason = "the error of the layer below says it")]
     Setup(#[from] lab::evolve::setup::SetupError),
     /// There is no run to go on with.
     #[error(

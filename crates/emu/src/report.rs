@@ -102,7 +102,6 @@ impl Default for Options {
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "explained by each finding's message")]
 pub enum HazardKind {
     Race,
     UninitialisedRead,

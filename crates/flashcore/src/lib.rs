@@ -38,6 +38,7 @@
 //! stream.synchronize()?;
 //! # Ok::<(), flashcore::AttentionError>(())
 //! ```
+#![warn(missing_docs)]
 
 mod attention;
 mod error;

@@ -13,7 +13,6 @@ pub enum KernelError {
 
 /// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum PlanError {
     /// The family does not compute this element type.
     #[error("dtype = {dtype} is not computed by {family}; accepted: {accepted}")]

@@ -29,7 +29,6 @@ pub enum Plan {
 
 /// The families of forward attention, of which a plan can be made for a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "as in Plan")]
 pub enum Family {
     Mma,
     Wgmma,

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A file that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "path and cause")]
 pub enum StoreError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },

@@ -10,7 +10,6 @@ const SHARE: usize = 1 << 16;
 
 /// Elements of one tensor, in its dtype.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "self-evident")]
 pub enum Values {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
@@ -190,7 +189,6 @@ impl Values {
 
 /// Q, K and V of a problem, each in a buffer of [`Problem::span`] elements.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "self-evident")]
 pub struct Inputs {
     pub q: Values,
     pub k: Values,

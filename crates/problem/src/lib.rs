@@ -2,6 +2,7 @@
 //!
 //! A [`Problem`] names shapes, strides, dtype, band and score of one scaled-dot-product attention,
 //! `O = softmax(score(Q Kᵀ) + band) V`. The oracle, the CPU kernels, the GPU generators and the benchmarks all take it.
+#![warn(missing_docs)]
 
 mod band;
 mod dtype;

@@ -9,6 +9,7 @@
 //!
 //! "PTX ISA" in the documentation is NVIDIA's *Parallel Thread Execution ISA*; the quoted name is a section
 //! of it.
+#![warn(missing_docs)]
 
 mod builder;
 mod isa;

@@ -108,7 +108,6 @@ impl Bound {
 
 /// How busy each unit of the SM is, from 0 to 1, between first and last instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names of the units")]
 pub struct Utilisation {
     pub issue: f64,
     pub fma: f64,

@@ -36,7 +36,6 @@ pub struct Occupancy {
 
 /// Why a CTA does not fit at all.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum OccupancyError {
     #[error("a CTA of {threads} threads: 1 to {limit} are accepted")]
     Threads { threads: u64, limit: u32 },

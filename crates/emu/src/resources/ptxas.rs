@@ -16,7 +16,6 @@ pub struct Ptxas {
 
 /// Why ptxas gave no figures.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum PtxasError {
     #[error("ptxas not found: set FLASHCORE_PTXAS to its path, put it on PATH, or fetch the tools")]
     NotFound,

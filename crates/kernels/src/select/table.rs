@@ -10,7 +10,6 @@ use crate::{Arch, Family, KernelError, Plan};
 /// What of a problem decides which plan is fast: everything but strides and scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the names are the problem's own")]
 pub struct Shape {
     pub batch: usize,
     pub heads_q: usize,
@@ -109,7 +108,6 @@ impl TunedRow {
 
 /// What is wrong with a line.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Fault {
     /// Not a row.
     #[error("{0}")]

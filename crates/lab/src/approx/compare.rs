@@ -28,7 +28,6 @@ pub struct Agreement {
 
 /// One result that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "self-evident")]
 pub struct Mismatch {
     pub input: String,
     pub machine: String,

@@ -5,7 +5,6 @@ use serde::Serialize;
 /// Each names what was found and what it was held against.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "fault", rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum Fault {
     /// The output was filled with NaN before the timed work, and read right after its end.
     #[error(

@@ -48,7 +48,6 @@ pub enum ContestantError {
 
 /// Device memory of a contestant's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "self-evident")]
 pub struct Tensors<'a> {
     pub q: DeviceSlice<'a>,
     pub k: DeviceSlice<'a>,

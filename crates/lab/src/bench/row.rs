@@ -11,7 +11,6 @@ use crate::provenance::{Provenance, hash};
 
 /// One measured fact with everything needed to judge it. Figures that there are none of are `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names are the file format's own")]
 pub struct Row {
     pub suite: String,
     #[serde(rename = "impl")]
@@ -48,7 +47,6 @@ pub struct Row {
 
 /// Every sample, column by column, in the order in which they were taken: two in each round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "as in `Sample` and `Reading`")]
 pub struct All {
     pub us: Vec<f64>,
     /// Places of the samples on inputs not seen before, which are in no median.

@@ -110,7 +110,6 @@ pub struct Timing {
 
 /// One of the two sets of inputs that stand ready beside the live one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are alike")]
 pub enum Slot {
     A,
     B,

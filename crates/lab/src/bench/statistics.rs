@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 /// Who is faster, as far as the samples tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-#[allow(missing_docs, reason = "self-evident")]
 pub enum SpeedVerdict {
     Faster,
     Slower,

@@ -43,7 +43,6 @@ pub struct Evidence<'a> {
 
 /// The weight of one line, for heat maps and listings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "self-evident")]
 pub struct LineCost {
     pub line: u32,
     pub issues: u64,

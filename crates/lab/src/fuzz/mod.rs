@@ -34,7 +34,6 @@ pub struct Case {
 
 /// How far a case went: nothing here is a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum Stage {
     NotParsed,
     LaunchRefused,

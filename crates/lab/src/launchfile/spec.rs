@@ -85,7 +85,6 @@ macro_rules! closed_names {
     ($(#[$doc:meta])* $type:ident, $what:literal: $($variant:ident = $name:literal),* $(,)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[allow(missing_docs, reason = "the variants are the file's own words")]
         pub enum $type { $($variant),* }
 
         impl $type {

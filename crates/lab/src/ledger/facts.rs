@@ -33,7 +33,6 @@ pub struct Run {
 
 /// Where figures come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "as in evidence rows")]
 pub struct Environment {
     pub device: String,
     pub driver: String,

@@ -9,7 +9,6 @@ use crate::evolve::Stage;
 
 /// Counts of an arm on a problem.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "counts of candidates, by what happened to them")]
 pub struct Tally {
     pub problem: Shape,
     pub arm: Arm,

@@ -5,7 +5,6 @@ use crate::numerics::round::{Decoded, Format};
 
 /// A floating-point comparison. The first six are false, the `…u` ones true, if an operand is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are PTX's")]
 pub enum Comparison {
     Eq,
     Ne,
@@ -54,7 +53,6 @@ pub fn compare(comparison: Comparison, format: Format, ftz: bool, a: u64, b: u64
 
 /// A property that `testp` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are PTX's")]
 pub enum Property {
     Finite,
     Infinite,

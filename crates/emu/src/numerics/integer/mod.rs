@@ -6,7 +6,6 @@ pub mod packed;
 
 /// An integer type of PTX. Untyped `.bN` operands are the unsigned type of that width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are PTX's")]
 pub enum IntType {
     U8,
     S8,
