@@ -229,7 +229,7 @@ pub struct Bench {
     /// Its mask: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: a suite of problems: mission, small, forward or ampere; may be given several times; default: mission
+    /// GPU: a suite of problems: mission, small, forward, ampere or windows; may be given several times; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: a plan (JSON, as `explain --problem` or `topk` prints it) instead of the chosen one; several race against each other, the

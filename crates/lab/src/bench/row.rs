@@ -57,14 +57,18 @@ pub struct All {
     pub throttle: Option<Vec<u64>>,
 }
 
-/// The problem as rows state it.
+/// The problem as rows state it. `softcap` is there only where the problem has one.
 pub fn problem_json(problem: &Problem) -> Value {
-    json!({
+    let mut row = json!({
         "batch": problem.batch, "heads_q": problem.heads_q, "heads_kv": problem.heads_kv,
         "seq_q": problem.seq_q, "seq_kv": problem.seq_kv,
         "head_dim": problem.head_dim, "head_dim_v": problem.head_dim_v,
         "dtype": problem.dtype.name(), "mask": problem.band.to_string(),
-    })
+    });
+    if let Some(cap) = problem.score.softcap {
+        row["softcap"] = json!(cap);
+    }
+    row
 }
 
 /// What a contestant ran, as far as its rows tell.

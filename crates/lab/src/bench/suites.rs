@@ -14,11 +14,13 @@ pub enum Suite {
     Forward,
     /// The same, for what `mma.sync` reaches on it.
     Ampere,
+    /// Sliding windows over 16k tokens, and models' soft caps of the scores.
+    Windows,
 }
 
 impl Suite {
     /// Every suite.
-    pub const ALL: [Suite; 4] = [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere];
+    pub const ALL: [Suite; 5] = [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere, Suite::Windows];
 
     /// The name in rows and on the command line.
     pub const fn name(self) -> &'static str {
@@ -27,6 +29,7 @@ impl Suite {
             Suite::Small => "small",
             Suite::Forward => "forward",
             Suite::Ampere => "ampere",
+            Suite::Windows => "windows",
         }
     }
 
@@ -34,7 +37,7 @@ impl Suite {
     pub const fn family(self) -> Option<Family> {
         match self {
             Suite::Ampere => Some(Family::Mma),
-            Suite::Mission | Suite::Small | Suite::Forward => None,
+            Suite::Mission | Suite::Small | Suite::Forward | Suite::Windows => None,
         }
     }
 
@@ -73,6 +76,23 @@ impl Suite {
                             DType::Bf16,
                         )));
                     }
+                }
+                problems
+            }
+            Suite::Windows => {
+                let mut problems = Vec::new();
+                for dim in [64, 128, 256] {
+                    let full = Problem::new(1, HIDDEN / dim, TOKENS, dim, DType::Bf16);
+                    problems.push(full.clone().with_band(Band::CAUSAL));
+                    for keys in [128, 1024, 4096] {
+                        problems.push(full.clone().with_band(Band::window(keys - 1, 0)));
+                    }
+                }
+                for (dim, softcap) in [(128, 30.0), (256, 50.0)] {
+                    let causal =
+                        Problem::new(2, HIDDEN / dim, 8192, dim, DType::Bf16).with_band(Band::CAUSAL);
+                    let score = Score { softcap: Some(softcap), ..Score::default() };
+                    problems.push(Problem { score, ..causal });
                 }
                 problems
             }

@@ -192,9 +192,12 @@ impl References {
         let (mut max_diff, mut close) = (0.0f64, true);
         for (index, &x) in out.iter().enumerate() {
             let expected = self.rounded.get(index).map_or(f64::NAN, f64::from);
+            if !x.is_finite() && !expected.is_finite() {
+                continue;
+            }
             let diff = (x - expected).abs();
-            // As torch: a NaN anywhere makes the maximum NaN.
-            max_diff = if diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
+            // As in torch, one NaN makes the maximum NaN. `f64::max` would drop it.
+            max_diff = if max_diff.is_nan() || diff.is_nan() { f64::NAN } else { max_diff.max(diff) };
             close &= diff <= 1e-3 + 1e-3 * expected.abs();
         }
         (max_diff, close)
@@ -383,6 +386,18 @@ mod tests {
             shorter.seq_kv -= 1;
             let dropped = draw(&right.problem, Style::Normal, 3).oracle(&shorter).unwrap();
             assert!(!with(&|a| a.out.clone_from(&dropped.out)).is_empty(), "a dropped key in {dtype}");
+        }
+    }
+
+    #[test]
+    fn one_nan_makes_max_diff_nan_wherever_it_stands() {
+        for index in [0, 17, 70 * 64 - 1] {
+            let mut answer = Answer::new(Problem::new(1, 1, 70, 64, DType::F16), Style::Normal);
+            answer.out[index] = f64::NAN;
+            let references = References::new(&answer.problem, answer.oracle.clone(), &answer.standard);
+            let figures = references.judge(&answer.out, Some(&answer.lse));
+            assert!(figures.max_diff.is_nan(), "a NaN at {index} gives {}", figures.max_diff);
+            assert!(!figures.allclose_1e3);
         }
     }
 

@@ -137,6 +137,25 @@ struct Problem {
     seq_q: usize,
     seq_kv: usize,
     mask: String,
+    #[serde(default)]
+    softcap: Option<Cap>,
+}
+
+/// A positive number as its bits, which sort as the number does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(from = "f32")]
+struct Cap(u32);
+
+impl From<f32> for Cap {
+    fn from(cap: f32) -> Cap {
+        Cap(cap.to_bits())
+    }
+}
+
+impl std::fmt::Display for Cap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f32::from_bits(self.0).fmt(f)
+    }
 }
 
 impl Problem {
@@ -149,7 +168,8 @@ impl Problem {
             heads_kv: problem.heads_kv,
             seq_q: problem.seq_q,
             seq_kv: problem.seq_kv,
-            mask: problem.band.to_string().to_owned(),
+            mask: problem.band.to_string(),
+            softcap: problem.score.softcap.map(Cap::from),
         }
     }
 }

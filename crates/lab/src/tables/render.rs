@@ -116,7 +116,8 @@ pub(super) fn title(p: &Problem) -> String {
         if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
     let seq = if p.seq_q == p.seq_kv { p.seq_q.to_string() } else { format!("{}×{}", p.seq_q, p.seq_kv) };
     let mask = if p.mask == "none" { String::new() } else { format!(" {}", p.mask) };
-    format!("{} B{} H{heads} S{seq} D{}{mask}", p.dtype, p.batch, p.head_dim)
+    let softcap = p.softcap.map_or_else(String::new, |cap| format!(" softcap {cap}"));
+    format!("{} B{} H{heads} S{seq} D{}{mask}{softcap}", p.dtype, p.batch, p.head_dim)
 }
 
 /// A time or a rate; times that do not count are not shown.
