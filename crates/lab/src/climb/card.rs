@@ -14,7 +14,6 @@ pub trait Card {
     /// The error of a single kernel.
     type Error: std::fmt::Display;
 
-    /// The device's name.
     fn name(&self) -> &str;
 
     /// Loads a kernel and allocates its buffers with the given contents.

@@ -290,9 +290,7 @@ fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, Ga
 
 /// A report on the progress of a climb.
 pub enum Progress<'a> {
-    /// A rung begins.
     Start(&'a str),
-    /// A rung is done.
     Done(&'a Climbed),
 }
 
