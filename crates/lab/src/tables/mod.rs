@@ -52,11 +52,9 @@ pub enum TableError {
         "{path}: table \"{name}\" has no rows in {file}; accepted: DEVICE/SUITE with rows there, in the folder of --root"
     )]
     NoRows {
-        /// The document.
         path: PathBuf,
-        /// The table's name.
         name: String,
-        /// Where its rows would be.
+        /// The file that should hold the rows.
         file: PathBuf,
     },
     /// A line is not a valid row.
