@@ -30,10 +30,7 @@ pub enum FileError {
     #[error("{0}: tensors are read from .npy and .safetensors files")]
     Extension(PathBuf),
     #[error("{path}: {reason}")]
-    Malformed {
-        path: PathBuf,
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// An element type that attention does not take.
     #[error("{path}: tensor {name} has elements of type {dtype}; accepted: {accepted}")]
     DType {

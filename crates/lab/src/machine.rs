@@ -14,16 +14,10 @@ pub enum MachineFileError {
     Store(#[from] StoreError),
     /// The file is not such a JSON description.
     #[error("{path}: {error}; expected the JSON that `flashcore microbench --out` writes")]
-    Malformed {
-        path: PathBuf,
-        error: serde_json::Error,
-    },
+    Malformed { path: PathBuf, error: serde_json::Error },
     /// The described machine is impossible.
     #[error("{path}: {error}")]
-    Impossible {
-        path: PathBuf,
-        error: MachineError,
-    },
+    Impossible { path: PathBuf, error: MachineError },
 }
 
 /// Reads a machine from the file's object `machine`, or from the whole file when it has no such object. The

@@ -16,23 +16,15 @@ pub enum NvrtcError {
     NotFound,
     /// NVRTC is loaded by a python3 process, and that process does not start.
     #[error("NVRTC is loaded through `{python}`, which does not start: {source}; set FLASHCORE_PYTHON")]
-    Python {
-        python: String,
-        source: std::io::Error,
-    },
+    Python { python: String, source: std::io::Error },
     #[error("{library} cannot be loaded: {reason}")]
-    Load {
-        library: PathBuf,
-        reason: String,
-    },
+    Load { library: PathBuf, reason: String },
     /// The source includes CUDA headers that are not installed.
     #[error(
         "the source includes <{header}>, and there are no CUDA headers beside NVRTC: fetch them with `cargo xtask tools`, or \
          set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
     )]
-    NoHeaders {
-        header: String,
-    },
+    NoHeaders { header: String },
     /// NVRTC rejects the source.
     #[error("NVRTC refuses the source:\n{0}")]
     Source(String),

@@ -1,5 +1,5 @@
-//! Plans that nobody wrote: blind draws from the whole space that the evolution searches. What the plan check lets pass, the gate
-//! proves; a plan that it refuses is a fault of a generator.
+//! Plans that nobody wrote: blind draws from the whole space that the evolution searches. What the plan check
+//! lets pass, the gate proves; a plan that it refuses is a fault of a generator.
 
 use flashcore_lab as lab;
 use kernels::Arch;

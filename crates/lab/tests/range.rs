@@ -1,4 +1,5 @@
-//! Where probabilities lie in the range of their type: the gate's draws refute kernels whose references are elsewhere.
+//! Where probabilities lie in the range of their type: the gate's draws refute kernels whose references are
+//! elsewhere.
 
 use emu::Schedule;
 use flashcore_lab as lab;

@@ -25,10 +25,7 @@ pub enum BenchError {
     Nobody,
     /// A native kernel was disqualified.
     #[error("{name} is out: {fault}")]
-    Out {
-        name: String,
-        fault: super::Fault,
-    },
+    Out { name: String, fault: super::Fault },
 }
 
 /// The problems that `bench` races by default: the mission problem and a longer one, in each dtype.

@@ -17,10 +17,7 @@ use crate::values::{Inputs, Values};
 pub enum TorchError {
     /// The Python interpreter does not start.
     #[error("cannot start `{python}`: {source}; install Python 3 or name one in FLASHCORE_PYTHON")]
-    Start {
-        python: String,
-        source: std::io::Error,
-    },
+    Start { python: String, source: std::io::Error },
     /// The interpreter has no torch module.
     #[error("{0}; install it (`pip install torch`) to race against it")]
     Missing(String),

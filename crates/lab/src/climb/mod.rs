@@ -1,5 +1,5 @@
-//! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or predicted, and its root
-//! cause named; the seeds' own figures stand beside, marked as quoted.
+//! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or
+//! predicted, and its root cause named; the seeds' own figures stand beside, marked as quoted.
 
 mod card;
 mod record;
@@ -190,10 +190,7 @@ impl Score {
 pub enum ClimbError {
     /// A rung cannot be launched.
     #[error("rung {rung}: {source}")]
-    Gate {
-        rung: String,
-        source: GateError,
-    },
+    Gate { rung: String, source: GateError },
     #[error(transparent)]
     Bench(#[from] BenchError),
     /// The oracle rejects a rung's problem.

@@ -144,10 +144,7 @@ pub struct Difference {
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError<E: std::error::Error> {
     #[error("{instruction}: {source}")]
-    Machine {
-        instruction: String,
-        source: E,
-    },
+    Machine { instruction: String, source: E },
     /// The emulator does not support the instruction.
     #[error(transparent)]
     Emulator(#[from] tensor::MmaError),

@@ -42,10 +42,7 @@ pub enum EvolveError {
     #[error(
         "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
     )]
-    Config {
-        run: i64,
-        error: serde_json::Error,
-    },
+    Config { run: i64, error: serde_json::Error },
     /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
     #[error(
         "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
@@ -63,10 +60,7 @@ pub enum EvolveError {
     },
     /// The request is empty or impossible.
     #[error("{what}; accepted: {accepted}")]
-    Nothing {
-        what: &'static str,
-        accepted: &'static str,
-    },
+    Nothing { what: &'static str, accepted: &'static str },
 }
 
 /// What the caller does next.

@@ -62,11 +62,7 @@ pub enum SetupError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     #[error("invalid value '{value}' for {argument}: expected {accepted}")]
-    Argument {
-        argument: &'static str,
-        value: String,
-        accepted: String,
-    },
+    Argument { argument: &'static str, value: String, accepted: String },
     #[error(
         "invalid value '{problem}' for problem: expected tensors of at most {most:.1} GB on this machine; these take \
          {needed:.1} GB, and an evaluation holds them {times} times"

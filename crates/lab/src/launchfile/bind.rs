@@ -21,10 +21,7 @@ pub enum Role {
     /// Memory that the kernel uses within a launch. Its contents before and after are not specified.
     Scratch,
     /// Memory with given initial contents. Its final contents are not judged.
-    Fill {
-        dtype: BufferType,
-        init: Init,
-    },
+    Fill { dtype: BufferType, init: Init },
 }
 
 /// A kernel with the roles of its buffers, which the gate can check.

@@ -9,14 +9,10 @@ use rusqlite::ErrorCode;
 pub enum LedgerError {
     /// The file does not exist, and the caller only reads.
     #[error("{path}: there is no ledger here; `flashcore evolve --ledger {path}` begins one")]
-    Missing {
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// The file is empty, and the caller only reads.
     #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
-    Empty {
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     #[error("{path} is no FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
         path: PathBuf,
@@ -70,10 +66,7 @@ pub enum LedgerError {
          written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
          left behind, belong to the lost file and may be deleted"
     )]
-    Gone {
-        path: PathBuf,
-        what: &'static str,
-    },
+    Gone { path: PathBuf, what: &'static str },
     /// The disk is full or the file has reached a size limit.
     #[error(
         "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
@@ -113,11 +106,7 @@ pub enum LedgerError {
     #[error(
         "forecast {forecast} of {path} is of candidate {candidate}, whose measurement is its outcome; accepted: a forecast of an idea"
     )]
-    OfCandidate {
-        path: PathBuf,
-        forecast: i64,
-        candidate: i64,
-    },
+    OfCandidate { path: PathBuf, forecast: i64, candidate: i64 },
     /// A value that the ledger does not accept.
     #[error("{what} = {value} cannot be kept; accepted: {accepted}")]
     Value {
@@ -129,16 +118,10 @@ pub enum LedgerError {
     },
     /// The system's error for a file beside the ledger.
     #[error("{path}: {source}")]
-    File {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    File { path: PathBuf, source: std::io::Error },
     /// Any other error of SQLite.
     #[error("{path}: {source}")]
-    Sql {
-        path: PathBuf,
-        source: rusqlite::Error,
-    },
+    Sql { path: PathBuf, source: rusqlite::Error },
 }
 
 impl LedgerError {

@@ -35,18 +35,12 @@ pub enum TableError {
     Store(#[from] StoreError),
     /// A region without an end mark.
     #[error("{path}: `<!-- table:{name} -->` has no `<!-- /table -->` after it")]
-    Open {
-        path: PathBuf,
-        name: String,
-    },
+    Open { path: PathBuf, name: String },
     /// The name is not of the form DEVICE/SUITE.
     #[error(
         "{path}: table \"{name}\" names no file of rows and suite; accepted: DEVICE/SUITE, as in h200/mission"
     )]
-    Name {
-        path: PathBuf,
-        name: String,
-    },
+    Name { path: PathBuf, name: String },
     /// The table would be empty: its file is missing, or has no rows of the suite.
     #[error(
         "{path}: table \"{name}\" has no rows in {file}; accepted: DEVICE/SUITE with rows there, in the folder of --root"
