@@ -1,5 +1,5 @@
-//! Plans that nobody wrote: blind draws from the whole space that the evolution searches. What the plan check
-//! lets pass, the gate proves; a plan that it refuses is a fault of a generator.
+//! Random samples from the whole search space of the evolution. Every plan that passes the plan check must pass
+//! the gate; otherwise a generator has a bug.
 
 use flashcore_lab as lab;
 use kernels::Arch;

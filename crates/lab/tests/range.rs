@@ -1,5 +1,5 @@
-//! Where probabilities lie in the range of their type: the gate's draws refute kernels whose references are
-//! elsewhere.
+//! The gate's inputs expose kernels whose reference (the number subtracted before the exponential) moves
+//! probabilities out of the useful range of their type.
 
 use emu::Schedule;
 use flashcore_lab as lab;

@@ -1,5 +1,5 @@
-//! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or
-//! predicted, and its root cause named; the seeds' own figures stand beside, marked as quoted.
+//! The climb: studies the rungs of the ladder on the mission problem, one after the other. Each rung is checked,
+//! timed or predicted, and diagnosed. The original kernels' own figures stand beside, marked as quoted.
 
 mod card;
 mod record;

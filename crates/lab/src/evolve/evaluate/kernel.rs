@@ -78,7 +78,7 @@ impl Bench {
             Some(Err(error @ PtxasError::Rejected { .. })) => {
                 return Err(reject(Stage::Screen, "ptxas", error));
             }
-            // The failure is the assembler's own, so the kernel is not rejected.
+            // Without a working assembler the resources are estimated, and the kernel is not rejected.
             Some(Err(_)) | None => (estimate(&bound.kernel.module, entry), None),
         };
         let resources = resources.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?;

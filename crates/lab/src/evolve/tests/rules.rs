@@ -666,7 +666,7 @@ fn races_for_which_there_is_no_time_are_not_run() {
             assert!(is_told || case["verdict"] != "FASTER", "{case}");
         }
         if count == 1 {
-            continue; // Few have a time, and all of them race.
+            continue; // few candidates have a time, and all of them race
         }
         assert!(skipped > 0, "{report}");
         // A finalist without a race is rejected for lack of time, not of speed.
