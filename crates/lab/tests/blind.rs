@@ -1,5 +1,5 @@
-//! Random samples from the whole search space of the evolution. Every plan that passes the plan check must pass
-//! the gate; otherwise a generator has a bug.
+//! Random samples from the whole search space of the evolution. Every plan that passes the plan check must
+//! pass the gate; otherwise a generator has a bug.
 
 use flashcore_lab as lab;
 use kernels::Arch;

@@ -158,7 +158,7 @@ impl Subject {
         }
     }
 
-    /// Runs the inputs on a machine. Their number must be even.
+    /// Runs the instruction on a machine for all inputs. The number of inputs must be even.
     ///
     /// # Errors
     /// When the machine fails.

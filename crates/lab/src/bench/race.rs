@@ -230,8 +230,8 @@ struct Run<'a, S> {
 /// Minimum length of a sustained run, µs. By then an H200 under continuous load has the clock of its power
 /// limit.
 pub const SUSTAINED_US: f64 = 3e5;
-/// Maximum number of batches of a sustained run. Kernels that end before their launch would need more to last
-/// [`SUSTAINED_US`].
+/// Maximum number of batches of a sustained run. Kernels shorter than the launch overhead would need more to
+/// last [`SUSTAINED_US`].
 const MOST_BATCHES: f64 = 1e4;
 /// Number of runs of which the least time is taken.
 const FEW: usize = 5;

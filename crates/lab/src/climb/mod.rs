@@ -1,5 +1,6 @@
-//! The climb: studies the rungs of the ladder on the mission problem, one after the other. Each rung is checked,
-//! timed or predicted, and diagnosed. The original kernels' own figures stand beside, marked as quoted.
+//! The climb: studies the rungs of the ladder on the mission problem, one after the other. Each rung is
+//! checked, timed or predicted, and diagnosed. The original kernels' own figures stand beside, marked as
+//! quoted.
 
 mod card;
 mod record;
