@@ -16,7 +16,6 @@ use crate::values::Values;
 /// A dense tensor in C order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its elements.
     pub values: Values,
     pub shape: Vec<usize>,
 }

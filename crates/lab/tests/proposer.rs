@@ -45,7 +45,7 @@ fn task(stage: Stage, subject: Candidate) -> Task {
     Task { candidate, stage, target, problem, subject, incumbent: None, seconds: 0.01 }
 }
 
-/// Its plans are new and some of them fit; its kernel is complete and right.
+/// The example's plans are new and some of them fit; the example's kernel is complete and right.
 #[test]
 fn the_example_proposes_plans_and_a_kernel() {
     let incumbent = Candidate::Gpu(Family::Mma.default_for(&problem(), &ARCH).unwrap());

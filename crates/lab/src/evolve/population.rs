@@ -108,7 +108,7 @@ impl Member {
         matches!(self.arm, Arm::Evolution | Arm::Random)
     }
 
-    /// Whether it is one of the samples from which the time model picks.
+    /// Whether the candidate is one of the samples from which the time model picks.
     pub fn is_drawn(&self) -> bool {
         self.operator == cascade::DRAWN
     }
@@ -124,7 +124,7 @@ impl Member {
         matches!(self.place, Place::Ready(_))
     }
 
-    /// Whether it may be a parent or win: it has a time and is not rejected.
+    /// Whether the candidate may be a parent or win: it has a time and is not rejected.
     pub fn is_fit(&self) -> bool {
         self.time.is_some() && self.place == Place::Timed
     }

@@ -39,7 +39,7 @@ pub enum Target {
     },
     /// A machine of the time model's table, predicted.
     Model {
-        /// Its name in lower case: `h200`, `l4`, ….
+        /// The machine's name in lower case: `h200`, `l4`, ….
         machine: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Inserts faults into a correct kernel to test the gate itself: a gate that passes such a mutant is
+//! Inserts faults into a correct kernel to test the gate itself: a gate that passes a mutant is
 //! worthless.
 
 use ptx::{

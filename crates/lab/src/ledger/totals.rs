@@ -100,7 +100,7 @@ pub struct Corner {
     pub at: i64,
     /// The new best candidate.
     pub candidate: CandidateId,
-    /// Its time, µs.
+    /// The candidate's time, µs.
     pub us: f64,
     /// Lower end of the interval, µs.
     pub low_us: f64,
@@ -119,7 +119,7 @@ pub struct Niche {
     pub timed: i64,
     /// The fastest candidate.
     pub candidate: CandidateId,
-    /// Its time, µs.
+    /// The candidate's time, µs.
     pub us: f64,
 }
 

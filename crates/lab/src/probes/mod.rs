@@ -34,9 +34,9 @@ pub fn target(sm: u32) -> Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// From one operation to the next dependent one, in one warp.
+    /// Time from one operation to the next dependent one, in one warp.
     Latency,
-    /// Of the SM for one operation of one warp, with many warps active.
+    /// SM time of one warp's operation, with many warps active.
     Rate,
     /// One round of a loop that is not unrolled.
     Loop,

@@ -43,7 +43,7 @@ pub struct Proposer {
 pub enum Unheard {
     #[error(transparent)]
     Confinement(#[from] Confinement),
-    /// Its folder cannot be created.
+    /// The program's folder cannot be created.
     #[error("its folder cannot be made: {0}")]
     Folder(#[from] StoreError),
 }

@@ -34,7 +34,7 @@ const AXIS_TEXT: f64 = 4.0;
 pub enum Links<'a> {
     /// The candidate's own page.
     Live,
-    /// Its kernel on the same page, for these candidates only.
+    /// The candidate's kernel on the same page, for these candidates only.
     Within(&'a [CandidateId]),
 }
 

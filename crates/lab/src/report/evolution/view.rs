@@ -143,7 +143,7 @@ pub struct Curve {
 /// A run in the list of runs.
 #[derive(Clone, Debug)]
 pub struct RunRow {
-    /// Its number, device and counts.
+    /// The run's number, device and counts.
     pub line: RunLine,
     /// Start time, UTC.
     pub begun: String,
