@@ -70,7 +70,7 @@ pub struct Bandit {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Account {
     pub operator: Operator,
-    /// Number of candidates that it made.
+    /// Number of candidates that the operator made.
     pub pulls: usize,
     /// Sum of their rewards.
     pub earned: f64,

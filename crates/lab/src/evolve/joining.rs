@@ -99,7 +99,7 @@ impl Evolution {
 
     /// Adds a candidate from the ledger again. With `is_failure`, its rejection follows with the outcomes.
     pub(super) fn admit(&mut self, id: CandidateId, new: &NewCandidate, is_failure: bool) {
-        // A held-out problem belongs to the case that lists it, and to no searched case.
+        // A problem that a case searches belongs to that case, a held-out problem to the case that lists it.
         let names = |case: &Case| case.held_out.iter().any(|(shape, _)| *shape == new.problem);
         let is_parent =
             |search: &Search| new.parents.iter().any(|id| search.population.members.contains_key(id));

@@ -22,7 +22,7 @@ const FEW: usize = 3;
 pub struct Draft {
     pub candidate: Candidate,
     pub arm: Arm,
-    /// The operator that made it.
+    /// The operator that made the candidate.
     pub operator: String,
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.

@@ -46,7 +46,7 @@ pub struct Member {
     pub candidate: Candidate,
     pub hash: String,
     pub arm: Arm,
-    /// The operator that made it.
+    /// The operator that made the candidate.
     pub operator: String,
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.
@@ -71,7 +71,7 @@ pub struct Member {
     /// The results of a winner's further races by problem, its second race included, or the reason why a race
     /// failed.
     pub held_out: BTreeMap<String, Result<Against, String>>,
-    /// Why it was rejected.
+    /// Why the candidate was rejected.
     pub rejection: Option<Rejection>,
     /// An earlier candidate with the same kernel.
     pub same_as: Option<CandidateId>,
@@ -129,7 +129,7 @@ impl Member {
         self.time.is_some() && self.place == Place::Timed
     }
 
-    /// Whether its time counts: it is correct, even if it lost its race.
+    /// Whether the time counts: the candidate is correct, even if it lost its race.
     pub fn is_timed(&self) -> bool {
         self.is_fit() || self.time.is_some() && self.race.is_some()
     }

@@ -75,8 +75,8 @@ pub struct NewCandidate {
     /// The plan or the source of the kernel.
     pub candidate: Candidate,
     pub arm: Arm,
-    /// The operator that made it: `seed:tuned`, `mutate:block_n`, `crossover`, `insight:serial_reduction`,
-    /// `proposer`, ….
+    /// The operator that made the candidate: `seed:tuned`, `mutate:block_n`, `crossover`,
+    /// `insight:serial_reduction`, `proposer`, ….
     pub operator: String,
     /// The parents: none for a seed, one for a mutation, two for a crossover.
     pub parents: Vec<CandidateId>,

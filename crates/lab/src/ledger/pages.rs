@@ -17,7 +17,7 @@ const EARLY: i64 = 1000;
 pub struct Line {
     pub id: CandidateId,
     pub arm: Arm,
-    /// The operator that made it.
+    /// The operator that made the candidate.
     pub operator: String,
     /// The last stage that the candidate reached.
     pub stage: Option<Stage>,

@@ -22,7 +22,7 @@ pub struct Ranked {
     /// The plan or the kernel.
     pub subject: Candidate,
     pub arm: Arm,
-    /// The operator that made it.
+    /// The operator that made the candidate.
     pub operator: String,
     pub kind: TimeKind,
     /// The trial behind the time. A race outranks a short timing.
@@ -54,7 +54,7 @@ pub struct Ancestor {
     pub candidate: CandidateId,
     /// All parents. The first is the next ancestor.
     pub parents: Vec<CandidateId>,
-    /// The operator that made it.
+    /// The operator that made the candidate.
     pub operator: String,
     /// The changes against the first parent.
     pub changes: Value,

@@ -49,7 +49,7 @@ pub struct Entered {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Earnings {
     pub operator: String,
-    /// Number of candidates that it made.
+    /// Number of candidates that the operator made.
     pub candidates: i64,
     /// Number of these with a time.
     pub timed: i64,
