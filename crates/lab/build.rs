@@ -1,5 +1,5 @@
-//! Records the compiler's version, which stands beside every figure measured with native kernels, and the commit that
-//! `cargo xtask evidence` builds, for programs that run where there is no repository.
+//! Records the compiler's version, which stands beside every figure measured with native kernels, and the
+//! commit that `cargo xtask evidence` builds, for programs that run where there is no repository.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
-//! Dumps a GPU's approximations: `approx FOLDER [SAMPLES]`. To the terminal goes, for each instruction, how far the
-//! emulator is from the device on SAMPLES (65536; a power of two) mantissas of every sign and exponent. To the folder go `facts.json`,
-//! with the same and with what repeats from octave to octave, and stretches of results to make exact tables from: zlib
-//! streams of the results' distance to [`baseline`], zigzag, as four planes of bytes.
+//! Dumps a GPU's approximations: `approx FOLDER [SAMPLES]`. For each instruction it prints the distance of
+//! the emulator from the device on SAMPLES (65536; a power of two) mantissas of every sign and exponent. The
+//! folder gets `facts.json` with these figures and with what repeats from octave to octave, and samples of
+//! results from which exact tables are made: zlib streams of the results' distance to [`baseline`],
+//! zigzag-encoded, as four planes of bytes.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,7 +17,7 @@ use ptx::{Machine, Target};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Samples of every sign and exponent that go to the folder whole.
+/// Samples per sign and exponent that are written to the folder.
 const KEPT: u32 = 512;
 
 fn main() -> ExitCode {
@@ -43,7 +44,7 @@ fn run(folder: &Path, count: u32) -> Result<(), Box<dyn std::error::Error>> {
     println!("{}: {}", gpu.info().name, json!(Provenance::of_gpu(gpu.info())));
     let mut facts = Vec::new();
     for subject in Subject::all(sm) {
-        // A failure of one is a line, and the others go on.
+        // A failure of one instruction is printed, and the others continue.
         let fact = one(&mut gpu, target, subject, count, folder).unwrap_or_else(|error| {
             println!("FAILED {}: {error}", subject.name());
             json!({ "instruction": subject.name(), "failed": error.to_string() })
@@ -82,7 +83,7 @@ fn one(
     Ok(fact)
 }
 
-/// Runs of inputs that between them show the whole of a function's table.
+/// Runs of inputs that together cover a function's whole table.
 fn stretches(subject: Subject) -> Vec<(String, Vec<u32>)> {
     let run = |first: f32, count: u32, step: u32| {
         let inputs = (0..count).into_par_iter().map(|i| first.to_bits() + i * step).collect();
@@ -102,7 +103,8 @@ fn stretches(subject: Subject) -> Vec<(String, Vec<u32>)> {
     }
 }
 
-/// Of how many inputs with 4096 mantissas and every exponent the result is that of another octave, moved.
+/// For inputs with 4096 mantissas and every exponent: the number whose result equals that of the base octave,
+/// rescaled.
 fn octaves(gpu: &mut Gpu, target: Target, subject: Subject) -> Result<Value, Box<dyn std::error::Error>> {
     let Subject::F32 { function, ftz: true } = subject else { return Ok(Value::Null) };
     let inputs: Vec<u32> =
@@ -145,7 +147,7 @@ fn summary(facts: &serde_json::Map<String, Value>) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// How bits of an exponent's input below 2⁻²³ might be dropped.
+/// Possible roundings of an exponential's input bits below 2⁻²³.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rule {
     Down,
@@ -154,7 +156,8 @@ enum Rule {
     Even,
 }
 
-/// An input of the base octave, the power of two between the results, and whether their signs differ.
+/// The matching input of the base octave, the power of two between the two results, and whether their signs
+/// differ.
 fn moved(function: Function, x: u32, rule: Rule) -> Option<(u32, i32, bool)> {
     let (sign, exponent, mantissa) = (x >> 31 == 1, (x >> 23 & 0xff) as i32 - 127, x & 0x7f_ffff);
     match function {
@@ -180,7 +183,7 @@ fn moved(function: Function, x: u32, rule: Rule) -> Option<(u32, i32, bool)> {
     }
 }
 
-/// A normal f32 times a power of two; subnormal results are 0.
+/// A normal f32 times a power of two. Subnormal results become 0.
 fn scaled(bits: u32, power: i32, negative: bool) -> u32 {
     let sign = u32::from(negative) << 31;
     let exponent = (bits >> 23 & 0xff) as i32;
@@ -194,7 +197,7 @@ fn scaled(bits: u32, power: i32, negative: bool) -> u32 {
     }
 }
 
-/// The results of values that tables of the PTX ISA name, and of some beside them.
+/// The results for values in the tables of the PTX ISA, and for some others.
 fn special(gpu: &mut Gpu, target: Target, subject: Subject) -> Result<Value, Box<dyn std::error::Error>> {
     let magnitudes = [
         0u32,
@@ -242,8 +245,8 @@ fn dump<M: Machine<Error: 'static>>(
     Ok(())
 }
 
-/// The rounded true value, or 0 where a dump holds the results themselves. It is computed from f64 products and sums
-/// alone, so that it is the same on every machine.
+/// The rounded true value, or 0 where a dump holds the results themselves. It is computed from f64 products
+/// and sums alone, so that every machine gets the same value.
 fn baseline(subject: Subject, x: u32) -> u32 {
     let Subject::F32 { function, .. } = subject else { return 0 };
     let x = f64::from(f32::from_bits(x));

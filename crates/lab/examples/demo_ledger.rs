@@ -1,6 +1,6 @@
-//! A small ledger to look at pages and to test them: `demo_ledger FILE [CANDIDATES] [--more]`. Plans are real and pass their
-//! checks; times are made up by a formula, and the ledger says so wherever it says where figures come from. With `--more` the
-//! latest run goes on.
+//! Writes a small ledger for viewing and testing pages: `demo_ledger FILE [CANDIDATES] [--more]`. Plans are
+//! real and pass their checks. Times come from a formula, and the ledger says so as the origin of its
+//! figures. With `--more` the latest run is continued.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -24,7 +24,6 @@ use serde_json::{Map, Value, json};
 
 const DEVICE: &str = "H200";
 
-/// Genes and their values.
 const GENES: [(&str, &[u32]); 5] = [
     ("block_m", &[16, 32, 64, 128]),
     ("block_n", &[32, 48, 64, 128]),
@@ -107,7 +106,7 @@ fn begin(ledger: &Ledger) -> Result<RunId, LedgerError> {
     ledger.begin_run(&Run { device: DEVICE.into(), config, environment, price_per_hour: Some(3.5) })
 }
 
-/// A search that knows its answers beforehand.
+/// A simulated search with known results.
 struct Search<'a> {
     ledger: &'a Ledger,
     run: RunId,
@@ -183,7 +182,7 @@ impl Search<'_> {
         }
     }
 
-    /// A plan with these genes drawn anew, and what that changed.
+    /// The plan with some genes drawn anew, and the changes.
     fn drawn(&mut self, plan: &Plan, genes: &[usize]) -> (Plan, Value) {
         let before = json!(plan);
         let mut draw =
@@ -199,7 +198,7 @@ impl Search<'_> {
             let (plan, _) = self.drawn(seedling, &[0, 1, 2, 3, 4]);
             return (plan, "random".into(), Vec::new(), Value::Null);
         }
-        // The faster half is bred from.
+        // Parents come from the faster half.
         self.alive.sort_by(|a, b| a.2.total_cmp(&b.2));
         let half = self.alive.len().div_ceil(2);
         let mut pick = || self.alive[self.random.random_range(0..half)].clone();
@@ -338,7 +337,7 @@ impl Search<'_> {
     fn reject(&self, id: CandidateId, stage: Stage, reason: &str, detail: &str) -> Result<(), LedgerError> {
         let rejection = Rejection { stage, reason: reason.into(), detail: detail.into() };
         match stage {
-            // A race was told already.
+            // The outcome of the race is stored already.
             Stage::Race => self.ledger.rejected(id, &rejection),
             _ => self.tell(id, stage, 0.0, Finding::Rejected(rejection)),
         }
@@ -367,7 +366,7 @@ impl Search<'_> {
     }
 }
 
-/// A time with a best plan, valleys beside it, and a grain that no model knows.
+/// A simulated time with a best plan, other local minima, and noise that no model predicts.
 fn made_up(plan: &Plan) -> f64 {
     let genes = json!(plan);
     let gene = |name: &str| genes[name].as_f64().unwrap_or(1.0).max(1.0);

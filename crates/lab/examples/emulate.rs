@@ -1,5 +1,6 @@
-//! How fast the emulator is on the persistent kernel of Hopper, with all checks: one CTA with a tile of 128 rows over 1024 keys
-//! of head dimension 128. `cargo run --release -p flashcore-lab --example emulate`, on one core whatever there is.
+//! Measures the emulator's speed on the persistent kernel for Hopper, with all checks: one CTA with a tile of
+//! 128 rows and 1024 keys of head dimension 128. `cargo run --release -p flashcore-lab --example emulate`; it
+//! uses one core.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use kernels::forward::wgmma::WgmmaPlan;
 use kernels::{Arch, Plan};
 use problem::{DType, Layout, Problem};
 
-/// Runs of which the fastest counts.
+/// Number of runs. The fastest counts.
 const RUNS: usize = 7;
 
 fn main() -> ExitCode {
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<(), Box<dyn std::error::Error>> {
-    // One tile, so one CTA: it runs in one thread.
+    // One tile gives one CTA, hence one thread.
     let problem = Problem::new(1, 1, 128, 128, DType::Bf16).with_seq_kv(1024, Layout::Bhsd);
     let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
     let bound = bind(&Plan::Wgmma(plan.clone()), &problem, &Arch::SM_90)?;

@@ -1,9 +1,10 @@
-//! Forecasts every rung and many plans of the fused family, then times them on the GPU: `forecast ROWS.jsonl`. One line a
-//! kernel goes to the terminal, at the end how good the forecasts of the test plans and of the rungs were; and, from a build
-//! of `cargo xtask evidence`, one row a kernel to the file. `forecast --model MACHINE` forecasts without a GPU.
+//! Forecasts every rung and many plans of the fused family, then times them on the GPU:
+//! `forecast ROWS.jsonl`. Prints one line per kernel, and at the end the quality of the forecasts for the
+//! test plans and the rungs. A build of `cargo xtask evidence` also appends one row per kernel to the file.
+//! `forecast --model MACHINE` forecasts without a GPU.
 //!
-//! A kernel that fails may take the GPU's context with it. So another process of this program measures; when it ends early,
-//! the next one goes on behind the kernel that ended it.
+//! A kernel that fails may break the GPU's context. Another process of this program therefore measures. If
+//! that process ends early, the next one continues after the kernel that ended it.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -28,7 +29,7 @@ use ptx::Machine;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Time between two events, µs, about, and how often it is taken.
+/// Approximate time between two events, µs; `ROUNDS` is the number of samples.
 const SPAN: f64 = 2000.0;
 const ROUNDS: usize = 7;
 
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a kernel is to the figures.
+/// The group of a kernel in the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
@@ -76,7 +77,7 @@ struct Subject {
     whole: Bound,
 }
 
-/// The rungs at 8 heads, and the trials.
+/// The rungs with 8 heads, and the trials.
 fn subjects(arch: &Arch) -> Result<Vec<Subject>, Failure> {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);
     let mut subjects = Vec::new();
@@ -139,15 +140,14 @@ fn model_only(machine: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One measured kernel, from the process that measures to the one that counts.
+/// The line for one measured kernel, which the measuring process sends to its parent.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Line {
     index: usize,
     part: Part,
     name: String,
-    /// Measured time, µs; why there is none.
+    /// Measured time, µs, or why there is none.
     us: Result<f64, String>,
-    /// Forecast, µs.
     forecast: Option<f64>,
 }
 
@@ -163,7 +163,7 @@ impl Line {
     }
 }
 
-/// Has all kernels measured, and judges the forecasts.
+/// Has all kernels measured, and scores the forecasts.
 fn run(rows: &str) -> Result<(), Failure> {
     let start = Instant::now();
     let mut pairs: Vec<(Part, f64, f64)> = Vec::new();
@@ -171,7 +171,7 @@ fn run(rows: &str) -> Result<(), Failure> {
     while let Some(from) = next {
         let lines = measured_elsewhere(rows, from)?;
         pairs.extend(lines.iter().filter_map(|l| Some((l.part, l.forecast?, *l.us.as_ref().ok()?))));
-        // A process ended by a kernel has that kernel last.
+        // When a kernel ended the process, its line is the last one.
         next = lines.last().filter(|l| l.us.is_err()).map(|l| l.index + 1);
     }
     for (what, parts) in [
@@ -190,7 +190,7 @@ fn run(rows: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts a process that measures from a kernel on, and prints what it says.
+/// Starts a process that measures from kernel `from` on, and prints its lines.
 fn measured_elsewhere(rows: &str, from: usize) -> Result<Vec<Line>, Failure> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["--measure", rows, &from.to_string()])
@@ -207,7 +207,8 @@ fn measured_elsewhere(rows: &str, from: usize) -> Result<Vec<Line>, Failure> {
     if status.success() || ended_by_kernel { Ok(lines) } else { Err(format!("measuring: {status}").into()) }
 }
 
-/// Measures from a kernel on, a line of JSON each, to the end or to the first that takes the context with it.
+/// Measures from kernel `from` on, one JSON line each, until the end or the first kernel that breaks the
+/// context.
 fn measure(rows: &Path, from: usize) -> Result<(), Failure> {
     let start = Instant::now();
     let mut gpu = Gpu::open(0)?;
@@ -243,8 +244,8 @@ fn measure(rows: &Path, from: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the driver's compiler made of a kernel. Local memory beyond the kernel's own arrays is spilled registers, each
-/// stored and loaded once at least.
+/// The resources of the kernel as the driver compiled it. Local memory beyond the kernel's own arrays is
+/// spilled registers, each stored and loaded at least once.
 fn loaded(gpu: &mut Gpu, s: &Subject) -> Result<Resources, Failure> {
     let kernel = &s.whole.kernel;
     let own = estimate(&kernel.module, &kernel.entry).ok_or("the kernel has no body")?;
@@ -261,7 +262,7 @@ fn loaded(gpu: &mut Gpu, s: &Subject) -> Result<Resources, Failure> {
     })
 }
 
-/// Mean times of a launch, µs, warm, several times over.
+/// Mean times of a launch, µs, warm, repeated several times.
 fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
     let mut buffers = Vec::new();
     for data in contents(&s.whole, 1) {
@@ -276,7 +277,7 @@ fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
     (0..ROUNDS).map(|_| Ok(gpu.time(kernel, &mut handles, launches)?)).collect()
 }
 
-/// The evidence row: all times, and the forecast made before them.
+/// The evidence row: all times, and the forecast that preceded them.
 fn row(s: &Subject, p: &Prediction, resources: &Resources, times: &[f64], provenance: &Provenance) -> Value {
     let mut row = json!({
         "suite": "model", "impl": "flashcore", "kernel": s.name, "part": s.part, "plan": s.plan,

@@ -1,5 +1,6 @@
-//! Runs [`lab::fuzz`] for a while: `fuzz [SECONDS] [SEED] [FOLDER]`; or one case again: `fuzz replay FILE.ptx`. Faults are written, minimised, to FOLDER (default
-//! `target/fuzz`), with the case at work always in `current.ptx` and `current.toml` there, should the process die of it.
+//! Runs [`lab::fuzz`] for a while: `fuzz [SECONDS] [SEED] [FOLDER]`; or repeats one case:
+//! `fuzz replay FILE.ptx`. Failing cases are minimised and written to FOLDER (default `target/fuzz`). The
+//! current case is always in `current.ptx` and `current.toml` there, in case it ends the process.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,12 @@ use flashcore_lab::store;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// A case that takes this much processor time is a fault.
+/// Processor time at which a case counts as slow, which is a bug.
 const SLOW: Duration = Duration::from_secs(10);
-/// A case that takes this long is not waited for, even on a busy machine.
+/// Elapsed time at which a case is stopped, even on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
-/// Memory of the whole process: the largest launch a case may ask for is 4 GiB of buffers, kept twice.
+/// Memory limit of the process, bytes: the largest launch that a case may request has 4 GiB of buffers, held
+/// twice.
 const MEMORY: u64 = 10 << 30;
 
 fn main() -> ExitCode {
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One case again, `FILE.ptx` with `FILE.toml`; it panics where it panicked.
+/// Repeats one case, `FILE.ptx` with `FILE.toml`. A panic is not caught.
 fn replay_case(file: &Path) -> ExitCode {
     let read = |extension| std::fs::read_to_string(file.with_extension(extension));
     match (read("ptx"), read("toml")) {
@@ -62,7 +64,7 @@ fn replay_case(file: &Path) -> ExitCode {
 
 fn fuzz(time: Duration, seed: u64, folder: &Path) -> Result<usize, Box<dyn std::error::Error>> {
     std::fs::create_dir_all(folder)?;
-    // One thread: what runs for hours must leave the machine to others, and repeat.
+    // A single thread leaves the machine to others during hours of fuzzing, and makes runs reproducible.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     let seeds = kernels(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests"))?;
     let mut campaign = Campaign::new(seeds, seed);
@@ -138,7 +140,7 @@ fn summary(
     )
 }
 
-/// Fewer lines that panic at the same place; slow cases are kept whole.
+/// Removes lines as long as the case panics at the same place. Slow cases are kept whole.
 fn smaller(case: &Case, fault: &str) -> Case {
     if fault.starts_with("slow") {
         return case.clone();
@@ -157,7 +159,8 @@ fn save(folder: &Path, name: &str, case: &Case) -> Result<(), store::StoreError>
     write("toml", &case.launch)
 }
 
-/// Ends the process when a case takes too long or too much memory: it is in `current.*`, and a copy is kept.
+/// Ends the process when a case takes too much time or memory. The case is in `current.*`, and a copy is
+/// kept.
 fn watch(began: Arc<Mutex<Instant>>, folder: PathBuf) {
     std::thread::spawn(move || {
         loop {
@@ -168,7 +171,7 @@ fn watch(began: Arc<Mutex<Instant>>, folder: PathBuf) {
                 let name = if hung { "hang" } else { "memory" };
                 for extension in ["ptx", "toml"] {
                     let from = folder.join(format!("current.{extension}"));
-                    // The message names the case by the file that is there in any event.
+                    // The printed name is valid even if the copy fails, because `current.*` exists.
                     let _ = std::fs::copy(from, folder.join(format!("{name}.{extension}")));
                 }
                 println!("{name}: see {}/{name}.ptx", folder.display());
@@ -178,7 +181,7 @@ fn watch(began: Arc<Mutex<Instant>>, folder: PathBuf) {
     });
 }
 
-/// Resident bytes (Linux; elsewhere nothing is watched).
+/// Resident memory, bytes (Linux; elsewhere it is not checked).
 fn memory() -> Option<u64> {
     status("VmRSS:")
 }
@@ -187,15 +190,15 @@ fn peak_memory() -> Option<u64> {
     status("VmHWM:")
 }
 
-/// Since `before`, by the same clock.
+/// Processor time since `before`, or elapsed time where there is no such clock.
 fn taken(before: Duration, start: Instant) -> Duration {
     processor_time().unwrap_or(start.elapsed()).saturating_sub(before)
 }
 
-/// Processor time of this process, which a busy machine does not lengthen (Linux: clock ticks of 10 ms).
+/// Processor time of this process, which does not depend on other load (Linux: clock ticks of 10 ms).
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // Fields 14 and 15; the name before them, in brackets, may hold blanks.
+    // Fields 14 and 15. The name before them, in parentheses, may contain spaces.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks: u64 = fields.get(11..13)?.iter().filter_map(|f| f.parse::<u64>().ok()).sum();
     Some(Duration::from_millis(10 * ticks))

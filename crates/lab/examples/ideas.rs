@@ -1,11 +1,13 @@
-//! What each idea in a kernel is worth: the plan that is chosen for a problem races itself with one gene at another value.
+//! Measures the value of each idea in a kernel: the plan chosen for a problem races against itself with one
+//! gene changed.
 //!
 //! ```text
 //! ideas ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …
 //! ```
 //!
-//! All variants of a problem, or those of the genes that are named, run in one race, L2 warm. Their rows go to suite `ideas_FAMILY`, as `flashcore GENE VALUE` beside
-//! `flashcore`; `<!-- ideas:DEVICE/FAMILY -->` in a document shows them.
+//! All variants of a problem, or those of the named genes, run in one race, L2 warm. Their rows have the
+//! suite `ideas_FAMILY` and the names `flashcore GENE VALUE`, beside `flashcore`.
+//! `<!-- table:DEVICE/ideas_FAMILY -->` in a document shows them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ use serde_json::json;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Seconds for each variant of a problem.
+/// Seconds per variant of a problem.
 const SECONDS: f64 = 0.2;
 
 fn main() -> ExitCode {

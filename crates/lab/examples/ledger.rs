@@ -1,7 +1,8 @@
-//! How quick the ledger is when it is large: fills one as a search would (seeded, so that it is the same each time) and times every query
-//! that commands make and every page that `flashcore serve` shows, each page twice and each time as the server does it, in a connection of its
-//! own. `cargo run --release -p flashcore-lab --example ledger [FILE [CANDIDATES]]`; a FILE that is there is only queried. Exit code 1 where a
-//! query or a page took 300 ms or more.
+//! Measures the speed of a large ledger. Fills one as a search would (seeded, so that it is reproducible),
+//! then times every query of the commands and every page of `flashcore serve`, each page twice and each time
+//! in its own connection, as in the server.
+//! `cargo run --release -p flashcore-lab --example ledger [FILE [CANDIDATES]]`; an existing FILE is only
+//! queried. The exit code is 1 if a query or a page took 300 ms or more.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -25,11 +26,11 @@ use serde_json::json;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// No page or query may take longer, ms.
+/// Time limit of a page or a query, ms.
 const LIMIT_MS: f64 = 300.0;
-/// Candidates of a transaction while filling: a search commits each by itself.
+/// Candidates per transaction while filling. A search commits each candidate separately.
 const BATCH: usize = 5_000;
-/// Of the candidates, the part that the first run has; the others share the rest.
+/// The first run's part of the candidates. The other runs share the rest.
 const LARGEST_RUN: f64 = 0.6;
 const RUNS: usize = 25;
 const DEVICE: &str = "NVIDIA H200";
@@ -42,7 +43,7 @@ fn main() -> Fallible<ExitCode> {
     if !path.exists() {
         fill(&path, candidates)?;
     }
-    // Pages come first: a server that was just started has read nothing of the file.
+    // Pages come first: a server that has just started has not read the file yet.
     let pages = show(&path)?;
     let opened = Instant::now();
     let ledger = Ledger::read(&path)?;
@@ -61,8 +62,8 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// Every page of `flashcore serve` but the kernels, which are no matter of the ledger: of the largest run and of the latest, of candidates
-/// with a time and without. The worst time, ms.
+/// Shows every page of `flashcore serve` except kernels, which do not depend on the ledger: for the largest
+/// and the latest run, and for candidates with and without a time. Returns the longest time, ms.
 fn show(path: &Path) -> Fallible<f64> {
     type Shown<'a> = (&'a str, &'a dyn Fn(&Ledger) -> Result<usize, LedgerError>);
     let (first, last) = (RunId(1), RunId(RUNS as i64));
@@ -94,7 +95,7 @@ fn show(path: &Path) -> Fallible<f64> {
         let view = || -> Fallible<(f64, usize)> {
             let begun = Instant::now();
             let ledger = Ledger::read(path)?;
-            // By this a server knows whether what it drew is out of date.
+            // The server uses this state to see whether a page is out of date.
             ledger.state()?;
             let bytes = page(&ledger)?;
             Ok((milliseconds(begun), bytes))
@@ -106,7 +107,6 @@ fn show(path: &Path) -> Fallible<f64> {
     Ok(worst)
 }
 
-/// The problems of the filled ledger.
 fn shapes() -> Vec<Shape> {
     [512, 1024, 2048, 4096, 8192].map(|seq| Shape::of(&Problem::new(1, 8, seq, 64, DType::F16))).to_vec()
 }
@@ -145,7 +145,7 @@ fn fill(path: &Path, candidates: usize) -> Fallible<()> {
     Ok(())
 }
 
-/// A search that only pretends.
+/// A simulated search.
 struct Search<'a> {
     run: RunId,
     rng: &'a mut SmallRng,
@@ -154,7 +154,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Adds one and tells what came of it: of a hundred, about sixty die in the screening and fifteen are timed.
+    /// Adds a candidate and its outcomes. Of a hundred, about sixty are rejected in the screening and fifteen
+    /// are timed.
     fn candidate(&mut self, ledger: &Ledger) -> Fallible<()> {
         let problem = shapes()[self.rng.random_range(0..5)];
         let parents = self.parents();
@@ -222,7 +223,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// None (seldom), one or two of the last thousand.
+    /// No parent (rarely), or one or two of the last thousand.
     fn parents(&mut self) -> Vec<CandidateId> {
         let count = match self.rng.random_range(0..100) {
             0 => 0,
@@ -273,7 +274,7 @@ impl Search<'_> {
     }
 }
 
-/// Every query, on the largest run; the worst time, ms.
+/// Runs every query on the largest run. Returns the longest time, ms.
 fn ask(ledger: &Ledger) -> Fallible<f64> {
     let (run, problem) = (RunId(1), shapes()[0]);
     let best = ledger.topk(&problem, "h200", 1)?.first().map_or(CandidateId(1), |best| best.candidate);

@@ -1,6 +1,7 @@
-//! Predicts the chosen plan of every problem of a suite on a machine that need not be here:
-//! `predict ROWS.jsonl MACHINE SUITE`. One line a problem goes to the terminal and, from a build of `cargo xtask
-//! evidence`, one row to the file, of mode `predicted`: tables print it as that beside what was measured elsewhere.
+//! Predicts the chosen plan of every problem of a suite for a machine that need not be available:
+//! `predict ROWS.jsonl MACHINE SUITE`. Prints one line per problem. A build of `cargo xtask evidence` also
+//! appends one row per problem with the mode `predicted`, which tables show beside measurements of other
+//! machines.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -64,7 +65,7 @@ fn float(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
 }
 
-/// The row of a problem with the plan that would be chosen.
+/// The row of a problem with its default plan.
 fn predicted(problem: &Problem, suite: Suite, gpu: &Gpu, arch: &Arch) -> Result<Value, Failure> {
     let plan = Plan::default_for(problem, arch)?;
     let ptxas = Ptxas::find().ok();

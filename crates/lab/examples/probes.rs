@@ -1,6 +1,7 @@
-//! Measures what the time model assumes, each beside what the model says of the same kernel: `probes ROWS.jsonl [WORD]`,
-//! only those with WORD in their name. One line a probe goes to the terminal, and, from a build of `cargo xtask evidence`, to
-//! the rows. `probes --forecast MACHINE` prints what the model says, without a GPU; `probes --ptx FOLDER SM` writes the kernels.
+//! Measures the constants of the time model, each beside the model's prediction for the same kernel:
+//! `probes ROWS.jsonl [WORD]`, only those with WORD in their name. Prints one line per probe, and a build of
+//! `cargo xtask evidence` appends a row for each. `probes --forecast MACHINE` prints the predictions without
+//! a GPU; `probes --ptx FOLDER SM` writes the kernels.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use ptx::{Builder, Dim3, Kernel, Launch, Target};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Launches of an empty kernel between two events, and how often that is timed.
+/// Launches of an empty kernel between two events; `ROUNDS` is the number of samples.
 const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 5;
 
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the model says of every probe.
+/// Prints the model's prediction for every probe.
 fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
     let gpu = model::Gpu::named(machine).ok_or_else(|| {
         let names = MACHINES.map(|m| m.name).join(", ");
@@ -61,7 +62,7 @@ fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
     Ok(0)
 }
 
-/// Each probe's shorter kernel as text.
+/// Writes each probe's shorter kernel as text.
 fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::Error>> {
     let target = target(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
     for probe in all(target) {
@@ -73,7 +74,7 @@ fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::E
     Ok(0)
 }
 
-/// The number of probes that failed.
+/// Runs the probes. Returns the number of failures.
 fn run(rows: &Path, word: &str) -> Result<usize, Box<dyn std::error::Error>> {
     let mut gpu = Gpu::open(0)?;
     let provenance = Provenance::of_gpu(gpu.info());
@@ -103,7 +104,7 @@ fn run(rows: &Path, word: &str) -> Result<usize, Box<dyn std::error::Error>> {
     Ok(failed)
 }
 
-/// The time of an empty kernel over the number of its CTAs.
+/// Measures the time of an empty kernel over the number of its CTAs.
 fn launches(
     gpu: &mut Gpu,
     target: Target,
@@ -148,7 +149,7 @@ fn line(probe: &Probe, figure: Figure, forecast: Option<Figure>) -> String {
     format!("{:52} {:9.2} clocks, round {:6.1}  {forecast}", probe.name, figure.clocks, figure.round)
 }
 
-/// The evidence row: what was measured and what the model said of the same kernel before.
+/// The evidence row: the measurement, and the model's prediction for the same kernel.
 fn row(probe: &Probe, figure: Figure, forecast: Option<Figure>, provenance: &Provenance) -> Value {
     let mut row = json!({
         "suite": "model", "impl": "flashcore", "probe": probe.name, "kind": probe.kind, "warps": probe.warps,

@@ -1,6 +1,6 @@
-//! Forecasts every plan that was timed: `retrospect ROWS.jsonl MACHINE`, of rows of one device (`evidence/h200.jsonl`,
-//! `crates/kernels/tuned/h200.jsonl`). A line for each row of our own,
-//! warm, and for each family how well forecasts fit.
+//! Forecasts every plan that was timed: `retrospect ROWS.jsonl MACHINE`, for rows of one device
+//! (`evidence/h200.jsonl`, `crates/kernels/tuned/h200.jsonl`). Prints a line for each warm row of FlashCore,
+//! and the quality of the forecasts for each family.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -38,7 +38,7 @@ fn run(rows: &Path, machine: &str) -> Result<(), Failure> {
     let ptxas = Ptxas::find().ok();
     let mut families: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     let mut seen = HashSet::new();
-    // The newest row of a plan on a problem counts.
+    // The newest row of each plan on a problem counts.
     for line in std::fs::read_to_string(rows)?.lines().rev() {
         let row: Value = serde_json::from_str(line)?;
         let Some((problem, plan, measured)) = timed(&row) else { continue };
@@ -72,7 +72,7 @@ fn run(rows: &Path, machine: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The problem, the plan and the µs of a warm row of ours, or of a tuned table's, whose plan is still one.
+/// Problem, plan and time (µs) of a warm row of FlashCore or of a tuned table, if the plan is still valid.
 fn timed(row: &Value) -> Option<(Problem, Plan, f64)> {
     let is = |name: &str, value: &str| row[name].as_str() == Some(value);
     let us = if is("kind", "measured") {

@@ -1,6 +1,6 @@
-//! Times every rung on the GPU beside what the time model forecast for it: `rungs ROWS.jsonl [HEADS …]`, for each number
-//! of heads the mission problem's shape (8 heads when none is given). One line a rung goes to the terminal, and, from a
-//! build of `cargo xtask evidence`, to the rows.
+//! Times every rung on the GPU beside the time model's forecast: `rungs ROWS.jsonl [HEADS …]`, with the
+//! mission problem's shape for each number of heads (default 8). Prints one line per rung, and a build of
+//! `cargo xtask evidence` appends a row for each.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 /// Launches between two events: a few milliseconds of the fastest rung.
 const LAUNCHES: u32 = 50;
-/// Timings of each rung, in turns with the others'.
+/// Timings of each rung, in turns with the other rungs.
 const ROUNDS: usize = 7;
 
 fn main() -> ExitCode {
@@ -41,7 +41,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// A rung on the device.
 struct Subject {
     rung: Rung,
     buffers: Vec<driver::Buffer>,
@@ -80,7 +79,7 @@ fn run(rows: &Path, heads: &[usize]) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The rung's kernel with its inputs on the device, and the forecast from a proof of one head.
+/// The rung's kernel with its inputs on the device, and the forecast from a check of one head.
 fn subject(
     gpu: &mut Gpu,
     rung: Rung,
@@ -105,7 +104,7 @@ fn line(s: &Subject, heads: usize) -> String {
     format!("{:20} {heads:3} heads {time:9.1} µs  {ratio}", s.rung.name)
 }
 
-/// The evidence row: all times, and the forecast made before them.
+/// The evidence row: all times, and the forecast that preceded them.
 fn row(s: &Subject, problem: &Problem, provenance: &Provenance) -> Value {
     let mut row = json!({
         "suite": "rungs", "impl": "flashcore", "kernel": s.rung.name, "problem": problem_json(problem),

@@ -1,7 +1,8 @@
-//! Compares the emulator's tensor cores with a GPU's: `tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]`, from subject
-//! number FIRST on, of those whose instruction begins with NAME (`mma`, `wmma`, `wgmma`, or more of it). One line per `mma.sync`,
-//! `wmma` and `wgmma` goes to the terminal, and, from a build of `cargo xtask evidence`, to the rows. A subject that fails is
-//! told, and the next one follows.
+//! Compares the emulator's tensor cores with a GPU's:
+//! `tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]`, from subject number FIRST on, for instructions
+//! whose names begin with NAME (`mma`, `wmma`, `wgmma`, or longer). Prints one line per `mma.sync`, `wmma`
+//! and `wgmma`, and a build of `cargo xtask evidence` appends a row for each. A failing subject is reported,
+//! and the next one follows.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,11 +15,11 @@ use flashcore_lab::provenance::Provenance;
 use flashcore_lab::store::append_line;
 use serde_json::{Value, json};
 
-/// What the command line asks for.
+/// The command line.
 struct Request {
     fragments: u64,
     rows: PathBuf,
-    /// What the instruction's name begins with.
+    /// The beginning of the instruction's name.
     only: String,
     first: usize,
 }
@@ -91,7 +92,7 @@ fn run(request: &Request) -> Result<bool, String> {
     Ok(exact)
 }
 
-/// Adds the evidence row: the comparison with its provenance.
+/// Appends the evidence row: the comparison with its provenance.
 fn append(rows: &Path, compared: &Comparison, provenance: &Provenance) -> Result<(), String> {
     let mut row = json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" });
     for part in [json!(compared), json!(provenance)] {

@@ -1,5 +1,5 @@
-//! How fast candidates are made: plans drawn, checked and identified in a second, PTX emitted and assembled in a second, and where there
-//! is a GPU, kernels of a small problem judged and timed in a second there.
+//! Measures how fast candidates are made: plans drawn, checked and identified per second, PTX emitted and
+//! assembled per second, and where there is a GPU, kernels of a small problem judged and timed per second.
 //!
 //! ```text
 //! cargo run --release -p flashcore-lab --example throughput [-- ROWS.jsonl]
@@ -29,25 +29,26 @@ use rand::rngs::SmallRng;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Seconds of each measurement.
+/// Duration of each measurement, s.
 const SECONDS: f64 = 5.0;
-/// Kernels that a GPU judges and times, and seconds of such a timing: those of an evolution.
+/// Number of kernels that a GPU judges and times. `TIMING` is the duration of a timing, s, as in an
+/// evolution.
 const JUDGED: usize = 60;
 const TIMING: f64 = 0.05;
 
-/// What was measured.
+/// The measured rates.
 #[derive(Default)]
 struct Rates(Vec<(String, f64)>);
 
 impl Rates {
-    /// Says a rate and keeps it.
+    /// Prints a rate and stores it.
     fn say(&mut self, problem: &str, what: &str, count: f64, began: Instant, more: &str) {
         let rate = count / began.elapsed().as_secs_f64();
         println!("{problem}: {rate:.1}/s {what}{more}");
         self.0.push((format!("{problem}: {what}"), rate));
     }
 
-    /// A row for each.
+    /// Appends a row for each rate.
     fn append(&self, rows: &Path, provenance: &Provenance) -> Result<(), StoreError> {
         let threads = rayon::current_num_threads();
         self.0.iter().try_for_each(|(measure, rate)| {
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What needs no GPU.
+/// Rates that need no GPU.
 fn host(rates: &mut Rates) {
     let problems = [
         ("mission", Problem::mission()),
@@ -131,7 +132,7 @@ fn host(rates: &mut Rates) {
     }
 }
 
-/// Kernels through the gate and a short timing on a GPU, which has compiled them before.
+/// Rates of kernels through the gate and a short timing on a GPU. The kernels are compiled before.
 fn judged(card: GpuCard, rates: &mut Rates) {
     let (problem, arch, name) = (Problem::mission(), card.arch(), card.info().name.clone());
     let space = Space::gpu(&problem, &arch, &[]);
@@ -156,7 +157,7 @@ fn judged(card: GpuCard, rates: &mut Rates) {
         }
     }
     rates.say(&name, "kernels compiled on one thread", JUDGED as f64, began, "");
-    // The first of a problem waits for the right answers.
+    // The first candidate of a problem waits for the references.
     evaluator.evaluate(&task(0, Stage::Microbench, &compiled[0]));
     let (began, mut timed, mut held) = (Instant::now(), 0, 0.0);
     for (number, plan) in compiled.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A candidate's kernel taken apart on demand: what each line costs and why it is slow, from a few of its CTAs.
+//! Line costs and root causes of a candidate's kernel, computed on demand from a few of its CTAs.
 
 use emu::model::{Gpu, Prediction, machine};
 use emu::resources::{Ptxas, estimate};
@@ -15,57 +15,54 @@ use crate::gate::{bind, contents};
 use crate::launchfile::{Bound, LaunchError, LaunchSpec};
 use crate::study::{RECORDED_STEPS, forecast};
 
-/// A kernel, taken apart.
+/// A kernel's PTX with its line costs, root causes and predicted time.
 #[derive(Clone, Debug)]
 pub struct Anatomy {
-    /// Its PTX.
     pub text: String,
-    /// What each line costs.
     pub lines: Vec<LineCost>,
-    /// Why it is slow.
+    /// Root causes of the kernel's time.
     pub findings: Vec<Finding>,
-    /// What it is expected to take; where the machine cannot run it, nothing.
+    /// The predicted time; `None` when the machine cannot run the kernel.
     pub prediction: Option<Prediction>,
 }
 
-/// Why a candidate cannot be taken apart.
+/// Why a candidate cannot be analysed.
 #[derive(Debug, thiserror::Error)]
 pub enum AnatomyError {
-    /// A native kernel.
+    /// A plan of the native CPU kernels.
     #[error("a plan of the native CPU kernels has no PTX to show")]
     Native,
-    /// The kernel is in a language that has to be compiled first.
+    /// The candidate is CUDA C++, which would have to be compiled first.
     #[error("the kernel is kept as CUDA C++; PTX alone is shown line by line")]
     Compiled,
-    /// No GPU of the time model's table.
+    /// The device is not in the time model's table.
     #[error("device {0:?} has no kernels; accepted: {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]
     Device(String),
-    /// The kernel cannot be made.
+    /// The generator rejects the plan.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// PTX that does not parse.
     #[error(transparent)]
     Parse(#[from] ptx::ParseError),
-    /// A launch file that does not fit.
+    /// The launch file is malformed or does not fit the PTX.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// It cannot be run.
+    /// The emulator cannot run the kernel.
     #[error(transparent)]
     Emulator(#[from] EmuError),
 }
 
-/// CTAs that are run; they are spread evenly over the grid.
+/// CTAs that are run. They are spread evenly over the grid.
 const CTAS: u64 = 3;
 
-/// The machine that a device is, whose name may be a driver's (`NVIDIA H200`) or the table's (`h200`).
+/// Finds a machine by the name that a driver reports (`NVIDIA H200`) or by the time model's name (`h200`).
 fn machine_of(device: &str) -> Option<&'static Gpu> {
     Gpu::of_device(device).or_else(|| Gpu::named(device))
 }
 
-/// Emits, runs a few CTAs, predicts and diagnoses.
+/// Emits the kernel, runs a few CTAs, predicts the time and diagnoses.
 ///
 /// # Errors
-/// When there is no PTX, or it does not run.
+/// When the candidate has no PTX, or the kernel does not run.
 pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Anatomy, AnatomyError> {
     let no_device = || AnatomyError::Device(device.to_owned());
     match candidate {
@@ -83,7 +80,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
             let arch = Arch { multiprocessors: gpu.sms, ..arch };
             let whole = bind(plan, &shape.problem(), &arch)?;
             let launch = whole.kernel.launch;
-            // As forecasts do: of families that hand out tiles at run time the whole grid, of the others one head.
+            // As in a forecast: families that hand out tiles at run time need the whole grid, the others one
+            // head.
             match plan {
                 Plan::Wgmma(_) | Plan::Small(_) => examine(&whole, &launch, gpu, Fidelity::Sketch, None),
                 Plan::Mma(_) | Plan::Ladder { .. } => {
@@ -98,7 +96,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     }
 }
 
-/// `launch` is the one to predict for; `bound` is what is run. `text` is the source where it is not ours.
+/// Runs CTAs of `bound` and predicts for `launch`. `text` is the PTX source of a kernel that no generator
+/// emitted.
 fn examine(
     bound: &Bound,
     launch: &ptx::Launch,
@@ -156,7 +155,7 @@ mod tests {
         assert!(anatomy.prediction.is_some());
     }
 
-    /// One head is recorded; what is told is told of all eight.
+    /// One head is recorded; the prediction and the findings are those of all eight heads.
     #[test]
     fn a_grid_is_that_of_all_heads() {
         let problem = Problem::mission();

@@ -1,4 +1,4 @@
-//! Children of this program that may hang: what they print is followed, and one that is silent for too long is ended.
+//! Child processes that may hang: their output is followed line by line, and a silent child is killed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,23 +8,22 @@ use std::time::Duration;
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself.
     Exited(ExitStatus),
-    /// It had said nothing for so long that it was killed.
+    /// The child printed nothing for the time limit and was killed.
     Silent,
 }
 
-/// Runs a command to its end and hands over each line of its standard output as it comes. A child that prints no line for
-/// `limit` is killed: it may wait for a kernel that never ends.
+/// Runs a command to its end and passes each line of its standard output to `line`. A child that prints no
+/// line for `limit` is killed: it may be waiting for a kernel that never ends.
 ///
 /// # Errors
-/// When it cannot be started or waited for.
+/// When the child cannot be started or waited for.
 pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> std::io::Result<Ended> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or_else(|| std::io::Error::other("the child has no output"))?;
     let (tell, lines) = channel();
     let reader = std::thread::spawn(move || {
-        // An error of the pipe is its end.
+        // A read error ends the output like the end of the pipe.
         let _ = BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line));
     });
     let ended = loop {
@@ -39,7 +38,8 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
         }
     };
     drop(lines);
-    // It ends with the child's output, unless a grandchild holds that open: then it is left to itself.
+    // The reader ends with the child's output. A grandchild may hold the pipe open; then the thread is not
+    // joined.
     if reader.is_finished() {
         let _ = reader.join();
     }

@@ -16,54 +16,40 @@ use crate::values::Values;
 /// A dense tensor in C order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its elements.
     pub values: Values,
-    /// Its extents.
     pub shape: Vec<usize>,
 }
 
 /// Why a tensor file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Not readable or writable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another kind of file.
+    /// The extension is neither `.npy` nor `.safetensors`.
     #[error("{0}: tensors are read from .npy and .safetensors files")]
     Extension(PathBuf),
-    /// Damaged.
     #[error("{path}: {reason}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// An element type that attention does not take.
     #[error("{path}: tensor {name} has elements of type {dtype}; accepted: {accepted}")]
     DType {
-        /// The file.
         path: PathBuf,
-        /// The tensor.
         name: String,
-        /// Its element type.
         dtype: String,
-        /// What would be accepted.
+        /// Accepted element types.
         accepted: &'static str,
     },
-    /// A tensor that is not in the file.
+    /// The file has no tensor of the requested name.
     #[error("{path} has no tensor \"{name}\"; it has: {present}")]
     Absent {
-        /// The file.
         path: PathBuf,
-        /// The tensor.
         name: String,
-        /// The tensors there are.
+        /// Names of the tensors in the file.
         present: String,
     },
 }
 
-/// A device or a pipe may have no end: tensors are in files.
+/// Reads regular files only: a device or a pipe may have no end.
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let read = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(std::io::Error::other("it is not a regular file")),
@@ -80,22 +66,22 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|e| e.to_str()).unwrap_or("")
 }
 
-/// Reads the tensor `name`; a `.npy` file holds one, whatever its name.
+/// Reads the tensor `name`. A `.npy` file holds a single tensor, and `name` is ignored.
 ///
 /// # Errors
 /// When the file cannot be read or does not hold such a tensor.
 pub fn load(path: &Path, name: &str) -> Result<Tensor, FileError> {
-    // Not read before it is known to be of a kind that can be used.
+    // The extension is checked first, so that no other file is read.
     match extension(path) {
         "npy" | "safetensors" => parse(path, &read(path)?, name),
         _ => Err(FileError::Extension(path.to_path_buf())),
     }
 }
 
-/// The tensor `name` of a file whose contents are `bytes`.
+/// Parses the tensor `name` from `bytes`, the contents of a file.
 ///
 /// # Errors
-/// When they do not hold such a tensor.
+/// When `bytes` do not hold such a tensor.
 pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
     let tensor = match extension(path) {
         "npy" => parse_npy(path, bytes, name)?,
@@ -116,7 +102,7 @@ pub fn parse(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
     Ok(tensor)
 }
 
-/// Element types of a `.npy` file that are read.
+/// Element types that are read from a `.npy` file.
 const NPY_TYPES: &str = "<f2 (f16), <f4 (f32); NumPy has no bf16, use .safetensors for it";
 
 fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError> {
@@ -152,8 +138,8 @@ fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
     Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
 }
 
-/// The header of a `.npy` file, the text of a Python dictionary, and the data after the header. The header's length is checked against the file's before anything
-/// is allocated.
+/// The header of a `.npy` file (the text of a Python dictionary) and the data after the header. The header's
+/// length is checked against the file's length before anything is allocated.
 fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
     let rest = bytes.strip_prefix(b"\x93NUMPY").ok_or("the file does not begin with \\x93NUMPY")?;
     let (&[version, _], rest) = rest.split_first_chunk().ok_or("the file ends within its first bytes")?;
@@ -170,7 +156,7 @@ fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
     Ok((header, data))
 }
 
-/// The text of a key's value, without its quotes: of a structured type the beginning.
+/// The text of a key's value without its quotes. For a structured type, the beginning of the value.
 fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
     let after = ['\'', '"'].into_iter().find_map(|q| Some(header.split_once(&format!("{q}{key}{q}"))?.1))?;
     let value = after.trim_start().strip_prefix(':')?.trim_start();
@@ -180,8 +166,8 @@ fn value<'h>(header: &'h str, key: &str) -> Option<&'h str> {
     }
 }
 
-/// The extents in a header (`… 'shape': (1, 8, 512, 64), …`), whose product is a number of elements: npyz multiplies
-/// without looking.
+/// The extents in a header (`… 'shape': (1, 8, 512, 64), …`). Their product is checked to fit an element
+/// count, because npyz multiplies without a check.
 fn extents(header: &str) -> Result<Vec<usize>, String> {
     let shape = header.split_once("shape").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(')'));
     let (list, _) = shape.ok_or("the header has no shape")?;
@@ -198,7 +184,7 @@ fn extents(header: &str) -> Result<Vec<usize>, String> {
     };
     let extents = words.map(extent).collect::<Result<Vec<_>, _>>()?;
     let elements = extents.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
-    // Eight bytes is the widest element.
+    // The widest element has eight bytes.
     match elements.filter(|&n| n < 1 << 60) {
         Some(_) => Ok(extents),
         None => Err("the extents of the shape multiply to 2^60 or more".to_owned()),
@@ -233,10 +219,11 @@ fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, Fi
     Ok(Tensor { values: Values::from_bytes(dtype, tensor.data()), shape: tensor.shape().to_vec() })
 }
 
-/// Writes tensors: all of them to a `.safetensors` file, or one to a `.npy` file. The file appears whole or not at all.
+/// Writes all tensors to a `.safetensors` file, or one tensor to a `.npy` file. The file appears whole or not
+/// at all.
 ///
 /// # Errors
-/// When it cannot be written, or a `.npy` file is asked to hold what it cannot.
+/// When the file cannot be written, or a `.npy` file is given several tensors or a type that NumPy lacks.
 pub fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), FileError> {
     Ok(store::write(path, &encode(path, tensors)?)?)
 }
@@ -345,7 +332,7 @@ mod tests {
         assert!(load(&scratch.path("absent.npy"), "q").unwrap_err().to_string().contains("cannot read"));
     }
 
-    /// A header of 4 GB that a file of a few bytes claims is not allocated.
+    /// A file of a few bytes may claim a header of 4 GB. The reader does not allocate it.
     #[test]
     fn a_header_is_no_longer_than_its_file() {
         for version in [2, 3] {

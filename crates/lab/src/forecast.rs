@@ -1,5 +1,5 @@
-//! Forecasts of plans and how good they are: the plans of the fused family that forecasts are tried on, a fixed split of them,
-//! and the figures by which a forecast is judged.
+//! Forecasts of plans and their quality: a fixed set of plans of the fused family, split into calibration and
+//! test, and the figures by which a forecast is judged.
 
 use emu::model::{Gpu, ModelError, Prediction};
 use emu::resources::{Ptxas, Resources, estimate};
@@ -13,27 +13,28 @@ use crate::gate::bind;
 use crate::launchfile::Bound;
 use crate::study;
 
-/// CTAs recorded of one head of a problem.
+/// CTAs that are recorded when one head is run.
 pub const RECORDED: u64 = 6;
-/// CTAs recorded of a whole grid of a family of Hopper: they share what tiles are handed out.
+/// CTAs that are recorded of a whole grid in the Hopper families, where CTAs share the tiles that are handed
+/// out.
 pub const SKETCHED: u64 = 4;
 
 /// Why there is no forecast of a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum ForecastError {
-    /// The kernel cannot be made.
+    /// The generator rejects the plan.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// It cannot be run.
+    /// The emulator cannot run the kernel.
     #[error(transparent)]
     Emulator(#[from] EmuError),
-    /// The machine cannot run it.
+    /// The machine cannot run the kernel.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// There is nothing to run.
+    /// The kernel's entry has no body.
     #[error("the kernel {entry} has no body")]
     NoBody {
-        /// Its name.
+        /// The kernel's name.
         entry: String,
     },
 }
@@ -44,11 +45,12 @@ impl ForecastError {
     }
 }
 
-/// The time of a plan on a problem, from a few CTAs: of one head where each CTA does the same whatever the grid, of the whole
-/// problem where tiles are handed out to CTAs that stay.
+/// Predicts the time of a plan on a problem from a few CTAs. The CTAs are those of one head where each CTA
+/// does the same work in any grid, and those of the whole problem where tiles are handed out to persistent
+/// CTAs.
 ///
 /// # Errors
-/// When there is no such kernel, or the machine cannot run it.
+/// When the plan yields no kernel, or the machine cannot run it.
 pub fn of_plan(
     plan: &Plan,
     problem: &Problem,
@@ -61,20 +63,19 @@ pub fn of_plan(
     Ok(of_kernel(plan, problem, &whole, &resources, gpu, arch, 1)?.prediction)
 }
 
-/// A forecast, and what it rests on.
+/// A forecast and the recording behind it.
 pub struct Basis {
-    /// The forecast.
     pub prediction: Prediction,
-    /// The kernel whose CTAs were recorded: it need not be the whole problem's.
+    /// The kernel whose CTAs were recorded. It may cover one head instead of the whole problem.
     pub recorded: Bound,
-    /// What was recorded of it.
+    /// The report of the recorded run.
     pub report: Report,
 }
 
-/// The same of a plan whose kernel is there already, from `times` as many CTAs.
+/// Like [`of_plan`] for a kernel that was emitted already, with `times` as many recorded CTAs.
 ///
 /// # Errors
-/// As [`of_plan`].
+/// As for [`of_plan`].
 pub fn of_kernel(
     plan: &Plan,
     problem: &Problem,
@@ -103,37 +104,36 @@ fn one_head(problem: &Problem) -> Problem {
     Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, ..head }.with_layout(layout)
 }
 
-/// What a kernel takes of a multiprocessor; from ptxas where it is present.
+/// Registers and shared memory of a kernel, from ptxas where it is present, else estimated.
 pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Resources> {
     let (module, entry) = (&bound.kernel.module, &bound.kernel.entry);
     let assembled = ptxas.and_then(|p| p.resources(&module.to_string(), &target(bound), entry).ok());
     assembled.or_else(|| estimate(module, entry))
 }
 
-/// What ptxas calls the architecture that a kernel is for.
+/// ptxas's name of the kernel's architecture.
 pub fn target(bound: &Bound) -> String {
     architecture(bound.kernel.module.target.sm)
 }
 
-/// What ptxas calls an architecture; Hopper's with its own instructions.
+/// ptxas's name of an architecture. Hopper's is `sm_90a`, the one with Hopper's own instructions.
 pub fn architecture(sm: u32) -> String {
     if sm == 90 { "sm_90a".to_owned() } else { format!("sm_{sm}") }
 }
 
-/// A plan on a problem.
+/// A plan on a problem, of the fixed set that forecasts are judged by.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What differs from the default plan.
+    /// The change against the default plan.
     pub name: &'static str,
-    /// The problem.
     pub problem: Problem,
-    /// The plan.
     pub plan: MmaPlan,
-    /// Whether constants of the model may be chosen by its time. All others are the test.
+    /// Whether constants of the time model may be fitted to this trial's time. All other trials are the test
+    /// set.
     pub calibration: bool,
 }
 
-/// A gene changed in the default plan.
+/// A change of genes in the default plan, with its name.
 type Variant = (&'static str, fn(&mut MmaPlan));
 
 const VARIANTS: [Variant; 13] = [
@@ -159,7 +159,7 @@ const VARIANTS: [Variant; 13] = [
     }),
 ];
 
-/// Batch, heads, sequence, head dimension, mask.
+/// Batch, heads, sequence length, head dimension and mask.
 const PROBLEMS: [(usize, usize, usize, usize, Band); 9] = [
     (1, 8, 512, 64, Band::FULL),
     (1, 8, 512, 64, Band::CAUSAL),
@@ -172,7 +172,7 @@ const PROBLEMS: [(usize, usize, usize, usize, Band); 9] = [
     (1, 16, 1024, 256, Band::CAUSAL),
 ];
 
-/// The plans: every variant of the default plan that each problem allows. Each third is for calibration.
+/// Every variant of the default plan that fits each problem. Every third trial is for calibration.
 pub fn trials(arch: &Arch) -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (batch, heads, seq, head_dim, mask) in PROBLEMS {
@@ -193,10 +193,10 @@ pub fn trials(arch: &Arch) -> Vec<Trial> {
 }
 
 impl Trial {
-    /// The kernel on one head, whose CTAs are recorded, and on the whole problem.
+    /// The kernel on one head, whose CTAs are recorded, and the kernel on the whole problem.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the kernel cannot be emitted.
     pub fn kernels(&self, arch: &Arch) -> Result<[Bound; 2], KernelError> {
         let p = &self.problem;
         let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtype).with_band(p.band);
@@ -206,10 +206,10 @@ impl Trial {
     }
 }
 
-/// How well forecasts fit.
+/// How well forecasts fit measured times.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Fit {
-    /// Pairs.
+    /// Number of pairs.
     pub count: usize,
     /// Spearman's rank correlation.
     pub spearman: f64,
@@ -218,7 +218,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Of pairs of a forecast and a measured time.
+    /// Computes the fit from pairs of a forecast and a measured time.
     pub fn of(pairs: &[(f64, f64)]) -> Fit {
         let (forecast, measured): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
         let mut errors: Vec<f64> = pairs.iter().map(|(f, m)| (f / m - 1.0).abs()).collect();
@@ -233,7 +233,7 @@ impl Fit {
     }
 }
 
-/// Ranks from 0; equal values share the mean of theirs.
+/// Ranks from 0; equal values share the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -247,7 +247,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     ranks
 }
 
-/// Pearson's correlation; 0 where one of the two does not vary.
+/// Pearson's correlation; 0 when either list is constant.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len().max(1) as f64;
     let (mean_a, mean_b) = (mean(a), mean(b));
@@ -266,8 +266,8 @@ mod tests {
     use super::*;
     use crate::study::{forecast, record};
 
-    /// A persistent kernel whose tiles come from a counter: the forecast is that of a machine's fill, in proportion to the work, and
-    /// neither a third of the tensor cores' peak nor above it.
+    /// A persistent kernel that takes tiles from a counter: the time grows in proportion to the work, and the
+    /// rate lies between about a third of the tensor cores' peak and the peak.
     #[test]
     fn a_persistent_kernel_is_forecast_from_a_few_of_its_ctas() {
         let of = |batch: usize| {
@@ -296,7 +296,8 @@ mod tests {
         }
     }
 
-    /// Of a causal problem, few recorded CTAs of one head stand for all: the forecast hardly depends on how many.
+    /// In a causal problem a few recorded CTAs of one head represent the grid: the forecast hardly depends on
+    /// their number.
     #[test]
     fn a_few_recorded_ctas_stand_for_the_grid() {
         let trial = trials(&Arch::SM_90).into_iter().find(|t| t.problem.band == Band::CAUSAL).unwrap();

@@ -1,38 +1,33 @@
-//! Plans by their genes' names: as their serde form writes them, so that a list of variations is data.
+//! Sets genes of a plan by their serde names, so that a list of variations is data.
 
 use kernels::Plan;
 use serde_json::{Value, json};
 
-/// Why a plan cannot have the genes.
+/// Why a plan cannot have the given genes.
 #[derive(Debug, thiserror::Error)]
 pub enum GeneError {
-    /// Not an object.
     #[error("genes = {0}; accepted: an object as in {{\"block_n\":128}}")]
     NotGenes(Value),
-    /// The family has no such gene.
     #[error("gene {gene} is none of the family {family}; accepted: {accepted}")]
     Unknown {
-        /// The gene.
         gene: String,
-        /// The family.
         family: &'static str,
-        /// Its genes.
+        /// The family's genes.
         accepted: String,
     },
-    /// A value that the gene cannot have.
+    /// A gene cannot have the given value.
     #[error("genes {genes}: {error}")]
     Value {
-        /// All of them.
+        /// All given genes.
         genes: Value,
-        /// What is wrong.
         error: serde_json::Error,
     },
 }
 
-/// The plan with these genes in the place of its own. Whether it fits a problem is for [`Plan::check`].
+/// Replaces genes of a plan. [`Plan::check`] says whether the new plan fits a problem.
 ///
 /// # Errors
-/// A gene or a value that the family does not have.
+/// When the family has no such gene, or the gene no such value.
 pub fn with_genes(plan: &Plan, genes: &Value) -> Result<Plan, GeneError> {
     let changes = genes.as_object().ok_or_else(|| GeneError::NotGenes(genes.clone()))?;
     let mut whole = json!(plan);
@@ -47,7 +42,7 @@ pub fn with_genes(plan: &Plan, genes: &Value) -> Result<Plan, GeneError> {
     serde_json::from_value(whole).map_err(|error| GeneError::Value { genes: genes.clone(), error })
 }
 
-/// All combinations of objects of genes, one of each list.
+/// The Cartesian product of lists of gene objects.
 pub fn product(lists: &[Vec<Value>]) -> Vec<Value> {
     lists.iter().fold(vec![json!({})], |all, list| {
         let join = |a: &Value, b: &Value| {

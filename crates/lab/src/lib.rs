@@ -1,5 +1,5 @@
-//! The laboratory: proves kernels, times them, says why they are slow, and writes it all down. It is the only place
-//! that knows peers, statistics and storage.
+//! The laboratory: checks kernels, times them, finds root causes of their time and stores the results. No
+//! other crate knows competing libraries, statistics or storage.
 
 pub mod anatomy;
 pub mod approx;

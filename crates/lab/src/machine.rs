@@ -1,4 +1,4 @@
-//! Machines of the time model that a file describes, as `flashcore microbench --out` writes it.
+//! Descriptions of machines for the time model, as `flashcore microbench --out` writes them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,35 +7,24 @@ use serde_json::Value;
 
 use crate::store::{self, StoreError};
 
-/// Why a file describes no machine.
+/// Why a file does not describe a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineFileError {
-    /// Not readable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Not a description.
+    /// The file is not such a JSON description.
     #[error("{path}: {error}; expected the JSON that `flashcore microbench --out` writes")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: serde_json::Error,
-    },
-    /// A machine that cannot be.
+    Malformed { path: PathBuf, error: serde_json::Error },
+    /// The described machine is impossible.
     #[error("{path}: {error}")]
-    Impossible {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: MachineError,
-    },
+    Impossible { path: PathBuf, error: MachineError },
 }
 
-/// The machine that a file describes: the object `machine` of it, or all of it where it has none. It lives as long as the program,
-/// like those of the table.
+/// Reads a machine from the file's object `machine`, or from the whole file when it has no such object. The
+/// machine is leaked, so that it has the lifetime `'static` of the table's machines.
 ///
 /// # Errors
-/// When it cannot be read, or describes no machine.
+/// When the file cannot be read or does not describe a machine.
 pub fn read(path: &Path) -> Result<&'static Gpu, MachineFileError> {
     let text = store::read_text(path)?;
     let malformed = |error| MachineFileError::Malformed { path: path.to_path_buf(), error };

@@ -1,27 +1,24 @@
-//! A panic is a fault of ours. Where a stranger's input may reach it, it is caught at the outermost place and told as
-//! one, with where it happened; everywhere else (in tests above all) it stays a panic.
+//! A panic is a bug in this project. Where untrusted input may reach it, the outermost caller catches the
+//! panic and reports it with its source line. Everywhere else, in tests above all, it stays a panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// A panic that was caught.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({place})")]
 pub struct Panic {
-    /// What it said.
     pub message: String,
     /// Source file and line.
     pub place: String,
 }
 
-/// Panics that [`contain`] waits for, on whichever thread they happen (the emulator's are worker threads).
+/// Panics seen while a [`contain`] is active, on any thread (the emulator runs on worker threads).
 static SEEN: Mutex<Watch> = Mutex::new(Watch { depth: 0, seen: Vec::new() });
 static HOOK: Once = Once::new();
 
 struct Watch {
     depth: u32,
-    /// In the order in which they happened.
     seen: Vec<(ThreadId, Panic)>,
 }
 
@@ -29,16 +26,16 @@ fn watch() -> std::sync::MutexGuard<'static, Watch> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` and catches its panic, silently: the caller tells of it.
+/// Runs `work` and catches its panic without printing it: the caller reports it.
 ///
 /// # Errors
-/// The first panic, with the place it came from.
+/// The first panic, with its source line.
 pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     HOOK.call_once(|| {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let mut watch = watch();
-            // Whoever asks for a backtrace gets it, and tests hide nothing.
+            // The usual message is printed too when a backtrace is requested, and always in tests.
             let asked = cfg!(test) || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
             if watch.depth == 0 || asked {
                 usual(info);
@@ -54,7 +51,8 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     });
     {
         let mut watch = watch();
-        // What was caught on the way here is not told for what comes later.
+        // Drops panics that an inner caller has already caught, so that a later one is not reported with
+        // their place.
         let outermost = watch.depth == 0;
         watch.seen.retain(|(thread, _)| !outermost && *thread != thread::current().id());
         watch.depth += 1;
@@ -64,7 +62,7 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     watch.depth -= 1;
     outcome.map_err(|_| {
         let lost = || Panic { message: "no message".into(), place: "unknown place".into() };
-        // This thread's own, else the first that a thread at work for it had.
+        // Prefers this thread's panic to the first one of its worker threads.
         let own = watch.seen.iter().position(|(thread, _)| *thread == thread::current().id()).unwrap_or(0);
         let found = watch.seen.get(own).map(|(_, panic)| panic.clone());
         watch.seen.clear();
@@ -85,7 +83,7 @@ mod tests {
         assert!(here.place.contains("panics.rs:"), "{here}");
         let there = contain(|| (0..8).into_par_iter().for_each(|i| assert!(i != 5, "five"))).unwrap_err();
         assert_eq!(there.message, "five");
-        // What was caught on the way is not told for what comes later.
+        // A panic that was already caught is not reported for a later one.
         let later = contain(|| {
             let caught = catch_unwind(|| panic!("caught"));
             assert!(caught.is_err());

@@ -1,4 +1,4 @@
-//! Where a figure comes from: commit, device, clocks, compiler, time.
+//! Where a figure comes from: commit, device, clocks, compiler and time.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,27 +7,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-/// What stands beside each measured figure.
+/// The provenance that is stored beside each measured figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Provenance {
-    /// The processor, as the system names it, with the number of cores used.
+    /// The processor's name as the system reports it, with the number of cores used.
     pub device: String,
-    /// What drives it: the system's name and release.
+    /// The system's name and release; for a GPU, the CUDA version of the driver.
     pub driver: String,
-    /// Mean clock of the cores at the start, MHz; 0 where it was not read.
+    /// Mean clock of the cores at the start, MHz; 0 when it was not read.
     pub clocks_mhz: f64,
-    /// The compiler of the native kernels.
+    /// The compiler of the native kernels; for a GPU, the driver's JIT.
     pub compiler: String,
-    /// The commit; `None` outside a repository or with changes not committed.
+    /// The commit; `None` outside a repository or with uncommitted changes.
     pub commit: Option<String>,
-    /// Rows of one run share it.
+    /// An identifier that the rows of one run share.
     pub run: String,
-    /// Start of the run, UTC, ISO 8601.
     pub when: String,
 }
 
 impl Provenance {
-    /// Of this process on a GPU. The commit is the one that `cargo xtask evidence` built.
+    /// The provenance of this process on a GPU. The commit is the one that `cargo xtask evidence` built.
     pub fn of_gpu(device: &driver::DeviceInfo) -> Provenance {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = env!("FLASHCORE_COMMIT");
@@ -42,8 +41,9 @@ impl Provenance {
         }
     }
 
-    /// Of this process on this machine; `root` is a folder of the repository. The commit is the one that `cargo xtask evidence` built,
-    /// if the repository stands there; of a program built otherwise, the repository's, if it is clean.
+    /// The provenance of this process on this machine; `root` is a folder of the repository. The commit is
+    /// the one that `cargo xtask evidence` built, if the repository stands there. For any other build it is
+    /// the repository's commit, if the work tree is clean.
     pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -66,13 +66,14 @@ impl Provenance {
     }
 }
 
-/// The first 12 hexadecimal digits of SHA-256.
+/// The first 12 hexadecimal digits of the SHA-256 digest.
 pub fn hash(data: &[u8]) -> String {
     Sha256::digest(data).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The commit that a program was built from: `built`, or where that is not known, that of a repository without uncommitted
-/// changes. Rows that the program itself appends to `evidence/` do not count as changes, or a run could write one row only.
+/// The commit of a program: `built`, or where `built` is empty, the commit of a repository without
+/// uncommitted changes. Rows that the program itself appends to `evidence/` do not count as changes.
+/// Otherwise a run could write a single row only.
 fn commit(built: &str, root: &Path) -> Option<String> {
     let git = |folder: &Path, args: &[&str]| {
         let output = Command::new("git").arg("-C").arg(folder).args(args).output().ok()?;
@@ -80,7 +81,8 @@ fn commit(built: &str, root: &Path) -> Option<String> {
     };
     let head = git(root, &["rev-parse", "--short=12", "HEAD"]);
     if !built.is_empty() {
-        // Rows of another commit do not belong into this one's evidence; elsewhere there may be no repository at all.
+        // The repository's evidence takes no rows of another commit. Elsewhere there may be no repository at
+        // all.
         return head.is_none_or(|head| head == built).then(|| built.to_owned());
     }
     let top = git(root, &["rev-parse", "--show-toplevel"])?;
@@ -88,20 +90,20 @@ fn commit(built: &str, root: &Path) -> Option<String> {
     head.filter(|_| changes.is_empty())
 }
 
-/// What tells this program from every other, and from itself before it was built anew: its executable's length and time.
+/// A hash that identifies this build of the program: the length and modification time of its executable.
 pub fn program() -> Option<String> {
     let about = std::fs::metadata(std::env::current_exe().ok()?).ok()?;
     let built = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
     Some(hash(format!("{} {}", about.len(), built.as_nanos()).as_bytes()))
 }
 
-/// This moment, UTC, ISO 8601.
+/// The current time, UTC, ISO 8601.
 pub fn iso8601_now() -> String {
     iso8601(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// `YYYY-MM-DDTHH:MM:SSZ` of seconds since 1970 (days to civil date after H. Hinnant, "chrono-Compatible Low-Level Date
-/// Algorithms").
+/// Formats seconds since 1970 as `YYYY-MM-DDTHH:MM:SSZ` (days to civil date after H. Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms").
 pub fn iso8601(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(commit("", &root.join("inner")), Some(head.clone()));
         assert_eq!(commit(&head, &root), Some(head.clone()));
         assert_eq!(commit("0123456789ab", &root), None, "another one's evidence");
-        // A change anywhere in the repository is one.
+        // A change anywhere in the repository counts.
         std::fs::write(root.join("changed"), "").unwrap();
         assert_eq!(commit("", &root.join("inner")), None);
         assert_eq!(commit(&head, &root), Some(head));

@@ -1,5 +1,5 @@
-//! Which plans a search for the fastest tries: groups of genes, the coarse ones first. In each group every combination is tried on
-//! the fastest plans so far; what was good stays.
+//! The plans that a search for the fastest one tries. Genes form groups, the coarse ones first. In each group
+//! every combination is applied to the fastest plans so far, and the fastest results go on to the next group.
 
 use kernels::{Arch, Family, Plan};
 use problem::{Band, Problem};
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::genes::{product, values, with_genes};
 
-/// Plans that each group begins with.
+/// Number of plans that each group starts from.
 pub const KEPT: usize = 2;
 
-/// The groups of a family.
+/// The gene groups of a family.
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     match family {
         Family::Mma => mma(problem),
@@ -19,7 +19,7 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     }
 }
 
-/// Each gene that the groups name, with the values that it has in them, in their order.
+/// Each gene in the groups with its values, in the order of the groups.
 pub fn genes(family: Family, problem: &Problem) -> Vec<(String, Vec<Value>)> {
     let mut genes: Vec<(String, Vec<Value>)> = Vec::new();
     let groups = groups(family, problem);
@@ -33,7 +33,7 @@ pub fn genes(family: Family, problem: &Problem) -> Vec<(String, Vec<Value>)> {
     genes
 }
 
-/// The plans that a group makes of one: those that fit the problem.
+/// Applies each gene object of a group to a plan and keeps the plans that fit the problem.
 pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec<Plan> {
     let plans = group.iter().filter_map(|genes| with_genes(plan, genes).ok());
     plans.filter(|plan| plan.check(problem, arch).is_ok()).collect()
@@ -48,12 +48,12 @@ fn wgmma(problem: &Problem) -> Vec<Vec<Value>> {
         values("block_n", keys),
         values("turns", ["free", "ping_pong"]),
     ]);
-    // Several CTAs of a multiprocessor hide what each waits for.
+    // Several CTAs of an SM hide one another's latency.
     let together =
         product(&[values("resident", [2, 3]), values("consumers", [1, 2]), values("block_n", keys)]);
     let softmax = vec![
         json!({ "softmax": "classic" }),
-        // The maximum itself, too, but O is left alone where none of a warp's rows has a new one.
+        // The row max without slack, but O is not rescaled when no row of the warp has a new max.
         json!({ "softmax": { "lazy": { "slack": 0 } } }),
         json!({ "softmax": { "lazy": { "slack": 8 } } }),
         optimistic(15),
@@ -139,13 +139,13 @@ fn small(problem: &Problem) -> Vec<Vec<Value>> {
     ]
 }
 
-/// Heads that are alone have nothing to be packed with.
+/// Without grouped heads there is nothing to pack.
 fn packings(problem: &Problem) -> Vec<Value> {
     if problem.group_size() > 1 { values("packing", ["apart", "packed"]) } else { Vec::new() }
 }
 
-/// Where blocks stream by: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of a block, and CTAs of a multiprocessor
-/// that go with them: from two to four warpgroups a multiprocessor.
+/// Streaming plans of the small family: warpgroups of rows, CTAs of a cluster, parts of a CTA's keys, keys of
+/// a block and resident CTAs per SM. Nearly all rows put two to four warpgroups on an SM.
 const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
     (1, 1, 1, 128, 3),
     (1, 1, 1, 128, 2),
@@ -167,8 +167,9 @@ const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
     (4, 1, 1, 64, 1),
 ];
 
-/// The plans that differ from one in a single gene (of those named, where any is), with the gene and its value as a name: what each
-/// idea in a kernel is worth. The values are those that a search tries.
+/// The plans that differ from `plan` in a single gene, each named by the gene and its value: they show what
+/// each gene is worth. `named` restricts the genes, if it is not empty. The values are those that a search
+/// tries.
 pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> Vec<(String, Plan)> {
     let family = Family::ALL.into_iter().find(|family| family.name() == plan.family());
     let mut genes = family.map(|family| genes(family, problem)).unwrap_or_default();
@@ -183,7 +184,7 @@ pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> V
     found
 }
 
-/// A value as words: `lazy slack 8`.
+/// A value in words: `lazy slack 8`.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(word) => word.clone(),
@@ -195,8 +196,8 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Rows, warps, warps that share rows, and the keys of a block that go with them: shapes that were among the fastest on some
-/// problem when every shape was tried, and their neighbours.
+/// Rows, warps, warps that share rows, and matching numbers of keys per block. The list holds shapes that
+/// were among the fastest on some problem when every shape was tried, and their neighbours.
 const TILES: [(u32, u32, u32, &[u32]); 11] = [
     (16, 4, 4, &[64, 128, 256]),
     (16, 8, 8, &[128, 256]),
@@ -255,7 +256,8 @@ mod tests {
         }
     }
 
-    /// A gene that was renamed would be left out without a word. Of a plan that streams, genes of those that do not change nothing.
+    /// A renamed gene would be skipped silently. In a streaming plan the genes of non-streaming plans change
+    /// nothing.
     #[test]
     fn every_group_changes_something() {
         let problems = [

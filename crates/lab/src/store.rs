@@ -1,4 +1,4 @@
-//! Files: written whole or not at all, and scratch folders that go when they are dropped.
+//! Files that are written whole or not at all, and scratch folders that are removed on drop.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ pub enum StoreError {
     Write { path: PathBuf, source: std::io::Error },
 }
 
-/// Longer than any kernel, launch file, plan or description of a machine, and short enough for memory.
+/// The maximum length of a text file, in bytes: above any kernel, launch file, plan or machine description.
 const LONGEST: u64 = 64 << 20;
 
-/// The text of a file that someone wrote. A byte order mark at its beginning is no part of the text.
+/// Reads a text file that a user wrote. A byte order mark at its beginning is skipped.
 ///
 /// # Errors
 /// When the file cannot be read, is longer than 64 MiB or is not a text.
 pub fn read_text(path: &Path) -> Result<String, StoreError> {
     let fail = |source| StoreError::Read { path: path.to_path_buf(), source };
     let mut bytes = Vec::new();
-    // Never more, whatever the file says of its length: a device or a pipe may have no end.
+    // The read is bounded whatever length the file reports: a device or a pipe may have no end.
     let opened = std::fs::File::open(path);
     opened.and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)).map_err(fail)?;
     if bytes.len() as u64 > LONGEST {
@@ -44,30 +44,29 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Writes a file whole or not at all, as [`Draft`] does.
+/// Writes a file whole or not at all, through a [`Draft`].
 ///
 /// # Errors
-/// When it cannot be written; then nothing is left behind.
+/// When the file cannot be written; then nothing is left behind.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     let mut draft = Draft::new(path)?;
     draft.write_all(contents).map_err(|source| StoreError::Write { path: path.to_path_buf(), source })?;
     draft.keep()
 }
 
-/// A file that is written piece by piece under another name in the same folder, and has its own once it is whole: no one ever sees half
-/// of it, and dropped before that it leaves nothing behind. A link stays one; a device or a pipe is written into as it is.
+/// A file that is written piece by piece under a temporary name in the same folder and is renamed when it is
+/// complete, so that no reader sees half of it. Dropping an unfinished draft removes it. A symbolic link
+/// stays a link; a device or a pipe is written directly.
 #[derive(Debug)]
 pub struct Draft {
     file: std::io::BufWriter<std::fs::File>,
-    /// As it was given.
+    /// The path as the caller gave it.
     path: PathBuf,
-    /// The name that it has, and the one it is to have.
+    /// The temporary and the final name; `None` for a device or a pipe.
     names: Option<(PathBuf, PathBuf)>,
 }
 
 impl Draft {
-    /// Begins it.
-    ///
     /// # Errors
     /// When the folder cannot be written.
     pub fn new(path: &Path) -> Result<Draft, StoreError> {
@@ -82,10 +81,10 @@ impl Draft {
         Ok(Draft { file: std::io::BufWriter::new(file), path: path.to_path_buf(), names })
     }
 
-    /// It is whole.
+    /// Renames the complete file to its final name.
     ///
     /// # Errors
-    /// When it cannot be written to its end or be named.
+    /// When the rest cannot be written or the file cannot be renamed.
     pub fn keep(mut self) -> Result<(), StoreError> {
         let name = |(draft, name): &(PathBuf, PathBuf)| std::fs::rename(draft, name);
         let kept = self.file.flush().and_then(|()| self.names.as_ref().map_or(Ok(()), name));
@@ -96,7 +95,8 @@ impl Draft {
     }
 }
 
-/// The name of the regular file that is there or will be, where links lead to; `None` for a device, a pipe or a socket.
+/// The path of the regular file that is there or will be, with links resolved; `None` for a device, a pipe or
+/// a socket.
 fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Some),
@@ -105,7 +105,7 @@ fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
         }
         Ok(_) => Ok(None),
         Err(_) if path.is_symlink() => Err(std::io::Error::other("it is a link that leads nowhere")),
-        // What else is wrong shows when the draft is made.
+        // Any other error shows when the draft is created.
         Err(_) => Ok(Some(path.to_path_buf())),
     }
 }
@@ -123,28 +123,28 @@ impl Write for Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if let Some((draft, _)) = &self.names {
-            // What cannot be removed is the user's to clean.
+            // A draft that cannot be removed is left for the user to delete.
             let _ = std::fs::remove_file(draft);
         }
     }
 }
 
-/// Whether a file can be written: to be asked before a minute's work, not after.
+/// Checks that a file can be written, before minutes of work are spent on its contents.
 ///
 /// # Errors
-/// As [`write()`] would.
+/// As for [`write()`].
 pub fn writable(path: &Path) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    // Opening a pipe would wait for its reader.
+    // A device or a pipe is not tried: opening a pipe would wait for its reader.
     let Some(name) = place(path).map_err(fail)? else { return Ok(()) };
     let draft = draft(&name)?;
     std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
 }
 
-/// Whether a line can be appended to a file, as [`append_line`] does it: to be asked before a minute's work, not after. Makes nothing.
+/// Checks that [`append_line`] can append to a file, before minutes of work are spent. Leaves no file behind.
 ///
 /// # Errors
-/// As [`append_line`] would.
+/// As for [`append_line`].
 pub fn appendable(path: &Path) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     match place(path).map_err(fail)? {
@@ -152,7 +152,7 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
         Some(file) if file.exists() => {
             std::fs::OpenOptions::new().append(true).open(file).map(drop).map_err(fail)
         }
-        // Folders on the way to it are made with the first line.
+        // Missing folders are created with the first line, so the nearest existing one is tried.
         Some(file) => {
             let above = file.ancestors().skip(1).find(|folder| folder.exists());
             let draft = draft(&above.unwrap_or(Path::new("")).join("x"))?;
@@ -161,7 +161,7 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// The name that a file has until it is whole.
+/// The temporary name of a file until it is complete.
 fn draft(path: &Path) -> Result<PathBuf, StoreError> {
     let Some(name) = path.file_name() else {
         let source = std::io::Error::other("it does not name a file");
@@ -170,32 +170,30 @@ fn draft(path: &Path) -> Result<PathBuf, StoreError> {
     Ok(path.with_file_name(format!(".{}.{}", name.to_string_lossy(), unique())))
 }
 
-/// Appends one line to a file; when it cannot be written whole, the file is as it was.
+/// Appends one line to a file. If the line cannot be written whole, the file keeps its old length.
 ///
 /// # Errors
-/// When it cannot be opened or written.
+/// When the file cannot be opened or written.
 pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-    // One write call, so that rows of two processes do not mix.
+    // A single write call keeps the rows of two processes apart.
     let before = file.metadata().map_err(fail)?.len();
     file.write_all(format!("{line}\n").as_bytes()).map_err(|source| {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = file.set_len(before);
         fail(source)
     })
 }
 
-/// A folder of our own under the system's temporary folder.
+/// A private folder under the system's temporary folder, removed on drop.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes it.
-    ///
     /// # Errors
     /// When the temporary folder cannot be written.
     pub fn new() -> Result<Scratch, StoreError> {
@@ -204,7 +202,7 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
-    /// A path inside.
+    /// A path inside the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -212,7 +210,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is the system's to clean.
+        // A folder that cannot be removed is left to the system.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -277,7 +275,7 @@ mod tests {
         write(&pipe, b"third").unwrap();
         assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
         assert_eq!(reader.join().unwrap(), b"third");
-        // Nothing beside them.
+        // Nothing else was written beside them.
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 4);
     }
 }

@@ -1,4 +1,4 @@
-//! Everything at once about one kernel: proof, resources, predicted times and diagnosis.
+//! The full study of one kernel: correctness check, resources, predicted times and diagnosis.
 
 use emu::model::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
 use emu::resources::{Ptxas, Resources, estimate};
@@ -11,33 +11,31 @@ use crate::forecast::architecture;
 use crate::gate::{GateError, Proof, Settings, contents, prove};
 use crate::launchfile::Bound;
 
-/// A kernel, studied.
+/// The results of [`study()`].
 pub struct Study {
-    /// The kernel.
     pub bound: Bound,
-    /// What the gate says.
+    /// The gate's verdict.
     pub proof: Proof,
-    /// Registers, spills and shared memory; from ptxas where it is present.
+    /// Registers, spills and shared memory, from ptxas where it is present.
     pub resources: Option<Resources>,
-    /// The predicted times, one for each machine asked for; why not, otherwise.
+    /// One predicted time per requested machine, or the reason why there is none.
     pub predictions: Vec<Result<Prediction, ModelError>>,
     /// Root causes, by the first machine's prediction.
     pub findings: Vec<Finding>,
-    /// What each line costs.
     pub lines: Vec<LineCost>,
-    /// PTX as printed, to which line numbers refer.
+    /// The PTX text that line numbers refer to.
     pub text: String,
 }
 
 impl Study {
-    /// The prediction for the first machine asked for.
+    /// The prediction for the first requested machine.
     pub fn prediction(&self) -> Option<&Prediction> {
         self.predictions.first().and_then(|p| p.as_ref().ok())
     }
 }
 
-/// Proves, predicts and diagnoses. `text` is the source that line numbers refer to; the module is printed when `None`.
-/// A refuted kernel is predicted and diagnosed all the same: it ran once.
+/// Checks, predicts and diagnoses a kernel. `text` is the source that line numbers refer to; `None` prints
+/// the module. A kernel that failed the check is predicted and diagnosed too, because it ran once.
 ///
 /// # Errors
 /// When the kernel cannot be launched.
@@ -53,8 +51,8 @@ pub fn study(
     Ok(analyse(bound, &launch, text, proof, machines, ptxas))
 }
 
-/// Predicts and diagnoses what was proven already. `launch` is the one to predict for: it may have more CTAs of the kind
-/// that were recorded (more heads) than the kernel was run with.
+/// Predicts and diagnoses a kernel that was checked already. The prediction is for `launch`, which may have
+/// more CTAs of the recorded kind (more heads) than the run had.
 pub fn analyse(
     bound: Bound,
     launch: &Launch,
@@ -89,7 +87,7 @@ fn subject<'a>(
 ) -> Subject<'a> {
     let kernel = &bound.kernel;
     let times = launch.grid.count() / kernel.launch.grid.count().max(1);
-    // A buffer both read and written passes twice.
+    // A buffer that is both read and written moves twice.
     let passes = |access: Access| if access == Access::ReadWrite { 2 } else { 1 };
     Subject {
         module: &kernel.module,
@@ -102,8 +100,9 @@ fn subject<'a>(
     }
 }
 
-/// As [`record`] for kernels that nothing but time is wanted of: products of matrices are not computed, buffers hold zeros, and a
-/// CTA that takes its tiles from a counter is given its share. Their control flow must not depend on data, or as it does on zeros.
+/// Like [`record`], but only for times: matrix products are not computed, buffers hold zeros, and a CTA that
+/// takes its tiles from a counter gets its share. The kernel's control flow must not depend on data, or zeros
+/// must be typical.
 ///
 /// # Errors
 /// When the kernel cannot be launched or does not end.
@@ -112,7 +111,7 @@ pub fn sketch(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
 
-/// Records CTAs spread evenly over a kernel's grid, and runs no others: what a forecast needs where a proof is not asked for.
+/// Runs and records a few CTAs, spread evenly over the grid, and no others. A forecast needs no more.
 ///
 /// # Errors
 /// When the kernel cannot be launched or does not end.
@@ -121,7 +120,8 @@ pub fn record(bound: &Bound, count: u64) -> Result<Report, EmuError> {
     run_some(bound, count, Fidelity::default(), RECORDED_STEPS, &mut buffers)
 }
 
-/// Warp instructions that a CTA which is recorded may issue: each keeps its addresses, so what never ends would take all memory.
+/// Warp instructions that a recorded CTA may issue. A trace keeps the addresses of each, so an endless loop
+/// would use up all memory.
 pub(crate) const RECORDED_STEPS: u64 = 8_000_000;
 
 fn run_some(
@@ -144,10 +144,10 @@ fn run_some(
     emu::run(&bound.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
 }
 
-/// Predicts the time of `launch` from CTAs recorded from a kernel of the same work.
+/// Predicts the time of `launch` from recorded CTAs of a kernel that does the same work per CTA.
 ///
 /// # Errors
-/// When the machine cannot run it.
+/// When the machine cannot run the kernel.
 pub fn forecast(
     bound: &Bound,
     launch: &Launch,

@@ -1,4 +1,4 @@
-//! NVIDIA's tools where they can be found: NVRTC compiles CUDA C++. (ptxas is [`emu::resources::Ptxas`].)
+//! Finds NVIDIA's NVRTC, which compiles CUDA C++. (For ptxas see [`emu::resources::Ptxas`].)
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,43 +9,29 @@ use crate::bench::python;
 /// Why CUDA C++ could not be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
-    /// No library.
     #[error(
         "CUDA C++ needs NVRTC, which was not found: set FLASHCORE_NVRTC to libnvrtc.so, or fetch it with \
          `cargo xtask tools`; or compile to PTX elsewhere and check that"
     )]
     NotFound,
-    /// python3, which loads it, does not start.
+    /// NVRTC is loaded by a python3 process, and that process does not start.
     #[error("NVRTC is loaded through `{python}`, which does not start: {source}; set FLASHCORE_PYTHON")]
-    Python {
-        /// The interpreter.
-        python: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The library does not load.
+    Python { python: String, source: std::io::Error },
     #[error("{library} cannot be loaded: {reason}")]
-    Load {
-        /// The library.
-        library: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// The source includes headers of CUDA that are not there.
+    Load { library: PathBuf, reason: String },
+    /// The source includes CUDA headers that are not installed.
     #[error(
         "the source includes <{header}>, and there are no CUDA headers beside NVRTC: fetch them with `cargo xtask tools`, or \
          set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
     )]
-    NoHeaders {
-        /// The first header that is missing.
-        header: String,
-    },
-    /// The source is wrong.
+    NoHeaders { header: String },
+    /// NVRTC rejects the source.
     #[error("NVRTC refuses the source:\n{0}")]
     Source(String),
 }
 
-/// libnvrtc: `FLASHCORE_NVRTC`, or under `.tools` of the working directory or one above it.
+/// The path of libnvrtc: `FLASHCORE_NVRTC`, else the first one under `.tools` of the working directory or of
+/// a parent.
 pub fn nvrtc() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("FLASHCORE_NVRTC") {
         return Some(PathBuf::from(named));
@@ -69,17 +55,18 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, or beside libnvrtc (`…/lib/libnvrtc.so` and `…/include`).
+/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else beside libnvrtc (`…/lib/libnvrtc.so` and
+/// `…/include`).
 fn headers(library: &Path) -> Vec<PathBuf> {
     let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
     let beside = || Some(library.parent()?.parent()?.join("include"));
     let include = named.or_else(beside).filter(|dir| dir.join("cuda_fp16.h").is_file());
-    // What the C++ standard library has is in a folder of its own.
+    // The headers of the C++ standard library are in the subfolder `cccl`.
     let folders = include.into_iter().flat_map(|dir| [dir.join("cccl"), dir]);
     folders.filter(|dir| dir.is_dir()).collect()
 }
 
-/// The header that NVRTC did not find: it "could not open" one, or by version 13 "cannot open" it.
+/// The header that NVRTC did not find. The message says "could not open", from version 13 "cannot open".
 fn missing_header(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once(" open source file \"")?;
     rest.split_once('"').map(|(header, _)| header)
@@ -88,15 +75,15 @@ fn missing_header(log: &str) -> Option<&str> {
 /// Compiles CUDA C++ to PTX for an architecture like `compute_80`.
 ///
 /// # Errors
-/// When NVRTC is not there, or refuses the source.
+/// When NVRTC is not found or rejects the source.
 pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     compile(source, Path::new("kernel.cu"), None, arch)
 }
 
-/// The same of the text of a file, whose folder holds what it includes.
+/// Like [`compile_cuda`] for the text of a file. Includes are searched in the file's folder.
 ///
 /// # Errors
-/// As [`compile_cuda`]; the messages name the file.
+/// As for [`compile_cuda`]; the messages name the file.
 pub fn compile_cuda_file(source: &str, file: &Path, arch: &str) -> Result<String, NvrtcError> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     compile(source, file, Some(folder), arch)
@@ -120,7 +107,7 @@ fn compile(source: &str, name: &Path, folder: Option<&Path>, arch: &str) -> Resu
         .spawn()
         .map_err(start)?;
     if let Some(mut input) = child.stdin.take() {
-        // A child that ended early says why on its standard error.
+        // A child that ended early reports the reason on its standard error.
         let _ = input.write_all(source.as_bytes());
     }
     let output = child.wait_with_output().map_err(start)?;
@@ -128,7 +115,7 @@ fn compile(source: &str, name: &Path, folder: Option<&Path>, arch: &str) -> Resu
     match output.status.code() {
         Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Some(1) => Err(match missing_header(&log) {
-            // What stands in quotes is the file's own.
+            // An include in quotes is the source's own header, not one of CUDA's.
             Some(header) if include.is_empty() && !source.contains(&format!("\"{header}\"")) => {
                 NvrtcError::NoHeaders { header: header.to_owned() }
             }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use problem::{DType, Problem, Tensor};
 use rayon::prelude::*;
 
-/// Elements that are worth a thread.
+/// Minimum number of elements that a thread gets in parallel loops.
 const SHARE: usize = 1 << 16;
 
 /// Elements of one tensor, in its dtype.
@@ -16,7 +16,7 @@ pub enum Values {
     F32(Vec<f32>),
 }
 
-/// Runs `$body` with `$x` bound to the vector of whichever type.
+/// Runs `$body` with `$x` bound to the vector of the tensor's element type.
 macro_rules! each {
     ($values:expr, $x:ident => $body:expr) => {
         match $values {
@@ -27,7 +27,7 @@ macro_rules! each {
     };
 }
 
-/// The same, where `$body` makes another vector of the same type.
+/// Like `each!` for a `$body` that makes another vector of the same type.
 macro_rules! each_as {
     ($values:expr, $x:ident => $body:expr) => {
         match $values {
@@ -38,8 +38,8 @@ macro_rules! each_as {
     };
 }
 
-/// Where each row starts, in the order batch, head, row; `None` when they lie in this order without gaps, or do not all lie
-/// within so many elements.
+/// The start of each row, in the order batch, head, row. `None` when the rows lie in this order without gaps,
+/// or when the tensor's span exceeds `elements`.
 fn moves(problem: &Problem, tensor: Tensor, elements: usize) -> Option<Vec<usize>> {
     let ([batches, heads, rows, dim], strides) = (problem.extents(tensor), problem.strides(tensor));
     let (span, origin) = problem.span(tensor)?;
@@ -75,7 +75,7 @@ impl Values {
         }
     }
 
-    /// The elements that little-endian `bytes` hold; a rest shorter than an element is left out.
+    /// Decodes little-endian `bytes`. Trailing bytes that do not fill an element are ignored.
     pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Values {
         let halves = bytes.par_chunks_exact(2).with_min_len(SHARE).map(|b| u16::from_le_bytes([b[0], b[1]]));
         let words = bytes.par_chunks_exact(4).with_min_len(SHARE);
@@ -86,7 +86,6 @@ impl Values {
         }
     }
 
-    /// Little-endian bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         fn of<T: Copy + Sync, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
             let mut all = vec![0; N * values.len()];
@@ -102,7 +101,6 @@ impl Values {
         }
     }
 
-    /// Element type.
     pub fn dtype(&self) -> DType {
         match self {
             Values::F16(_) => DType::F16,
@@ -111,17 +109,15 @@ impl Values {
         }
     }
 
-    /// Number of elements.
     pub fn len(&self) -> usize {
         each!(self, x => x.len())
     }
 
-    /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements of a range; as many of them as there are.
+    /// The elements of a range, cut at the end of the tensor.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Values {
         let range = range.start.min(self.len())..range.end.min(self.len());
         match self {
@@ -131,7 +127,7 @@ impl Values {
         }
     }
 
-    /// The elements of a tensor that lies as `problem` says, in the order `[batch, head, row, dim]`.
+    /// The elements of a tensor with `problem`'s strides, in the dense order `[batch, head, row, dim]`.
     pub fn gather(self, problem: &Problem, tensor: Tensor) -> Values {
         let Some(moves) = moves(problem, tensor, self.len()) else { return self };
         let dim = problem.extents(tensor)[3];
@@ -143,7 +139,8 @@ impl Values {
         })
     }
 
-    /// The inverse: elements in the order `[batch, head, row, dim]` laid out as `problem` says, 0 between the rows.
+    /// The inverse of [`Values::gather`]: lays out dense elements with `problem`'s strides, and 0 between the
+    /// rows.
     pub fn scatter(self, problem: &Problem, tensor: Tensor) -> Values {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
         let Some(moves) = moves(problem, tensor, elements) else { return self };
@@ -157,7 +154,7 @@ impl Values {
         })
     }
 
-    /// Takes over another's elements, in the memory that is there if its size and type fit.
+    /// Copies the elements of `other`. Reuses this tensor's memory if the types are equal.
     pub fn copy_from(&mut self, other: &Values) {
         match (&mut *self, other) {
             (Values::F16(x), Values::F16(y)) => x.clone_from(y),
@@ -167,7 +164,6 @@ impl Values {
         }
     }
 
-    /// Makes every element NaN.
     pub fn fill_nan(&mut self) {
         match self {
             Values::F16(x) => x.fill(f16::NAN),
@@ -176,12 +172,11 @@ impl Values {
         }
     }
 
-    /// Number of elements that are NaN.
     pub fn count_nan(&self) -> usize {
         each!(self, x => x.par_iter().with_min_len(SHARE).filter(|x| x.is_nan()).count())
     }
 
-    /// The element at `index`, exactly.
+    /// The element at `index`, converted to f32 without rounding.
     pub fn get(&self, index: usize) -> Option<f32> {
         each!(self, x => x.get(index).map(|&x| x.to_f32()))
     }
@@ -195,8 +190,8 @@ pub struct Inputs {
     pub v: Values,
 }
 
-/// Runs `$call` on the three slices of one element type; all three have the problem's dtype by construction, and
-/// anything else is refused as the CPU kernels refuse it.
+/// Runs `$call` on the three slices of one element type. All three have the problem's dtype by construction;
+/// anything else gives the error that the CPU kernels give.
 macro_rules! typed {
     ($problem:expr, $inputs:expr, |$q:ident, $k:ident, $v:ident| $call:expr) => {
         match (&$inputs.q, &$inputs.k, &$inputs.v) {
@@ -212,7 +207,7 @@ macro_rules! typed {
 }
 
 impl Inputs {
-    /// The answer in f64.
+    /// Attention in f64, the oracle.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
@@ -228,7 +223,7 @@ impl Inputs {
         typed!(problem, self, |q, k, v| cpu::reference_in_precision(problem, q, k, v))
     }
 
-    /// Attention by the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
+    /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
     ///
     /// # Errors
     /// When the buffers or the plan do not fit the problem.
@@ -256,7 +251,7 @@ impl Inputs {
         }
     }
 
-    /// Attention by the native CPU kernels: the output buffer, and LSE.
+    /// Runs the native CPU kernels and returns the output buffer and the LSE.
     ///
     /// # Errors
     /// When the buffers or the plan do not fit the problem.

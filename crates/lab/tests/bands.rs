@@ -1,5 +1,5 @@
-//! The gate on sliding windows and capped logits: every family passes, and kernels that are off by one key, or that cap in
-//! the wrong place, fail.
+//! The gate on sliding windows and capped logits: every family passes. Kernels that are off by one key, or
+//! that apply the cap in the wrong place, fail.
 
 use flashcore_lab as lab;
 use kernels::{Arch, Family};
@@ -8,7 +8,7 @@ use lab::launchfile::Bound;
 use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
 
-/// Rows that see no key, keys that no row sees, and bounds inside a block of keys.
+/// Rows without visible keys, keys that no row sees, and bounds inside a key block.
 fn problem(dtype: DType, corner: Corner) -> Problem {
     let band = Band::window(37, 5).aligned(corner);
     Problem::new(1, 4, 100, 64, dtype)
@@ -29,7 +29,7 @@ fn verdict(bound: &Bound) -> Verdict {
     prove(bound, &Settings::quick()).unwrap().verdict
 }
 
-/// The kernel with the `from_end`-th argument from the end, which is 0 for the last, replaced.
+/// The kernel with one argument replaced; `from_end` 0 is the last argument.
 fn with_argument(bound: &Bound, from_end: usize, change: impl Fn(&Arg) -> Arg) -> Bound {
     let mut changed = bound.clone();
     let at = changed.kernel.args.len() - 1 - from_end;
@@ -69,13 +69,13 @@ fn caps_pass_and_caps_in_the_wrong_place_fail() {
             other => panic!("{other:?} is no factor"),
         });
         assert_eq!(verdict(&unscaled), Verdict::Refuted);
-        // The cap after the mask: tanh(−∞) = −1 is what a hidden key weighs by.
+        // The cap after the mask: a hidden key would have the weight of tanh(−∞) = −1.
         let mutant = Bound { kernel: hidden_as(&bound.kernel, -1.0), ..bound };
         assert_eq!(verdict(&mutant), Verdict::Refuted);
     }
 }
 
-/// The kernel with hidden scores that are not −∞.
+/// The kernel with another score than −∞ for hidden keys.
 fn hidden_as(kernel: &Kernel, score: f32) -> Kernel {
     let mut kernel = kernel.clone();
     let text = kernel.module.to_string();

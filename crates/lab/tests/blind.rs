@@ -1,5 +1,5 @@
-//! Plans that nobody wrote: blind draws from the whole space that the evolution searches. What the plan check lets pass, the gate
-//! proves; a plan that it refuses is a fault of a generator.
+//! Random samples from the whole search space of the evolution. Every plan that passes the plan check must
+//! pass the gate; otherwise a generator has a bug.
 
 use flashcore_lab as lab;
 use kernels::Arch;
@@ -11,10 +11,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rayon::prelude::*;
 
-/// Draws for each problem.
+/// Number of samples for each problem.
 const DRAWS: u64 = 24;
 
-/// More tiles than the multiprocessors of the architecture, ragged ends, groups of heads.
+/// More tiles than the architecture has SMs, ragged ends, and grouped heads.
 fn problems() -> [Problem; 4] {
     let rectangle = |heads, seq_q: usize, seq_kv: usize, dim, dtype| {
         Problem::new(1, heads, seq_q, dim, dtype).with_seq_kv(seq_kv, Layout::Bhsd)

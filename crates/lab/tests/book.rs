@@ -1,4 +1,4 @@
-//! The book says what the code and the rows say: figures of the time model, genes and hazards.
+//! The book agrees with the code and the rows: figures of the time model, genes and hazards.
 
 use cpu::CpuPlan;
 use flashcore_lab::bench::median;
@@ -11,7 +11,7 @@ fn root(path: &str) -> String {
     std::fs::read_to_string(format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Rank correlation and median error, in per cent, of a run's forecasts of these parts.
+/// Number of forecasts, rank correlation and median error (per cent) for these parts of a run.
 fn score(rows: &[Value], parts: &[&str]) -> (usize, f64, f64) {
     let counts = |row: &&Value| row["part"].as_str().is_some_and(|part| parts.contains(&part));
     let pair = |row: &Value| (row["forecast_us"][1].as_f64().unwrap(), row["us"].as_f64().unwrap());
@@ -39,14 +39,14 @@ fn the_time_model_s_figures_are_the_newest_run_s() {
     }
 }
 
-/// The part of a page between a heading of the second level and the next one.
+/// The text between a second-level heading and the next one.
 fn section<'p>(page: &'p str, heading: &str) -> &'p str {
     let after =
         page.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no heading {heading}")).1;
     after.split("\n## ").next().unwrap_or_default()
 }
 
-/// Asserts that every key of a plan stands in the first column of its family's table.
+/// Asserts that every gene of a plan is in the first column of its family's table.
 fn has_every_gene(page: &str, family: &str, plan: &Value) {
     let table = section(page, family);
     for gene in plan.as_object().unwrap().keys().filter(|key| *key != "family") {

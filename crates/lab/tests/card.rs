@@ -1,5 +1,5 @@
-//! Candidates on a GPU's driver without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and what it launches runs on
-//! the emulator where a scenario asks for it.
+//! Candidates on a GPU's driver without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and
+//! its launches run in the emulator where a scenario asks for it.
 #![cfg(target_os = "linux")]
 
 #[path = "../../driver/tests/fake/harness.rs"]
@@ -33,7 +33,7 @@ fn scenario() {
     }
 }
 
-/// Runs the launch that the fake driver wrote to a file; alone it does nothing.
+/// Runs the launch that the fake driver wrote to a file; does nothing otherwise.
 #[test]
 fn runner() {
     if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
@@ -72,7 +72,7 @@ fn rejected(evaluator: &mut Cuda<GpuCard>, task: &Task) -> (String, String) {
     }
 }
 
-/// What the driver says of a kernel, its answers through the driver's memory, and its times between the driver's events.
+/// Resources come from the driver, outputs from the driver's memory, and times from the driver's events.
 fn cascade() {
     let card = card();
     let plan = plan(&card);
@@ -84,7 +84,7 @@ fn cascade() {
     else {
         panic!("screened")
     };
-    // The fake's compiler gives every kernel 40 registers, and the linker's cubin is at hand.
+    // The fake's compiler gives every kernel 40 registers, and the linker's cubin is available.
     assert_eq!((screening.registers, screening.spill_bytes, predicted_us), (Some(40), Some(0), None));
     assert!(screening.sass_hash.is_some());
     let outcome = evaluator.evaluate(&task(Stage::Microbench, plan));
@@ -99,7 +99,7 @@ fn cascade() {
     assert!(outcome.device_seconds > 0.0);
 }
 
-/// A device that launches nothing: no output is written, and neither gate nor race lets that pass.
+/// A device that launches nothing: no output is written, and both gate and race reject that.
 fn unwritten() {
     let card = card();
     let plan = plan(&card);
@@ -114,7 +114,7 @@ fn unwritten() {
     }
 }
 
-/// A kernel that breaks the context: its candidate is told, and so is that the process has no GPU any more.
+/// A kernel that breaks the context: the outcome says so, and that the process has lost its GPU.
 fn crash() {
     let card = card();
     let plan = plan(&card);
@@ -129,7 +129,7 @@ fn crash() {
     }
 }
 
-/// What a kernel spills is told; how much is too much is the cascade's to say.
+/// The spills of a kernel are reported; the cascade decides whether they are too many.
 fn spills() {
     let card = card();
     let plan = plan(&card);
@@ -141,7 +141,7 @@ fn spills() {
     assert_eq!(screening.spill_bytes, Some(16));
 }
 
-/// A kernel that takes more than there is.
+/// A kernel that needs more resources than the device has.
 fn refused() {
     let card = card();
     let plan = plan(&card);

@@ -1,4 +1,4 @@
-//! Findings weigh what they cost, not what they are counted by.
+//! Findings are weighted by their time, not by counters alone.
 
 use emu::model::machine;
 use flashcore_lab as lab;
@@ -7,7 +7,7 @@ use lab::gate::{Settings, Verdict, prove};
 use lab::launchfile::LaunchSpec;
 use lab::study::study;
 
-/// A thousand threads that walk private arrays of `words` words, an access to 24 multiply-adds.
+/// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
 fn private_arrays(words: u32) -> Finding {
     let text = format!(
         ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n\
@@ -32,7 +32,7 @@ fn private_arrays(words: u32) -> Finding {
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
 }
 
-/// An array that L1 holds costs its instructions; one that it does not hold costs the wait for L2 as well.
+/// An array that fits into L1 costs its instructions; a larger one also costs the wait for L2.
 #[test]
 fn local_memory_weighs_its_misses() {
     let (held, missed) = (private_arrays(16), private_arrays(256));
@@ -41,7 +41,7 @@ fn local_memory_weighs_its_misses() {
     assert!(held.evidence.contains(" 0 % of what L1 asks of L2"), "{held:?}");
 }
 
-/// What one run could not finish in its budget the next could not either: each schedule would stop elsewhere, and only one did.
+/// The next run could not finish in the budget either, so only one run is made.
 #[test]
 fn a_budget_is_spent_once() {
     let text =

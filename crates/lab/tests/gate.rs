@@ -1,5 +1,5 @@
-//! The gate on the kernels of the fused family: right ones pass on every torture problem, and every fault put into one
-//! is refused.
+//! The gate on kernels of the fused family: right ones pass on every torture problem, and every inserted
+//! fault is rejected.
 
 mod common;
 
@@ -45,7 +45,8 @@ fn the_fused_kernel_is_proven_on_every_style() {
     assert_eq!(proof.runs as usize, Settings::thorough().runs.len());
 }
 
-/// CTAs that leave each other parts of tiles: scratch that begins with nothing, and the same bits from whoever merges them.
+/// CTAs that share tiles: the scratch starts uninitialised, and the result does not depend on which CTA
+/// merges.
 #[test]
 fn tiles_that_ctas_share_are_proven() {
     let (problem, arch) =
@@ -64,8 +65,9 @@ fn tiles_that_ctas_share_are_proven() {
     assert_eq!(proof.verdict, Verdict::Proven, "{}", show(&proof));
 }
 
-/// Causal problems with several blocks of keys and tails that end in each of a tile's four quarters of 16 rows (a bound
-/// that is off by one in one quarter shows only where a tail ends there), and one whose first CTAs see no key.
+/// Causal problems with several key blocks and tails that end in each of a tile's four quarters of 16 rows (a
+/// bound that is off by one in one quarter shows only where a tail ends there), and one whose first CTAs see
+/// no key.
 fn with_tails(queries: QueryHome, stages: u32) -> Vec<Bound> {
     [(146, 201), (170, 217), (189, 239), (135, 249), (192, 256), (192, 64)]
         .into_iter()
@@ -76,7 +78,7 @@ fn with_tails(queries: QueryHome, stages: u32) -> Vec<Bound> {
         .collect()
 }
 
-/// Why the first of the problems that refuses the fault does so; `None` when all of them let it pass.
+/// The reason of the first problem on which the fault is rejected; `None` when all pass.
 fn refusal(problems: &[Bound], fault: Fault, site: usize) -> Option<String> {
     problems.iter().find_map(|right| {
         let kernel = mutant(&right.kernel, fault, site)?;
@@ -87,7 +89,7 @@ fn refusal(problems: &[Bound], fault: Fault, site: usize) -> Option<String> {
     })
 }
 
-/// Puts a fault into every `step`-th of its sites: each must be refused for one of the reasons.
+/// Inserts a fault at every `step`-th site. Each must be rejected for one of the reasons.
 fn refuse(problems: &[Bound], fault: Fault, reasons: &[&str], step: usize) {
     let sites = sites(&problems[0].kernel, fault);
     for site in (0..sites).step_by(step) {
@@ -96,7 +98,7 @@ fn refuse(problems: &[Bound], fault: Fault, reasons: &[&str], step: usize) {
     }
 }
 
-/// Wherever the synchronisation is, in every way the plan can have it.
+/// All synchronisation sites, for every placement that the plan supports.
 #[test]
 fn every_dropped_synchronisation_is_refused() {
     for queries in [QueryHome::Registers, QueryHome::Shared] {
@@ -117,7 +119,7 @@ fn every_other_fault_is_refused_for_its_reason() {
         (Fault::DropCopy, &["uninitialised_read at", "wrong answer"][..], 3),
         (Fault::BoundTooLarge, &edge, 7),
         (Fault::ComparisonOffByOne, &edge, 7),
-        // One for each element of a tile; they are all alike.
+        // One site per element of a tile; they are all alike.
         (Fault::SkipRescale, &["wrong answer"], 11),
         (Fault::WrongScale, &["wrong answer"], 1),
         (Fault::SkipStore, &["unwritten_output at"], 1),
@@ -126,7 +128,8 @@ fn every_other_fault_is_refused_for_its_reason() {
     }
 }
 
-/// Weights that are small each, and much together, are not rounded away: neither beside a maximum that came first, nor before one.
+/// Weights that are small each but large in total must not be rounded away, whether the maximum comes first
+/// or last.
 #[test]
 fn what_is_left_beside_one_heavy_key_counts() {
     for dtype in [DType::F16, DType::Bf16] {
@@ -142,7 +145,7 @@ fn what_is_left_beside_one_heavy_key_counts() {
     }
 }
 
-/// One large element in Q, K or V costs the others nothing.
+/// One large element in Q, K or V does not change other rows.
 #[test]
 fn one_large_element_costs_the_others_nothing() {
     for dtype in [DType::F16, DType::Bf16] {
@@ -150,7 +153,7 @@ fn one_large_element_costs_the_others_nothing() {
             let problem = Problem::new(1, 1, 96, 64, dtype).with_band(Band::CAUSAL);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let kernel = kernels::emit(&problem, &plan, &Arch::SM_90).unwrap();
-            // Of seeds in sequence each has the element in another tensor.
+            // Consecutive seeds put the element into different tensors.
             let runs = (3..9).map(|seed| (Style::Outlier, seed, Schedule::Late)).collect();
             let settings = Settings { runs, ..Settings::quick() };
             let proof = prove(&Bound::of_kernel(kernel, &problem).unwrap(), &settings).unwrap();

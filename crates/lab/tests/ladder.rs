@@ -1,4 +1,4 @@
-//! The seeds' story comes out by itself: each rung gets its verdict for its reason, and its root cause by name.
+//! The rungs get the expected verdicts, reasons and root causes without hints.
 
 use flashcore_lab as lab;
 use kernels::Arch;
@@ -26,7 +26,7 @@ fn every_rung_gets_its_verdict_and_its_cause() {
         let names: Vec<_> = rung.study.findings.iter().map(|f| f.name).collect();
         found.cloned().ok_or_else(|| format!("{}: {names:?} lacks {name}", rung.rung.name))
     };
-    // What was really wrong with each, none of it named in the seeds.
+    // The actual problem of each rung, which the original kernels do not name.
     for (rung, cause) in [
         ("minimal", "uncoalesced global accesses"),
         ("phase1", "serial reduction"),
@@ -60,7 +60,7 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     assert!(!page.contains("NaN µs") && page.contains("phase4_race"));
 }
 
-/// The seeds' measured table against the model of an L4, each time for the problem that it is of.
+/// The log's measured table against the model of an L4, each time for the timed problem.
 #[test]
 fn the_model_orders_the_seeds_table() {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);

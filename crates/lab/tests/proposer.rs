@@ -1,4 +1,4 @@
-//! The proposer that ships as an example, asked as a run asks it.
+//! The example proposer, asked as in a run.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn problem() -> Problem {
     Problem::new(1, 1, 64, 64, DType::F16)
 }
 
-/// What a run tells: an incumbent with its source, and the history.
+/// A run's brief: an incumbent with its source, and the history.
 fn brief(candidate: &Candidate, history: &[Value]) -> Value {
     let kernel = bound(candidate, &problem(), &ARCH).unwrap();
     json!({
@@ -45,7 +45,7 @@ fn task(stage: Stage, subject: Candidate) -> Task {
     Task { candidate, stage, target, problem, subject, incumbent: None, seconds: 0.01 }
 }
 
-/// Its plans differ from what was tried and some of them fit; its kernel is whole, and right.
+/// The example's plans are new and some of them fit; the example's kernel is complete and right.
 #[test]
 fn the_example_proposes_plans_and_a_kernel() {
     let incumbent = Candidate::Gpu(Family::Mma.default_for(&problem(), &ARCH).unwrap());

@@ -1,4 +1,5 @@
-//! Where probabilities lie in the range of their type: the gate's draws refute kernels whose references are elsewhere.
+//! The gate's inputs expose kernels whose reference (the number subtracted before the exponential) moves
+//! probabilities out of the useful range of their type.
 
 use emu::Schedule;
 use flashcore_lab as lab;
@@ -9,7 +10,7 @@ use lab::launchfile::Bound;
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
-/// A problem of several blocks of keys in every family, not all of them full.
+/// A problem of several key blocks in every family, not all of them full.
 fn problem(dtype: DType) -> Problem {
     Problem::new(1, 1, 64, 64, dtype).with_seq_kv(400, Layout::Bhsd)
 }
@@ -19,7 +20,7 @@ fn bound(problem: &Problem, plan: &Plan) -> Bound {
     Bound::of_kernel(kernel, problem).unwrap()
 }
 
-/// The kernel with another number in place of one that its text must have.
+/// The kernel with a constant of its text replaced. The text must contain the constant.
 fn with_constant(bound: &Bound, from: f32, to: f32) -> Bound {
     let word = |x: f32| format!("0f{:08X}", x.to_bits());
     let text = bound.kernel.module.to_string();
@@ -33,7 +34,7 @@ fn gate(bound: &Bound, style: Style) -> Proof {
     prove(bound, &settings).unwrap()
 }
 
-/// With sums by products, references lie as far above maxima as the plan's limit says. 40 powers of two were too many.
+/// With sums by products, references may exceed maxima by the plan's limit. 40 powers of two were too many.
 #[test]
 fn tiny_values_are_lost_where_probabilities_are_too_small() {
     let problem = problem(DType::Bf16);

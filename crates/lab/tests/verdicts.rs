@@ -1,6 +1,6 @@
-//! The lists by which the gate is judged: what it must refuse, each for its reason; what it must let pass; and what of the
-//! latter must not be taken away. Idioms by themselves are in `filetests/hazard` and `filetests/run`, faults at every site of
-//! the fused family in `gate.rs`.
+//! The lists by which the gate is judged: what it must reject, each for its reason; what it must pass; and
+//! which synchronisation of the latter must not be removed. Separate idioms are in `filetests/hazard` and
+//! `filetests/run`, faults at every site of the fused family in `gate.rs`.
 
 mod common;
 
@@ -30,12 +30,12 @@ fn fused_as(seq_q: usize, seq_kv: usize, queries: QueryHome, stages: u32) -> Bou
     small_tiles(&problem.with_band(Band::CAUSAL), queries, stages)
 }
 
-/// The first rows see less than a block of keys, so that what goes wrong there is not drowned by later blocks.
+/// The first rows see less than a key block, so that later blocks do not hide an error there.
 fn fused() -> Bound {
     fused_as(170, 217, QueryHome::Registers, 2)
 }
 
-/// A kernel of `filetests/corpus` as its launch file launches it.
+/// A kernel of `filetests/corpus`, launched as in its launch file.
 fn compiled(name: &str, sm: u32) -> Bound {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
     let text =
@@ -64,20 +64,20 @@ fn with_behind(first: fn(&Op) -> bool, fault: Fault, bound: Bound) -> Bound {
     with(fault, sites(&before, fault), bound)
 }
 
-/// The kernel launched with a row of CTAs too few.
+/// The kernel launched with one row of CTAs too few.
 fn short_of_a_cta(mut bound: Bound) -> Bound {
     bound.kernel.launch.grid.0 -= 1;
     bound
 }
 
-/// What must be refused, and the words that must say why.
+/// Kernels that must be rejected, with the words of the reason.
 fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
     use Fault::{
         ComparisonOffByOne, DropAsyncWait, DropBarrier, DropCopy, DropFence, DropWarpBarrier, SkipRescale,
         SkipStore, WrongScale,
     };
     let product = |op: &Op| matches!(op, Op::Mma(_));
-    // Of the blocks behind the diagonal, whose stages have all held other blocks before.
+    // A copy for blocks behind the diagonal, whose stages have all held other blocks before.
     let last_copy = sites(&fused().kernel, DropCopy) - 1;
     let short_tail = fused_as(135, 249, QueryHome::Registers, 2);
     let split = || compiled("cuda_split_reduce", 80);
@@ -112,7 +112,7 @@ fn what_must_fail_is_refuted_for_its_reason() {
     }
 }
 
-/// From sources of our own in `filetests/corpus/src`.
+/// Compiled from this project's sources in `filetests/corpus/src`.
 const COMPILED: [&str; 17] = [
     "cuda_dispatch",
     "cuda_flash",
@@ -166,7 +166,7 @@ fn what_compilers_make_is_proven() {
 
 #[test]
 fn what_is_right_is_proven() {
-    // The rungs that compute in scalars take their time: one schedule here, more in their own crate.
+    // The rungs with scalar arithmetic are slow: one schedule here, more in their own crate.
     let one_run = Settings::quick().first_run();
     RIGHT_RUNGS.into_iter().for_each(|plan| assert_proven(plan.name(), &rung(plan), &one_run));
     for (queries, stages) in [(QueryHome::Registers, 2), (QueryHome::Shared, 1), (QueryHome::Shared, 3)] {
@@ -175,7 +175,7 @@ fn what_is_right_is_proven() {
     }
 }
 
-/// Synchronisation that Triton emits and that orders nothing in these launches.
+/// Synchronisation that Triton emits without an effect on ordering in these launches.
 const IDLE: [(&str, Fault, usize, &str); 8] = [
     (
         "triton_flash",

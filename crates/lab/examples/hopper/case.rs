@@ -1,4 +1,4 @@
-//! What is tried: a problem, and a plan for it.
+//! A test case: a problem with a plan for it.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use crate::Error;
 
-/// A problem and the genes that its plan is to have.
+/// A problem with the genes of its plan.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub problem: Problem,
     genes: Value,
 }
 
-/// Genes of a plan, where the word is one: a family's name, JSON, or a file of JSON.
+/// The genes of a plan, if the word is a family's name, JSON, or a file of JSON.
 pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     if let Some(family) = Family::named(word) {
         return Ok(Some(json!({ "family": family.name() })));
@@ -37,7 +37,7 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The problems of a word: a suite's (`@small`), or one.
+/// The problems of a word: a suite's (`@small`), or a single one.
 pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
     match word.strip_prefix('@') {
         Some(name) => {
@@ -54,10 +54,10 @@ impl Case {
         Case { problem, genes: genes.clone() }
     }
 
-    /// The family's default with the genes in their places.
+    /// The family's default with the given genes.
     pub fn plan(&self, arch: &Arch) -> Result<Plan, Error> {
         let family = self.genes["family"].as_str().and_then(Family::named).ok_or("no family")?;
-        // A default that does not fit may with other genes.
+        // A default that does not fit may fit with other genes.
         let plan = with_genes(&family.proposal(&self.problem, arch), &self.genes)?;
         plan.check(&self.problem, arch)?;
         Ok(plan)

@@ -1,13 +1,15 @@
-//! Kernels on a GPU, one line each: right against f64, the same bits three times, and the time of a call in a graph.
+//! Tests kernels on a GPU, one line each: compares the outputs with f64, repeats them three times, and times
+//! a call in a graph.
 //!
 //! ```text
 //! hopper ROWS.jsonl [--limit SECONDS] PLAN PROBLEM … [PLAN PROBLEM …]
 //! ```
 //!
-//! A PLAN is the name of a family (its default for each problem), a JSON object of genes that differ from that default
-//! (`{"family":"wgmma","block_n":144}`), or a file that holds one; it counts for the problems after it. A PROBLEM is one in words
-//! (`1,8,512,64,f16,causal`) or a suite (`@mission`, `@small`, `@forward`). Each case runs in a process that is ended when it takes
-//! longer than the limit: a kernel that waits for ever costs that, and no more. Details go to the rows.
+//! A PLAN is the name of a family (its default for each problem), a JSON object of genes that differ from
+//! that default (`{"family":"wgmma","block_n":144}`), or a file with such an object. It applies to the
+//! problems after it. A PROBLEM is one in words (`1,8,512,64,f16,causal`) or a suite (`@mission`, `@small`,
+//! `@forward`). Each case runs in a process that is killed after the limit, so that a kernel that never ends
+//! costs only that time. Details are written to the rows.
 
 mod case;
 mod work;
@@ -23,15 +25,15 @@ use serde_json::json;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Seconds that a case may take, unless said otherwise: compiling, the answer in f64, and thousands of calls.
+/// Default time limit of a case, s: compiling, the oracle in f64, and thousands of calls.
 const LIMIT: f64 = 40.0;
 
-/// What the command line says.
+/// The command line.
 struct Args {
     rows: PathBuf,
     limit: Duration,
     cases: Vec<Case>,
-    /// In a child: the case to begin with.
+    /// In a child process: the first case to run.
     from: Option<usize>,
 }
 
@@ -79,14 +81,14 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     Ok(args)
 }
 
-/// Starts workers one after the other until all cases were tried: whether all were right.
+/// Starts workers one after the other until all cases are done. Returns whether all were right.
 fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     let (mut next, mut right) = (0, 0);
     while let Some(case) = args.cases.get(next) {
         let before = next;
         let mut worker = Command::new(std::env::current_exe()?);
         worker.args(words).args(["--from", &next.to_string()]);
-        // A worker says a line for each case.
+        // A worker prints one line per case.
         let ended = follow(&mut worker, args.limit, |line| {
             println!("{line}");
             right += usize::from(line.starts_with(work::RIGHT));
@@ -97,7 +99,8 @@ fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
             Ended::Silent => {
                 lost(&args.rows, case, &format!("HANGS  ended after {} s", args.limit.as_secs_f64()))?
             }
-            // It ends on purpose after a case that may have broken its device, or after the last.
+            // The worker ends on purpose after a case that may have broken its device, or after the last
+            // case.
             Ended::Exited(status)
                 if next == args.cases.len() || next > before && status.code() == Some(work::AGAIN) =>
             {
@@ -111,7 +114,7 @@ fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     Ok(right == args.cases.len())
 }
 
-/// A case whose worker said nothing.
+/// Records a case whose worker printed nothing.
 fn lost(rows: &Path, case: &Case, what: &str) -> Result<(), Error> {
     println!("{what}: {case}");
     append_line(rows, &json!({ "case": case.to_string(), "fault": what }).to_string())?;

@@ -1,4 +1,4 @@
-//! What a worker does with each case.
+//! The worker's part of each case.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,17 +19,17 @@ use serde_json::json;
 use crate::Error;
 use crate::case::Case;
 
-/// How the line of a case begins that has nothing wrong.
+/// The beginning of the line of a case without faults.
 pub const RIGHT: &str = "ok ";
-/// What a worker exits with that wants a new one to go on after the last case: its device may be unusable.
+/// Exit code of a worker that asks for a new one after its last case, because its device may be unusable.
 pub const AGAIN: i32 = 77;
 
-/// Launches whose bits must be the same.
+/// Number of launches that must be bit-identical.
 const REPEATS: usize = 3;
-/// Graphs that are timed.
+/// Number of timed graphs.
 const ROUNDS: usize = 15;
 
-/// Works through the cases; a line on the standard output for each.
+/// Runs the cases and prints one line for each.
 pub fn run(rows: &Path, cases: &[Case], from: usize) -> Result<bool, Error> {
     let context = Context::open(0)?;
     let info = context.info();
@@ -70,7 +70,7 @@ pub fn run(rows: &Path, cases: &[Case], from: usize) -> Result<bool, Error> {
     Ok(all)
 }
 
-/// What was found of a case, as far as it went.
+/// The results of a case so far.
 #[derive(Default)]
 struct Found {
     plan: Option<Plan>,
@@ -174,7 +174,7 @@ impl Setup<'_> {
         Ok(bytes)
     }
 
-    /// Launches a few times over a NaN pattern; what is wrong with the outputs.
+    /// Launches a few times over a NaN pattern. Returns what is wrong with the outputs.
     fn judge(&self, answer: &Answer, found: &mut Found) -> Result<Option<String>, Error> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
         let mut first = None;
@@ -200,7 +200,7 @@ impl Setup<'_> {
         Ok(None)
     }
 
-    /// µs of a call, in graphs of so many.
+    /// Time of a call, µs, in graphs of `calls` calls.
     fn time(&mut self, calls: u32) -> Result<Vec<f64>, Error> {
         let context = self.stream.context();
         let graph: GraphExec = Graph::capture(&self.stream, |_| (0..calls).try_for_each(|_| self.launch()))?;
@@ -209,7 +209,7 @@ impl Setup<'_> {
         graph.launch(&self.stream)?;
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
-            // The device is busy while the host puts the rest in line.
+            // Keeps the device busy while the host queues the rest.
             self.stream.fill(busy.slice(), 0x5a)?;
             graph.launch(&self.stream)?;
             start.record(&self.stream)?;

@@ -1,4 +1,5 @@
-//! Results against the oracle, the interface on host slices, refusals, and a kernel's fault.
+//! Checks of results against the oracle, of the interface on host slices, of rejected input, and of a
+//! kernel's fault.
 
 use driver::{Buffer, DeviceSlice, DriverError, Expect, Function, Stream};
 use flashcore::gpu::Gpu;
@@ -13,7 +14,7 @@ use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};
 use crate::tensors::Tensors;
 use crate::{Outcome, ensure, tell};
 
-/// A problem of each kind that the interface can state.
+/// One problem for each feature of the interface.
 fn problems() -> Vec<(&'static str, Problem)> {
     let p = Problem::new;
     let mut wide_values = p(1, 2, 70, 64, DType::F16);
@@ -58,8 +59,9 @@ fn problems() -> Vec<(&'static str, Problem)> {
     ]
 }
 
-/// Each problem aligned, and with every tensor two bytes off; both must be right, and bit for bit the same where one kernel computes
-/// both. What tensor maps do not reach goes to another family, which must give its own bits again.
+/// Computes each problem aligned, and with every tensor two bytes off. Both results must be right, and
+/// bit-identical where one kernel computes both. Misaligned tensors that tensor maps do not support use
+/// another family, whose results must be reproducible.
 pub fn numbers() -> Outcome {
     let gpu = Gpu::open(0)?;
     let stream = Stream::new(gpu.context())?;
@@ -129,7 +131,7 @@ pub fn interface() -> Outcome {
     Ok(())
 }
 
-/// A strided output: rows are written, what lies between them stays.
+/// A strided output: rows are written, and the gaps between them keep their contents.
 fn gaps(call: &flashcore::Attention<'_, f16>, dense: &[f16]) -> Outcome<String> {
     let mut data = vec![f16::from_f32(7.0); 4 * 100 * 80];
     let strides = Strides { batch: 0, head: 100 * 80, row: 80 };
@@ -155,7 +157,7 @@ fn f32_goes_to_the_cpu() -> Outcome<String> {
     }
 }
 
-/// Bad input gets its error, and the context stays good.
+/// Bad input gives the right error, and the context stays usable.
 pub fn refusals() -> Outcome {
     let gpu = Gpu::open(0)?;
     let context = gpu.context();
@@ -214,7 +216,7 @@ fn refused<E: std::fmt::Display>(name: &str, words: &str, outcome: Result<(), E>
     tell(name, verdict);
 }
 
-/// A kernel that writes to address 0: its context says so from then on, and the process lives.
+/// A kernel that writes to address 0: its context reports the fault from then on, and the process continues.
 pub fn fault() -> Outcome {
     let gpu = Gpu::open(0)?;
     let problem = Problem::mission();

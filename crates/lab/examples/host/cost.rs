@@ -1,4 +1,4 @@
-//! What a start and a call cost.
+//! The cost of a start and of a call.
 
 use std::time::Instant;
 
@@ -13,7 +13,8 @@ use serde_json::json;
 use crate::tensors::Tensors;
 use crate::{Outcome, tell};
 
-/// Calls of one measure, and how many are put on the stream before it is waited for: fewer than its queue holds.
+/// Number of calls per measurement. A batch of `BATCH` calls is queued before each wait; the stream's queue
+/// holds more.
 const CALLS: usize = 10_000;
 const BATCH: usize = 500;
 
@@ -21,7 +22,7 @@ fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// The way from nothing to a first result of the mission problem.
+/// The steps from nothing to a first result of the mission problem.
 pub fn first() -> Outcome {
     let problem = Problem::mission();
     let began = Instant::now();
@@ -33,7 +34,7 @@ pub fn first() -> Outcome {
     let prepare_ms = ms(created);
     let paused = Instant::now();
     let inputs = flashcore_lab::gate::inputs::draw(&problem, flashcore_lab::gate::inputs::Style::Normal, 1);
-    // Drawing random numbers is the harness's time, not the library's.
+    // Drawing random numbers is not the library's time.
     let drawing = ms(paused);
     let stream = Stream::new(&context)?;
     let tensors = Tensors::of(&context, &problem, inputs, 0)?;
@@ -51,7 +52,7 @@ pub fn first() -> Outcome {
     Ok(())
 }
 
-/// What the calls of the steady state cost the host.
+/// The host's cost of a call in the steady state.
 pub fn calls() -> Outcome {
     let gpu = Gpu::open(0)?;
     let (problem, context) = (Problem::mission(), gpu.context());
@@ -75,7 +76,7 @@ pub fn calls() -> Outcome {
     Ok(())
 }
 
-/// A kernel that does nothing.
+/// An empty kernel.
 fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Call)> {
     let one = Dim3(1, 1, 1);
     let launch =
@@ -91,7 +92,7 @@ fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Call)> {
     Ok((Function::load(context, &kernel, &Expect::of(&launch))?, Call::of(&kernel)))
 }
 
-/// Times each call by the host's clock; the wait between batches is not counted.
+/// Times each call by the host's clock, without the waits between batches.
 fn time(name: &str, stream: &Stream, mut call: impl FnMut() -> Result<(), AttentionError>) -> Outcome {
     for _ in 0..BATCH {
         call()?;

@@ -1,4 +1,4 @@
-//! What it costs to load a kernel of each family: compiled anew, and in a process that comes after.
+//! The cost of loading a kernel of each family: compiled from PTX, and from the cache in a later process.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ use serde_json::json;
 
 use crate::{Outcome, ensure, tell};
 
-/// What a plan may take to compile, and to come from a cache, ms.
+/// Limits on the time to compile a plan and to load it from a cache, ms.
 const COMPILED_MS: f64 = 1500.0;
 const CACHED_MS: f64 = 20.0;
 
-/// Loads the family's kernels, one after the other; `cached` says that another process has loaded them before.
+/// Loads the family's kernels one after the other. With `cached`, another process has loaded them before.
 pub fn load(family: &str, cached: bool) -> Outcome {
     let family = Family::named(family).ok_or_else(|| format!("no family {family}"))?;
     let context = Context::open(0)?;
@@ -45,7 +45,7 @@ pub fn load(family: &str, cached: bool) -> Outcome {
     Ok(())
 }
 
-/// Problems of every size of code that the families have.
+/// Problems that cover every code size of the families.
 fn problems() -> Vec<Problem> {
     let mut problems = Vec::new();
     for (seq, heads) in [(512, 8), (4096, 16)] {

@@ -1,8 +1,9 @@
-//! The host's side of a GPU machine: `host ROWS.jsonl`. Measures the context's creation, the first result with a cold and a warm
-//! cache of cubins, what it takes to load a kernel of each family, and what a call costs; checks results, streams, graphs, memory, threads, the cache and what happens after a
-//! kernel's fault. Each part runs in a process of its own with a time limit, so that nothing is warm that should be cold and
-//! a part that breaks leaves the others alone. One line a check and a table go to the terminal, everything to `ROWS.log`, and,
-//! from a build of `cargo xtask evidence`, a row for each measure to the rows.
+//! Measures the host's side on a GPU machine: `host ROWS.jsonl`. It times the creation of the context, the
+//! first result with a cold and a warm cache of cubins, loading a kernel of each family, and a call. It
+//! checks results, streams, graphs, memory, threads, the cache and the behaviour after a kernel's fault. Each
+//! part runs in its own process with a time limit, so that nothing is warm that should be cold, and a failing
+//! part does not affect the others. One line per check and a table are printed, everything goes to
+//! `ROWS.log`, and a build of `cargo xtask evidence` appends a row for each measurement.
 
 mod checks;
 mod cost;
@@ -23,9 +24,9 @@ use serde_json::{Value, json};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// What the argument of a child is.
+/// The argument that makes this program a child process.
 const CHILD: &str = "--part";
-/// When a family's kernels are loaded: `compiled:NAME`, and `cached:NAME` afterwards.
+/// Names of the loading parts: `compiled:NAME`, and `cached:NAME` afterwards.
 const COMPILED: &str = "compiled";
 const CACHED: &str = "cached";
 
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One part, in its own process.
+/// Runs one part in this process.
 fn child(part: &str) -> Outcome<bool> {
     if let Some((when, family)) = part.split_once(':') {
         loads::load(family, when == CACHED)?;
@@ -68,7 +69,7 @@ fn child(part: &str) -> Outcome<bool> {
     Ok(true)
 }
 
-/// All parts, and what they found.
+/// Runs all parts. Returns whether all checks passed.
 fn run(rows: &Path) -> Outcome<bool> {
     let devices = driver::devices()?;
     let device = devices.first().ok_or("the driver sees no device")?;
@@ -107,7 +108,7 @@ fn line(measure: &Value) -> String {
     )
 }
 
-/// The evidence row: the measure with its provenance.
+/// The evidence row: the measurement with its provenance.
 fn row(measure: &Value, provenance: &Provenance) -> Value {
     let mut row =
         json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(&Problem::mission()) });
@@ -119,7 +120,7 @@ fn row(measure: &Value, provenance: &Provenance) -> Value {
     row
 }
 
-/// Tells a check's verdict.
+/// Prints a check's verdict.
 fn tell(name: &str, outcome: Outcome<String>) {
     match outcome {
         Ok(detail) => println!("PASS {name}{}{detail}", if detail.is_empty() { "" } else { ": " }),
@@ -127,7 +128,7 @@ fn tell(name: &str, outcome: Outcome<String>) {
     }
 }
 
-/// An error unless `holds`.
+/// Fails with `words` unless `holds`.
 fn ensure(holds: bool, words: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(words().into()) }
 }

@@ -1,4 +1,4 @@
-//! The parts, as processes.
+//! Runs the parts as processes.
 
 use std::fs;
 use std::io::Read;
@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use crate::{CACHED, CHILD, COMPILED, Outcome};
 
-/// Processes that start with an empty cache, and with a full one.
+/// Number of processes that start with an empty cache (`COLD`) and with a full one (`WARM`).
 const COLD: usize = 3;
 const WARM: usize = 5;
-/// Processes that share an empty cache.
+/// Number of processes that share an empty cache.
 const TOGETHER: usize = 4;
 
-/// What the parts told.
+/// The results of the parts.
 #[derive(Debug, Default)]
 pub struct Found {
     pub passed: u32,
-    /// Checks that failed, and what each found.
+    /// Checks that failed, with their findings.
     pub failed: Vec<String>,
     pub measures: Vec<Value>,
 }
@@ -41,7 +41,7 @@ impl Found {
         self.tell(&format!("{} {name}: {detail}", if holds { "PASS" } else { "FAIL" }));
     }
 
-    /// A measure with all its samples.
+    /// Adds a measurement with all its samples.
     fn measure(&mut self, name: &str, unit: &str, samples: &[f64]) {
         self.measures.push(json!({
             "measure": name, "unit": unit, "median": median(samples),
@@ -79,7 +79,7 @@ pub fn all(found: &mut Found, log: &Path) -> Outcome {
     Ok(())
 }
 
-/// One start of a process: what it told of its cache and its times.
+/// Starts one process and returns its cache statistics and times.
 fn first(found: &mut Found, log: &Path, folder: &Path, name: &str) -> Outcome<Option<Value>> {
     let told = start("first", folder)?.finish(Duration::from_secs(60), log)?;
     Ok(take(found, &format!("first result, {name} cache"), &told).into_iter().next())
@@ -98,8 +98,8 @@ fn starts(found: &mut Found, name: &str, all: &[Value], cached: impl Fn(&Value) 
     found.check(&format!("{name} cache was {name}"), stats, &all[0]["cache"].to_string());
 }
 
-/// Each family's kernels in processes with a cache that is empty at first: ours, and the driver's for programs that it loads
-/// whole.
+/// Loads each family's kernels in processes with an initially empty cache: FlashCore's, and the driver's for
+/// programs that it loads whole.
 fn loads(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
     for family in Family::ALL {
         let folder = scratch.path(&format!("loads-{}", family.name()));
@@ -125,7 +125,7 @@ fn loads(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
     Ok(())
 }
 
-/// Damaged files, a folder that cannot be written, processes that start together.
+/// Tests of the cache: damaged files, a folder that is not writable, processes that start together.
 fn cache(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
     let folder = scratch.path("damaged");
     for (name, damage) in
@@ -149,7 +149,7 @@ fn cache(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
     Ok(())
 }
 
-/// What a start told of its cache.
+/// The cache statistics of a start.
 fn stats_of(start: Option<Value>) -> Value {
     start.map_or(Value::Null, |start| start["cache"].clone())
 }
@@ -176,7 +176,7 @@ fn spoil(folder: &Path, damage: Damage) -> Outcome {
     Ok(())
 }
 
-/// Counts the verdicts that a part told; its measures go to `found`, its times at the start are given back.
+/// Counts the verdicts of a part and adds its measurements to `found`. Returns its start times.
 fn take(found: &mut Found, part: &str, told: &Told) -> Vec<Value> {
     let mut starts = Vec::new();
     let mut verdicts = 0;
@@ -197,27 +197,28 @@ fn take(found: &mut Found, part: &str, told: &Told) -> Vec<Value> {
     starts
 }
 
-/// A part under way.
+/// A running part.
 struct Part {
     child: Child,
     name: String,
 }
 
-/// What a part told.
+/// The output of a part.
 struct Told {
     stdout: String,
     stderr: String,
-    /// How it ended.
+    /// How the part ended, in words.
     end: String,
     ended_well: bool,
 }
 
-/// A part with our cache in a folder and none of the driver's, which would make a cold start warm.
+/// Starts a part with FlashCore's cache in a folder and without the driver's, which would make a cold start
+/// warm.
 fn start(part: &str, folder: &Path) -> Outcome<Part> {
     Part::start(part, folder, DriverCache::Off)
 }
 
-/// The cache that the driver keeps for itself.
+/// The driver's own cache.
 enum DriverCache<'a> {
     Off,
     At(&'a Path),
@@ -235,7 +236,7 @@ impl Part {
         Ok(Part { child, name: part.to_owned() })
     }
 
-    /// Waits until it ends, or ends it after `limit`.
+    /// Waits until the part ends, or kills it after `limit`.
     fn finish(mut self, limit: Duration, log: &Path) -> Outcome<Told> {
         let (out, err) = (reader(self.child.stdout.take()), reader(self.child.stderr.take()));
         let began = Instant::now();
@@ -261,7 +262,7 @@ impl Part {
 fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What could be read is what there is to tell.
+        // A read error ends the output.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     })

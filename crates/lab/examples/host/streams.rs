@@ -1,4 +1,4 @@
-//! Streams, graphs, copies, pools and threads.
+//! Checks of streams, graphs, copies, pools and threads.
 
 use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap};
 use flashcore::AttentionError;
@@ -55,7 +55,7 @@ fn graph(gpu: &Gpu) -> Outcome<String> {
     Ok("3 calls, 3 replays".to_owned())
 }
 
-/// Neither a module's loading nor the first misaligned call may break a capture.
+/// Neither loading a module nor the first misaligned call may break a capture.
 fn prepared_while_captured(gpu: &Gpu) -> Outcome<String> {
     let problem = Problem::new(1, 2, 99, 96, DType::Bf16);
     let stream = Stream::new(gpu.context())?;
@@ -72,7 +72,7 @@ fn prepared_while_captured(gpu: &Gpu) -> Outcome<String> {
     Ok(String::new())
 }
 
-/// Inputs come up on one stream by pinned copies, the other waits for them.
+/// Inputs are uploaded on one stream by pinned copies, and the other stream waits for them.
 fn order(gpu: &Gpu) -> Outcome<String> {
     let (problem, context) = (Problem::mission(), gpu.context());
     let (copies, compute) = (Stream::new(context)?, Stream::new(context)?);
@@ -80,7 +80,7 @@ fn order(gpu: &Gpu) -> Outcome<String> {
     let tensors = Tensors::new(context, &problem, 14, 0)?;
     let [q, k, v, ..] = tensors.slices()?;
     let contents = [&tensors.inputs.q, &tensors.inputs.k, &tensors.inputs.v].map(|values| values.to_bytes());
-    // What a kernel that does not wait would read.
+    // The values that a kernel without the wait would read.
     for slice in [q, k, v] {
         copies.fill(slice, 0xff)?;
     }
@@ -116,7 +116,7 @@ fn default_stream(gpu: &Gpu) -> Outcome<String> {
     Ok(tensors.judge(&result)?.brief())
 }
 
-/// Far more than the device has, a piece at a time; then the pool gives back what it kept.
+/// Allocates far more than the device has, a piece at a time. Then the pool releases its memory.
 fn pool(gpu: &Gpu) -> Outcome<String> {
     let context = gpu.context();
     let stream = Stream::new(context)?;
@@ -140,7 +140,7 @@ fn threads(gpu: &Gpu) -> Outcome<String> {
     let problem = Problem::new(1, 4, 257, 64, DType::F16);
     let work = |seed: u64| -> Result<(), String> {
         let run = || -> Outcome {
-            // Of every second thread the problem is its own, so that kernels are made at the same time.
+            // Every second thread has its own problem, so that several kernels are compiled at the same time.
             let problem = Problem { seq_q: 257 - (seed as usize % 2) * seed as usize, ..problem.clone() };
             let problem = problem.with_layout(problem::Layout::Bhsd);
             let prepared = gpu.prepare(&problem, true, None)?;
@@ -162,7 +162,7 @@ fn threads(gpu: &Gpu) -> Outcome<String> {
     Ok(format!("{THREADS} threads, {REPEATS} repeats"))
 }
 
-/// Each CTA stores its number: with clusters, and with the launches allowed to overlap.
+/// Each CTA stores its number, with clusters, and with launches that may overlap.
 fn attributes(gpu: &Gpu) -> Outcome<String> {
     let context = gpu.context();
     let mut k = Builder::kernel("number");
@@ -202,7 +202,7 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
     Ok(format!("{} CTAs resident", number.resident_ctas(&launch)?))
 }
 
-/// `sm_90a` and its like: linked for that target by name, and cached like any other.
+/// Architecture-specific targets such as `sm_90a`: linked for that target by name, and cached like others.
 fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
     let target = Target { suffix: TargetSuffix::ArchSpecific, ..gpu.info().target() };
     if target.sm < 90 {

@@ -1,4 +1,4 @@
-//! A problem's tensors on the device, and the judgement of what came out.
+//! A problem's tensors on the device, and the checks of its results.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use problem::{Problem, Tensor};
 
 use crate::{Outcome, ensure};
 
-/// Outputs are filled with this before a kernel runs: NaN in every type.
+/// Initial pattern of outputs: NaN in every type.
 const POISON: u8 = 0xff;
 
 /// The tensors of a problem on the device, `shift` bytes after the start of their buffers.
@@ -23,7 +23,7 @@ pub struct Tensors {
     shift: usize,
 }
 
-/// Bytes of the output's buffer and of the LSE.
+/// The bytes of the output and the LSE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Result {
     pub out: Vec<u8>,
@@ -50,10 +50,10 @@ impl Tensors {
         Ok(Tensors { problem: problem.clone(), inputs, buffers, shift })
     }
 
-    /// q, k, v, out, lse.
+    /// The slices of q, k, v, out and lse.
     pub fn slices(&self) -> Outcome<[DeviceSlice<'_>; 5]> {
         let parts = self.buffers.iter().enumerate().map(|(i, buffer)| {
-            // The LSE's elements are of four bytes.
+            // The LSE has elements of four bytes.
             let shift = if i == 4 { self.shift.next_multiple_of(4) } else { self.shift };
             let bytes = buffer.bytes() - 2 * self.shift;
             buffer.slice().part(shift, bytes).ok_or("a shift of more than the buffer's room")
@@ -62,7 +62,7 @@ impl Tensors {
         parts.try_into().map_err(|_| "five buffers".into())
     }
 
-    /// Makes unwritten output show.
+    /// Fills the outputs with NaN, so that unwritten elements are found.
     pub fn poison(&self, stream: &Stream) -> Outcome {
         let [.., out, lse] = self.slices()?;
         stream.fill(out, POISON)?;
@@ -96,7 +96,7 @@ impl Tensors {
         self.download(stream)
     }
 
-    /// Holds a result against the oracle; nothing beside the rows may have been written.
+    /// Compares a result with the oracle, and checks that nothing beside the rows was written.
     pub fn judge(&self, result: &Result) -> Outcome<ErrorFigures> {
         let problem = &self.problem;
         let out = Values::from_bytes(problem.dtype, &result.out);

@@ -1,4 +1,5 @@
-//! Processes that compile: within one, the driver compiles one kernel at a time. What they made comes from the caches.
+//! Compiling processes. Within one process, the driver compiles one kernel at a time. The results come from
+//! the caches.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -11,10 +12,10 @@ use serde_json::json;
 use crate::Error;
 use crate::device::Device;
 
-/// The word that makes this program such a process.
+/// The argument that makes this program a compiling process.
 pub const COMPILES: &str = "--compile";
 
-/// A process that compiles a plan for each line it is given.
+/// A process that compiles a plan for each input line.
 pub struct Compiler(Mutex<Child>);
 
 impl Compiler {
@@ -24,7 +25,7 @@ impl Compiler {
         Ok(Compiler(Mutex::new(command.spawn()?)))
     }
 
-    /// Returns when the plan is compiled; a process that failed leaves it to its caller.
+    /// Returns when the plan is compiled. If the process failed, the caller compiles the plan itself.
     pub fn compile(&self, problem: &Problem, plan: &Plan) {
         let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Child { stdin: Some(stdin), stdout: Some(stdout), .. } = &mut *child else { return };
@@ -34,7 +35,7 @@ impl Compiler {
     }
 }
 
-/// What the process does; it ends with its input.
+/// The main loop of the compiling process; it ends with its input.
 pub fn serve() -> Result<(), Error> {
     let device = Device::open()?;
     for line in io::stdin().lines() {

@@ -1,4 +1,5 @@
-//! Plans on the device: compiled by many processes, checked against a plan that is known to be right, and timed.
+//! Plans on the device: compiled by many processes, checked against a plan that is known to be right, and
+//! timed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,26 +17,26 @@ use ptx::Kernel;
 use crate::Error;
 use crate::compiler::Compiler;
 
-/// Processes that compile.
+/// Number of compiling processes.
 const COMPILERS: usize = 14;
-/// Largest difference of two right outputs, absolute: some units in the last place of bf16 around 1.
+/// Maximum absolute difference of two right outputs: some units in the last place of bf16 around 1.
 const TOLERANCE: f32 = 0.03;
-/// What is compared at each end of an output.
+/// Bytes at each end of an output that are compared.
 const SAMPLE_BYTES: usize = 1 << 19;
-/// Work that one timing of a candidate should take at least, µs.
+/// Minimum duration of a candidate's timing, µs.
 const QUICK_US: f64 = 150.0;
-/// A kernel that has not ended after so long never will.
+/// A kernel that takes longer counts as hanging.
 const HANGS: Duration = Duration::from_secs(4);
 
-/// What stays on the device between problems.
+/// State on the device that is kept between problems.
 pub struct Device {
     pub context: Arc<Context>,
     pub stream: Stream,
     pub arch: Arch,
-    /// By PTX; `None` for what was not admitted.
+    /// Functions by PTX; `None` for rejected kernels.
     compiled: Mutex<HashMap<String, Option<Function>>>,
     compilers: Vec<Compiler>,
-    /// What the last problem's buffers held, and its numbers' type.
+    /// The contents of the last problem's buffers, and their element type.
     drawn: Mutex<(DType, Vec<Vec<u8>>)>,
 }
 
@@ -43,15 +44,15 @@ pub struct Device {
 pub struct Candidate {
     pub plan: Plan,
     pub registers: u32,
-    /// µs of a call.
+    /// Time of a call, µs.
     pub us: f64,
     function: Function,
     call: Call,
-    /// What it has after the tensors: a counter, scratch.
+    /// Buffers after the tensors: a counter, scratch.
     own: Vec<Buffer>,
 }
 
-/// A problem's tensors, and what a right plan makes of them.
+/// A problem's tensors, and the output of a right plan.
 pub struct Tensors {
     problem: Problem,
     buffers: Vec<Buffer>,
@@ -74,7 +75,7 @@ impl Device {
         })
     }
 
-    /// Starts the processes that compile.
+    /// Starts the compiling processes.
     pub fn with_compilers(self) -> Result<Device, Error> {
         let compilers = (0..COMPILERS).map(|_| Compiler::start()).collect::<Result<_, _>>()?;
         Ok(Device { compilers, ..self })
@@ -112,12 +113,12 @@ impl Device {
         Some(Candidate { plan, registers, us: f64::INFINITY, function, call: Call::of(&kernel), own })
     }
 
-    /// The kernel's function; what is new is compiled by `ahead` before it is loaded.
+    /// The kernel's function. A new kernel is compiled by `ahead` before it is loaded.
     pub fn function(&self, kernel: &Kernel, ahead: impl FnOnce()) -> Option<Function> {
         let text = kernel.module.to_string();
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&text) {
-            // The same code, for a launch that may ask for more shared memory, is loaded from the cache.
+            // Equal code may be launched with more shared memory, so it is then loaded from the cache again.
             if let Some(function) = known
                 && function.resident_ctas(&kernel.launch).is_ok_and(|ctas| ctas > 0)
             {
@@ -139,12 +140,12 @@ impl Device {
         function
     }
 
-    /// Draws the problem's tensors and computes the answer by `plan`.
+    /// Draws the problem's tensors and computes the expected output by `plan`.
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
         let bound = Bound::of_kernel(emit(problem, plan, &self.arch)?, problem)?;
         let mut buffers = Vec::new();
         let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
-        // Random numbers are as good for one shape as for another of its size, if they are numbers of its type.
+        // Random inputs can be reused for another shape of equal size and element type.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         if drawn.0 != problem.dtype || drawn.1.iter().map(Vec::len).ne(sizes) {
             *drawn = (problem.dtype, contents(&bound, 1));
@@ -164,7 +165,7 @@ impl Device {
     /// Sets the candidate's time; infinite if its output is wrong.
     ///
     /// # Errors
-    /// When the kernel fails or does not end: then the device is of no use any more.
+    /// When the kernel fails or does not end. The device cannot be used any more then.
     pub fn try_out(&self, candidate: &mut Candidate, tensors: &Tensors) -> Result<(), Error> {
         self.stream.fill(tensors.buffers[3].slice(), 0xff)?;
         let once = self.graph(candidate, tensors, 1)?;
@@ -205,7 +206,7 @@ impl Device {
         })
     }
 
-    /// The first and the last of the output's values: a wrong plan shows in both, and the gate has the last word.
+    /// The first and last values of the output. A wrong plan shows in both, and the gate decides in the end.
     fn samples(&self, tensors: &Tensors) -> Result<Vec<f32>, DriverError> {
         let out = tensors.buffers[3].slice();
         let bytes = out.bytes().min(SAMPLE_BYTES);
@@ -226,7 +227,7 @@ impl Device {
         Ok(all)
     }
 
-    /// µs of one call.
+    /// Time of one call, µs.
     pub fn time(&self, graph: &GraphExec, calls: u32) -> Result<f64, DriverError> {
         let (start, end) = (Event::new(&self.context)?, Event::new(&self.context)?);
         start.record(&self.stream)?;

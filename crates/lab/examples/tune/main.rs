@@ -4,14 +4,15 @@
 //! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …
 //! ```
 //!
-//! With `--near`, the search begins with the shipped plan, and the plans of a file (one JSON object a line: what was good elsewhere),
-//! and goes on with those that differ from the fastest in a single gene (one of those named), until none of them is faster.
-//! Families are tried in turn (all that compute a problem, unless some are named); of each, groups of genes one after the other
-//! on the fastest plans so far, in a graph. The fastest of all families race in turns, beside their defaults and the plan that the
-//! shipped table has. `FOLDER/tuned.jsonl` gets the winners as rows of that table (`kernels::select`),
-//! `FOLDER/candidates.jsonl` everything that was timed. A plan that never ends, or breaks the device, is written to
-//! `FOLDER/broken.jsonl` and left out, and the search goes on in another process. After the limit no further problem is begun;
-//! the last line says with which `--from` to go on.
+//! With `--near`, the search begins with the shipped plan and the plans of a file (one JSON object per line:
+//! good plans of other problems). It continues with plans that differ from the fastest in a single gene (one
+//! of the named ones) until none of them is faster. Otherwise families are tried in turn (all that support a
+//! problem, unless some are named). For each, groups of genes are applied one after the other to the fastest
+//! plans so far, timed in a graph. The fastest plans of all families race in turns, beside their defaults and
+//! the plan of the shipped table. `FOLDER/tuned.jsonl` gets the winners as rows of that table
+//! (`kernels::select`), `FOLDER/candidates.jsonl` every timed plan. A plan that never ends, or breaks the
+//! device, is written to `FOLDER/broken.jsonl` and left out, and the search continues in another process.
+//! After the limit no further problem is begun; the last line names the `--from` value for continuing.
 
 mod compiler;
 mod device;
@@ -35,18 +36,18 @@ use serde_json::json;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Plans that race at the end, besides the defaults.
+/// Number of plans that race at the end, besides the defaults.
 const FINALISTS: usize = 5;
-/// For how long each of them, µs, and in how many rounds.
+/// Duration of the race for each of them, µs; `ROUNDS` limits the number of rounds.
 const FINAL_US: f64 = 200_000.0;
 const ROUNDS: RangeInclusive<usize> = 15..=400;
-/// Most steps of one gene from where a search begins.
+/// Maximum number of steps of one gene from where a search begins.
 const DESCENTS: usize = 4;
-/// Work of a race's turn, µs.
+/// Duration of a race's turn, µs.
 const TURN_US: f64 = 150.0;
-/// How a worker's line begins that names the plan that is about to run; others are for the reader.
+/// The beginning of a worker's line that names the plan about to run. Other lines are for the reader.
 const TRIES: &str = "try ";
-/// A worker that says nothing for so long hangs: the longest compilation of a group takes less.
+/// A worker that prints nothing for this long hangs: the longest compilation of a group takes less.
 const SILENCE: Duration = Duration::from_secs(60);
 
 struct Args {
@@ -117,7 +118,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     Ok(Args { folder, families, near, genes, plans, limit, from, worker, problems })
 }
 
-/// Starts workers, each where the one before it ended.
+/// Starts workers, each where the previous one ended.
 fn watch(args: Args, words: &[String]) -> Result<(), Error> {
     std::fs::create_dir_all(&args.folder)?;
     let (began, mut next) = (Instant::now(), args.from);
@@ -157,7 +158,7 @@ fn watch(args: Args, words: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where plans go that are not to be tried again.
+/// The file of plans that must not be tried again.
 const BROKEN: &str = "broken.jsonl";
 
 fn work(args: &Args) -> Result<(), Error> {
@@ -180,7 +181,6 @@ fn work(args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-/// The search for one problem.
 struct Search<'a> {
     device: &'a Device,
     problem: &'a Problem,
@@ -192,7 +192,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn run(&self) -> Result<String, Error> {
         let (problem, arch) = (self.problem, &self.device.arch);
-        // What every GPU runs is the measure of what is right.
+        // The family that every GPU supports provides the expected output.
         let tensors = self.device.tensors(problem, &Family::Mma.default_for(problem, arch)?)?;
         let mut found: Vec<Candidate> = Vec::new();
         let families = self.args.families.iter();
@@ -217,7 +217,7 @@ impl Search<'_> {
         self.finals(&tensors, found, &defaults)
     }
 
-    /// Groups of genes one after the other, on the fastest plans so far.
+    /// Tries groups of genes one after the other, on the fastest plans so far.
     fn by_groups(&self, default: &Plan, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
         let (problem, arch) = (self.problem, &self.device.arch);
         let Some(family) = Family::named(default.family()) else { return Ok(()) };
@@ -236,7 +236,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// From the shipped plan and those that were good elsewhere, one gene at a time.
+    /// Starts from the shipped plan and the listed ones, and changes one gene at a time.
     fn descend(&self, shipped: &Plan, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
         let (problem, arch) = (self.problem, &self.device.arch);
         let listed = self.args.plans.iter().filter(|plan| plan.check(problem, arch).is_ok());
@@ -256,7 +256,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Times those plans that are new.
+    /// Times the plans that are new.
     fn try_all(&self, plans: Vec<Plan>, tensors: &Tensors, found: &mut Vec<Candidate>) -> Result<(), Error> {
         let mut new: Vec<Plan> = Vec::new();
         for plan in plans {
@@ -269,7 +269,8 @@ impl Search<'_> {
             println!("{TRIES}{}", json!(candidate.plan));
             if let Err(error) = self.device.try_out(&mut candidate, tensors) {
                 eprintln!("{error}: {:?}", candidate.plan);
-                // The device is of no use to this process any more, and giving back what it holds would wait for the kernel.
+                // The device is unusable for this process, and releasing its resources would wait for the
+                // kernel.
                 std::process::abort();
             }
             found.push(candidate);
@@ -277,7 +278,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The fastest again, in turns, and the defaults beside them.
+    /// Races the fastest plans in turns, with the defaults beside them.
     fn finals(&self, tensors: &Tensors, found: Vec<Candidate>, defaults: &[Plan]) -> Result<String, Error> {
         let timed = found.len();
         let finals = |(place, c): &(usize, Candidate)| *place < FINALISTS || defaults.contains(&c.plan);

@@ -1,4 +1,4 @@
-//! Two machines' results, in units of the last place.
+//! Compares the results of two machines in units of the last place.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,24 @@ use serde::Serialize;
 
 use super::Subject;
 
-/// How results compare.
+/// The comparison of an instruction's results on a machine and in the emulator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Agreement {
-    /// The instruction.
     pub instruction: String,
-    /// Results compared; packed ones count once.
+    /// Number of results compared. A packed result counts once.
     pub results: u64,
-    /// Results whose bits differ.
+    /// Number of results with different bits.
     pub differing: u64,
-    /// Of those, results of which one is NaN.
+    /// Number of these where just one result is NaN.
     pub nan: u64,
     /// The largest distance, in units of the last place.
     pub most_ulps: u64,
-    /// Results by distance, machine less emulator; beyond ±16 they count at ±17.
+    /// Number of results by distance, machine minus emulator. Distances beyond ±16 count at ±17.
     pub histogram: BTreeMap<i64, u64>,
-    /// The first that differs.
+    /// The first differing result.
     pub first: Option<Mismatch>,
 }
 
-/// One result that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mismatch {
     pub input: String,
@@ -35,7 +33,7 @@ pub struct Mismatch {
 }
 
 impl Agreement {
-    /// Compares.
+    /// Compares the results for all inputs.
     pub fn of(subject: Subject, inputs: &[u32], machine: &[u32], emulated: &[u32]) -> Agreement {
         let mut agreement = Agreement { instruction: subject.name(), ..Agreement::default() };
         for ((&input, &have), &want) in inputs.iter().zip(machine).zip(emulated) {
@@ -59,7 +57,8 @@ impl Agreement {
     }
 }
 
-/// The larger distance of two packed results, or that of a single one; `None` where just one is NaN, or both with other bits.
+/// The larger distance of two packed results, or the distance of a single one. `None` where just one is NaN,
+/// or both are NaN with different bits.
 fn distance(subject: Subject, have: u32, want: u32) -> Option<i64> {
     let half = |bits: u32, format| match format {
         Packed::F16x2 => half::f16::from_bits(bits as u16).to_f32().is_nan(),
@@ -82,13 +81,13 @@ fn distance(subject: Subject, have: u32, want: u32) -> Option<i64> {
     }
 }
 
-/// Units of the last place from `b` to `a`, f32s as bits; `None` for NaN.
+/// Units of the last place from `b` to `a`, both f32 bit patterns; `None` for NaN.
 pub fn ulps(a: u32, b: u32) -> Option<i64> {
     let nan = |x: u32| f32::from_bits(x).is_nan();
     if nan(a) || nan(b) { None } else { Some(ordered(a, 0) - ordered(b, 0)) }
 }
 
-/// Bits as numbers that grow with the value; both zeros are 0, apart by one as bits only.
+/// A number that grows with the value of the bit pattern. −0 is one below +0.
 fn ordered(bits: u32, shift: u32) -> i64 {
     let magnitude = i64::from((bits & 0x7fff_ffff) >> shift);
     if bits >> 31 == 1 { -magnitude - 1 } else { magnitude }

@@ -1,4 +1,4 @@
-//! The `.approx` functions of a machine, on any inputs, beside the emulator's.
+//! Compares the `.approx` functions of a machine with the emulator's, on arbitrary inputs.
 
 mod compare;
 
@@ -16,37 +16,30 @@ use rayon::prelude::*;
 
 pub use compare::{Agreement, Mismatch, ulps};
 
-/// An instruction that PTX gives a bound and no bits.
+/// An instruction for which PTX specifies an error bound but no bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// `.approx{.ftz}.f32`.
     F32 {
-        /// Which function.
         function: Function,
-        /// With `.ftz`.
         ftz: bool,
     },
-    /// Of two packed 16-bit floats.
+    /// On two packed 16-bit floats.
     Half {
-        /// Which function.
         function: PackedFunction,
-        /// Their format.
         format: Packed,
     },
-    /// `div.approx{.ftz}.f32` or `div.full{.ftz}.f32` of an input and its neighbour (the index with its last bit turned).
+    /// `div.approx{.ftz}.f32` or `div.full{.ftz}.f32` of an input and its neighbour (the index with its last
+    /// bit flipped).
     Div {
-        /// Which division.
         division: DivApprox,
-        /// With `.ftz`.
         ftz: bool,
     },
 }
 
-/// Threads of a CTA.
 const THREADS: u32 = 256;
 
 impl Subject {
-    /// Everything that exists on an architecture.
+    /// All subjects that exist on an architecture.
     pub fn all(sm: u32) -> Vec<Subject> {
         let mut all = Vec::new();
         for function in Function::ALL {
@@ -67,7 +60,6 @@ impl Subject {
         all
     }
 
-    /// The instruction.
     fn op(self) -> Op {
         let approx = |ftz| FloatMods { precision: Precision::Approx, ftz, ..FloatMods::NONE };
         match self {
@@ -79,7 +71,7 @@ impl Subject {
                 };
                 match format {
                     Packed::F16x2 => Op::Unary(op, Type::F16x2, approx(false)),
-                    // ex2 of bf16 has no form without `.ftz`.
+                    // ex2 of bf16 exists only with `.ftz`.
                     Packed::Bf16x2 => Op::Unary(op, Type::Bf16x2, approx(ex2)),
                 }
             }
@@ -93,12 +85,11 @@ impl Subject {
         }
     }
 
-    /// Its mnemonic.
     pub fn name(self) -> String {
         self.op().to_string()
     }
 
-    /// A kernel that takes `count` inputs, one a thread.
+    /// A kernel that takes `count` inputs, one per thread.
     fn kernel(self, target: Target, count: u32) -> Kernel {
         let mut k = Builder::kernel("approx");
         k.max_threads(THREADS);
@@ -152,12 +143,13 @@ impl Subject {
         }
     }
 
-    /// Inputs that show it whole: all 16-bit numbers, or `each` mantissas of every sign and exponent.
+    /// Representative inputs: all 16-bit numbers, or `each` mantissas for every sign and exponent.
     pub fn inputs(self, each: u32) -> Vec<u32> {
         match self {
             Subject::F32 { .. } => samples(each),
             Subject::Half { .. } => (0..1 << 16).map(|i| i << 16 | i).collect(),
-            // Scattered, so that neighbours are of any two exponents; an odd factor permutes a power of two.
+            // Permuted, so that neighbours have arbitrary exponents. An odd factor permutes indices modulo a
+            // power of two.
             Subject::Div { .. } => {
                 let samples = samples(each.next_power_of_two());
                 let scattered = |i: usize| samples[i.wrapping_mul(0x9e37_79b1) % samples.len()];
@@ -166,7 +158,7 @@ impl Subject {
         }
     }
 
-    /// What a machine makes of the inputs, whose number must be even.
+    /// Runs the instruction on a machine for all inputs. The number of inputs must be even.
     ///
     /// # Errors
     /// When the machine fails.
@@ -196,19 +188,19 @@ impl Subject {
         }
     }
 
-    /// Whether the emulator claims the very bits of that architecture.
+    /// Whether the emulator reproduces the bits of this architecture.
     pub fn is_exact(self, sm: u32) -> bool {
         is_exact(self.approx_op(), sm)
     }
 
-    /// Whether a result is one that PTX allows, for an architecture whose bits are not known: within the bound of the
-    /// emulated one, which is the true one rounded.
+    /// Whether PTX permits a result on an architecture whose bits are not known: the result must be within
+    /// the bound of the emulated one, which is the rounded true value.
     pub fn admits(self, input: u32, result: u32, emulated: u32) -> bool {
         let bound = error_bound(self.approx_op());
         let Subject::Half { format, .. } = self else {
             let [x, y, z] = [input, result, emulated].map(|bits| f64::from(f32::from_bits(bits)));
             let ulp = f64::from(f32::from_bits(emulated).abs().next_up() - f32::from_bits(emulated).abs());
-            // Of a quotient the input is half of the story; its bound does not depend on it.
+            // A quotient has two inputs, and its bound does not depend on them.
             return result == emulated || bound.admits(x, y, z, ulp);
         };
         let wide = |bits: u32| match format {
@@ -223,7 +215,7 @@ impl Subject {
         })
     }
 
-    /// What the emulator makes of them.
+    /// The emulator's results for the inputs.
     pub fn emulated(self, inputs: &[u32]) -> Vec<u32> {
         let mut results = vec![0; inputs.len()];
         results.par_chunks_mut(4096).zip(inputs.par_chunks(4096)).for_each(|(to, from)| {
@@ -261,14 +253,14 @@ const fn unary(function: Function) -> UnaryOp {
     }
 }
 
-/// `each` pseudo-random mantissas of every sign and exponent: zeros, infinities and NaN are among them.
+/// `each` pseudo-random mantissas for every sign and exponent, including zeros, infinities and NaN.
 fn samples(each: u32) -> Vec<u32> {
     let drawn = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u32 & 0x007f_ffff;
     (0..512 * u64::from(each))
         .into_par_iter()
         .map(|i| {
             let (group, index) = ((i / u64::from(each)) as u32, i % u64::from(each));
-            // The first of each group is the power of two itself.
+            // The first of each group is the power of two.
             group << 23 | if index == 0 { 0 } else { drawn(i) }
         })
         .collect()
@@ -280,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// The kernels run in the emulator as on a GPU and give what its numbers give.
+    /// The kernels run in the emulator as on a GPU and give the results of the direct computation.
     #[test]
     fn the_emulator_agrees_with_itself() {
         for subject in Subject::all(90) {

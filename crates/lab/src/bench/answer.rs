@@ -1,8 +1,8 @@
-//! What the outputs of a race must be: fresh draws, and the oracle's answers to them.
+//! Checks outputs during a race: fresh random inputs and the oracle's outputs for them.
 //!
-//! A small problem is judged whole. Of a large one, whose f64 answer would take minutes, blocks of rows are: the first, the
-//! last, and some at places drawn from the seed, new ones for each draw; and every element of the output must be a number,
-//! because the output was filled with NaN before.
+//! All rows of a small problem are judged. The f64 oracle would take minutes for a large problem, so blocks
+//! of rows are judged: the first, the last, and some at random places that differ for each draw. Every output
+//! element must also be a number, because the output was filled with NaN before.
 
 use cpu::CpuError;
 use problem::{Band, Corner, KeyRange, Layout, Problem, Score, Tensor};
@@ -16,42 +16,45 @@ use crate::gate::References;
 use crate::gate::judge::ErrorFigures;
 use crate::values::{Inputs, Values};
 
-/// The problem with all tensors dense as `[batch, head, row, dim]`: the order in which inputs are drawn and outputs judged.
+/// The problem with all tensors dense as `[batch, head, row, dim]`. Inputs are drawn and outputs are judged
+/// in this order.
 pub fn dense(problem: &Problem) -> Problem {
     problem.clone().with_layout(Layout::Bhsd)
 }
 
-/// FLOP that the oracle may take for one draw: the mission problem whole.
+/// FLOP that the oracle may spend on one draw: the whole mission problem fits.
 const ORACLE_FLOPS: f64 = 6e8;
-/// Rows of a block of a large problem, and of one so long that such a block would take the oracle many times that.
+/// Rows per block of a large problem. A problem so long that a block would cost the oracle many times
+/// `ORACLE_FLOPS` takes `LONG_BLOCK_ROWS`.
 const BLOCK_ROWS: usize = 32;
 const LONG_BLOCK_ROWS: usize = 8;
-/// Most blocks of a large problem.
+/// Maximum number of blocks of a large problem.
 const MOST_BLOCKS: usize = 32;
-/// Times the error model that a peer may have: its libraries round as they like, but must compute the same.
+/// Tolerance factor of a peer on top of the error model. Libraries may round differently but must compute the
+/// same function.
 const PEER_SLACK: f64 = 4.0;
 
-/// A draw of Q, K and V with its answer.
+/// Random Q, K and V with the oracle's output for them.
 pub struct Answer {
     /// The inputs, dense.
     pub inputs: Inputs,
     blocks: Vec<Block>,
 }
 
-/// Some rows of one head with their answer.
+/// Some rows of one head with the oracle's output for them.
 struct Block {
     /// The rows as a problem of their own.
     problem: Problem,
-    /// Its first output element.
+    /// Index of the block's first output element.
     start: usize,
     references: References,
 }
 
 impl Answer {
-    /// Draws inputs from the seed and computes the answer.
+    /// Draws inputs from the seed and computes the oracle's output.
     ///
     /// # Errors
-    /// When the oracle refuses the problem.
+    /// When the oracle rejects the problem.
     pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, CpuError> {
         let problem = dense(problem);
         problem.check()?;
@@ -76,12 +79,11 @@ impl Answer {
         Ok(Answer { inputs, blocks })
     }
 
-    /// Whether every row of a problem is judged.
     pub fn is_whole(problem: &Problem) -> bool {
         problem.flops() <= ORACLE_FLOPS
     }
 
-    /// Rows that are judged.
+    /// Number of rows that are judged.
     pub fn rows(&self) -> usize {
         self.blocks.iter().map(|b| b.problem.batch * b.problem.heads_q * b.problem.seq_q).sum()
     }
@@ -100,7 +102,7 @@ impl Answer {
             let end = block.start + elements;
             let values: Vec<f64> = (block.start..end).filter_map(|i| out.get(i)).map(f64::from).collect();
             let figures = block.references.judge(&values, None);
-            // A short output leaves figures of nothing.
+            // An output that is too short cannot be judged.
             if values.len() == elements { Ok(figures) } else { Err(Fault::short(out.len())) }
         });
         let mut worst = ErrorFigures { allclose_1e3: true, ..ErrorFigures::default() };
@@ -128,7 +130,7 @@ fn block_rows(problem: &Problem) -> usize {
     if long { LONG_BLOCK_ROWS } else { BLOCK_ROWS }
 }
 
-/// Batch, head and first row of each block of so many rows.
+/// Batch, head and first row of each block of `rows` rows.
 fn places(problem: &Problem, rows: usize, seed: u64) -> Vec<(usize, usize, usize)> {
     let blocks = (ORACLE_FLOPS / (row_flops(problem) * rows as f64)) as usize;
     let last = problem.seq_q.saturating_sub(rows);
@@ -140,14 +142,16 @@ fn places(problem: &Problem, rows: usize, seed: u64) -> Vec<(usize, usize, usize
     [(0, 0, 0), (problem.batch - 1, problem.heads_q - 1, last)].into_iter().chain(drawn).collect()
 }
 
-/// First row and number of the rows that are judged together of `rows` from `row` on: those that see keys, and those that see none.
+/// Splits rows `row..row + rows` into runs that are judged together: rows that see keys, and rows that see
+/// none. Gives the first row and the length of each run.
 fn runs(problem: &Problem, row: usize, rows: usize) -> Vec<(usize, usize)> {
     let sees_none = |row: &usize| problem.band.keys(*row, problem.seq_q, problem.seq_kv).is_empty();
     let rows: Vec<usize> = (row..(row + rows).min(problem.seq_q)).collect();
     rows.chunk_by(|a, b| sees_none(a) == sees_none(b)).map(|run| (run[0], run.len())).collect()
 }
 
-/// Rows from `row` on, against the keys from the first that the first of them sees to the last that the last of them sees.
+/// A block of rows from `row` on as a problem of its own. Its keys reach from the first key of the first row
+/// to the last key of the last row.
 fn block(
     problem: &Problem,
     inputs: &Inputs,
@@ -159,7 +163,7 @@ fn block(
     let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
     let range = |row| problem.band.keys(row, seq_q, seq_kv);
     let keys = KeyRange { start: range(row).start, end: range(row + rows - 1).end };
-    // The first row is level with this key of the part.
+    // The key, counted within the block, on the diagonal of the first row.
     let level = row as i64 + problem.band.shift(seq_q, seq_kv) - keys.start as i64;
     let bound = |keys: i64| u32::try_from(keys.max(0)).unwrap_or(u32::MAX);
     let band = Band {
@@ -193,7 +197,7 @@ fn block(
     Ok(Block { problem: part, start: from(Tensor::Out, head, row, rows).start, references })
 }
 
-/// Independent standard normal draws, each run of elements from a stream of its own, so that all cores draw.
+/// Independent standard normal draws. Each run of elements has its own random stream, so that all cores draw.
 pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
     const RUN: usize = 1 << 14;
     let tensor = |tensor: Tensor, stream: u64| {
@@ -203,7 +207,7 @@ pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
             let mixed = (seed.wrapping_mul(4) + stream).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let mut rng = SmallRng::seed_from_u64(mixed ^ (run as u64) << 20);
             for pair in data.chunks_mut(2) {
-                // Box and Muller's two at a time.
+                // The Box–Muller transform gives two values at a time.
                 let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
                 let (sin, cos) = (std::f32::consts::TAU * rng.random::<f32>()).sin_cos();
                 pair[0] = radius * cos;
@@ -258,7 +262,8 @@ mod tests {
             assert!(answer.blocks.len() >= 4 && answer.rows() < 2 * 4 * 640);
             let out = attention(&problem, &answer.inputs);
             answer.judge(&out, Origin::Ours).unwrap();
-            // The answer to other inputs, a row of the first block overwritten, and one element never written.
+            // Three faulty outputs: the output for other inputs, an overwritten row in the first block, and
+            // an unwritten element.
             let stale = attention(&problem, &Answer::draw(&problem, 2).unwrap().inputs);
             assert!(matches!(answer.judge(&stale, Origin::Peer), Err(Fault::Wrong { .. })));
             let Values::F16(right) = &out else { unreachable!() };

@@ -1,4 +1,4 @@
-//! The race on this machine's CPU: our native kernels, and PyTorch's in a child process.
+//! The race on this machine's CPU: the native kernels, and PyTorch in a child process.
 
 use std::time::Instant;
 
@@ -11,48 +11,43 @@ use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::torch::{Torch, TorchError};
 use crate::values::{Inputs, Values};
 
-/// Why a race on the CPU did not take place, or does not count.
+/// Why a race on the CPU did not take place or does not count.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// Our kernels refused.
+    /// The native kernels reject the problem or the plan.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// The peer broke down.
+    /// The PyTorch process failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
-    /// Nobody to race.
+    /// There is no contestant.
     #[error("contestants = 0; accepted: at least one")]
     Nobody,
-    /// Our own kernel is out.
+    /// A native kernel was disqualified.
     #[error("{name} is out: {fault}")]
-    Out {
-        /// Who.
-        name: String,
-        /// Why.
-        fault: super::Fault,
-    },
+    Out { name: String, fault: super::Fault },
 }
 
-/// The problems that `bench` races by default: the mission, and a longer one, in each dtype.
+/// The problems that `bench` races by default: the mission problem and a longer one, in each dtype.
 pub fn suite() -> Vec<Problem> {
     let mission = DType::ALL.map(|dtype| Problem::new(1, 8, 512, 64, dtype));
     let long = DType::ALL.map(|dtype| Problem::new(1, 8, 2048, 64, dtype));
     mission.into_iter().chain(long).collect()
 }
 
-/// Fewest rounds on a CPU, where one takes long.
+/// Minimum number of rounds on a CPU, where a round takes long.
 const LEAST_ROUNDS: usize = 8;
-/// A sample of plans of ours takes at least about this, µs: several calls, where one is shorter.
+/// Minimum length of a sample of native plans, µs. A shorter call is repeated within the sample.
 const SAMPLE_US: f64 = 300.0;
-/// Calls in a sample at most.
+/// Maximum number of calls in a sample.
 const MOST_CALLS: u32 = 1000;
-/// Most, where it is busy with other things as well.
+/// Maximum number of rounds; a busy machine would otherwise need more.
 const MOST_ROUNDS: usize = 200;
 
-/// Races our kernels against PyTorch's, if it is there, for about `seconds`.
+/// Races the native kernels against PyTorch, if it is installed, for about `seconds`.
 ///
 /// # Errors
-/// When a contestant breaks down, or ours is out.
+/// When a contestant fails, or the native kernel is disqualified.
 pub fn race(
     problem: &Problem,
     plan: &CpuPlan,
@@ -74,10 +69,11 @@ pub fn race(
     }
 }
 
-/// Races plans of our kernels for about `seconds`; all are compared with the first.
+/// Races native plans for about `seconds`. All plans are compared with the first.
 ///
 /// # Errors
-/// When there are none, or one is refused. A plan with wrong answers is out, with its fault.
+/// When there are no plans, or one is rejected. A plan with wrong outputs is disqualified and carries its
+/// fault.
 pub fn race_plans(deck: &Deck, plans: &[CpuPlan], seconds: f64) -> Result<Race, BenchError> {
     let mut timer = CpuTimer::new(&deck.problem);
     let mut calls = 1;
@@ -107,7 +103,7 @@ fn run_race(
     })
 }
 
-/// Times plans on one draw of inputs, without a look at what they compute: for a first ranking.
+/// Times plans on one draw of inputs without checking their outputs, for a first ranking.
 pub struct CpuTimer {
     problem: Problem,
     inputs: Inputs,
@@ -115,7 +111,7 @@ pub struct CpuTimer {
 }
 
 impl CpuTimer {
-    /// For a problem, dense.
+    /// Prepares inputs for the dense form of a problem.
     pub fn new(problem: &Problem) -> CpuTimer {
         let problem = super::answer::dense(problem);
         let inputs = super::answer::normal_inputs(&problem, 1);
@@ -123,15 +119,15 @@ impl CpuTimer {
         CpuTimer { inputs, out: Values::zeros(problem.dtype, elements), problem }
     }
 
-    /// Time of a call, µs: one untimed, then as many as fill `SAMPLE_US`.
+    /// Time of a call, µs: one untimed call, then as many timed calls as fill `SAMPLE_US`.
     ///
     /// # Errors
-    /// When the plan is refused.
+    /// When the plan is rejected.
     pub fn time(&mut self, plan: &CpuPlan) -> Result<f64, CpuError> {
         let once = self.calls(plan, 1)?;
         match (SAMPLE_US / once).ceil() as u32 {
             calls @ 2.. => self.calls(plan, calls.min(MOST_CALLS)),
-            // Such a long call has warmed itself; but not the first page of it.
+            // Such a long call warms itself up, except for its first memory pages.
             _ => self.calls(plan, 1),
         }
     }
@@ -146,7 +142,8 @@ impl CpuTimer {
     }
 }
 
-/// The first contestants are plans of ours, the one after them is the peer. There is no cold race here, so nothing is flushed.
+/// The CPU as a stage. The first contestants are native plans, the one after them is the peer. CPU races have
+/// no cold mode, so `flush` does nothing.
 struct CpuStage<'a> {
     problem: &'a Problem,
     plans: &'a [CpuPlan],
@@ -267,13 +264,13 @@ mod tests {
         let other = CpuPlan { threads: 1, block_q: 16, ..plan };
         let race = race_plans(&deck, &[plan, other], 0.0).unwrap();
         let [first, second] = &race.measurements[..] else { panic!("two") };
-        // On a busy machine a single call may be held up for as long as a batch of them takes.
+        // On a busy machine a single call may be delayed for as long as a batch takes.
         let held_up = |m: &Measurement| matches!(m.fault, Some(Fault::Batched { .. }));
         for measurement in [first, second] {
             assert!(measurement.fault.is_none() || held_up(measurement), "{:?}", measurement.fault);
         }
         assert!(second.comparison.is_some() || held_up(first) || held_up(second));
-        // Such short calls come several at a time.
+        // Short calls are sampled in batches.
         assert!(first.calls > 1 && first.looked_at > 3);
         let foreign = CpuPlan { block_kv: 0, ..plan };
         assert!(matches!(race_plans(&deck, &[plan, foreign], 0.0), Err(BenchError::Cpu(_))));

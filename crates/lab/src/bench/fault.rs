@@ -1,12 +1,12 @@
-//! Why a contestant's times do not count.
+//! Why the times of a contestant do not count.
 
 use serde::Serialize;
 
-/// Each names what was found and what it was held against.
+/// Each message names what was found and the limit.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "fault", rename_all = "snake_case")]
 pub enum Fault {
-    /// The output was filled with NaN before the timed work, and read right after its end.
+    /// The output was filled with NaN before the timed work and read right after its end.
     #[error(
         "{elements} of {of} output elements were not written when the timed work was over: work was left out, or goes on \
          where no event waits for it"
@@ -38,7 +38,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// An output with too few elements.
+    /// The fault of an output with too few elements.
     pub(super) fn short(elements: usize) -> Fault {
         Fault::Wrong { reasons: format!("it has {elements} elements only") }
     }

@@ -1,4 +1,5 @@
-//! The least time a device can take: arithmetic at its peak, or traffic at its bandwidth. What claims to be faster is wrong.
+//! The least time of a call on a device: the arithmetic at peak rate or the traffic at peak bandwidth. A
+//! shorter time is a measurement error.
 
 use emu::model::Gpu;
 use problem::{DType, Problem};
@@ -11,15 +12,16 @@ use super::Mode;
 pub struct Peaks {
     /// Dense tensor-core FLOP/s in f16 and bf16 at the highest clock.
     pub flops: f64,
-    /// DRAM bytes a second.
+    /// DRAM bandwidth, bytes per second.
     pub bandwidth: f64,
     /// L2, bytes.
     pub l2: f64,
 }
 
-/// Dense f16 tensor-core FLOP of one SM in a clock, by compute capability times ten: data sheets' TFLOP/s over SMs and the
-/// clock that they state them for (A100 312 at 1410 MHz; L4 121 and RTX 4090 330, f16 accumulators, at their boost; H100
-/// and H200 989 at 1830 MHz). It is the highest rate of any instruction, not that of `mma.sync`.
+/// Dense f16 tensor-core FLOP per SM and clock, by compute capability times ten: the data sheet's TFLOP/s
+/// divided by the SMs and the clock for which the sheet states them (A100 312 at 1410 MHz; L4 121 and RTX
+/// 4090 330, f16 accumulators, at boost clock; H100 and H200 989 at 1830 MHz). The rate is that of the
+/// fastest instruction, which need not be `mma.sync`.
 const fn tensor_flops_per_clock(sm: u32) -> Option<f64> {
     match sm {
         80 => Some(2048.0),
@@ -30,7 +32,7 @@ const fn tensor_flops_per_clock(sm: u32) -> Option<f64> {
 }
 
 impl Peaks {
-    /// Of the device whose driver gives it this name; `None` for one that the table of machines does not have.
+    /// The peaks of the device with this driver name; `None` when the table of machines lacks the device.
     pub fn of(device: &str) -> Option<Peaks> {
         let machine = Gpu::of_device(device)?;
         let rate = tensor_flops_per_clock(machine.sm)?;
@@ -41,13 +43,14 @@ impl Peaks {
         })
     }
 
-    /// The floor of one call.
+    /// The least time of one call.
     pub fn floor(&self, problem: &Problem, mode: Mode) -> Floor {
-        // f32 goes through tf32 at half the rate.
+        // f32 inputs are computed as tf32 at half the rate.
         let rate = if problem.dtype == DType::F32 { self.flops / 2.0 } else { self.flops };
         let outputs = (problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v) as f64;
         let inputs = problem.bytes() - outputs * problem.dtype.bytes() as f64;
-        // What is written may still lie in L2 at the end, and, warm, as much of the inputs as fits.
+        // Outputs may still lie in L2 at the end. In warm mode the part of the inputs that fits into L2 needs
+        // no traffic.
         let traffic = match mode {
             Mode::Cold => inputs,
             Mode::Warm | Mode::Sustained => (inputs - self.l2).max(0.0),
@@ -59,14 +62,14 @@ impl Peaks {
 /// The least time of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Floor {
-    /// For the arithmetic, µs.
+    /// Time of the arithmetic at peak, µs.
     pub flops_us: f64,
-    /// For the traffic with DRAM, µs.
+    /// Time of the DRAM traffic at peak, µs.
     pub bytes_us: f64,
 }
 
 impl Floor {
-    /// The larger of the two, µs.
+    /// The larger of the two times, µs.
     pub fn us(&self) -> f64 {
         self.flops_us.max(self.bytes_us)
     }
@@ -79,7 +82,7 @@ mod tests {
     #[test]
     fn the_floor_is_the_data_sheets() {
         let h200 = Peaks::of("NVIDIA H200").unwrap();
-        // 989 TFLOP/s at 1830 MHz are 1070 at 1980.
+        // 989 TFLOP/s at 1830 MHz scale to 1070 TFLOP/s at 1980 MHz.
         assert!((h200.flops / 1e12 - 1070.0).abs() < 2.0, "{h200:?}");
         assert_eq!(h200.bandwidth, 4.8e12);
         assert!(

@@ -1,4 +1,5 @@
-//! The race on a GPU: every contestant is a graph that we launch, on our stream, between our events.
+//! The race on a GPU. Every contestant is a CUDA graph that this module launches on its own stream between
+//! its own events.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,31 +18,28 @@ use crate::launchfile::{Bound, Role};
 use crate::provenance::hash;
 use crate::values::{Inputs, Values};
 
-/// Why a contestant cannot race.
+/// Why a kernel or a library cannot race.
 #[derive(Debug, thiserror::Error)]
 pub enum ContestantError {
-    /// The driver refused.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A kernel that takes something else than a problem's tensors.
+    /// The kernel takes a buffer that is not one of the problem's tensors.
     #[error("buffer {0} is none of q, k, v, out and lse; the race feeds and reads no others")]
     Buffer(String),
-    /// A kernel without a problem, or tensors that are not its.
+    /// A tensor's size differs from the span of its strides.
     #[error("{tensor} has {bytes} bytes; accepted: {expected}, what its strides span")]
     Size {
-        /// The tensor.
         tensor: &'static str,
         /// Bytes given.
         bytes: usize,
-        /// Bytes of its span.
         expected: usize,
     },
-    /// A kernel with no problem to be judged by.
+    /// The kernel comes without a problem, so its output cannot be judged.
     #[error(
         "the kernel has no problem, so its output cannot be judged; accepted: one launched for a problem"
     )]
     NoProblem,
-    /// A library that carries our name.
+    /// A library has a name that is reserved for FlashCore kernels.
     #[error(transparent)]
     Name(#[from] super::stage::NotOurs),
 }
@@ -69,32 +67,32 @@ impl Tensors<'_> {
     }
 }
 
-/// One who races: work packed in graphs, and the memory that it reads and writes.
+/// A contestant: its work captured in graphs, and the device memory of its tensors.
 pub struct Contestant<'a> {
     entrant: Entrant,
-    /// Of the extents of the race; the strides are those of its own tensors.
+    /// The race's problem with the strides of this contestant's tensors.
     problem: Problem,
-    /// [`Entrant::calls`] calls.
+    /// A graph of [`Entrant::calls`] calls.
     warm: GraphExec,
-    /// One call.
+    /// A graph of one call.
     cold: GraphExec,
     inputs: [DeviceSlice<'a>; 3],
     out: Out<'a>,
     identity: Identity,
 }
 
-/// Where a contestant writes its output.
+/// The memory of a contestant's output.
 enum Out<'a> {
     Lent(DeviceSlice<'a>),
     Own(Buffer),
 }
 
 impl<'a> Contestant<'a> {
-    /// Somebody else's library, as graphs that were captured from it: `warm` of so many calls, `cold` of one, reading and
-    /// writing the tensors that lie as `problem` says.
+    /// A peer library as captured graphs: `warm` holds `calls` calls and `cold` holds one. The graphs read
+    /// and write tensors with `problem`'s strides.
     ///
     /// # Errors
-    /// When the name is ours or a tensor is not as large as it must be.
+    /// When the name is reserved for FlashCore kernels or a tensor has the wrong size.
     pub fn peer(
         name: &str,
         problem: Problem,
@@ -109,11 +107,11 @@ impl<'a> Contestant<'a> {
         Ok(Contestant { entrant, problem, warm, cold, inputs: [q, k, v], out: Out::Lent(out), identity })
     }
 
-    /// A kernel of ours, loaded and captured here. It reads the given inputs and writes an output of its own. `variant` and
-    /// `plan` are for its name and its rows.
+    /// A FlashCore kernel, loaded and captured here. The kernel reads the given inputs and writes an output
+    /// buffer of its own. `variant` and `plan` go into its name and its rows.
     ///
     /// # Errors
-    /// When the driver refuses the kernel, or it takes other buffers than a problem's tensors.
+    /// When the driver rejects the kernel, or the kernel takes buffers other than a problem's tensors.
     pub fn kernel(
         stream: &Stream,
         bound: &Bound,
@@ -157,7 +155,7 @@ impl<'a> Contestant<'a> {
             })
         };
         let (warm, cold) = (capture(calls)?, capture(1)?);
-        // The graphs keep the rest.
+        // The graphs keep the other buffers alive.
         let out = place.and_then(|place| own.swap_remove(place));
         Ok(Contestant {
             entrant: Entrant::ours(variant, calls),
@@ -170,12 +168,11 @@ impl<'a> Contestant<'a> {
         })
     }
 
-    /// What the race knows of it.
     pub fn entrant(&self) -> &Entrant {
         &self.entrant
     }
 
-    /// What its rows tell of it.
+    /// The plan and the hash that go into the contestant's rows.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -193,10 +190,10 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// Races contestants on a device, on a stream of our own.
+/// Races contestants on a device, on a stream of its own.
 ///
 /// # Errors
-/// When the driver fails; then no time that was taken counts.
+/// When the driver fails. Times taken before then do not count.
 pub fn race(
     context: &Arc<Context>,
     deck: &Deck,
@@ -208,11 +205,11 @@ pub fn race(
     run(&mut stage, deck, &entrants, rules)
 }
 
-/// Bytes that are written to empty L2: more than any L2 holds several times, and enough work to keep the device busy while
-/// the host puts what is timed in line.
+/// Bytes written to flush L2: several times the size of any L2, and enough work to keep the device busy while
+/// the host queues the timed work.
 const FLUSH_BYTES: usize = 256 << 20;
 
-/// A device as the race sees it.
+/// A GPU as a [`Stage`].
 pub struct GpuStage<'a> {
     contestants: &'a [Contestant<'a>],
     stream: Stream,
@@ -221,11 +218,11 @@ pub struct GpuStage<'a> {
     start: Event,
     end: Event,
     sensors: Sensors,
-    /// Not before sm_80.
+    /// Whether persisting L2 lines can be reset: from sm_80 on.
     resets_persisting: bool,
 }
 
-/// Inputs that contestants share, with two sets of values beside them.
+/// Input tensors that contestants share, and two further sets of values for them.
 struct Source<'a> {
     problem: Problem,
     live: [(Tensor, DeviceSlice<'a>); 3],
@@ -244,7 +241,7 @@ impl<'a> Source<'a> {
 }
 
 impl<'a> GpuStage<'a> {
-    /// Room for the inputs of all contestants.
+    /// Allocates the staging memory for the inputs of all contestants.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -315,7 +312,8 @@ impl Stage for GpuStage<'_> {
         if self.resets_persisting
             && let Err(error) = context.reset_persisting_l2()
         {
-            // A device that cannot take back cannot have been asked to keep; a broken one is another matter.
+            // A device that cannot reset persisting L2 lines has none. An error of a poisoned context is
+            // passed on.
             if context.poisoned().is_some() {
                 return Err(error);
             }
@@ -325,7 +323,7 @@ impl Stage for GpuStage<'_> {
     }
 
     fn poison(&mut self, who: usize) -> Result<(), DriverError> {
-        // All ones are NaN in f16, bf16 and f32.
+        // A pattern of all ones is NaN in f16, bf16 and f32.
         self.stream.fill(self.contestants[who].out(), 0xff)
     }
 
@@ -356,23 +354,22 @@ impl Stage for GpuStage<'_> {
     }
 }
 
-/// Why a [`Workbench`] cannot go on with a kernel.
+/// Why a [`Workbench`] cannot use a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkbenchError {
-    /// The driver refused.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A number that nothing was prepared under.
+    /// No kernel was prepared under this number.
     #[error("kernel {number} was not prepared; accepted: below {count}")]
     Number {
-        /// The number.
         number: usize,
-        /// How many there are.
+        /// Number of prepared kernels.
         count: usize,
     },
 }
 
-/// Kernels on a device, ready to be timed one at a time: for what is not a race, because it computes different things.
+/// Kernels on a device that are timed one at a time. A race does not apply, because they compute different
+/// things.
 pub struct Workbench {
     stream: Stream,
     start: Event,
@@ -385,12 +382,12 @@ struct Ready {
     call: Call,
     function: Function,
     buffers: Vec<Buffer>,
-    /// With the number of calls in it.
+    /// The captured graph with its number of calls.
     graph: Option<(u32, GraphExec)>,
 }
 
 impl Workbench {
-    /// Opens one on a device.
+    /// Opens a workbench on a device.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -405,15 +402,14 @@ impl Workbench {
         })
     }
 
-    /// What the device is.
     pub fn info(&self) -> &driver::DeviceInfo {
         self.stream.context().info()
     }
 
-    /// Loads a kernel, with buffers that hold this.
+    /// Loads a kernel and allocates its buffers with the given contents.
     ///
     /// # Errors
-    /// When the driver refuses it, or there is no room.
+    /// When the driver rejects the kernel or memory is exhausted.
     pub fn prepare(&mut self, bound: &Bound, contents: &[Vec<u8>]) -> Result<(), WorkbenchError> {
         let context = self.stream.context();
         let kernel = &bound.kernel;
@@ -428,10 +424,10 @@ impl Workbench {
         Ok(())
     }
 
-    /// Runs a kernel so many times in one graph, after an untimed run of the same; µs of one.
+    /// Mean time of a call, µs, over `calls` calls in one graph. An untimed launch of the graph goes first.
     ///
     /// # Errors
-    /// When nothing was prepared under the number, or the kernel fails.
+    /// When no kernel has this number, or the kernel fails.
     pub fn time(&mut self, number: usize, calls: u32) -> Result<f64, WorkbenchError> {
         let count = self.ready.len();
         let ready = self.ready.get_mut(number).ok_or(WorkbenchError::Number { number, count })?;
@@ -444,7 +440,7 @@ impl Workbench {
             ready.graph = Some((calls, graph));
         }
         let Some((_, graph)) = &ready.graph else { return Ok(f64::NAN) };
-        // The device is busy while the host puts the rest in line.
+        // Keeps the device busy while the host queues the timed work.
         self.stream.fill(self.busy.slice(), 0x5a)?;
         graph.launch(&self.stream)?;
         self.start.record(&self.stream)?;
@@ -453,10 +449,10 @@ impl Workbench {
         Ok(self.start.elapsed_us(&self.end)? / f64::from(calls.max(1)))
     }
 
-    /// What a kernel's buffers hold now.
+    /// The contents of a kernel's buffers.
     ///
     /// # Errors
-    /// When nothing was prepared under the number, or a kernel failed.
+    /// When no kernel has this number, or a kernel failed.
     pub fn contents(&mut self, number: usize) -> Result<Vec<Vec<u8>>, WorkbenchError> {
         let count = self.ready.len();
         let ready = self.ready.get(number).ok_or(WorkbenchError::Number { number, count })?;

@@ -1,8 +1,10 @@
-//! Times under one law: same process, same operation, same inputs for all; peers measured again in every run; turns
-//! interleaved and paired, an A/A control beside, every sample kept; and nobody's word taken for anything.
+//! Timing under one set of rules: one process, one operation and the same inputs for all contestants. Peers
+//! are measured again in every run. Turns are interleaved and paired, an A/A control runs beside them, and
+//! every sample is kept. No contestant's own statement counts.
 //!
-//! [`race()`] holds the law and knows no device: it drives a [`Stage`], of which this machine's CPU, a GPU and the made-up
-//! devices of the tests are implementations. So what the tests show of the law holds for the races on a GPU.
+//! [`race()`] implements the rules without knowing a device: it drives a [`Stage`], which is this machine's
+//! CPU, a GPU or a simulated device of the tests. What the tests show about the rules therefore holds for
+//! races on a GPU.
 
 mod answer;
 mod cpu;

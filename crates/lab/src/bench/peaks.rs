@@ -1,5 +1,6 @@
-//! The peaks of this machine's processor, as they were measured: its counterpart to what data sheets say of GPUs. Products in registers
-//! and reads of a buffer as large as the problem's inputs, by all threads at once, nothing else at work: no kernel is faster.
+//! Measured peaks of this machine's processor, the counterpart of a GPU's data sheet: products in registers,
+//! and reads of a buffer as large as the problem's inputs, by all threads at once on an otherwise idle
+//! machine. No kernel is faster.
 
 use std::time::Instant;
 
@@ -9,48 +10,47 @@ use serde::{Deserialize, Serialize};
 
 use super::Floor;
 
-/// Times that each thread measures; the best counts.
+/// Measurements per thread; the best one counts.
 const TIMES: usize = 6;
-/// Seconds of one measurement of products, about: long beside a switch of threads.
+/// Target length of one measurement of products, seconds: long compared with a thread switch.
 const BURST: f64 = 1e-3;
-/// Rounds by which that is found out.
+/// Rounds of the trial that calibrates this length.
 const TRIAL: usize = 2000;
-/// Bytes of the largest buffer that is read: a larger one is not read faster.
+/// Bytes of the largest buffer that is read. A larger buffer is not read faster.
 const LARGEST: usize = 1 << 26;
 
-/// What all threads of a processor together were measured to do.
+/// The measured peaks of all threads of a processor together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuPeaks {
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Products, for each type of the problems' elements.
+    /// The rate of products for each element type of the problems.
     pub products: Vec<Products>,
-    /// Reads, for each size of the problems' inputs.
+    /// The rate of reads for each input size of the problems.
     pub reads: Vec<Reads>,
 }
 
-/// The rate of products of one type.
+/// The rate of products for one element type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Products {
-    /// Of elements of this type.
     pub dtype: DType,
-    /// By the fastest of the instructions that the kernels have for it.
+    /// The fastest instruction set that the kernels support for this type.
     pub isa: Isa,
-    /// FLOP/s.
     pub flops: f64,
 }
 
-/// The rate of reads, again and again, of one buffer.
+/// The rate of repeated reads of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reads {
-    /// Its bytes.
+    /// Size of the buffer, bytes.
     pub bytes: usize,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bandwidth: f64,
 }
 
 impl CpuPeaks {
-    /// Measures what bounds these problems on this machine: some ten milliseconds for each type and size.
+    /// Measures the peaks that bound these problems on this machine: some ten milliseconds for each type and
+    /// size.
     pub fn measure(problems: &[Problem]) -> CpuPeaks {
         let (mut products, mut reads): (Vec<Products>, Vec<Reads>) = (Vec::new(), Vec::new());
         for problem in problems {
@@ -65,11 +65,11 @@ impl CpuPeaks {
         CpuPeaks { threads: rayon::current_num_threads(), products, reads }
     }
 
-    /// The floor of one call, with what it is reckoned from; `None` for a type that was not measured.
+    /// The least time of one call and the product rate behind it; `None` for a type that was not measured.
     pub fn floor(&self, problem: &Problem) -> Option<(Floor, Products)> {
         let products = *self.products.iter().find(|known| known.dtype == problem.dtype)?;
         let bytes = inputs(problem);
-        // A smaller buffer is read no slower.
+        // The largest measured buffer that is no larger than the inputs: a smaller buffer is read no slower.
         let reads = self.reads.iter().filter(|known| known.bytes as f64 <= bytes);
         let reads = reads.max_by_key(|known| known.bytes);
         let bytes_us = reads.map_or(0.0, |known| bytes / known.bandwidth * 1e6);
@@ -77,13 +77,12 @@ impl CpuPeaks {
     }
 }
 
-/// Bytes that every kernel must read.
 fn inputs(problem: &Problem) -> f64 {
     let outputs = problem.batch * problem.heads_q * problem.seq_q * problem.head_dim_v;
     problem.bytes() - (outputs * problem.dtype.bytes()) as f64
 }
 
-/// The fastest products for a type.
+/// The fastest products for an element type.
 fn fastest(dtype: DType) -> Option<Products> {
     let many_rows = Problem::new(1, 1, 1024, 64, dtype);
     let isas = Isa::available().into_iter().filter(|isa| isa.is_for(&many_rows));
@@ -91,7 +90,7 @@ fn fastest(dtype: DType) -> Option<Products> {
     rates.max_by(|a, b| a.flops.total_cmp(&b.flops))
 }
 
-/// FLOP/s of all threads.
+/// FLOP/s of all threads together.
 fn rate(isa: Isa) -> Option<f64> {
     let trial = of_all(|_| {
         let began = Instant::now();
@@ -106,13 +105,13 @@ fn rate(isa: Isa) -> Option<f64> {
     })
 }
 
-/// Bytes a second at which all threads read a buffer, each its part.
+/// Bytes per second at which all threads read a buffer, each its own part.
 fn bandwidth(bytes: usize) -> Option<f64> {
     let threads = rayon::current_num_threads();
     let buffer = vec![1.0f32; bytes / size_of::<f32>()];
     let part = (buffer.len() / threads).max(1);
     let share = part * size_of::<f32>();
-    // As often as makes a measurement of some length.
+    // Repeats the read so that a measurement covers at least 1 MiB per thread.
     let again = (1 << 20) / share.max(1) + 1;
     of_all(|thread| {
         let part = buffer.chunks_exact(part).nth(thread).unwrap_or_default();
@@ -122,13 +121,14 @@ fn bandwidth(bytes: usize) -> Option<f64> {
     })
 }
 
-/// The sum over the threads of the best that each measured, all at work at once: who is disturbed for a while is not slower for it.
+/// The sum over the threads of each one's best measurement, with all threads active at once. A short
+/// disturbance of a thread does not lower the result.
 fn of_all(measure: impl Fn(usize) -> f64 + Sync) -> Option<f64> {
     let runs: Vec<Vec<f64>> =
         (0..TIMES).map(|_| rayon::broadcast(|context| measure(context.index()))).collect();
     let best = |thread: usize| runs.iter().filter_map(|run| run.get(thread)).copied().fold(0.0, f64::max);
     let sum: f64 = (0..runs.first()?.len()).map(best).sum();
-    // Whole numbers, which JSON keeps to the last digit.
+    // Rounded to whole numbers, which JSON keeps exactly.
     Some(sum.round()).filter(|sum| sum.is_finite() && *sum > 0.0)
 }
 
@@ -150,18 +150,19 @@ mod tests {
         let (floor, by) = peaks.floor(&mission).unwrap();
         assert_eq!(by.isa, Isa::Avx512);
         assert!((floor.flops_us - 536_870_912.0 / 2e11 * 1e6).abs() < 1e-6, "{floor:?}");
-        // Q, K and V are 3 MiB, more than the largest that was measured.
+        // Q, K and V are 3 MiB, more than the largest measured buffer.
         assert!((floor.bytes_us - 3.0 * 1048576.0 / 1e11 * 1e6).abs() < 1e-6, "{floor:?}");
         assert_eq!(floor.us(), floor.flops_us);
         let half = peaks.floor(&Problem { dtype: DType::F16, ..mission.clone() }).unwrap();
         assert_eq!((half.1.isa, half.0.flops_us * 20.0), (Isa::Amx, floor.flops_us));
         assert_eq!(peaks.floor(&Problem { dtype: DType::Bf16, ..mission }), None);
-        // A row of each head against 1024 keys: 512 KiB of inputs, read no faster than 64 KiB.
+        // One row of queries against 1024 keys: 512 KiB of inputs, bounded by the rate of the next smaller
+        // measured buffer.
         let decode = Problem { seq_q: 1, ..Problem::new(1, 1, 1024, 64, DType::F32) };
         let (floor, _) = peaks.floor(&decode).unwrap();
         assert!((floor.bytes_us - (2.0 * 1024.0 + 1.0) * 256.0 / 4e11 * 1e6).abs() < 1e-9, "{floor:?}");
         assert_eq!(floor.us(), floor.bytes_us);
-        // What is smaller than all that was measured has no bound but its products.
+        // Inputs smaller than every measured buffer are bounded by the products alone.
         let tiny = peaks.floor(&Problem::new(1, 1, 16, 64, DType::F32)).unwrap().0;
         assert_eq!(tiny.bytes_us, 0.0);
     }

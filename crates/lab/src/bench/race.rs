@@ -1,13 +1,15 @@
-//! The race: who runs when, what is timed, what is looked at, and who is out.
+//! The race: the order of turns, what is timed, which outputs are checked, and who is disqualified.
 //!
-//! A turn, warm: flush, an untimed run, poison the output, time. Cold: poison, flush, time. The flush comes first in a warm
-//! turn, too: it leaves the same state whoever had the turn before, and it keeps the device busy while the host puts the
-//! rest in line, so that no launch waits for the host between the two events. Sustained: as warm, with so many batches in the untimed
-//! run, and in the timed one, that each takes [`SUSTAINED_US`].
+//! A warm turn: flush, an untimed run, poison the output, a timed run. A cold turn: poison, flush, a timed
+//! run. A warm turn flushes too: the flush leaves the same state whoever had the previous turn, and it keeps
+//! the device busy while the host queues the rest, so that no launch waits for the host between the two
+//! events. A sustained turn is a warm turn whose untimed and timed runs each have enough batches to last
+//! [`SUSTAINED_US`].
 //!
-//! In the first round, in one in the middle and in one at the end, every contestant meets new values at the addresses that
-//! it knows, between the untimed run and the timed one, and what the timed run wrote is held against the oracle. So is the
-//! output of every fourth turn, at random. Nobody can tell a turn that is looked at from one that is not.
+//! In the first round, one in the middle and one at the end, every contestant gets new input values at the
+//! addresses that it knows, between the untimed and the timed run, and the output of the timed run is
+//! compared with the oracle. Every fourth turn's output, at random, is compared as well. A contestant cannot
+//! recognise a checked turn.
 
 use std::time::Instant;
 
@@ -25,7 +27,7 @@ use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::statistics::{Comparison, compare, control, interval, median, quantile};
 use crate::gate::judge::ErrorFigures;
 
-/// Inputs of a race with their answers: one to begin with, one for each time that new values come.
+/// Inputs of a race with the oracle's outputs: an initial set, and one for each round with new values.
 pub struct Deck {
     /// The problem, dense.
     pub problem: Problem,
@@ -33,49 +35,50 @@ pub struct Deck {
 }
 
 impl Deck {
-    /// Draws. Races of one problem in several modes may share a deck.
+    /// Draws the inputs. Races of one problem in several modes may share a deck.
     ///
     /// # Errors
-    /// When the oracle refuses the problem.
+    /// When the oracle rejects the problem.
     pub fn draw(problem: &Problem, seed: u64) -> Result<Deck, CpuError> {
-        // To begin with, first, middle, last.
+        // The initial inputs, then those of the first, the middle and the last round.
         let draws = (0..4u64).into_par_iter();
         let answers =
             draws.map(|i| Answer::draw(problem, seed.wrapping_mul(4) + i)).collect::<Result<_, _>>()?;
         Ok(Deck { problem: super::answer::dense(problem), answers })
     }
 
-    /// Rows of the output that are judged each time.
+    /// Number of output rows that are judged in each check.
     pub fn rows(&self) -> usize {
         self.answers[0].rows()
     }
 }
 
-/// How long, and against what.
+/// Length and limits of a race.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// What goes before what is timed.
+    /// The state before the timed work.
     pub mode: Mode,
-    /// Draws the order of turns and the turns that are looked at.
+    /// Seed of the order of turns and of the choice of checked turns.
     pub seed: u64,
     /// A race ends with the round in which this time is over, s ...
     pub seconds: f64,
-    /// ... but not before so many rounds ...
+    /// ... but not before this number of rounds ...
     pub least_rounds: usize,
-    /// ... nor after so many ...
+    /// ... nor after this number ...
     pub most_rounds: usize,
-    /// ... and it may end once every interval of ratios is this narrow (its width in logarithms). It is the width that
-    /// ends it, never the verdict, so looking on the way does not favour one (Chow & Robbins 1965).
+    /// ... and may end once every interval of ratios is this narrow (width in logarithms). The width ends the
+    /// race, never the verdict, so that looking at intermediate results favours no verdict (Chow & Robbins
+    /// 1965).
     pub width: f64,
-    /// The device's peaks; without them there is no floor.
+    /// The device's peaks. Without them the race has no least time.
     pub peaks: Option<Peaks>,
 }
 
 impl Rules {
-    /// Rounds that a bootstrap over blocks needs.
+    /// Minimum number of rounds for a bootstrap over blocks.
     pub const LEAST_ROUNDS: usize = 12;
 
-    /// About `seconds` of it.
+    /// Rules for a race of about `seconds`.
     pub fn new(mode: Mode, seconds: f64, peaks: Option<Peaks>) -> Rules {
         Rules {
             mode,
@@ -89,49 +92,47 @@ impl Rules {
     }
 }
 
-/// One timed piece of work.
+/// One timed sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
     /// Time of one call, µs.
     pub us: f64,
-    /// The same by the host's clock.
+    /// Time of one call by the host's clock, µs.
     pub host_us: f64,
     /// The round, from 0.
     pub round: usize,
-    /// Whether the inputs were new to the contestant; such samples stand apart.
+    /// Whether the inputs were new to the contestant. Such samples are kept out of the medians.
     pub fresh: bool,
-    /// What the device said right after.
+    /// The device's sensors right after the sample.
     pub reading: Reading,
 }
 
-/// What one contestant did.
+/// The results of one contestant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measurement {
-    /// Its name.
     pub name: String,
-    /// Whose it is.
     pub origin: Origin,
     /// Calls in one sample.
     pub calls: u32,
-    /// Every sample in the order in which they were taken; for the first contestant not those of its twin.
+    /// Every sample in the order of measurement. The samples of the first contestant's twin are not included.
     pub samples: Vec<Sample>,
-    /// The worst error of the outputs that were looked at.
+    /// The worst error among the checked outputs.
     pub error: Option<ErrorFigures>,
-    /// Outputs that were looked at.
+    /// Number of checked outputs.
     pub looked_at: usize,
-    /// Why its times do not count.
+    /// Why the times do not count.
     pub fault: Option<Fault>,
-    /// The first contestant against this one; of the first itself, against its twin.
+    /// The first contestant against this one. For the first contestant itself: against its twin.
     pub comparison: Option<Comparison>,
 }
 
 impl Measurement {
-    /// Times of a call that count, µs.
+    /// Times of a call on inputs that were not new, µs.
     pub fn times(&self) -> Vec<f64> {
         self.samples.iter().filter(|s| !s.fresh).map(|s| s.us).collect()
     }
 
-    /// Their median.
+    /// The median of these times, µs.
     pub fn us(&self) -> f64 {
         median(&self.times())
     }
@@ -141,27 +142,26 @@ impl Measurement {
     }
 }
 
-/// A race that took place.
+/// The results of a race.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Race {
     /// The problem, dense.
     pub problem: Problem,
-    /// What went before what was timed.
+    /// The state before the timed work.
     pub mode: Mode,
-    /// Rounds.
     pub rounds: usize,
-    /// Rows of the output that were judged each time.
+    /// Number of output rows that were judged in each check.
     pub judged_rows: usize,
-    /// The least time of a call, where the device is known.
+    /// The least time of a call; `None` when the device's peaks are unknown.
     pub floor: Option<Floor>,
-    /// The contestants in the order given; all are compared with the first.
+    /// The contestants in the given order. All are compared with the first.
     pub measurements: Vec<Measurement>,
 }
 
 impl Race {
-    /// The first contestant, with which the others are compared.
+    /// The first contestant; all others are compared with it.
     pub fn first(&self) -> &Measurement {
-        // `race` refuses to start without one.
+        // `race` rejects an empty list of contestants.
         &self.measurements[0]
     }
 
@@ -175,10 +175,10 @@ impl Race {
 /// Why a race did not take place.
 #[derive(Debug, thiserror::Error)]
 pub enum RaceError<E: std::error::Error> {
-    /// Nobody came.
+    /// There is no contestant.
     #[error("contestants = 0; accepted: at least one")]
     Nobody,
-    /// The device broke down.
+    /// The device failed.
     #[error("{0}")]
     Stage(E),
 }
@@ -186,7 +186,8 @@ pub enum RaceError<E: std::error::Error> {
 /// Races contestants on a stage.
 ///
 /// # Errors
-/// When the stage breaks down. A contestant that breaks the rules is out, with a [`Fault`], and the others go on.
+/// When the stage fails. A contestant that breaks the rules is disqualified with a [`Fault`], and the others
+/// continue.
 pub fn race<S: Stage>(
     stage: &mut S,
     deck: &Deck,
@@ -201,7 +202,7 @@ pub fn race<S: Stage>(
     Ok(run.finish())
 }
 
-/// The inputs that are live, and those that will be.
+/// Where the current inputs lie, and the index of their expected output.
 #[derive(Clone, Copy)]
 struct Live {
     slot: Slot,
@@ -215,28 +216,33 @@ struct Run<'a, S> {
     rules: &'a Rules,
     live: Live,
     measurements: Vec<Measurement>,
-    /// One for each lane: the contestants, then the first one's twin. Two times for each round that counts.
+    /// One lane per contestant and one for the first contestant's twin. Each round that counts adds two times
+    /// to a lane.
     lanes: Vec<Vec<f64>>,
-    /// The least time of one call alone, for the contestants whose calls come in batches.
+    /// The least time of a single call, for contestants whose calls come in batches.
     singles: Vec<f64>,
-    /// What each contestant does in a turn.
+    /// The work of each contestant in a turn.
     work: Vec<Work>,
     floor: Option<Floor>,
     rounds: usize,
 }
 
-/// What a sustained run takes at least, µs: an H200 that computes without a pause has the clocks of its power limit by then, ...
+/// Minimum length of a sustained run, µs. By then an H200 under continuous load has the clock of its power
+/// limit.
 pub const SUSTAINED_US: f64 = 3e5;
-/// ... unless that are more batches than this, as of kernels that are over before their launch is.
+/// Maximum number of batches of a sustained run. Kernels shorter than the launch overhead would need more to
+/// last [`SUSTAINED_US`].
 const MOST_BATCHES: f64 = 1e4;
-/// Runs of which the least time is taken.
+/// Number of runs of which the least time is taken.
 const FEW: usize = 5;
-/// A batch whose calls take less than this part of what one takes alone was not worked off call by call. A launch and its
-/// events are in the time of the one alone, and neighbours in a batch may overlap, so honest batches come down to a third.
+/// A batch whose time per call is below this part of a single call's time was not executed call by call. The
+/// time of a single call includes the launch and the events, and calls in a batch may overlap, so correct
+/// batches go down to a third.
 const BATCH_PART: f64 = 0.15;
-/// All times on inputs not seen before above this multiple of (nearly) all others: answers are kept.
+/// If nearly all times on new inputs exceed all others by this factor, the contestant caches outputs.
 const SEEN_RATIO: f64 = 1.25;
-/// The host's clock may say more than the events by this part and these µs: it sees both only when it is told.
+/// The host's clock may exceed the events' time by this factor plus `HOST_US` µs, because the host sees both
+/// events late.
 const HOST_PART: f64 = 1.25;
 const HOST_US: f64 = 30.0;
 
@@ -270,7 +276,7 @@ impl<'a, S: Stage> Run<'a, S> {
         }
     }
 
-    /// No time is taken of what is wrong: everyone computes once before.
+    /// Checks every contestant's output once before any time is taken.
     fn line_up(&mut self) -> Result<(), S::Error> {
         self.stage.stage(Slot::A, &self.deck.answers[0].inputs)?;
         self.stage.load(Slot::A)?;
@@ -291,7 +297,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// The least of a few times that count nowhere.
+    /// The least of a few times that count nowhere else.
     fn least_us(&mut self, who: usize, work: Work) -> Result<f64, S::Error> {
         let mut least = f64::INFINITY;
         for _ in 0..FEW {
@@ -314,7 +320,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// Whether the next round is the last, in which inputs are new once more.
+    /// Whether the next round, with new inputs once more, is the last.
     fn is_enough(&self, seconds: f64) -> bool {
         let (rounds, rules) = (self.rounds, self.rules);
         let narrow = || {
@@ -326,7 +332,7 @@ impl<'a, S: Stage> Run<'a, S> {
             })
         };
         let enough = rounds + 1 >= rules.least_rounds && seconds >= rules.seconds;
-        // Now and then only: an interval costs more than a round of short kernels.
+        // Checked every 16 rounds only: computing an interval costs more than a round of short kernels.
         let looks = rounds + 1 >= 2 * rules.least_rounds && rounds.is_multiple_of(16);
         enough || rounds + 1 >= rules.most_rounds || (looks && narrow())
     }
@@ -361,7 +367,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// One turn: `next` are inputs that come between the untimed run and the timed one.
+    /// One turn. `next` are new inputs that are loaded between the untimed and the timed run.
     fn turn_on(&mut self, who: usize, work: Work, next: Option<Live>) -> Result<Timing, S::Error> {
         let load = |run: &mut Self, live: Live| {
             run.live = live;
@@ -399,13 +405,14 @@ impl<'a, S: Stage> Run<'a, S> {
         if lane == who || new {
             self.measurements[who].samples.push(sample);
         }
-        // A round with new inputs is not one of equals.
+        // Rounds with new inputs are kept out of the comparison.
         if !fresh_round {
             self.lanes[lane].push(sample.us);
         }
     }
 
-    /// Holds the output against the oracle; where inputs are new, also against what the ones before would have given.
+    /// Compares the output with the oracle; after new inputs, also with the expected output of the previous
+    /// inputs.
     fn look(&mut self, who: usize, before: Option<usize>) -> Result<(), S::Error> {
         let out = self.stage.output(who)?;
         let origin = self.entrants[who].origin;
@@ -427,7 +434,7 @@ impl<'a, S: Stage> Run<'a, S> {
         self.measurements[who].fault.is_none()
     }
 
-    /// Faults that only all samples show, and the comparisons of those who are still in.
+    /// Detects faults that need all samples, and compares the contestants that are left.
     fn finish(mut self) -> Race {
         for who in 0..self.entrants.len() {
             if self.is_in(who) {
@@ -457,7 +464,7 @@ impl<'a, S: Stage> Run<'a, S> {
         let measurement = &self.measurements[who];
         let (times, fresh) = (measurement.times(), measurement.fresh());
         let us = median(&times);
-        // Of the same samples: on a busy machine the median of others may be another time.
+        // Host times of the samples that count: on a busy machine the median of all samples may differ.
         let counting = measurement.samples.iter().filter(|s| !s.fresh);
         let host_us = median(&counting.map(|s| s.host_us).collect::<Vec<_>>());
         let calls = measurement.calls;
@@ -481,7 +488,7 @@ impl<'a, S: Stage> Run<'a, S> {
     }
 }
 
-/// Mean log-times of the rounds of a lane, which has two turns in each.
+/// Mean log-time of each round of a lane. A lane has two turns in each round.
 fn logs(lane: &[f64]) -> Vec<f64> {
     lane.chunks_exact(2).map(|turns| f64::midpoint(turns[0].ln(), turns[1].ln())).collect()
 }

@@ -9,7 +9,7 @@ use super::stage::Mode;
 use super::statistics::{median, quantile};
 use crate::provenance::{Provenance, hash};
 
-/// One measured fact with everything needed to judge it. Figures that there are none of are `null`.
+/// One measured fact with everything needed to judge it. Missing figures are `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     pub suite: String,
@@ -31,25 +31,25 @@ pub struct Row {
     pub kernel_hash: String,
     /// Why the times do not count.
     pub fault: Option<String>,
-    /// Calls in one sample; times are of one call.
+    /// Calls in one sample. The times are per call.
     pub calls: u32,
     pub rounds: usize,
     pub floor_us: Option<f64>,
-    /// Outputs held against the oracle, and rows of each.
+    /// Number of outputs that were compared with the oracle; `judged_rows` is the number of rows in each.
     pub looked_at: usize,
     pub judged_rows: usize,
-    /// Samples taken while the device was throttled.
+    /// Number of samples taken while the device was throttled.
     pub throttled: usize,
     pub all: All,
     #[serde(flatten)]
     pub provenance: Provenance,
 }
 
-/// Every sample, column by column, in the order in which they were taken: two in each round.
+/// Every sample in the order of measurement, column by column: two samples per round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct All {
     pub us: Vec<f64>,
-    /// Places of the samples on inputs not seen before, which are in no median.
+    /// Indices of the samples on new inputs, which no median includes.
     pub fresh: Vec<usize>,
     pub clock_mhz: Option<Vec<u32>>,
     pub watts: Option<Vec<f64>>,
@@ -71,18 +71,18 @@ pub fn problem_json(problem: &Problem) -> Value {
     row
 }
 
-/// What a contestant ran, as far as its rows tell.
+/// Identification of a contestant's kernel in its rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
-    /// The plan of a kernel of ours.
+    /// The plan of a FlashCore kernel.
     pub plan: Option<Value>,
-    /// Hash of its PTX; of the name and the plan where there is no PTX.
+    /// Hash of the kernel's PTX, or of the name and the plan when there is no PTX.
     pub kernel_hash: Option<String>,
 }
 
 impl Race {
-    /// The rows of a race: one for each contestant, with what its times were compared with. `identities` has one entry for
-    /// each; what is missing is left out.
+    /// The rows of a race: one per contestant, with its comparisons. `identities` has one entry per
+    /// contestant; missing entries count as empty.
     pub fn rows(&self, suite: &str, identities: &[Identity], provenance: &Provenance) -> Vec<Row> {
         let nothing = Identity::default();
         let rows = self.measurements.iter().enumerate();
@@ -129,7 +129,7 @@ impl Race {
         }
     }
 
-    /// The first contestant against the best peer, against everyone, and against its twin.
+    /// The ratios of the first contestant to the best peer, to every other contestant and to its twin.
     fn ratios(&self) -> Value {
         let best = self.best_peer();
         let others = self.measurements.iter().skip(1);
@@ -143,7 +143,7 @@ impl Race {
 }
 
 impl Row {
-    /// The row of a contestant that never came to race, and says why.
+    /// The row of a contestant that could not race, with the reason.
     pub fn failed(
         suite: &str,
         name: &str,
@@ -197,7 +197,7 @@ impl All {
     }
 }
 
-/// Nanoseconds and milliwatts are enough.
+/// Rounds to three decimals: times to nanoseconds, power to milliwatts.
 fn digits(x: f64) -> f64 {
     (x * 1000.0).round() / 1000.0
 }

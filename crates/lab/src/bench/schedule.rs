@@ -1,11 +1,11 @@
-//! Whose turn it is.
+//! The order of turns.
 
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-/// The turns of one round: all lanes in an order drawn from the seed, and then back (A B B A for two). Each lane has two
-/// turns whose mean place is the same for all, so that a drift over the round favours none.
+/// The turns of one round: all lanes in an order drawn from the seed, then backwards (A B B A for two). Both
+/// turns of a lane have the same mean position, so that a linear drift over the round favours no lane.
 pub fn palindrome(lanes: usize, seed: u64, round: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lanes).collect();
     order.shuffle(&mut rng(seed, round, 0));
@@ -14,18 +14,18 @@ pub fn palindrome(lanes: usize, seed: u64, round: u64) -> Vec<usize> {
     order
 }
 
-/// Whether the output of this turn is looked at: one of four, and no contestant can tell which.
+/// Whether the output of this turn is checked: one turn in four, unpredictable for a contestant.
 pub fn is_looked_at(seed: u64, round: u64, turn: u64) -> bool {
     rng(seed, round, 1 + turn).random_ratio(1, 4)
 }
 
-/// A round between the first and `rounds`, for new inputs in the middle of a race.
+/// A random round after the first and before `rounds`, for new inputs in the middle of a race.
 pub fn middle(seed: u64, rounds: u64) -> u64 {
     rng(seed, u64::MAX, 0).random_range(1..rounds.max(2))
 }
 
 fn rng(seed: u64, round: u64, stream: u64) -> SmallRng {
-    // SplitMix64's increment keeps neighbouring rounds and streams apart.
+    // SplitMix64's increment separates neighbouring rounds and streams.
     let mixed = seed ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream.rotate_left(32);
     SmallRng::seed_from_u64(mixed)
 }

@@ -45,7 +45,7 @@ for line in sys.stdin:
             how = state["how"] = {"scale": command["scale"]}
             rows, keys = command["shape_q"][2], command["shape_k"][2]
             lower, upper = command["diagonals"]
-            if (lower, upper) == (None, 0):  # the top left, to which is_causal is aligned
+            if (lower, upper) == (None, 0):  # is_causal aligns its diagonal to the top left
                 how["is_causal"] = True
             elif (lower, upper) != (None, None):
                 mask = torch.ones(rows, keys, dtype=torch.bool)
@@ -74,5 +74,5 @@ for line in sys.stdin:
             answer(us=min(timed(lambda: torch.mm(a, b))[0] for _ in range(command["repeats"])))
         else:
             answer(error="unknown op " + command["op"])
-    except Exception as error:  # the other side decides what to do about it
+    except Exception as error:  # the parent process decides how to handle the error
         answer(error=f"{type(error).__name__}: {error}")

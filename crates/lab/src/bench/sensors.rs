@@ -1,4 +1,4 @@
-//! Clock, power, temperature and throttle state, read beside each sample.
+//! Clock, power, temperature and throttle state, read after each sample.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
-/// What the device said; `None` for what it does not tell.
+/// The sensor values. A value is `None` when the device does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Reading {
     /// Clock of the SMs (of the cores, on a CPU), MHz.
@@ -17,18 +17,18 @@ pub struct Reading {
     pub watts: Option<f64>,
     /// Temperature, °C.
     pub celsius: Option<u32>,
-    /// Why the clock is below its highest: a set of `nvmlClocksEventReasons` bits (NVML API Reference, "Clocks Event
-    /// Reasons").
+    /// Why the clock is below its maximum: a set of `nvmlClocksEventReasons` bits (NVML API Reference,
+    /// "Clocks Event Reasons").
     pub throttle: Option<u64>,
 }
 
-/// Reasons that are no throttling: the device has nothing to do, or someone set its clocks.
+/// Reasons that do not count as throttling: the device is idle, or a user set its clocks.
 const HARMLESS: u64 = GPU_IDLE | APPLICATIONS_CLOCKS_SETTING | DISPLAY_CLOCK_SETTING;
 const GPU_IDLE: u64 = 0x1;
 const APPLICATIONS_CLOCKS_SETTING: u64 = 0x2;
 const DISPLAY_CLOCK_SETTING: u64 = 0x100;
 
-/// Names of the bits, as NVML has them.
+/// NVML's names of the bits.
 const REASONS: [(u64, &str); 9] = [
     (GPU_IDLE, "idle"),
     (APPLICATIONS_CLOCKS_SETTING, "application clocks"),
@@ -42,17 +42,18 @@ const REASONS: [(u64, &str); 9] = [
 ];
 
 impl Reading {
-    /// Whether something held the clock down that was not asked for.
+    /// Whether the clock was reduced for a reason other than idleness or a user's setting.
     pub fn throttled(&self) -> bool {
         self.throttle.is_some_and(|reasons| reasons & !HARMLESS != 0)
     }
 }
 
-/// A GPU's sensors, through NVML, which is loaded at run time.
+/// A GPU's sensors through NVML, which is loaded at run time.
 pub struct Sensors(Result<Device<'static>, String>);
 
 impl Sensors {
-    /// Of the device with this UUID (`GPU-…`, as the driver tells it too). Without NVML there are sensors that read nothing.
+    /// Opens the sensors of the device with this UUID (`GPU-…`, as the driver reports it). Without NVML
+    /// nothing is read.
     pub fn of(uuid: &str) -> Sensors {
         static NVML: OnceLock<Result<Nvml, String>> = OnceLock::new();
         let nvml = NVML.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
@@ -60,12 +61,12 @@ impl Sensors {
         Sensors(device.and_then(|nvml| nvml.device_by_uuid(uuid).map_err(|error| error.to_string())))
     }
 
-    /// Why nothing is read.
+    /// Why no sensor can be read.
     pub fn missing(&self) -> Option<&str> {
         self.0.as_ref().err().map(String::as_str)
     }
 
-    /// What the device says now.
+    /// Reads all sensors.
     pub fn read(&self) -> Reading {
         let Ok(device) = &self.0 else { return Reading::default() };
         Reading {
@@ -78,7 +79,7 @@ impl Sensors {
     }
 }
 
-/// The reasons in words.
+/// The throttle reasons in words.
 pub fn reasons(bits: u64) -> Vec<&'static str> {
     REASONS.iter().filter(|(bit, _)| bits & bit != 0).map(|&(_, name)| name).collect()
 }

@@ -1,24 +1,24 @@
-//! Where contestants run, as the race sees it: a GPU's stream, this machine's CPU, or a device made up by a test.
+//! The device of a race as an interface: a GPU's stream, this machine's CPU, or a simulated device of a test.
 
 use serde::Serialize;
 
 use super::sensors::Reading;
 use crate::values::{Inputs, Values};
 
-/// What went before the call that is timed.
+/// The state of the device before the timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The same call went before, untimed.
+    /// An untimed run of the same call goes before.
     Warm,
-    /// L2 was filled with other data before.
+    /// L2 is filled with other data before.
     Cold,
-    /// As warm, and for so long, both untimed and timed, that the clocks are those which the device's power allows.
+    /// Like warm, with untimed and timed runs so long that the clock falls to the one that the power limit
+    /// allows.
     Sustained,
 }
 
 impl Mode {
-    /// Every mode.
     pub const ALL: [Mode; 3] = [Mode::Warm, Mode::Cold, Mode::Sustained];
 
     /// The word in rows and tables.
@@ -30,10 +30,10 @@ impl Mode {
         }
     }
 
-    /// The least difference, as a part of the time, that is called one. The same kernel prepared twice lies at other addresses,
-    /// in other slices of L2 and other channels of memory, and keeps the advantage or disadvantage through a whole race, where
-    /// neither rounds nor the twin average it out. `bench --control` prepares anew for each race and shows how far apart
-    /// that comes out.
+    /// The smallest relative difference that counts as one. A kernel that is prepared twice lies at different
+    /// addresses, hence in different L2 slices and memory channels. The resulting advantage or disadvantage
+    /// lasts through a race, and neither rounds nor the twin average it out. `bench --control` prepares anew
+    /// for each race and shows its size.
     pub const fn margin(self) -> f64 {
         match self {
             Mode::Warm | Mode::Sustained => 0.01,
@@ -42,55 +42,55 @@ impl Mode {
     }
 }
 
-/// How a contestant's work was packed, by us, before the race.
+/// The unit of work in a turn, packed before the race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// One call.
     Single,
-    /// So many batches in a row, each of [`Entrant::calls`] calls, so that short kernels are not hidden by the timer and the launch.
+    /// This number of batches in a row, each of [`Entrant::calls`] calls. Batches keep the timer and the
+    /// launch from hiding the time of short kernels.
     Batches(u32),
 }
 
-/// Whose work it is.
+/// Whether a contestant is a FlashCore kernel or a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// A kernel of ours: PTX and a launch contract, no host code.
+    /// A FlashCore kernel: PTX and a launch contract, no host code.
     Ours,
-    /// Somebody else's library.
+    /// A library of another project.
     Peer,
 }
 
-/// What the race knows of a contestant.
+/// The data of a contestant that the race uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entrant {
-    /// Its name.
     pub name: String,
-    /// Whose it is; ours are held to the error model itself, peers to a multiple of it.
+    /// FlashCore kernels must meet the error model itself, peers a multiple of it.
     pub origin: Origin,
     /// Calls in a batch.
     pub calls: u32,
 }
 
-/// The name that rows give to our kernels.
+/// The name of FlashCore kernels in rows.
 pub const OURS: &str = "flashcore";
 
-/// A library that calls itself one of our kernels.
+/// A library has a name that is reserved for FlashCore kernels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("name = \"{0}\" is that of our own kernels, which come as PTX; accepted for a peer: any other name")]
 pub struct NotOurs(pub String);
 
 impl Entrant {
-    /// A kernel of ours. `variant` tells several plans apart.
+    /// A FlashCore kernel. `variant` distinguishes several plans.
     pub fn ours(variant: Option<&str>, calls: u32) -> Entrant {
         let name = variant.map_or(OURS.to_owned(), |variant| format!("{OURS} {variant}"));
         Entrant { name, origin: Origin::Ours, calls }
     }
 
-    /// Somebody else's library.
+    /// A library of another project.
     ///
     /// # Errors
-    /// [`NotOurs`] for a name that rows keep for our own kernels.
+    /// [`NotOurs`] for a name that is reserved for FlashCore kernels.
     pub fn peer(name: &str, calls: u32) -> Result<Entrant, NotOurs> {
         if name.to_lowercase().starts_with(OURS) {
             return Err(NotOurs(name.to_owned()));
@@ -99,16 +99,16 @@ impl Entrant {
     }
 }
 
-/// One timed piece of work.
+/// The time of one sample by two clocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// By the device's own clock, between two events around it, µs.
+    /// By the device's clock, between the two events around the work, µs.
     pub us: f64,
-    /// By the host's clock, from when the first event was seen done until the second was, µs.
+    /// By the host's clock, from seeing the first event complete to seeing the second, µs.
     pub host_us: f64,
 }
 
-/// One of the two sets of inputs that stand ready beside the live one.
+/// One of two staging areas for inputs beside the live ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     A,
@@ -116,7 +116,6 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// The other one.
     pub const fn other(self) -> Slot {
         match self {
             Slot::A => Slot::B,
@@ -125,55 +124,55 @@ impl Slot {
     }
 }
 
-/// Runs the contestants, whom it knows by their number. Everything happens in the order of the calls, on one stream; only
-/// [`Stage::time`] and [`Stage::output`] wait.
+/// Runs contestants, which are known by their index. All work happens in the order of the calls, on one
+/// stream. Only [`Stage::time`] and [`Stage::output`] wait for it.
 pub trait Stage {
-    /// What can go wrong; after an error the stage is of no more use.
+    /// After an error the stage cannot be used any more.
     type Error: std::error::Error;
 
-    /// Puts inputs aside, to be loaded later without a wait.
+    /// Copies inputs into a staging area, so that a later load does not wait for the host.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn stage(&mut self, slot: Slot, inputs: &Inputs) -> Result<(), Self::Error>;
 
-    /// Makes these the values of the live inputs, at the addresses that the contestants have known from the start.
+    /// Copies a staging area into the live inputs, whose addresses the contestants have known from the start.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn load(&mut self, slot: Slot) -> Result<(), Self::Error>;
 
-    /// Fills the caches with other data, and takes back whatever was asked to persist in them.
+    /// Fills the caches with other data and releases persisting cache lines.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn flush(&mut self) -> Result<(), Self::Error>;
 
     /// Fills a contestant's output with NaN.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn poison(&mut self, who: usize) -> Result<(), Self::Error>;
 
     /// Runs a contestant, untimed.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn run(&mut self, who: usize, work: Work) -> Result<(), Self::Error>;
 
-    /// Runs a contestant between two events, and waits for the second.
+    /// Runs a contestant between two events and waits for the second.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn time(&mut self, who: usize, work: Work) -> Result<Timing, Self::Error>;
 
-    /// What a contestant's output holds now, dense as `[batch, head, row, dim]`: read without waiting for anything but what
-    /// went before on our stream.
+    /// Reads a contestant's output, dense as `[batch, head, row, dim]`, waiting only for earlier work on the
+    /// race's own stream.
     ///
     /// # Errors
-    /// The stage's.
+    /// The stage's own.
     fn output(&mut self, who: usize) -> Result<Values, Self::Error>;
 
-    /// Clocks, power, temperature and throttle state now.
+    /// Reads clocks, power, temperature and throttle state.
     fn read(&mut self) -> Reading;
 }

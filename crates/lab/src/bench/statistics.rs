@@ -1,19 +1,20 @@
-//! The law of time: log-ratios paired by round, a bootstrap interval over blocks of rounds, and a noise floor from the
-//! first contestant raced against its twin.
+//! The statistics of a race: log-ratios paired by round, a bootstrap interval over blocks of rounds, and a
+//! noise floor from the first contestant raced against its twin.
 //!
-//! A round is a palindrome (A B B A, [`super::schedule`]), so a contestant's mean log-time of a round is free of any drift
-//! that is linear over the round, and its difference from another's in the same round is free of what both shared. What
-//! is left between neighbouring rounds is correlated (clocks and temperatures move slowly), so rounds are resampled in
-//! blocks that wrap around (Politis & Romano, "A circular block-resampling procedure for stationary data", 1992), of a
-//! length that grows with the cube root of their number (Hall, Horowitz & Jing, "On blocking rules for the bootstrap
-//! with dependent data", Biometrika 1995). The statistic is the mean of the middle half, a trimmed mean (Tukey &
-//! McLaughlin 1963): interrupts do not move it, and unlike a median it does not stick to the timer's ticks.
+//! A round is a palindrome (A B B A, [`super::schedule`]). A contestant's mean log-time of a round is
+//! therefore free of any drift that is linear over the round, and the difference of two contestants in one
+//! round is free of common effects. Remaining errors of neighbouring rounds are correlated, because clocks
+//! and temperatures move slowly. Rounds are therefore resampled in blocks that wrap around (Politis & Romano,
+//! "A circular block-resampling procedure for stationary data", 1992). The block length grows with the cube
+//! root of the number of rounds (Hall, Horowitz & Jing, "On blocking rules for the bootstrap with dependent
+//! data", Biometrika 1995). The statistic is the mean of the middle half, a trimmed mean (Tukey & McLaughlin
+//! 1963): interrupts do not move it, and unlike a median it does not stick to the timer's ticks.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// Who is faster, as far as the samples tell.
+/// The verdict on contestant A against B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum SpeedVerdict {
@@ -23,7 +24,6 @@ pub enum SpeedVerdict {
 }
 
 impl SpeedVerdict {
-    /// The word in tables.
     pub const fn name(self) -> &'static str {
         match self {
             SpeedVerdict::Faster => "FASTER",
@@ -33,53 +33,50 @@ impl SpeedVerdict {
     }
 }
 
-/// One contestant against another.
+/// The comparison of contestant A with contestant B.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// time(B) / time(A): above 1, A is faster.
+    /// time(B) / time(A). Above 1, A is faster.
     pub ratio: f64,
     /// Lower end of the 95 % bootstrap interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
-    /// A difference below this ratio says nothing: what A reaches against its twin, and no less than the margin.
+    /// The noise floor as a ratio: the reach of A against its twin, but at least the margin.
     pub noise: f64,
-    /// The verdict on A.
     pub verdict: SpeedVerdict,
 }
 
-/// Resamples of the bootstrap.
 const RESAMPLES: usize = 2000;
-/// Part of the values that is left out at each end of a mean.
+/// The fraction of values that the trimmed mean drops at each end.
 const TRIM: f64 = 0.25;
 
-/// An interval of log-ratios with the estimate inside.
+/// A 95 % interval of log-ratios with its estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Trimmed mean.
+    /// The trimmed mean.
     pub middle: f64,
-    /// Lower end, of 95 %.
     pub low: f64,
-    /// Upper end.
     pub high: f64,
 }
 
 impl Interval {
-    /// How far from 0 the interval reaches.
+    /// The largest distance of the interval's ends from 0.
     pub fn reach(&self) -> f64 {
         self.low.abs().max(self.high.abs())
     }
 }
 
-/// Compares A with B. Each slice holds one mean log-time for each round, of A, of B, and of A's twin; `margin` is the least
-/// difference that is called one ([`super::stage::Mode::margin`]).
+/// Compares A with B. Each slice holds the mean log-time of each round, for A, B and A's twin. `margin` is
+/// the smallest difference that counts ([`super::stage::Mode::margin`]).
 pub fn compare(a: &[f64], b: &[f64], twin: &[f64], margin: f64) -> Comparison {
-    // The control's interval says how far from 1 the ratio of equals can come out.
+    // The reach of the A/A control bounds the ratio that two equal contestants can show.
     judged(difference(a, b), difference(a, twin).reach().max(margin.ln_1p()))
 }
 
-/// The control itself: A against its twin, held against the margin alone, since its own interval would excuse whatever it
-/// says. Anything but UNDECIDED says that this device tells equals apart, and by how much.
+/// The verdict on the A/A control itself: A against its twin. The noise is the margin alone, because the
+/// control's own interval would excuse any result. A verdict other than UNDECIDED means that this device
+/// separates equal contestants.
 pub fn control(a: &[f64], twin: &[f64], margin: f64) -> Comparison {
     judged(difference(a, twin), margin.ln_1p())
 }
@@ -89,7 +86,8 @@ fn difference(a: &[f64], b: &[f64]) -> Interval {
     interval(&differences)
 }
 
-/// The law's verdict on an interval of logarithms: whole beyond the noise, or undecided.
+/// The verdict on an interval of logarithms: the whole interval lies beyond the noise, or the race is
+/// undecided.
 pub(crate) fn judged(found: Interval, noise: f64) -> Comparison {
     let verdict = match () {
         () if found.low > noise => SpeedVerdict::Faster,
@@ -100,8 +98,8 @@ pub(crate) fn judged(found: Interval, noise: f64) -> Comparison {
     Comparison { ratio: middle.exp(), low: low.exp(), high: high.exp(), noise: noise.exp(), verdict }
 }
 
-/// The 95 % interval of the trimmed mean: a percentile interval, widened for small samples (`widening`). The seed is fixed: one set of
-/// samples has one interval.
+/// The 95 % interval of the trimmed mean: a percentile interval, widened for small samples (`widening`). The
+/// seed is fixed, so that a set of samples always has the same interval.
 pub fn interval(values: &[f64]) -> Interval {
     let n = values.len();
     if n < 2 {
@@ -127,9 +125,10 @@ pub fn interval(values: &[f64]) -> Interval {
     Interval { middle, low, high }
 }
 
-/// What the ends of a percentile interval lack at small `n`. Blocks of length b around the sample's own mean vary by 1 − b/n too
-/// little, and the spread is itself an estimate: Student's t(n − 1) for the normal quantile. Without it, intervals of normal values
-/// hold 83 % at n = 5, 84 % at 9 and 93 % at 24 where 95 are meant.
+/// The factor by which a percentile interval is too narrow at small `n`. Blocks of length b around the
+/// sample's own mean underestimate the variance by the factor 1 − b/n. The spread is itself an estimate,
+/// hence Student's t(n − 1) instead of the normal quantile. Without the factor, nominal 95 % intervals of
+/// normal values cover 83 % at n = 5, 84 % at 9 and 93 % at 24.
 fn widening(n: usize, block: usize) -> f64 {
     let (n, block) = (n as f64, block as f64);
     student(n - 1.0) / NORMAL * (n / (n - block).max(1.0)).sqrt()
@@ -138,7 +137,8 @@ fn widening(n: usize, block: usize) -> f64 {
 /// The normal distribution's quantile at 97.5 %.
 const NORMAL: f64 = 1.959_964;
 
-/// Student's quantile at 97.5 % from the normal one (Fisher & Cornish 1960): off by less than 1 % from 4 degrees of freedom on.
+/// Student's quantile at 97.5 % by expansion around the normal one (Fisher & Cornish 1960). The error is
+/// below 1 % from 4 degrees of freedom on.
 fn student(freedom: f64) -> f64 {
     let (z, v) = (NORMAL, freedom);
     let terms = [
@@ -149,7 +149,7 @@ fn student(freedom: f64) -> f64 {
     z + terms[0] / v + terms[1] / v.powi(2) + terms[2] / v.powi(3)
 }
 
-/// The mean of what is left without the lowest and the highest quarter; NaN of nothing.
+/// The mean without the lowest and the highest quarter; NaN for an empty slice.
 pub fn trimmed_mean(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -158,12 +158,12 @@ pub fn trimmed_mean(values: &[f64]) -> f64 {
     kept.iter().sum::<f64>() / kept.len() as f64
 }
 
-/// The median; NaN of nothing.
+/// The median; NaN for an empty slice.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The quantile at `at` in [0, 1], interpolated; NaN of nothing.
+/// The interpolated quantile at `at` in [0, 1]; NaN for an empty slice.
 pub fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -182,7 +182,7 @@ mod tests {
 
     const ROUNDS: usize = 24;
 
-    /// A machine's noise: a factor for each turn, in the order of the turns.
+    /// A simulated machine's noise: a factor for each turn, in the order of the turns.
     trait Noise: FnMut(&mut SmallRng, usize) -> f64 {}
     impl<F: FnMut(&mut SmallRng, usize) -> f64> Noise for F {}
 
@@ -190,7 +190,7 @@ mod tests {
         (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (std::f64::consts::TAU * rng.random::<f64>()).cos()
     }
 
-    /// Races A, B (of `factor` times A's time) and A's twin, in the order of the real schedule.
+    /// Races A, B (whose time is `factor` times A's) and A's twin in the order of the real schedule.
     fn race(seed: u64, factor: f64, mut noise: impl Noise) -> Comparison {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut logs = [vec![], vec![], vec![]];
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn equals_are_undecided_whatever_the_noise() {
         let mut state = 0.0;
-        // Correlation of 0.9 from turn to turn: over the six turns of a round it falls to a half.
+        // Turns correlate with 0.9; over the six turns of a round the correlation falls to a half.
         let autocorrelated = |rng: &mut SmallRng, _: usize| {
             state = 0.9 * state + 0.01 * normal(rng);
             1.0 + state
@@ -225,14 +225,14 @@ mod tests {
             "drift"
         );
         assert!(undecided_of_100(autocorrelated) >= 95, "autocorrelated");
-        // Cauchy: not even a mean; and an interrupt in one turn of twenty.
+        // A Cauchy distribution, which has no mean; then an interrupt in one turn of twenty.
         let tails = |rng: &mut SmallRng, _: usize| (0.003 * normal(rng) / normal(rng).abs().max(1e-3)).exp();
         assert!(undecided_of_100(tails) >= 95, "heavy tails");
         let spikes = |rng: &mut SmallRng, _: usize| {
             if rng.random::<f64>() < 0.05 { 3.0 } else { 1.0 + 0.01 * normal(rng) }
         };
         assert!(undecided_of_100(spikes) >= 95, "spikes");
-        // The clock falls by a tenth and comes back.
+        // The clock falls by a tenth and recovers.
         let steps =
             |rng: &mut SmallRng, t: usize| if t / 40 % 2 == 1 { 1.1 } else { 1.0 } * (1.0 + 0.003 * normal(rng));
         assert!(undecided_of_100(steps) >= 95, "steps of the clock");
@@ -257,7 +257,7 @@ mod tests {
                 let found = interval(&values);
                 found.low <= 0.0 && 0.0 <= found.high
             };
-            // Of 400, 380 are meant; the standard deviation of the count is 4.4.
+            // The expected count is 380 of 400, with a standard deviation of 4.4.
             let held = (0..400).filter(holds).count();
             assert!((367..=393).contains(&held), "{held} of 400 at n = {n}");
         }

@@ -1,4 +1,4 @@
-//! The problems that races are held on, as data: the command line and the Python package use the same.
+//! The problem suites of races as data, shared by the command line and the Python package.
 
 use kernels::Family;
 use problem::{Band, DType, Layout, Problem, ProblemError, Score};
@@ -6,20 +6,19 @@ use problem::{Band, DType, Layout, Problem, ProblemError, Score};
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
-    /// The problem that the seeds tried to win, in both element types, with and without mask.
+    /// The reference problem in both 16-bit element types, with and without mask.
     Mission,
-    /// Its neighbours: grids that do not fill a GPU.
+    /// Variations of the reference problem whose grids do not fill a GPU.
     Small,
-    /// 16k tokens of hidden size 2048, the grid on which attention libraries publish their rates.
+    /// 16k tokens of hidden size 2048, for which attention libraries publish their rates.
     Forward,
-    /// The same, for what `mma.sync` reaches on it.
+    /// The problems of `Forward`, computed with the `mma` family.
     Ampere,
     /// Sliding windows over 16k tokens, and models' soft caps of the scores.
     Windows,
 }
 
 impl Suite {
-    /// Every suite.
     pub const ALL: [Suite; 5] = [Suite::Mission, Suite::Small, Suite::Forward, Suite::Ampere, Suite::Windows];
 
     /// The name in rows and on the command line.
@@ -33,7 +32,7 @@ impl Suite {
         }
     }
 
-    /// The family that is raced on it, where it is not whichever is chosen.
+    /// The family that is raced; `None` for the family that the selection chooses.
     pub const fn family(self) -> Option<Family> {
         match self {
             Suite::Ampere => Some(Family::Mma),
@@ -41,12 +40,10 @@ impl Suite {
         }
     }
 
-    /// The suite of that name.
     pub fn named(name: &str) -> Option<Suite> {
         Suite::ALL.into_iter().find(|suite| suite.name() == name)
     }
 
-    /// Its problems.
     pub fn problems(self) -> Vec<Problem> {
         match self {
             Suite::Mission => {
@@ -100,10 +97,10 @@ impl Suite {
     }
 }
 
-/// The suite of problems that are in none.
+/// The suite name of a problem that is in no suite.
 pub const OTHER: &str = "other";
 
-/// The name of the first suite that a problem is in, or [`OTHER`].
+/// The name of the first suite that contains a problem, or [`OTHER`].
 pub fn suite_of(problem: &Problem) -> &'static str {
     Suite::ALL.into_iter().find(|suite| suite.problems().contains(problem)).map_or(OTHER, Suite::name)
 }
@@ -115,38 +112,38 @@ fn masked(problem: Problem) -> [Problem; 2] {
     [Band::FULL, Band::CAUSAL].map(|mask| problem.clone().with_band(mask))
 }
 
-/// Calls in a row for a warm time: many where one is about as long as the timer's and the launch's own time.
+/// Number of calls per batch for a warm time. Short calls get many, because the timer and the launch take as
+/// long.
 pub fn calls(problem: &Problem) -> u32 {
     match problem.flops() {
-        // Under about 50 µs on the fastest device.
+        // Below about 50 µs on the fastest device.
         flops if flops < 2e10 => 20,
         flops if flops < 2e11 => 5,
         _ => 1,
     }
 }
 
-/// How a problem is stated in words: what [`parse`] takes.
+/// The format of a problem in words, which [`parse`] reads.
 pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be \
      QUERIESxKEYS as in 1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16 or f32, MASK is causal, \
      causal-top-left, or a sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before \
      the query's own and AFTER keys after it (inf for all)";
 
-/// Why a text names no problem; says what would be accepted.
+/// Why a text does not describe a problem, with the accepted form.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WordsError {
-    /// It is not of the form.
     #[error("{}", FORM)]
     Form,
-    /// It is, and nobody could compute it.
+    /// The form is right, but no such problem can be computed.
     #[error("a problem that can be computed ({0})")]
     Problem(#[from] ProblemError),
 }
 
-/// A problem in words: `4,32/8,1x8192,128,bf16,causal`. Tensors are dense as `[batch, head, sequence, dim]`, or with `bshd` as
-/// `[batch, sequence, head, dim]`.
+/// Parses a problem in words, such as `4,32/8,1x8192,128,bf16,causal`. Tensors are dense as
+/// `[batch, head, sequence, dim]`, or with `bshd` as `[batch, sequence, head, dim]`.
 ///
 /// # Errors
-/// [`WordsError`] where that is no problem.
+/// [`WordsError`] when the text is not a problem.
 pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
     let (shape, words) = fields.split_at_checked(5).ok_or(WordsError::Form)?;
@@ -166,7 +163,7 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
         _ => return Err(WordsError::Form),
     };
     let number = |text: &str| text.parse::<usize>().map_err(|_| WordsError::Form);
-    // One number for both, or two.
+    // One number for both extents, or two numbers.
     let pair = |text: &str, between: char| match text.split_once(between) {
         Some((a, b)) => Ok((number(a)?, number(b)?)),
         None => number(text).map(|n| (n, n)),
@@ -181,7 +178,7 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     Ok(problem)
 }
 
-/// A dense problem in words: what [`parse`] takes.
+/// Formats a dense problem in the words that [`parse`] reads.
 pub fn words(problem: &Problem) -> String {
     let p = problem;
     let pair = |a: usize, b: usize, between: char| {

@@ -1,5 +1,5 @@
-//! PyTorch's CPU attention as a peer: a child process that answers one JSON line with another, so that its runs
-//! interleave with ours. It times itself, so the pipe costs it nothing.
+//! PyTorch's CPU attention as a peer: a child process that answers each JSON line with one, so that its runs
+//! interleave with the native kernels'. The child times itself, so the pipe is not in the times.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -12,38 +12,31 @@ use serde_json::json;
 use crate::store::Scratch;
 use crate::values::{Inputs, Values};
 
-/// Why PyTorch is not raced.
+/// Why PyTorch cannot race.
 #[derive(Debug, thiserror::Error)]
 pub enum TorchError {
-    /// No interpreter.
+    /// The Python interpreter does not start.
     #[error("cannot start `{python}`: {source}; install Python 3 or name one in FLASHCORE_PYTHON")]
-    Start {
-        /// The interpreter tried.
-        python: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// It has no torch.
+    Start { python: String, source: std::io::Error },
+    /// The interpreter has no torch module.
     #[error("{0}; install it (`pip install torch`) to race against it")]
     Missing(String),
-    /// PyTorch cannot do what was asked.
     #[error("PyTorch: {0}")]
     Refused(String),
-    /// The pipe broke or spoke another language.
+    /// The child ended or sent something else than an answer.
     #[error("the python3 child process ended or gave no answer: {0}")]
     Broken(String),
-    /// A scratch file could not be written or read.
     #[error("{0}")]
     Store(#[from] crate::store::StoreError),
 }
 
-/// A running PyTorch.
+/// A running PyTorch process.
 pub struct Torch {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     scratch: Scratch,
-    /// Its version.
+    /// PyTorch's version.
     pub version: String,
 }
 
@@ -55,13 +48,13 @@ struct Answer {
     us: Option<f64>,
 }
 
-/// The interpreter: `FLASHCORE_PYTHON`, or `python3` on PATH.
+/// The interpreter: `FLASHCORE_PYTHON`, else `python3` on PATH.
 pub fn python() -> String {
     std::env::var("FLASHCORE_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
-/// OpenMP threads that have nothing to do sleep at once. By default they spin for up to 200 ms, on the core that the other
-/// contestant has its turn on.
+/// Makes idle OpenMP threads sleep at once. By default they spin for up to 200 ms on a core that the next
+/// contestant needs.
 const SLEEP: [(&str, &str); 3] =
     [("OMP_WAIT_POLICY", "PASSIVE"), ("KMP_BLOCKTIME", "0"), ("GOMP_SPINCOUNT", "0")];
 
@@ -92,10 +85,10 @@ impl Torch {
         Ok(torch)
     }
 
-    /// Hands over a dense problem.
+    /// Sends a dense problem and its inputs to the child.
     ///
     /// # Errors
-    /// When the child does not take it, or the problem caps its logits, which PyTorch's function cannot.
+    /// When the child rejects the problem, or the problem has a softcap, which PyTorch's function lacks.
     pub fn set_up(&mut self, problem: &Problem, inputs: &Inputs, threads: usize) -> Result<(), TorchError> {
         if problem.score.softcap.is_some() {
             return Err(TorchError::Refused("scaled_dot_product_attention has no softcap".to_owned()));
@@ -117,7 +110,7 @@ impl Torch {
         Ok(())
     }
 
-    /// One run: µs.
+    /// The time of one run, µs.
     ///
     /// # Errors
     /// When the child does not answer.
@@ -125,7 +118,7 @@ impl Torch {
         self.time(&json!({ "op": "run" }))
     }
 
-    /// Drops the output of the last run, so that [`Torch::output`] can only give that of a run after this.
+    /// Drops the output of the last run, so that [`Torch::output`] can only return the output of a later run.
     ///
     /// # Errors
     /// When the child does not answer.
@@ -133,8 +126,8 @@ impl Torch {
         self.ask(&json!({ "op": "forget" })).map(|_| ())
     }
 
-    /// The output of the last run, as the bytes of a dense `[batch, head, sequence, dim]` tensor; none after
-    /// [`Torch::forget`].
+    /// The output of the last run, as the bytes of a dense `[batch, head, sequence, dim]` tensor. After
+    /// [`Torch::forget`] there is none until the next run.
     ///
     /// # Errors
     /// When the child does not answer.
@@ -175,13 +168,14 @@ impl Torch {
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        // A child that is gone already is as good as one that was ended.
+        // The child may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The first and the last key that query 0 sees, from which each query is one further; may be negative. `None` is no bound.
+/// The first and the last key that query 0 sees; each later query sees one key further. Either may be
+/// negative; `None` is no bound.
 fn diagonals(problem: &Problem) -> [Option<i64>; 2] {
     let level = problem.band.shift(problem.seq_q, problem.seq_kv);
     let Band { before, after, .. } = problem.band;

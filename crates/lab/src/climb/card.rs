@@ -1,4 +1,4 @@
-//! The rungs on a card: every one measured, in turns, next to what the model predicted.
+//! Times the rungs on a device, in turns, beside the model's predictions.
 
 use crate::bench::gpu::{Workbench, WorkbenchError};
 use crate::bench::schedule::palindrome;
@@ -8,75 +8,74 @@ use crate::gate::judge::ErrorFigures;
 use crate::gate::{Feed, GateError};
 use crate::launchfile::Bound;
 
-/// Something that runs kernels and takes their time: a GPU, or a stand-in for one in a test. It knows what was prepared by
-/// number, in the order of preparation.
+/// A device that runs and times kernels: a GPU, or a substitute in a test. Kernels are known by number, in
+/// the order of preparation.
 pub trait Card {
-    /// What goes wrong with one kernel.
+    /// The error of a single kernel.
     type Error: std::fmt::Display;
 
-    /// The device's name.
     fn name(&self) -> &str;
 
-    /// Loads a kernel, with buffers that hold this.
+    /// Loads a kernel and allocates its buffers with the given contents.
     ///
     /// # Errors
-    /// When the device refuses the kernel.
+    /// When the device rejects the kernel.
     fn prepare(&mut self, bound: &Bound, contents: &[Vec<u8>]) -> Result<(), Self::Error>;
 
-    /// Runs a kernel so many times in a row; µs of one.
+    /// Mean time of a launch, µs, over `calls` launches in a row.
     ///
     /// # Errors
     /// When the device fails.
     fn time(&mut self, number: usize, calls: u32) -> Result<f64, Self::Error>;
 
-    /// What a kernel's buffers hold now.
+    /// The contents of a kernel's buffers.
     ///
     /// # Errors
     /// When the device fails.
     fn contents(&mut self, number: usize) -> Result<Vec<Vec<u8>>, Self::Error>;
 }
 
-/// A rung as it ran on a card.
+/// The measurements of a rung on a device.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Measured {
-    /// Every sample, µs of one launch, the inputs in L2.
+    /// Every sample, µs per launch, with the inputs in L2.
     pub samples: Vec<f64>,
-    /// Launches in a sample.
+    /// Number of launches in a sample.
     pub calls: u32,
-    /// How right it was there.
+    /// The error of the outputs on the device.
     pub error: Option<ErrorFigures>,
     /// Why there are no samples.
     pub failure: Option<String>,
 }
 
 impl Measured {
-    /// Their median; `None` where there are none.
+    /// The median of the samples; `None` without samples.
     pub fn us(&self) -> Option<f64> {
         Some(median(&self.samples)).filter(|us| us.is_finite())
     }
 
-    /// Where nine of ten samples lie, µs.
+    /// The 5 % and 95 % quantiles of the samples, µs.
     pub fn range(&self) -> Option<(f64, f64)> {
         self.us().map(|_| (quantile(&self.samples, 0.05), quantile(&self.samples, 0.95)))
     }
 }
 
-/// Rounds of two turns each.
+/// Number of rounds, of two turns each.
 const ROUNDS: u64 = 8;
-/// Launches of a rung in a row: so many that they take about this long, µs, and 20 at most.
+/// Target duration of a sample, µs, with at most `MOST_CALLS` launches.
 const SAMPLE_US: f64 = 2000.0;
 const MOST_CALLS: f64 = 20.0;
 const SEED: u64 = 1;
 
-/// Measures kernels in turns. One that the card refuses is told so; the others are measured.
+/// Measures kernels in turns. A kernel that the device rejects gets a failure, and the others are measured.
 ///
 /// # Errors
-/// When the oracle refuses a problem.
+/// When the oracle rejects a problem.
 pub fn measure<C: Card>(card: &mut C, kernels: &[&Bound]) -> Result<Vec<Measured>, GateError> {
     let mut measured = vec![Measured::default(); kernels.len()];
-    // Numbers on the card, of those that it took.
+    // The device's numbers of the accepted kernels.
     let (mut numbers, mut taken) = (vec![None; kernels.len()], 0);
-    // Normal draws can be had of every kind of input.
+    // Every kernel accepts normal draws, quantised ones too.
     let feeds: Vec<Option<Feed>> =
         kernels.iter().map(|bound| Feed::draw(bound, Style::Normal, SEED)).collect();
     for (index, (bound, feed)) in kernels.iter().zip(&feeds).enumerate() {
@@ -133,7 +132,7 @@ impl Card for Workbench {
     }
 }
 
-/// Spearman's rank correlation of predictions with outcomes; NaN for fewer than two.
+/// Spearman's rank correlation of predictions and measurements; NaN for fewer than two pairs.
 pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
     let n = pairs.len() as f64;
     let mean = (n - 1.0) / 2.0;
@@ -145,7 +144,7 @@ pub fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
     product / (squares(|d| d.0) * squares(|d| d.1)).sqrt()
 }
 
-/// Ranks from 0; equals share the mean of theirs.
+/// Ranks from 0; equal values share the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let count = |test: fn(f64, f64) -> bool, x: f64| values.iter().filter(|&&y| test(y, x)).count() as f64;
     values.iter().map(|&x| count(|y, x| y < x, x) + (count(|y, x| y == x, x) - 1.0) / 2.0).collect()
@@ -159,7 +158,7 @@ mod tests {
     use problem::{DType, Problem};
     use ptx::Machine;
 
-    /// The emulator with a stop-watch that goes by instructions, and a card that has no room for one of the kernels.
+    /// The emulator as a device whose clock counts instructions, without room for one of the kernels.
     struct Emulated {
         ready: Vec<(ptx::Kernel, Vec<emu::Buffer>)>,
         refuses: &'static str,
@@ -214,7 +213,7 @@ mod tests {
             assert!(low <= good.us().unwrap() && good.us().unwrap() <= high);
         }
         assert!(measured[0].us() < measured[2].us());
-        // Neither always goes first.
+        // The order of turns varies.
         let firsts: Vec<usize> = card.turns[2..].chunks(4).map(|turns| turns[0]).collect();
         assert!(firsts.contains(&0) && firsts.contains(&1), "{firsts:?}");
     }
@@ -224,7 +223,7 @@ mod tests {
         let pairs = |b: [f64; 4]| [1.0, 2.0, 3.0, 4.0].into_iter().zip(b).collect::<Vec<_>>();
         assert!((rank_correlation(&pairs([10.0, 20.0, 30.0, 1000.0])) - 1.0).abs() < 1e-12);
         assert!((rank_correlation(&pairs([4.0, 3.0, 2.0, 1.0])) + 1.0).abs() < 1e-12);
-        // Sum of squared rank differences 2: 1 − 6·2/(4·15).
+        // The squared rank differences sum to 2: 1 − 6·2/(4·15).
         assert!((rank_correlation(&pairs([2.0, 1.0, 3.0, 4.0])) - 0.8).abs() < 1e-12);
     }
 }

@@ -1,5 +1,6 @@
-//! The main job: the mission problem climbed rung by rung. Each rung is proven or refuted, timed or predicted, and its root
-//! cause named; the seeds' own figures stand beside, marked as quoted.
+//! The climb: studies the rungs of the ladder on the mission problem, one after the other. Each rung is
+//! checked, timed or predicted, and diagnosed. The original kernels' own figures stand beside, marked as
+//! quoted.
 
 mod card;
 mod record;
@@ -21,80 +22,73 @@ use crate::study::{Study, analyse};
 pub use card::{Card, Measured, measure, rank_correlation};
 pub use record::{Quoted, Record, Recorded};
 
-/// One rung before it is climbed.
+/// One rung before it is studied.
 #[derive(Clone, Debug)]
 pub struct Rung {
-    /// Its name.
     pub name: String,
-    /// What it is, in a sentence.
+    /// A description in one sentence.
     pub story: String,
-    /// The kernel on one head of the problem: what is run whole, recorded and shown. Heads are alike, so what one costs and
-    /// what can go wrong in it stand for all.
+    /// The kernel on one head of the problem, which is run completely, recorded and shown. All heads have
+    /// equal cost and equal possible errors, so one represents all.
     pub head: Bound,
-    /// The kernel on small problems with several heads and batches: what the gate's inputs and schedules are tried on.
+    /// The kernel on small problems with several heads and batches, for the gate's styles and schedules.
     pub small: Vec<(&'static str, Bound)>,
-    /// The kernel on the whole problem, whose time is predicted.
+    /// The kernel on the whole problem, for the predicted time.
     pub whole: Bound,
-    /// The verdict it must get.
     pub expected: Verdict,
-    /// For a rung that must be refuted: a word of the right reason.
+    /// For a rung that must fail: a word of the expected reason.
     pub reason: Option<String>,
-    /// Time that the seeds give.
+    /// The time stated by the original kernels.
     pub quoted: Option<Quoted>,
-    /// What was forecast for it at the time, µs.
+    /// The forecast that was made at that time, µs.
     pub forecast_us: Option<(f64, f64)>,
 }
 
-/// One rung after.
+/// One rung with its results.
 pub struct Climbed {
-    /// The rung.
     pub rung: Rung,
-    /// Everything found.
     pub study: Study,
-    /// Predicted time on an L4 of what the quoted time is of, µs.
+    /// Predicted time on an L4 for the quoted problem, µs.
     pub as_quoted_us: Option<f64>,
-    /// Wall time that the study took, s.
+    /// Duration of the study, s.
     pub seconds: f64,
-    /// The rung on this machine's GPU, where there is one.
+    /// The measurements on this machine's GPU, if there is one.
     pub measured: Option<Measured>,
 }
 
 impl Rung {
-    /// Time that the seeds give, µs on an L4.
+    /// The time stated by the original kernels, µs on an L4.
     pub fn quoted_us(&self) -> Option<f64> {
         self.quoted.as_ref().map(|q| q.us)
     }
 }
 
 impl Climbed {
-    /// Whether the verdict is the expected one, for the expected reason.
+    /// Whether the verdict and its reason are the expected ones.
     pub fn as_expected(&self) -> bool {
         let reason = self.rung.reason.as_deref();
         self.study.proof.verdict == self.rung.expected
             && reason.is_none_or(|word| self.study.proof.reasons.iter().any(|r| r.contains(word)))
     }
 
-    /// Measured time where there is one, else the predicted one on the first machine, µs.
+    /// The measured time, else the predicted one on the first machine, µs.
     pub fn us(&self) -> Option<f64> {
         self.measured_us().or(self.predicted_us())
     }
 
-    /// Predicted time on the first machine, µs.
     pub fn predicted_us(&self) -> Option<f64> {
         self.study.prediction().map(|p| p.us)
     }
 
-    /// Measured time, µs.
     pub fn measured_us(&self) -> Option<f64> {
         self.measured.as_ref().and_then(Measured::us)
     }
 
-    /// The forecast and its outcome, µs, where there are both.
+    /// The predicted and the measured time, µs, if both exist.
     pub fn forecast_and_outcome(&self) -> Option<(f64, f64)> {
         self.predicted_us().zip(self.measured_us())
     }
 
-    /// The rung in the JSON of `climb`.
     pub fn json(&self) -> Value {
         let (proof, prediction) = (&self.study.proof, self.study.prediction());
         let machines = self.study.predictions.iter().filter_map(|p| p.as_ref().ok());
@@ -126,24 +120,22 @@ impl Climbed {
     }
 }
 
-/// The whole climb.
+/// The results of a whole climb.
 pub struct Climb {
-    /// The problem.
     pub problem: Problem,
-    /// Machines predicted for; the first is the one of the table.
+    /// Machines with predicted times. The table shows the first one.
     pub machines: Vec<Gpu>,
-    /// The rungs in order.
     pub rungs: Vec<Climbed>,
-    /// The native CPU kernels on the same problem, per dtype.
+    /// The native CPU kernels on the same problem, for each dtype.
     pub cpu: Vec<Race>,
-    /// Where registers come from.
+    /// The source of the register counts.
     pub ptxas: Option<String>,
-    /// The GPU that the rungs were measured on.
+    /// The GPU on which the rungs were measured.
     pub card: Option<String>,
 }
 
 impl Climb {
-    /// One object, as `climb --json` prints it.
+    /// The object that `climb --json` prints.
     pub fn json(&self) -> Value {
         let cpu = self.cpu.iter().map(|race| {
             json!({
@@ -163,7 +155,7 @@ impl Climb {
         })
     }
 
-    /// How good the forecasts were: median relative error, rank correlation, number of rungs. `None` without a card.
+    /// The quality of the forecasts over the measured rungs; `None` without a device.
     pub fn score(&self) -> Option<Score> {
         let pairs: Vec<(f64, f64)> = self.rungs.iter().filter_map(Climbed::forecast_and_outcome).collect();
         (!pairs.is_empty()).then(|| Score::of(&pairs))
@@ -175,10 +167,10 @@ impl Climb {
     }
 }
 
-/// How good forecasts were.
+/// The quality of forecasts.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Score {
-    /// Rungs that were both predicted and measured.
+    /// Number of rungs that were both predicted and measured.
     pub rungs: usize,
     /// Median of |predicted / measured − 1|.
     pub median_error: f64,
@@ -187,7 +179,7 @@ pub struct Score {
 }
 
 impl Score {
-    /// Of pairs of a forecast and its outcome.
+    /// Computes the score from pairs of a forecast and a measured time.
     pub fn of(pairs: &[(f64, f64)]) -> Score {
         let errors: Vec<f64> = pairs.iter().map(|(predicted, us)| (predicted / us - 1.0).abs()).collect();
         Score { rungs: pairs.len(), median_error: median(&errors), spearman: rank_correlation(pairs) }
@@ -197,39 +189,31 @@ impl Score {
 /// Why a climb ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ClimbError {
-    /// A rung cannot even be launched.
+    /// A rung cannot be launched.
     #[error("rung {rung}: {source}")]
-    Gate {
-        /// Its name.
-        rung: String,
-        /// Why.
-        source: GateError,
-    },
-    /// The CPU kernels failed.
+    Gate { rung: String, source: GateError },
     #[error(transparent)]
     Bench(#[from] BenchError),
-    /// The oracle refused a rung's problem.
+    /// The oracle rejects a rung's problem.
     #[error("measuring: {0}")]
     Measure(GateError),
 }
 
-/// What is climbed, and how.
+/// What to climb, and with which settings.
 pub struct Options<'a> {
-    /// The problem.
     pub problem: Problem,
-    /// The gate's settings.
     pub settings: Settings,
-    /// ptxas, where present.
+    /// ptxas, if present.
     pub ptxas: Option<&'a Ptxas>,
-    /// Seconds for each CPU measurement.
+    /// Duration of each CPU measurement, s.
     pub cpu_seconds: f64,
-    /// Machines to predict for, the one of the table first.
+    /// Machines to predict for. The table shows the first one.
     pub machines: Vec<Gpu>,
 }
 
 impl Options<'_> {
-    /// The machines to predict for: the device itself where the table has it, an L4, on which the seeds were timed, and an
-    /// H200.
+    /// The machines to predict for: the device itself if the time model has it, an L4, on which the original
+    /// kernels were timed, and an H200.
     pub fn machines_for(device: Option<&str>) -> Vec<Gpu> {
         let known = device.and_then(Gpu::of_device);
         let mut machines = vec![machine::L4, machine::H200];
@@ -241,8 +225,8 @@ impl Options<'_> {
     }
 }
 
-/// Climbs, and measures every rung where there is a card; `progress` is told the name of each rung before and the result
-/// after.
+/// Runs the climb and measures every rung if there is a device. `progress` gets the name of each rung before
+/// its study and the result after it.
 ///
 /// # Errors
 /// When a rung cannot be launched or the CPU kernels fail.
@@ -281,7 +265,7 @@ pub fn climb<C: Card>(
     Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas, card })
 }
 
-/// All forecasts stand by now; here come the outcomes.
+/// Measures all rungs. Their forecasts exist by now.
 fn measure_all<C: Card>(card: &mut C, climbed: &mut [Climbed]) -> Result<(), GateError> {
     let kernels: Vec<&Bound> = climbed.iter().map(|c| &c.rung.whole).collect();
     let measured = measure(card, &kernels)?;
@@ -289,8 +273,8 @@ fn measure_all<C: Card>(card: &mut C, climbed: &mut [Climbed]) -> Result<(), Gat
     Ok(())
 }
 
-/// Proof on the small problems under every style and schedule; one run of a whole head for counters and traces; then the
-/// time of all heads.
+/// Checks the small problems under every style and schedule, runs one whole head for counters and traces, and
+/// predicts the time of all heads.
 fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, GateError> {
     let mut proof = prove(&rung.head, &options.settings.first_run())?;
     let without_traces = Settings { traced_ctas: 0, ..options.settings.clone() };
@@ -302,18 +286,17 @@ fn examine(rung: &Rung, options: &Options, machines: &[Gpu]) -> Result<Study, Ga
     Ok(analyse(rung.head.clone(), &rung.whole.kernel.launch, None, proof, machines, options.ptxas))
 }
 
-/// What a climb tells while it goes on.
+/// A report on the progress of a climb.
 pub enum Progress<'a> {
-    /// A rung begins.
     Start(&'a str),
-    /// A rung is done.
     Done(&'a Climbed),
 }
 
-/// All rungs on the problem: the seeds' story, then the fused family, where their option C leads.
+/// All rungs on the problem: the engineer's log of kernels, then the fused family, to which option C of that
+/// log leads.
 ///
 /// # Errors
-/// When a kernel cannot be made for the problem.
+/// When a kernel cannot be emitted for the problem.
 pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
     let seeds = kernels::ladder::rungs().into_iter().map(|seed| {
         let quoted = Quoted::of(&seed, problem, arch)?;
@@ -335,10 +318,10 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
     seeds.chain(std::iter::once(fused)).collect()
 }
 
-/// The fused family's kernel for the problem.
+/// The rung of the fused family's kernel for the problem.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When the kernel cannot be emitted.
 pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
     let story = "both products on tensor cores, the online softmax in registers, copies in stages";
     rung("fused", story, &Plan::default_for(problem, arch)?, problem, arch)

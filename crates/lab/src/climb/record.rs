@@ -1,8 +1,9 @@
-//! The seeds' measured table beside what the model says of an L4.
+//! The original kernels' measured times beside the model's predictions for an L4.
 //!
-//! A quoted time is compared with the prediction for the problem that it is of. The seeds' first session timed two batches, the
-//! later ones one ([`kernels::ladder::RungPlan::quoted_batch`] gives the sources); the table shows them as one story. What comes
-//! out when all are taken as one batch is told beside it.
+//! A quoted time is compared with the prediction for the problem that was timed. The first session of the log
+//! timed two batches, the later sessions one ([`kernels::ladder::RungPlan::quoted_batch`] gives the sources),
+//! but the log's table does not distinguish them. The score under the assumption of one batch throughout is
+//! reported too.
 
 use emu::model::machine;
 use kernels::{Arch, KernelError, Plan};
@@ -14,19 +15,19 @@ use super::{Climb, Climbed, Rung, Score};
 use crate::gate::bind;
 use crate::study::{Study, forecast};
 
-/// A time from elsewhere and what it is of.
+/// A quoted time with its problem.
 #[derive(Clone, Debug)]
 pub struct Quoted {
     /// The time, µs on an L4.
     pub us: f64,
-    /// Batches of the problem.
+    /// Number of batches of the timed problem.
     pub batch: usize,
-    /// The launch that took it; `None` where another problem than the seeds' is climbed.
+    /// The timed launch; `None` when the climb is on a problem other than the log's.
     pub launch: Option<Launch>,
 }
 
 impl Quoted {
-    /// The seeds' time of a rung, for a climb of `problem`.
+    /// The log's time of a rung, for a climb of `problem`.
     pub(super) fn of(
         seed: &kernels::ladder::Rung,
         problem: &Problem,
@@ -44,7 +45,7 @@ impl Quoted {
     }
 }
 
-/// Predicted time on an L4 of the launch that the quoted time is of, µs.
+/// Predicted time on an L4 for the quoted launch, µs.
 pub(super) fn as_quoted(rung: &Rung, study: &Study) -> Option<f64> {
     let launch = rung.quoted.as_ref()?.launch.as_ref()?;
     let resources = study.resources.as_ref()?;
@@ -54,29 +55,28 @@ pub(super) fn as_quoted(rung: &Rung, study: &Study) -> Option<f64> {
 /// One quoted time and its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recorded {
-    /// The rung.
     pub rung: String,
-    /// Batches that were timed.
+    /// Number of batches that were timed.
     pub batch: usize,
-    /// Predicted for them on an L4, µs.
+    /// Predicted time on an L4, µs.
     pub predicted_us: f64,
-    /// Quoted, µs.
+    /// Quoted time, µs.
     pub quoted_us: f64,
 }
 
-/// The model against the whole table.
+/// The model's predictions against the log's table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
     /// Rungs with a quoted time.
     pub rungs: Vec<Recorded>,
-    /// How good the predictions are, each for the problem that was timed.
+    /// The score, with each prediction for the timed problem.
     pub score: Score,
-    /// The same if every time were of one batch.
+    /// The score if every quoted time were for one batch.
     pub score_as_one_batch: Score,
 }
 
 impl Climb {
-    /// The seeds' table beside the predictions for an L4. `None` where another problem than theirs is climbed.
+    /// The log's table beside the predictions for an L4. `None` when the climb is on another problem.
     pub fn record(&self) -> Option<Record> {
         let on_l4 = |rung: &Climbed| {
             let machines = rung.study.predictions.iter().filter_map(|p| p.as_ref().ok());

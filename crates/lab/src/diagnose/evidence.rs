@@ -1,4 +1,4 @@
-//! What a diagnosis rests on: the instructions with their counters, and the prediction.
+//! The evidence of a diagnosis: instructions with their counters, and the prediction.
 
 use emu::model::{Cause, Prediction};
 use emu::resources::Resources;
@@ -7,41 +7,35 @@ use emu::{Counter, Counters};
 use ptx::{Instruction, Kernel, Op, Statement};
 use serde::Serialize;
 
-/// One PTX instruction with what was counted of it.
+/// A PTX instruction with its counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Executed<'a> {
-    /// The instruction.
     pub inst: &'a Instruction,
-    /// Its counts.
     pub counter: &'a Counter,
-    /// Warps of a CTA that issue it, as far as recorded; all of them when nothing was recorded.
+    /// Warps of a CTA that issue the instruction in the recorded CTAs; all warps when nothing was recorded.
     pub warps: u32,
-    /// Issues of the warp that issues it most often, in the recorded CTAs.
+    /// Issues by the warp that issues it most often, in the recorded CTAs.
     pub busiest: u64,
 }
 
 impl Executed<'_> {
-    /// Mean active lanes.
     pub fn lanes(&self) -> f64 {
         self.counter.lanes as f64 / self.counter.issues.max(1) as f64
     }
 }
 
-/// Everything known of a kernel.
+/// Everything known about a kernel.
 pub struct Evidence<'a> {
-    /// The instructions that were executed, in the module's order.
+    /// The executed instructions in the module's order.
     pub executed: Vec<Executed<'a>>,
-    /// The kernel.
     pub kernel: &'a Kernel,
-    /// The counters.
     pub counters: &'a Counters,
-    /// The prediction, where there is one.
     pub prediction: Option<&'a Prediction>,
     /// Registers and spills.
     pub resources: Option<&'a Resources>,
 }
 
-/// The weight of one line, for heat maps and listings.
+/// The cost of one line, for heat maps and listings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LineCost {
     pub line: u32,
@@ -50,14 +44,14 @@ pub struct LineCost {
     pub share: f64,
     /// Mean active lanes.
     pub lanes: f64,
-    /// Wavefronts over those without conflicts.
+    /// Shared-memory wavefronts relative to the number without conflicts.
     pub conflicts: f64,
     /// 32-byte sectors per access.
     pub sectors: f64,
 }
 
 impl<'a> Evidence<'a> {
-    /// Joins counters with the instructions they belong to.
+    /// Joins the counters with their instructions.
     pub fn new(
         kernel: &'a Kernel,
         counters: &'a Counters,
@@ -78,7 +72,7 @@ impl<'a> Evidence<'a> {
             .map(|(pc, (inst, counter))| {
                 let issues = by_warp.get(pc).map_or(&[][..], |w| w);
                 let busiest = issues.iter().copied().max().unwrap_or(0);
-                // A warp that does a tenth of the busiest one's work counts as taking part.
+                // A warp with at least a tenth of the busiest warp's issues counts as participating.
                 let part = issues.iter().filter(|&&n| n * 10 > busiest).count() as u32;
                 let warps = if busiest == 0 { counters.warps } else { part };
                 Executed { inst, counter, warps, busiest }
@@ -87,27 +81,27 @@ impl<'a> Evidence<'a> {
         Evidence { executed, kernel, counters, prediction, resources }
     }
 
-    /// Issue slots of the whole grid.
+    /// Issue slots of the whole grid, at least 1.
     pub fn issues(&self) -> f64 {
         self.executed.iter().map(|e| e.counter.issues as f64).sum::<f64>().max(1.0)
     }
 
-    /// Threads of a CTA.
     pub fn threads(&self) -> f64 {
         self.kernel.launch.block.count() as f64
     }
 
-    /// Share of the critical path (each instruction at its busiest warp) of the instructions that `select` picks; of issue
-    /// slots where nothing was recorded.
+    /// Share of the critical path of the instructions that `select` picks. The path counts each instruction
+    /// at its busiest warp. Without recorded CTAs, the share of issue slots.
     pub fn critical_share(&self, select: impl Fn(&Executed) -> bool) -> f64 {
-        // What no recorded CTA issued has no part in its path; issues of the whole grid count only where nothing was recorded.
+        // An instruction outside the recorded CTAs has no part in their path. Issues of the whole grid count
+        // only without a recording.
         let recorded = self.executed.iter().any(|e| e.busiest > 0);
         let weight = |e: &Executed| if recorded { e.busiest as f64 } else { e.counter.issues as f64 };
         let total: f64 = self.executed.iter().map(weight).sum();
         self.executed.iter().filter(|e| select(e)).map(weight).sum::<f64>() / total.max(1.0)
     }
 
-    /// Predicted share of causes; `otherwise` where there is no prediction.
+    /// Predicted time share of some causes; `otherwise` without a prediction.
     pub fn predicted(&self, causes: &[Cause], otherwise: f64) -> f64 {
         self.prediction.map_or(otherwise, |p| causes.iter().map(|&c| p.share(c)).sum())
     }
@@ -124,7 +118,8 @@ impl<'a> Evidence<'a> {
         picked.sort_by_key(|e| e.inst.line);
         for e in picked {
             match ranges.last_mut() {
-                // Address arithmetic and the like between two lines of a kind belong to them.
+                // Up to five lines between two such instructions, such as address arithmetic, belong to the
+                // range.
                 Some(((_, last), weight)) if e.inst.line <= *last + 6 => {
                     *last = e.inst.line;
                     *weight += e.counter.issues;
@@ -136,7 +131,7 @@ impl<'a> Evidence<'a> {
         ranges.into_iter().map(|(range, _)| range).collect()
     }
 
-    /// Every executed line.
+    /// The cost of every executed line.
     pub fn line_costs(&self) -> Vec<LineCost> {
         let total = self.issues();
         let cost = |e: &Executed| LineCost {

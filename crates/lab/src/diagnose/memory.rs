@@ -1,4 +1,4 @@
-//! Causes in how memory is used.
+//! Root causes in the use of memory.
 
 use emu::model::Cause;
 use ptx::{Access, Op, Space};
@@ -18,7 +18,7 @@ pub(super) fn bank_conflicts(evidence: &Evidence) -> Option<Finding> {
         .fold((0u64, 0u64), |(p, i), e| (p + e.counter.shared_passes, i + e.counter.shared_ideal));
     let worst = evidence.executed.iter().filter(|e| conflicted(e)).max_by_key(|e| e.counter.shared_passes)?;
     let wasted = (passes - ideal.min(passes)) as f64 / passes.max(1) as f64;
-    // Without a prediction: a pass takes about as long as an issue slot.
+    // Without a prediction, a pass is assumed to take as long as an issue slot.
     let alone = passes as f64 / (passes as f64 + evidence.issues());
     let share = wasted * evidence.predicted(&SHARED, alone);
     let lines = evidence.lines(conflicted);
@@ -65,7 +65,7 @@ pub(super) fn uncoalesced(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Loads and stores of 4 bytes or less where 16 would do.
+/// Loads and stores of at most 4 bytes where 16 would be possible.
 pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
     let bytes = |e: &Executed| match e.inst.op {
         Op::Ld(m) | Op::St(m) if matches!(m.space, Space::Global | Space::Generic) => Some(m.bytes()),
@@ -93,7 +93,7 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
 
 pub(super) const LOCAL_MEMORY: &str = "local memory";
 
-/// Spills, and arrays that ended up in local memory.
+/// Spills, and arrays in local memory.
 pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     let local = |e: &Executed| {
         e.counter.local_bytes > 0 || matches!(e.inst.op, Op::Ld(m) | Op::St(m) if m.space == Space::Local)
@@ -123,8 +123,8 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Local memory's part of the time: of the waits for the caches by its part of the accesses and of the misses, of the rest by
-/// its instructions.
+/// Local memory's share of the time: of the waits for the caches by its share of the accesses and misses, of
+/// the rest by its instructions.
 fn local_share(evidence: &Evidence, local: &dyn Fn(&Executed) -> bool) -> f64 {
     let slots = evidence.critical_share(local);
     let Some(prediction) = evidence.prediction else { return slots };
@@ -137,7 +137,7 @@ fn local_share(evidence: &Evidence, local: &dyn Fn(&Executed) -> bool) -> f64 {
     slots * (1.0 - waits) + requests * hits + prediction.local_fraction * (waits - hits)
 }
 
-/// A number of bytes in the unit that shows it.
+/// A number of bytes in a readable unit.
 fn size(bytes: f64) -> String {
     match bytes {
         _ if bytes >= 1e6 => format!("{:.1} MB", bytes * 1e-6),
@@ -146,7 +146,7 @@ fn size(bytes: f64) -> String {
     }
 }
 
-/// Bytes read from global memory again and again.
+/// Bytes that are read from global memory repeatedly.
 pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     let unique: usize =
         evidence.kernel.buffers.iter().filter(|b| b.access != Access::Write).map(|b| b.bytes).sum();
@@ -169,10 +169,10 @@ pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Waiting for global memory with nothing else to do.
+/// Waits for global memory without other work.
 pub(super) fn no_overlap(evidence: &Evidence) -> Option<Finding> {
     let copies = evidence.has(|op| matches!(op, Op::CpAsync(_)));
-    // Latency only: a busy L1 or DRAM is not made faster by asking earlier.
+    // Latency only: earlier requests do not speed up a busy L1 or DRAM.
     let share = evidence.predicted(&[Cause::L2, Cause::Dram], 0.0);
     let loads =
         |e: &Executed| matches!(e.inst.op, Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic));

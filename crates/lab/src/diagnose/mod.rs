@@ -1,5 +1,5 @@
-//! Why a kernel is slow: named root causes, each with the lines, the counter, the share of the time it can answer for,
-//! and Amdahl's bound on what its cure can gain, before anyone optimises a part.
+//! Root causes of a kernel's time: each has its lines, its counters, its share of the time, and Amdahl's
+//! bound on the gain from its cure.
 
 mod evidence;
 mod memory;
@@ -9,27 +9,26 @@ use serde::Serialize;
 
 pub use evidence::{Evidence, LineCost};
 
-/// A root cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Its name: `serial reduction`, `bank conflicts`, ….
+    /// The name: `serial reduction`, `bank conflicts`, ….
     pub name: &'static str,
-    /// Ranges of PTX lines, first and last, those that weigh most first.
+    /// Ranges of PTX lines (first, last), the heaviest first.
     pub lines: Vec<(u32, u32)>,
-    /// The counters that show it, in words.
+    /// The counters behind the finding, in words.
     pub evidence: String,
-    /// Share of the kernel's time that it can answer for, 0 to 1.
+    /// Share of the kernel's time that the cause explains, 0 to 1.
     pub share: f64,
-    /// Speed-up at most, if the cure were perfect: 1 / (1 − share · (what the cure saves of it)).
+    /// Maximum speed-up by a perfect cure: 1 / (1 − share · (the fraction of it that the cure saves)).
     pub expected_gain: f64,
-    /// What to do.
+    /// The recommended change.
     pub cure: &'static str,
 }
 
-/// Causes below this share are not worth a sentence.
+/// Causes below this share are not reported.
 const LEAST_SHARE: f64 = 0.03;
 
-/// All root causes found, those that promise most first.
+/// All root causes, the largest expected gain first.
 pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
     let causes: [fn(&Evidence) -> Option<Finding>; 13] = [
         work::serial_section,
@@ -46,7 +45,7 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
         memory::redundant_loads,
         memory::no_overlap,
     ];
-    // Local memory is named however little it weighs: that a suspect costs nothing is worth knowing.
+    // Local memory is reported whatever its share, because its insignificance is worth knowing.
     let worth_saying = |f: &Finding| f.share >= LEAST_SHARE || f.name == memory::LOCAL_MEMORY;
     let mut findings: Vec<Finding> =
         causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
@@ -54,13 +53,13 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
     findings
 }
 
-/// Amdahl: the speed-up when `share` of the time shrinks to `rest` of itself.
+/// Amdahl's law: the speed-up when `share` of the time shrinks to `rest` of itself.
 fn amdahl(share: f64, rest: f64) -> f64 {
     let share = share.clamp(0.0, 0.999);
     1.0 / (1.0 - share * (1.0 - rest.clamp(0.0, 1.0)))
 }
 
-/// `88–97, 110` for people.
+/// Lines for display: `88–97, 110`.
 pub fn show_lines(lines: &[(u32, u32)]) -> String {
     let shown = lines.iter().take(4).map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") });
     let mut text = shown.collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Causes in how the work is shared out: serial sections, idle warps, idle multiprocessors, units left unused.
+//! Root causes in the distribution of work: serial sections, idle warps, idle SMs, unused units.
 
 use emu::model::Cause;
 use emu::resources::Limiter;
@@ -7,7 +7,7 @@ use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 use super::evidence::{Evidence, Executed};
 use super::{Finding, amdahl, show_lines};
 
-/// Lanes up to which an instruction counts as serial.
+/// Mean active lanes up to which an instruction counts as serial.
 const SERIAL_LANES: f64 = 1.5;
 
 fn is_serial(e: &Executed, evidence: &Evidence) -> bool {
@@ -43,7 +43,7 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Some warps work, full of lanes, while the others wait: `for (row = tid; row < 32; …)` in a block of 128.
+/// Some warps work with full lanes while the others wait: `for (row = tid; row < 32; …)` in a CTA of 128.
 pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     let warps = evidence.counters.warps;
     let idle = |e: &Executed| warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
@@ -66,7 +66,7 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Warps in which most lanes are masked off.
+/// Warps with most lanes masked off.
 pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     let idle = |e: &Executed| e.lanes() < 20.0 && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
@@ -91,7 +91,7 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Scalar multiply-adds where tensor cores could be.
+/// Scalar multiply-adds where tensor cores could be used.
 pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let scalar = |e: &Executed| {
         matches!(
@@ -106,12 +106,12 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let flops = |e: &Executed, each: f64| e.counter.lanes as f64 * each;
     let by_hand: f64 = evidence.executed.iter().filter(|e| scalar(e)).map(|e| flops(e, 2.0)).sum();
     let on_tensor: f64 = evidence.executed.iter().map(|e| e.counter.tensor_flop as f64).sum();
-    // An empty sum of floats is −0.
+    // An empty sum of floats is −0, hence the absolute value.
     let fraction = on_tensor.abs() / (on_tensor + by_hand).max(1.0);
     if fraction > 0.9 || by_hand == 0.0 {
         return None;
     }
-    // The loads that feed a scalar product go with it.
+    // The shared-memory loads that feed a scalar product count with it.
     let feeds = |e: &Executed| scalar(e) || matches!(e.inst.op, Op::Ld(m) if m.space == ptx::Space::Shared);
     let share = evidence.critical_share(feeds);
     let lines = evidence.lines(scalar);
@@ -131,7 +131,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Multiprocessors without a CTA.
+/// SMs without a CTA.
 pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
@@ -150,7 +150,7 @@ pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Few warps to hide latencies with.
+/// Too few warps to hide latencies.
 pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let occupancy = prediction.occupancy;
@@ -179,8 +179,8 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Time spent waiting for other warps, beyond what one of the causes above explains: who waits while one thread reduces
-/// suffers from the reduction, not from the barrier.
+/// Time at barriers beyond what the causes above explain. Waiting for one reducing thread is a symptom of the
+/// serial reduction, not of the barrier.
 pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
     let share = evidence.prediction?.share(Cause::Barrier);
     let unequal = [serial_section(evidence), idle_warps(evidence)];

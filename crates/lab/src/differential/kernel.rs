@@ -8,7 +8,7 @@ use ptx::{
 
 use super::{Operands, Subject, WARPS_PER_CTA};
 
-/// The module and the instruction it executes.
+/// The module and the instruction that it executes.
 pub(super) fn module(kind: MmaKind, target: Target) -> (Module, String) {
     let op = operation(kind);
     let module = match kind.accumulator() {
@@ -18,18 +18,17 @@ pub(super) fn module(kind: MmaKind, target: Target) -> (Module, String) {
     (module, op.to_string())
 }
 
-/// Bytes of a fragment's register.
 pub(super) fn register_bytes(kind: MmaKind) -> usize {
     if kind.accumulator() == Accumulator::F64 { 8 } else { 4 }
 }
 
-/// Bytes of A, B, C and D: register, lane.
+/// Bytes of A, B, C and D, ordered by register and lane.
 pub(super) fn bytes(kind: MmaKind) -> [usize; 4] {
     let [a, b, c] = kind.registers();
     [a, b, c, c].map(|registers| registers * 32 * register_bytes(kind))
 }
 
-/// Random registers and what becomes of them.
+/// Random registers and the emulator's result for them.
 pub(super) fn draw(
     kind: MmaKind,
     rules: TensorRules,
@@ -48,7 +47,6 @@ pub(super) fn draw(
     Ok([&f.a, &f.b, &f.c, &d].map(|lanes| in_memory(lanes.as_flattened(), u32::to_le_bytes)))
 }
 
-/// Words as bytes.
 pub(super) fn in_memory<W: Copy, const N: usize>(words: &[W], bytes: fn(W) -> [u8; N]) -> Vec<u8> {
     words.iter().flat_map(|word| bytes(*word)).collect()
 }
@@ -87,7 +85,7 @@ pub(super) const ENTRY: &str = "mma";
 
 fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module {
     let mut k = Builder::kernel(ENTRY);
-    // fp8 with 16-bit sums or m16n8k16 came with PTX 8.7.
+    // fp8 with 16-bit accumulators, and with m16n8k16, need PTX 8.7.
     if matches!(kind.a(), Input::E4m3 | Input::E5m2) {
         k.require(8, 7);
     }
@@ -122,12 +120,11 @@ fn build<V: Value>(kind: MmaKind, op: Op, target: Target, width: u32) -> Module 
     k.into_module(target)
 }
 
-/// Registers as a fragment.
+/// Registers as a vector operand.
 pub(super) fn registers_of<V: Value>(values: Vec<V>) -> Operand {
     Operand::Vector(values.into_iter().map(|v| Operand::Reg(v.reg())).collect())
 }
 
-/// The instruction of a kind.
 fn operation(kind: MmaKind) -> Op {
     let shape = kind.shape();
     let shape = MmaShape { m: shape.m as u16, n: shape.n as u16, k: shape.k as u16 };
@@ -147,7 +144,6 @@ fn operation(kind: MmaKind) -> Op {
     Op::Mma(mma)
 }
 
-/// The type of an input's elements.
 pub(super) const fn input(input: Input) -> Type {
     match input {
         Input::F16 => Type::F16,

@@ -10,16 +10,16 @@ use ptx::{
 use super::kernel::{ENTRY, in_memory, input, registers_of};
 use super::{Operands, WARPS_PER_CTA};
 
-/// A product of `wmma`, and the order of its matrices in memory.
+/// A `wmma` product with the memory order of its matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrices {
     kind: WmmaKind,
-    /// A, B, and C with D.
+    /// The orders of A, of B, and of C and D.
     orders: [MatrixOrder; 3],
 }
 
 impl Matrices {
-    /// Each matrix in either order.
+    /// The two variants in which each matrix has either order.
     pub fn orders(kind: WmmaKind) -> [Matrices; 2] {
         use MatrixOrder::{Col, Row};
         [Matrices { kind, orders: [Row, Col, Row] }, Matrices { kind, orders: [Col, Row, Col] }]
@@ -60,7 +60,6 @@ impl Matrices {
         }
     }
 
-    /// The module and its product.
     pub(super) fn module(self, target: Target) -> (Module, String) {
         let module = match self.kind.tile().accumulator() {
             Accumulator::F64 => self.build::<R64>(target),
@@ -92,7 +91,6 @@ impl Matrices {
         k.into_module(target)
     }
 
-    /// Bytes of A, B, C and D.
     pub(super) fn bytes(self) -> [usize; 4] {
         let [a, b, c] = self.accesses().map(|access| {
             let (rows, columns) = access.extent();
@@ -101,7 +99,6 @@ impl Matrices {
         [a, b, c, c]
     }
 
-    /// Bytes of an element of D.
     pub(super) fn width(self) -> usize {
         self.accesses()[2].ty.bytes() as usize
     }
@@ -134,7 +131,7 @@ impl Matrices {
         Ok([a, b, c, d])
     }
 
-    /// The bytes of A, B and C: those of as many fragments of the tile as they take.
+    /// Random bytes for A, B and C, drawn as many fragments of the tile as the matrices hold.
     fn random(self, distribution: Distribution, seed: u64) -> [Vec<u8>; 3] {
         let tile = self.kind.tile();
         let bytes = self.bytes();
@@ -160,7 +157,7 @@ impl Matrices {
         matrices
     }
 
-    /// Calls `f` with register, lane, shift and place in memory of every element of A, B or C.
+    /// Calls `f` with register, lane, shift and memory offset of every element of A, B or C.
     fn each(self, i: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
         let access = self.accesses()[i];
         let shape = self.kind.shape();
@@ -173,7 +170,7 @@ impl Matrices {
         });
     }
 
-    /// Registers of A, B or C.
+    /// The fragment registers of A, B or C.
     fn registers(self, i: usize, matrix: &[u8]) -> Vec<[u64; 32]> {
         let access = self.accesses()[i];
         let width = access.ty.bytes() as usize;

@@ -1,7 +1,8 @@
-//! The emulator's tensor cores against a machine's, bit for bit, on random fragments.
+//! Compares the emulator's tensor cores with a machine's, bit for bit, on random fragments.
 //!
-//! A fragment is what a warp's `mma.sync` computes: some 16 rows and 8 columns of D, each from a row of A, a column of B and its
-//! C. A `wmma` is counted as one although it is larger; a `wgmma` as the N/2 that it consists of (see [`Product`]).
+//! A fragment is the result of a warp's `mma.sync`: up to 16 rows and 8 columns of D, each from a row of A, a
+//! column of B and C. A `wmma` counts as one fragment although it is larger. A `wgmma` counts as the N/2
+//! fragments of which it consists (see [`Product`]).
 
 mod kernel;
 mod matrices;
@@ -16,28 +17,28 @@ use serde::Serialize;
 pub use matrices::Matrices;
 pub use warpgroup::Product;
 
-/// Warps per CTA: as many cases of `mma.sync` and `wmma`, and one of `wgmma`.
+/// Warps per CTA: four cases of `mma.sync` or `wmma`, or one case of `wgmma`.
 const WARPS_PER_CTA: u64 = 4;
 
-/// Fragments in one launch: enough to fill a large GPU, little enough for its buffers to stay near 100 MB.
+/// Fragments per launch: enough to fill a large GPU, and few enough to keep the buffers near 100 MB.
 const BATCH: u64 = 32_768;
 
-/// What is put through both machines.
+/// An instruction that both machines execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// One `mma.sync` on random registers.
     Mma(MmaKind),
     /// Loads, product and store of `wmma` on random matrices in memory.
     Wmma(Matrices),
-    /// One `wgmma` on random matrices in shared memory, or A in registers.
+    /// One `wgmma` on random matrices in shared memory, or with A in registers.
     Wgmma(Product),
 }
 
-/// A, B, C and D of one case in memory: of one instruction's execution.
+/// The bytes of A, B, C and D of one case.
 type Operands = [Vec<u8>; 4];
 
 impl Subject {
-    /// Everything that exists on an architecture.
+    /// All subjects that exist on an architecture.
     pub fn all(rules: TensorRules) -> Vec<Subject> {
         let mma = MmaKind::all().into_iter().filter(|kind| kind.check(rules).is_ok()).map(Subject::Mma);
         let wmma = WmmaKind::all().into_iter().flat_map(Matrices::orders).map(Subject::Wmma);
@@ -45,12 +46,13 @@ impl Subject {
         mma.chain(wmma).chain(wgmma.into_iter().map(Subject::Wgmma)).collect()
     }
 
-    /// The instruction and, of `wgmma`, how its operands lie.
+    /// The instruction and, for `wgmma`, the layout of its operands.
     pub fn instruction(self, target: Target) -> String {
         self.module(target).1
     }
 
-    /// The module, in which each warp, or the four of a CTA, takes a case, and the instruction in question.
+    /// The module and its instruction. Each warp takes one case, or the four warps of a CTA take one
+    /// together.
     fn module(self, target: Target) -> (Module, String) {
         match self {
             Subject::Mma(kind) => kernel::module(kind, target),
@@ -59,7 +61,6 @@ impl Subject {
         }
     }
 
-    /// Fragments in a case.
     fn fragments(self) -> u64 {
         match self {
             Subject::Mma(_) | Subject::Wmma(_) => 1,
@@ -67,7 +68,7 @@ impl Subject {
         }
     }
 
-    /// Cases that a CTA of four warps takes.
+    /// Cases per CTA of four warps.
     fn cases_per_cta(self) -> u64 {
         match self {
             Subject::Mma(_) | Subject::Wmma(_) => WARPS_PER_CTA,
@@ -75,7 +76,6 @@ impl Subject {
         }
     }
 
-    /// Dynamic shared memory of a CTA.
     fn shared(self) -> u32 {
         match self {
             Subject::Mma(_) | Subject::Wmma(_) => 0,
@@ -83,7 +83,6 @@ impl Subject {
         }
     }
 
-    /// Bytes of A, B, C and D of a case.
     fn bytes(self) -> [usize; 4] {
         match self {
             Subject::Mma(kind) => kernel::bytes(kind),
@@ -92,7 +91,6 @@ impl Subject {
         }
     }
 
-    /// Bytes of one result.
     fn width(self) -> usize {
         match self {
             Subject::Mma(kind) => kernel::register_bytes(kind),
@@ -101,7 +99,7 @@ impl Subject {
         }
     }
 
-    /// A random case, and what the emulator makes of it.
+    /// A random case and the emulator's result for it.
     fn draw(
         self,
         rules: TensorRules,
@@ -116,57 +114,47 @@ impl Subject {
     }
 }
 
-/// The outcome for one subject.
+/// The result for one subject.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// The instruction's mnemonic and, of `wgmma`, how its operands lie.
+    /// The instruction's mnemonic and, for `wgmma`, the layout of its operands.
     pub instruction: String,
-    /// Fragments compared: of 16 rows and 8 columns where a `wgmma` consists of several.
+    /// Number of fragments compared, of 16 rows and 8 columns where a `wgmma` consists of several.
     pub fragments: u64,
-    /// 32-bit or 64-bit result registers compared (lanes × registers), or elements of D.
+    /// Number of result registers of 32 or 64 bits (lanes × registers), or of elements of D.
     pub results: u64,
-    /// Results whose bits differ.
+    /// Number of results with different bits.
     pub differing: u64,
-    /// The first difference.
     pub first: Option<Difference>,
 }
 
-/// One result that differs.
+/// A result that differs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
-    /// How the case was drawn.
+    /// The distribution of the case.
     pub distribution: String,
-    /// Its seed.
     pub seed: u64,
-    /// Which result: register by register those of a warp's or a warpgroup's threads, or elements of D in the order of memory.
+    /// Index of the result: by register of a warp's or warpgroup's threads, or by element of D in memory
+    /// order.
     pub result: usize,
-    /// The emulator's bits.
     pub emulated: String,
-    /// The machine's bits.
     pub machine: String,
 }
 
-/// Why two machines could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError<E: std::error::Error> {
-    /// The machine failed.
     #[error("{instruction}: {source}")]
-    Machine {
-        /// The instruction.
-        instruction: String,
-        /// What the machine said.
-        source: E,
-    },
-    /// The emulator refused the instruction.
+    Machine { instruction: String, source: E },
+    /// The emulator does not support the instruction.
     #[error(transparent)]
     Emulator(#[from] tensor::MmaError),
 }
 
-/// Compares `fragments` random fragments (rounded up to whole launches) of one subject, an equal share from each
-/// distribution.
+/// Compares `fragments` random fragments of one subject (rounded up to whole launches), an equal share from
+/// each distribution.
 ///
 /// # Errors
-/// When the machine fails or the emulator does not have the instruction.
+/// When the machine fails or the emulator does not support the instruction.
 pub fn compare<M: Machine>(
     machine: &mut M,
     target: Target,
@@ -176,7 +164,7 @@ pub fn compare<M: Machine>(
 ) -> Result<Comparison, CompareError<M::Error>> {
     let (module, instruction) = subject.module(target);
     let cases = fragments.div_ceil(subject.fragments());
-    // A multiple of what a CTA takes, and of the turns that products take in having a C.
+    // A multiple of the cases per CTA, and of the period after which a product has no C.
     let batch = (BATCH / subject.fragments()).min(cases).next_multiple_of(WARPS_PER_CTA);
     let kernel = kernel::launch(subject, module, batch);
     let failed = |source| CompareError::Machine { instruction: instruction.clone(), source };
@@ -206,13 +194,12 @@ pub fn compare<M: Machine>(
     Ok(comparison)
 }
 
-/// One launch's cases, one after the other.
+/// The cases of one launch.
 struct Batch {
     subject: Subject,
     inputs: [Vec<u8>; 3],
     expected: Vec<u8>,
     results: Vec<u8>,
-    /// Bytes of one result.
     width: usize,
 }
 
@@ -229,7 +216,7 @@ impl Batch {
         }
     }
 
-    /// Draws every case and computes what the emulator says of it.
+    /// Draws every case and computes the emulator's result.
     fn draw(
         &mut self,
         rules: TensorRules,
@@ -249,7 +236,7 @@ impl Batch {
         })
     }
 
-    /// Where the machine's results differ, in order of seed and place.
+    /// The differing results in the order of seed and position.
     fn differences(&self, distribution: Distribution, first_seed: u64) -> Vec<Difference> {
         let (stride, width) = (self.subject.bytes()[3], self.width);
         let of_case = |(i, (want, have)): (usize, (&[u8], &[u8]))| {
@@ -282,7 +269,8 @@ mod tests {
 
     use super::*;
 
-    /// The kernels run in the emulator as on a GPU, and loads, products and stores there agree with the bare numbers.
+    /// The kernels run in the emulator as on a GPU. Loads, products and stores give the results of the direct
+    /// computation.
     #[test]
     fn the_emulator_agrees_with_itself() {
         let subjects = Subject::all(TensorRules::Ampere);
@@ -290,7 +278,7 @@ mod tests {
         agree(80, TensorRules::Ampere, subjects, 24);
     }
 
-    /// Descriptors in the emulator lead to where the host laid the operands out.
+    /// Descriptors lead the emulator to the places where the host put the operands.
     #[test]
     fn the_emulator_agrees_with_itself_on_products_of_warpgroups() {
         let mut subjects = Subject::all(TensorRules::Hopper);

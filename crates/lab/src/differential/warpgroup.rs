@@ -1,11 +1,13 @@
-//! A kernel in which each warpgroup brings A and B to shared memory, multiplies by `wgmma`, and stores the result.
+//! A kernel in which each warpgroup copies A and B to shared memory, multiplies by `wgmma`, and stores the
+//! result.
 //!
-//! A fragment is what it is with `mma.sync`: 16 rows and 8 columns of D with their C, over one K. A product m64nNkK holds N/2 of
-//! them: each pairs one of four A with one of N/8 B, and has a C of its own. Every fourth product replaces C instead of adding
-//! to it.
+//! A fragment is defined as for `mma.sync`: 16 rows and 8 columns of D with their C, over one K. A product
+//! m64nNkK holds N/2 fragments: each pairs one of four A with one of N/8 B and has its own C. Every fourth
+//! product replaces C instead of adding to it.
 //!
-//! The host lays A and B out as shared memory is to hold them, by [`Layout::place`]: the PTX ISA's canonical layouts written
-//! down once more, which share nothing with the emulator's reading of descriptors. What no product may read is NaN.
+//! The host lays A and B out as shared memory must hold them, by [`Layout::place`]. This function restates
+//! the PTX ISA's canonical layouts and shares no code with the emulator's decoding of descriptors. Bytes that
+//! no product may read are NaN.
 
 use std::fmt;
 
@@ -25,12 +27,12 @@ const WARPS: usize = 4;
 const THREADS: usize = 32 * WARPS;
 /// Bytes of K in one product.
 const K_BYTES: usize = 32;
-/// Bytes that a warpgroup copies at a time, a multiple of every swizzle's pattern.
+/// Bytes that a warpgroup copies at a time, a multiple of every swizzle pattern.
 const COPY: usize = 16 * THREADS;
-/// One product in so many has no C.
+/// One in this number of products has no C.
 const REPLACING: u32 = 4;
 
-/// How an operand lies in shared memory.
+/// The layout of an operand in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     major: Major,
@@ -38,24 +40,27 @@ struct Layout {
 }
 
 impl Layout {
-    /// Bytes of a row of the swizzle's pattern; of a chunk without one.
+    /// Bytes of a row of the swizzle pattern; without a swizzle, of a 16-byte chunk.
     fn row(self) -> usize {
         self.swizzle.span().map_or(16, |span| span as usize)
     }
 
-    /// Leading and stride byte offset: patterns lie one behind the other, along K first where K has two of them.
+    /// Leading and stride byte offset. Patterns lie one behind the other, along K first where K has two of
+    /// them.
     fn offsets(self) -> (usize, usize) {
         let row = self.row();
         match (self.major, self.swizzle) {
-            // Eight rows (of K-major) or values of k (of MN-major) of 16 bytes; the two halves of K side by side.
+            // Blocks of eight rows (K-major) or eight values of k (MN-major) of 16 bytes, with the two halves
+            // of K side by side.
             (_, Swizzle::None) => (128, 256),
-            // The leading offset is not read: a row of the pattern holds the whole of K.
+            // The leading offset is not read: a row of the pattern holds the whole K.
             (Major::K, _) => (16, 8 * row),
             (Major::Mn, _) => (16 * row, 8 * row),
         }
     }
 
-    /// Bytes before the first element: a product may begin anywhere in a row that K runs along, and begins at its last part.
+    /// Bytes before the first element. In a K-major layout a product may start anywhere in a row; here it
+    /// starts at the row's last part.
     fn start(self) -> usize {
         match self.major {
             Major::K => self.row().saturating_sub(K_BYTES),
@@ -63,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// The byte of an element of `size` bytes: of row `line` of A or column `line` of B.
+    /// The byte offset of an element of `size` bytes in row `line` of A or column `line` of B.
     fn place(self, line: usize, k: usize, size: usize) -> usize {
         let row = self.row();
         let (leading, stride) = self.offsets();
@@ -76,7 +81,7 @@ impl Layout {
             (Major::Mn, Swizzle::None) => chunk * stride + k / 8 * leading + k % 8 * 16,
             (Major::Mn, _) => chunk / chunks * leading + k / 8 * stride + k % 8 * row + chunk % chunks * 16,
         };
-        // Chunks change places by the number of their row in the pattern.
+        // The swizzle permutes chunks by their row number in the pattern.
         (linear ^ (linear >> 7 & (chunks - 1)) << 4) + within
     }
 
@@ -86,7 +91,8 @@ impl Layout {
         (lines * along_lines).next_multiple_of(COPY)
     }
 
-    /// The matrix descriptor less the address (PTX ISA, "Matrix Descriptor Format"), in units of 16 bytes from bits 16 and 32 on.
+    /// The matrix descriptor without the address (PTX ISA, "Matrix Descriptor Format"): offsets in units of
+    /// 16 bytes from bits 16 and 32 on.
     fn descriptor(self) -> u64 {
         let (leading, stride) = self.offsets();
         let mode = match self.swizzle {
@@ -106,21 +112,21 @@ impl fmt::Display for Layout {
     }
 }
 
-/// A product of `wgmma`, and how its operands lie.
+/// A `wgmma` product with the layouts of its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The product of 16 rows and 8 columns of which it consists.
     kind: MmaKind,
     columns: usize,
-    /// A, where it comes from shared memory.
+    /// The layout of A in shared memory; `None` for A in registers.
     a: Option<Layout>,
     b: Layout,
-    /// Whether A and B enter with the other sign.
+    /// Whether A and B are negated.
     negated: [bool; 2],
 }
 
 impl Product {
-    /// Every type with A from registers and from shared memory, over a few N, and every layout of 16-bit operands.
+    /// Every type with A in registers and in shared memory, for a few N, and every layout of 16-bit operands.
     pub fn all() -> Vec<Product> {
         let mut products = Vec::new();
         for (i, kind) in kinds().into_iter().enumerate() {
@@ -140,19 +146,17 @@ impl Product {
         products
     }
 
-    /// Fragments in one product.
     pub(super) fn fragments(self) -> usize {
         WARPS * self.columns / 8
     }
 
-    /// Bytes of A, B, C and D: as shared memory is to hold A and B, and by register and thread.
+    /// Bytes of A, B, C and D. A and B are in shared-memory layout, C and D by register and thread.
     pub(super) fn bytes(self) -> [usize; 4] {
         let sums = self.fragments() * self.kind.registers()[2] * 32 * 4;
         let a = self.a.map_or(Wgmma::A_REGISTERS * THREADS * 4, |a| a.bytes(Wgmma::ROWS.into()));
         [a, self.b.bytes(self.columns), sums, sums]
     }
 
-    /// Dynamic shared memory of a CTA.
     pub(super) fn shared(self) -> u32 {
         let [a, b, ..] = self.bytes();
         (b + self.a.map_or(0, |_| a)) as u32
@@ -169,7 +173,7 @@ impl Product {
         Wgmma { b: input(self.kind.b()), satfinite, ..Wgmma::new(self.columns as u16, sum, a, source) }
     }
 
-    /// The module, and the instruction with what it is given.
+    /// The module, and the instruction with its operands' layout.
     pub(super) fn module(self, target: Target) -> (Module, String) {
         let sign = |negated: bool| if negated { "−" } else { "" };
         let a = self.a.map_or("from registers".to_owned(), |layout| layout.to_string());
@@ -223,7 +227,7 @@ impl Product {
         k.into_module(target)
     }
 
-    /// `imm-scale-a`, `imm-scale-b`, `imm-trans-a` and `imm-trans-b`, as far as the instruction has them.
+    /// `imm-scale-a`, `imm-scale-b`, `imm-trans-a` and `imm-trans-b`, where the instruction has them.
     fn immediates(self) -> Vec<Operand> {
         let op = self.operation();
         let scales = self.negated.map(|negated| if negated { -1 } else { 1 });
@@ -233,7 +237,7 @@ impl Product {
         values.map(|value| Operand::Imm(Imm::Int(value))).collect()
     }
 
-    /// Random operands, and what becomes of them.
+    /// Random operands and the emulator's result.
     pub(super) fn draw(self, distribution: Distribution, seed: u64) -> Result<Operands, tensor::MmaError> {
         let parts: Vec<_> = (0..self.fragments() as u64)
             .map(|part| tensor::random_fragment(self.kind, distribution, seed.wrapping_mul(128) + part))
@@ -265,8 +269,8 @@ impl Product {
         Ok([a, b, c, d])
     }
 
-    /// Writes 16 rows of A or 8 columns of B from `line` on, given as registers of `mma`: those hold 16 bytes of K in four
-    /// lanes, rows 0 to 7, and, of A, rows 8 to 15, and then the other 16 bytes of K.
+    /// Writes 16 rows of A or 8 columns of B from `line` on. The registers have the order of `mma`: 16 bytes
+    /// of K in four lanes, for rows 0 to 7 and, in A, rows 8 to 15; then the other 16 bytes of K.
     fn lay(self, to: &mut [u8], layout: Layout, line: usize, registers: &[Lanes32], element: Input) {
         let size = element.bits() / 8;
         let blocks = registers.len() / 2;
@@ -288,7 +292,7 @@ fn k_major(i: usize) -> Layout {
     Layout { major: Major::K, swizzle: SWIZZLES[i % 4] }
 }
 
-/// Products of 16-bit operands of which at least one has M or N contiguous, with each swizzle.
+/// Products of 16-bit operands with at least one M- or N-contiguous operand, for each swizzle.
 fn mn_major(kind: MmaKind, swizzles: &[Swizzle]) -> impl Iterator<Item = Product> {
     swizzles.iter().enumerate().flat_map(move |(i, &swizzle)| {
         let transposed = Layout { major: Major::Mn, swizzle };
@@ -302,7 +306,7 @@ fn mn_major(kind: MmaKind, swizzles: &[Swizzle]) -> impl Iterator<Item = Product
     })
 }
 
-/// The products of 16 rows and 8 columns that `wgmma` has, but for those of bits: 32 bytes of K.
+/// The products of 16 rows and 8 columns that `wgmma` supports, except for single-bit ones: 32 bytes of K.
 fn kinds() -> Vec<MmaKind> {
     let whole = |kind: &MmaKind| {
         let (a, shape) = (kind.a(), kind.shape());
@@ -320,13 +324,13 @@ fn descriptor(k: &mut Builder, at: Shared, fields: u64) -> R64 {
     k.or(address, fields)
 }
 
-/// A thread's registers, a warpgroup's one after the other in memory.
+/// Loads a thread's registers. In memory, each register of all threads of the warpgroup is contiguous.
 fn load(k: &mut Builder, from: Global, count: usize) -> (Vec<R32>, Operand) {
     let values: Vec<R32> = (0..count).map(|r| k.ld(from.at((r * THREADS * 4) as i64))).collect();
     (values.clone(), registers_of(values))
 }
 
-/// Writes a warp's registers from register `first` of the warpgroup on.
+/// Writes a warp's registers, starting at register `first` of the warpgroup.
 fn place_registers(to: &mut [u8], first: usize, warp: usize, registers: &[Lanes32]) {
     for (i, lanes) in registers.iter().enumerate() {
         let at = ((first + i) * THREADS + 32 * warp) * 4;
@@ -334,7 +338,7 @@ fn place_registers(to: &mut [u8], first: usize, warp: usize, registers: &[Lanes3
     }
 }
 
-/// Registers of a floating-point operand with the other sign, if it is to be negated.
+/// Registers of a floating-point operand with the sign flipped if it is negated.
 fn signed(registers: &[Lanes32], element: Input, negated: bool) -> Vec<Lanes32> {
     let signs = match element.bits() {
         8 => 0x8080_8080,
@@ -354,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    /// The number that an element of that many bytes stands for.
+    /// The value of an element from its bytes.
     fn value(element: Input, bytes: &[u8]) -> f64 {
         let bits = bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
         match element {
@@ -380,7 +384,8 @@ mod tests {
         fn a_at(self, a: &[u8], row: usize, k: usize) -> f64 {
             let size = self.kind.a().bits() / 8;
             let at = self.a.map_or_else(
-                // PTX ISA, "Register Fragments for wgmma.mma_async": A, 16 bytes of K in the registers 0 and 1.
+                // PTX ISA, "Register Fragments for wgmma.mma_async": A, 16 bytes of K in the registers 0 and
+                // 1.
                 || {
                     let (half, within) = (k * size / 16, k * size % 16);
                     let thread = row / 16 * 32 + row % 8 * 4 + within / 4;
@@ -414,13 +419,13 @@ mod tests {
             }
         }
 
-        /// What D may differ by from exact arithmetic whose largest term and sum are these: truncation of every term, and
-        /// rounding. The 13 bits of fp8 are those of MMA-Sim.
+        /// The tolerance against exact arithmetic, from the largest term and the sum: truncation of every
+        /// term, and rounding. The 13 bits for fp8 are those of MMA-Sim.
         fn tolerance(self, largest: f64, sum: f64) -> f64 {
             let kept = if self.kind.a().bits() == 8 { 13 } else { 25 };
             let terms = self.kind.shape().k as f64 + 1.0;
             let rounding = if self.kind.accumulator() == Accumulator::F16 { -11 } else { 2 - kept.min(24) };
-            // The alignment looks at exponents, of which a product's can be one less than its value's.
+            // The alignment uses exponents, and a product's exponent can be one less than that of its value.
             largest * terms * 2f64.powi(1 - kept) + sum.abs() * 2f64.powi(rounding)
         }
 
@@ -453,8 +458,8 @@ mod tests {
         }
     }
 
-    /// The canonical layouts as strides of rows and chunks of 16 bytes, less the swizzle (mma_sm90_desc.hpp of CUTLASS draws them
-    /// so), and then the swizzle of the PTX ISA's figures.
+    /// The canonical layouts as strides of rows and 16-byte chunks without the swizzle, as in CUTLASS's
+    /// mma_sm90_desc.hpp, followed by the swizzle of the PTX ISA's figures.
     fn place_from_start(layout: Layout, line: usize, k: usize, size: usize) -> usize {
         let (linear, row) = match (layout.major, layout.swizzle) {
             (Major::K, Swizzle::None) => (256 * (line / 8) + 16 * (line % 8) + 128 * (k * size / 16), 16),
@@ -509,7 +514,7 @@ mod tests {
         }
     }
 
-    /// Where there is an assembler.
+    /// Runs only where ptxas is installed.
     #[test]
     fn ptxas_takes_every_product() {
         let Ok(ptxas) = Ptxas::find() else { return };

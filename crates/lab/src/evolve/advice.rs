@@ -1,13 +1,15 @@
-//! Whether to go on: what could still be gained, by the roofline, and what is to be expected, by the search's own curve.
+//! Advice on continuing a search: the possible gain by the roofline, and the expected gain by the search's
+//! own curve.
 //!
-//! Two estimates of what as many candidates again would bring are averaged:
-//! - the tail of the times. If the logarithms of good times fall off exponentially (the Gumbel domain, to which most distributions
-//!   belong), the least of twice as many draws lies lower by σ ln 2, where σ is the mean distance of the k best from the next one
-//!   (Weissman, "Estimation of parameters and large quantiles based on the k largest observations", JASA 1978; Coles, "An
-//!   Introduction to Statistical Modeling of Extreme Values", 2001, §4.3). A tail that ends, as every kernel's does at the roofline,
-//!   brings less.
-//! - the record so far: what the second half of the candidates improved on the first. Gains of a search that slows down only
-//!   become less.
+//! The expected gain of twice as many candidates is the mean of two estimates:
+//! - The tail of the times. Assume that the logarithms of good times fall off exponentially (the Gumbel
+//!   domain, to which most distributions belong). Then the minimum of twice as many draws is lower by σ ln 2,
+//!   where σ is the mean distance of the k best from the next one (Weissman, "Estimation of parameters and
+//!   large quantiles based on the k largest observations", JASA 1978; Coles, "An Introduction to Statistical
+//!   Modeling of Extreme Values", 2001, §4.3). The tail of real kernels ends at the roofline, so the true
+//!   gain is smaller.
+//! - The improvement of the second half of the candidates over the first. In a search that slows down, gains
+//!   only get smaller.
 
 use problem::Problem;
 use serde::Serialize;
@@ -18,29 +20,27 @@ use super::population::Population;
 use super::rank;
 use crate::bench::{Mode, Peaks};
 
-/// Times below which a curve says nothing.
+/// Minimum number of times for an estimate from the curve.
 const LEAST: usize = 10;
-/// Times before a search is called flat.
+/// Minimum number of times before a search counts as flat.
 const PATIENCE: usize = 48;
-/// Less than this is not worth looking for: a fifth of a percent.
+/// An expected log-gain below 0.2 % counts as none.
 const NOTHING: f64 = 0.002;
-/// Less than this is not worth going on for, whatever the noise.
+/// An expected log-gain below 1 % is not worth more candidates.
 const WORTH: f64 = 0.01;
 
-/// What to do.
+/// The advice in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// More candidates are worth their time.
     Continue,
-    /// They are not.
     Stop,
-    /// Someone else's kernel is faster than what this search can be expected to find.
+    /// A library is faster than what this search can be expected to find.
     UseALibrary,
 }
 
 impl What {
-    /// As decisions in the ledger are called.
+    /// The word in the ledger's decisions.
     pub const fn name(self) -> &'static str {
         match self {
             What::Continue => "continue",
@@ -50,35 +50,31 @@ impl What {
     }
 }
 
-/// A line of the table: what was looked at, what it is, and what it speaks for.
+/// A row of the advice table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What was looked at.
     pub criterion: &'static str,
-    /// What it is.
     pub value: String,
-    /// What that means.
+    /// What the value means for the decision.
     pub says: String,
 }
 
-/// The table and what it comes to.
+/// The advice with the table that supports it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What to do.
     pub what: What,
-    /// In a sentence.
+    /// The reason in a sentence.
     pub why: String,
-    /// Why.
     pub rows: Vec<Row>,
-    /// The least time that the device can take, µs.
+    /// The least time that the device allows, µs.
     pub floor_us: Option<f64>,
-    /// How many times as fast a perfect kernel would be.
+    /// The speed-up of a perfect kernel.
     pub possible: Option<f64>,
-    /// How many times as fast as many candidates again can be expected to make it.
+    /// The expected speed-up from as many candidates again.
     pub expected: Option<f64>,
 }
 
-/// What as many candidates again are expected to bring: the logarithm of the ratio of times; `None` of too few.
+/// The expected logarithm of the speed-up from as many candidates again; `None` for a short curve.
 pub fn expected_gain(curve: &[f64]) -> Option<f64> {
     if curve.len() < LEAST {
         return None;
@@ -94,7 +90,7 @@ pub fn expected_gain(curve: &[f64]) -> Option<f64> {
     Some(0.5 * (sigma * std::f64::consts::LN_2 + late))
 }
 
-/// Whether a search has come to its end: no better candidate in its second half, and nothing to be expected.
+/// Whether a search is finished: its second half found no better candidate, and no gain is expected.
 pub fn is_flat(curve: &[f64]) -> bool {
     let least = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min);
     let half = curve.len() / 2;
@@ -111,14 +107,14 @@ pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
     weigh(population, roof(&evolution.config, &problem), peer_us)
 }
 
-/// The least time of a problem, and by what.
+/// The least time of a problem, and its source.
 #[derive(Clone, Debug, PartialEq)]
 struct Roof {
     us: f64,
     by: String,
 }
 
-/// By the data sheet of a GPU, or by what this machine's processor was measured to do.
+/// The roof by a GPU's data sheet, or by this machine's measured peaks.
 fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
     if let Some(peaks) = Peaks::of(&config.device) {
         return Some(Roof { us: peaks.floor(problem, Mode::Warm).us(), by: "by its data sheet".to_owned() });
@@ -131,7 +127,7 @@ fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
     Some(Roof { us: floor.us(), by })
 }
 
-/// Weighs what is known.
+/// Builds the advice from the population, the roof and a library's time.
 fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> Advice {
     let floor_us = roof.as_ref().map(|roof| roof.us);
     let best_us = rank::best(population).and_then(|best| rank::us(population, best));
@@ -148,7 +144,7 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         "still possible, by the roofline",
         possible.map_or("unknown".into(), |p| format!("{p:.2}×")),
         roof.map_or("the device's peaks are not known".into(), |Roof { us, by }| {
-            // Two that count, of a time however short.
+            // Two significant digits, however short the time.
             let digits = (1.0 - us.log10().floor()).clamp(2.0, 12.0) as usize;
             format!("no kernel takes less than {us:.digits$} µs, {by}")
         }),
@@ -197,13 +193,13 @@ mod tests {
         Some(Roof { us, by: String::new() })
     }
 
-    /// Draws whose logarithms fall off exponentially above 0, with mean `scale`.
+    /// Draws whose logarithms fall off exponentially below 10, with mean distance `scale`.
     fn draws(count: usize, scale: f64, seed: u64) -> Vec<f64> {
         let mut rng = SmallRng::seed_from_u64(seed);
         (0..count).map(|_| (10.0 + scale * (1.0 - rng.random::<f64>()).ln()).exp()).collect()
     }
 
-    /// Of a tail that is what the estimate takes it for, doubling the draws brings what it says, on average.
+    /// For an exponential tail, doubling the draws gains on average what the estimate says.
     #[test]
     fn the_gain_of_twice_as_many_is_foreseen() {
         let (mut foreseen, mut came) = (0.0, 0.0);
@@ -252,7 +248,7 @@ mod tests {
         population.curve = vec![10.0; 100];
         let stop = weigh(&population, roof(2.0), None);
         assert_eq!(stop.what, What::Stop);
-        // At the roofline nothing more is possible, whatever the curve says.
+        // At the roofline no gain is possible, whatever the curve says.
         population.curve = draws(100, 0.2, 3);
         assert_eq!(weigh(&population, roof(10.0), None).what, What::Stop);
     }

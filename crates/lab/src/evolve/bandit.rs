@@ -1,36 +1,36 @@
-//! Who gets the next candidate: a bandit over the operators, by what each earned of late.
+//! Chooses the operator of the next candidate: a bandit over the operators, by their recent rewards.
 //!
-//! UCB1 over a sliding window (Garivier & Moulines, "On Upper-Confidence Bound Policies for Switching Bandit Problems", ALT 2011):
-//! what an operator earns changes as the search goes on (random restarts pay early, small steps late), so only the last pulls
-//! count. A pull counts when it is made and its reward when it is known: operators whose candidates are still on their way wait.
+//! UCB1 over a sliding window (Garivier & Moulines, "On Upper-Confidence Bound Policies for Switching Bandit
+//! Problems", ALT 2011). An operator's reward changes during a search: random restarts pay early, small steps
+//! late. Only the last pulls therefore count. A pull counts when the candidate is made, its reward when the
+//! time is known, so that operators with open candidates wait.
 
 use serde::{Deserialize, Serialize};
 
-/// Pulls that are remembered.
+/// Number of pulls in the window.
 const WINDOW: usize = 60;
-/// Weight of the doubt: rewards are at most 1 and mostly 0.
+/// Weight of the exploration term. Rewards are at most 1 and mostly 0.
 const EXPLORATION: f64 = 0.25;
 
-/// Ways to make a candidate.
+/// The operators, which make candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
-    /// Genes of an elite drawn anew.
+    /// Draws genes of an elite anew.
     Mutate,
-    /// Genes of two elites.
+    /// Combines genes of two elites.
     Cross,
-    /// One step from the best.
+    /// Takes one step from the best.
     Neighbour,
-    /// A gene that helped elsewhere, or a finding's cure.
+    /// Applies a gene that helped elsewhere, or a finding's cure.
     Insight,
-    /// A blind draw.
+    /// Draws a candidate at random.
     Restart,
-    /// Whatever someone else proposes.
+    /// Asks the proposer.
     Propose,
 }
 
 impl Operator {
-    /// Every one.
     pub const ALL: [Operator; 6] = [
         Operator::Mutate,
         Operator::Cross,
@@ -40,7 +40,7 @@ impl Operator {
         Operator::Propose,
     ];
 
-    /// As ledgers write it, before what it changed.
+    /// The name in the ledger, which is followed by the changed genes.
     pub const fn name(self) -> &'static str {
         match self {
             Operator::Mutate => "mutate",
@@ -52,45 +52,44 @@ impl Operator {
         }
     }
 
-    /// The operator that made a candidate, by what the ledger calls it: `mutate:block_n`.
+    /// The operator that made a candidate, from its name in the ledger, such as `mutate:block_n`.
     pub fn of(name: &str) -> Option<Operator> {
         let word = name.split(':').next().unwrap_or_default();
         Operator::ALL.into_iter().find(|operator| operator.name() == word)
     }
 }
 
-/// What operators earned.
+/// The pulls of all operators with their rewards.
 #[derive(Clone, Debug, Default)]
 pub struct Bandit {
-    /// Every pull, in order, by what it is known as later; 0 until it earned something.
+    /// Every pull in order: the candidate's key, the operator and the reward, which is 0 until it is known.
     pulls: Vec<(i64, Operator, f64)>,
 }
 
-/// An operator's account.
+/// The pulls and rewards of one operator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Account {
-    /// The operator.
     pub operator: Operator,
-    /// Candidates that it made.
+    /// Number of candidates that the operator made.
     pub pulls: usize,
-    /// What they earned together.
+    /// Sum of their rewards.
     pub earned: f64,
 }
 
 impl Bandit {
-    /// An operator made candidate `key`.
+    /// Records that an operator made candidate `key`.
     pub fn pulled(&mut self, key: i64, operator: Operator) {
         self.pulls.push((key, operator, 0.0));
     }
 
-    /// What a candidate earned, from 0 to 1.
+    /// Sets the reward of a candidate, from 0 to 1.
     pub fn earned(&mut self, key: i64, reward: f64) {
         if let Some(pull) = self.pulls.iter_mut().rev().find(|pull| pull.0 == key) {
             pull.2 = reward.clamp(0.0, 1.0);
         }
     }
 
-    /// Whose turn it is; ties go to the first. `None` of none.
+    /// The operator with the highest index; ties go to the first. `None` for an empty list.
     pub fn choose(&self, among: &[Operator]) -> Option<Operator> {
         let mut best: Option<(Operator, f64)> = None;
         for &operator in among {
@@ -112,7 +111,7 @@ impl Bandit {
         own.iter().sum::<f64>() / count + EXPLORATION * ((recent.len() as f64).ln() / count).sqrt()
     }
 
-    /// Every operator that was used.
+    /// The accounts of all operators that were used.
     pub fn accounts(&self) -> Vec<Account> {
         let of = |operator: Operator| {
             let own = self.pulls.iter().filter(|pull| pull.1 == operator);
@@ -129,7 +128,7 @@ mod tests {
 
     const THREE: [Operator; 3] = [Operator::Mutate, Operator::Cross, Operator::Restart];
 
-    /// Pulls that each operator gets of `count`, if the chosen one earns what `reward` says.
+    /// Pulls that each operator gets out of `count`, if each chosen one earns `reward`.
     fn shares(
         bandit: &mut Bandit,
         from: i64,
@@ -153,14 +152,14 @@ mod tests {
             |which: Operator| move |o: Operator, key: i64| if o == which && key % 2 == 0 { 1.0 } else { 0.0 };
         let early = shares(&mut bandit, 0, 200, pays(Operator::Restart));
         assert!(early[2] > 2 * early[0] && early[2] > 2 * early[1], "{early:?}");
-        // Nobody is left out for good.
+        // No operator is starved.
         assert!(early.iter().all(|&pulls| pulls > 2), "{early:?}");
         shares(&mut bandit, 200, 60, pays(Operator::Mutate));
         let late = shares(&mut bandit, 260, 200, pays(Operator::Mutate));
         assert!(late[0] > 2 * late[2] && late[0] > 2 * late[1], "{late:?}");
     }
 
-    /// Operators whose candidates are on their way are not asked again and again.
+    /// An operator with open candidates is not chosen again and again.
     #[test]
     fn what_is_not_known_yet_waits() {
         let mut bandit = Bandit::default();

@@ -1,39 +1,34 @@
-//! What evolution varies: plans of our kernels, and whole kernels of others.
+//! What evolution varies: plans of FlashCore's kernels, and whole kernels from other sources.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::provenance::hash;
 
-/// Something that can be run to compute a problem.
+/// A plan or a kernel that computes a problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Candidate {
-    /// A plan of the GPU kernels.
     Gpu(kernels::Plan),
-    /// A plan of the native CPU kernels.
     Cpu(cpu::CpuPlan),
-    /// A whole kernel for a GPU.
     Kernel(Source),
 }
 
-/// A kernel as text, with the launch file that `check` takes.
+/// The text of a kernel with the launch file that `check` reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Source {
-    /// What it is written in.
     pub language: Language,
-    /// The kernel.
     pub text: String,
     /// The launch file (TOML).
     pub launch: String,
 }
 
-/// Longest text of a kernel, bytes: ten times that of our longest.
+/// Maximum length of a kernel's text, bytes: ten times FlashCore's longest.
 const LONGEST_TEXT: usize = 8 << 20;
-/// Longest launch file.
+/// Maximum length of a launch file, bytes.
 const LONGEST_LAUNCH: usize = 64 << 10;
 
-/// A kernel of which nobody wants to read the end.
+/// Source text over the size limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its {what} has {length} bytes; accepted: at most {most}")]
 pub struct TooLong {
@@ -43,10 +38,10 @@ pub struct TooLong {
 }
 
 impl Source {
-    /// Whether it is worth keeping.
+    /// Checks the lengths of the text and the launch file.
     ///
     /// # Errors
-    /// What is too long.
+    /// When one of them is too long.
     pub fn check_lengths(&self) -> Result<(), TooLong> {
         let text = ("text", self.text.len(), LONGEST_TEXT);
         let launch = ("launch file", self.launch.len(), LONGEST_LAUNCH);
@@ -57,18 +52,17 @@ impl Source {
     }
 }
 
-/// What kernels are written in.
+/// The language of a kernel's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Language {
-    /// PTX.
     Ptx,
-    /// CUDA C++, through NVRTC.
+    /// CUDA C++, compiled by NVRTC.
     Cuda,
 }
 
 impl Language {
-    /// For people.
+    /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Language::Ptx => "PTX",
@@ -78,7 +72,7 @@ impl Language {
 }
 
 impl Candidate {
-    /// The same for equal candidates alone: 12 hexadecimal digits.
+    /// A hash of 12 hexadecimal digits that identifies equal candidates.
     pub fn hash(&self) -> String {
         hash(json!(self).to_string().as_bytes())
     }

@@ -1,9 +1,9 @@
-//! Processes that may do anything: each leads a process group of its own and carries a mark in its environment, so that what it
-//! started ends with it, and the memory of all of them together is watched. This holds off accidents, not malice: who clears
-//! the mark and leaves the group gets away.
+//! Untrusted child processes. Each one leads its own process group and carries a mark in its environment.
+//! Processes that it started end with it, and their total memory is limited. This protects against accidents,
+//! not against malice: a process that clears the mark and leaves the group escapes.
 //!
-//! No call of the system's own is needed: `sh` sets limits and sends signals, `/proc` tells of memory. Where there is no `/proc`,
-//! memory is limited by `ulimit -v` alone.
+//! No system call beyond the standard library is needed: `sh` sets limits and sends signals, and `/proc`
+//! reports memory. Without `/proc`, memory is limited by `ulimit -v` alone.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The environment's variable that marks a process and its descendants.
+/// The environment variable that marks a process and its descendants.
 const MARK: &str = "FLASHCORE_CONFINED";
 
-/// How often those are looked for who left the group.
+/// Number of searches for processes that left the group.
 const ROUNDS: u32 = 20;
 
-/// A process with all that it starts. Dropped, all of them are ended.
+/// A process with all its descendants. Dropping it ends all of them.
 #[derive(Debug)]
 pub struct Group {
     child: Child,
@@ -27,10 +27,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts a process at the head of a group of its own.
+    /// Starts a process as the leader of a new group.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the process cannot be started.
     pub fn start(command: &mut Command) -> std::io::Result<Group> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mark = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -38,29 +38,28 @@ impl Group {
         Ok(Group { child: command.env(MARK, &mark).spawn()?, mark })
     }
 
-    /// The first of them.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// How the first of them ended, if it has.
+    /// The exit status of the group's leader, if it has ended.
     ///
     /// # Errors
-    /// When the system cannot say.
+    /// When the system cannot report the status.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Bytes of memory that all of them hold; 0 where the system does not tell.
+    /// Total resident memory of the group, bytes; 0 where the system does not report it.
     pub fn memory(&self) -> u64 {
         members(&self.mark, self.child.id()).into_iter().map(resident).sum()
     }
 
-    /// Ends all of them, and waits for the first.
+    /// Kills all processes of the group and waits for the leader.
     pub fn end(&mut self) {
         let leader = self.child.id();
         signal(&[format!("-{leader}")]);
-        // The first is ours to end even where there is no `sh`; it may have ended by itself.
+        // The leader is killed directly as well, in case there is no `sh`. It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for round in 0..ROUNDS {
@@ -88,21 +87,22 @@ fn lead_a_group(command: &mut Command) {
 #[cfg(not(unix))]
 fn lead_a_group(_: &mut Command) {}
 
-/// Ends processes by their numbers, and groups by theirs with a minus before it. Who is gone already is no matter.
+/// Kills processes by number, and groups by their number with a minus sign. Processes that have ended are
+/// ignored.
 fn signal(targets: &[String]) {
     let mut kill = Command::new("sh");
     kill.args(["-c", "kill -s KILL -- \"$@\"", "sh"]).args(targets);
     let _ = kill.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-/// Living processes of a group, or with the mark; zombies hold nothing and are no more.
+/// Running processes of a group or with the mark. Zombies hold no memory and do not count.
 fn members(mark: &str, leader: u32) -> Vec<u32> {
     let mark = format!("{MARK}={mark}").into_bytes();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     numbers
         .filter(|&process| {
-            // Behind the name in parentheses stand state, parent and group (proc(5)).
+            // The name in parentheses is followed by state, parent and group (proc(5)).
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
             let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
             let mut fields = rest.split_whitespace();
@@ -119,7 +119,7 @@ fn is_marked(process: u32, mark: &[u8]) -> bool {
     environment.split(|&byte| byte == 0).any(|variable| variable == mark)
 }
 
-/// Memory that a process holds, bytes.
+/// Resident memory of a process, bytes.
 fn resident(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -127,77 +127,72 @@ fn resident(process: u32) -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// What a program may take that is run to its end.
+/// Limits of a program that is run to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Time by the clock on the wall.
+    /// Elapsed time.
     pub wall: Duration,
-    /// Seconds of processor time of each of its processes.
+    /// Processor time of each of its processes, s.
     pub cpu_seconds: u64,
-    /// Bytes of memory: addresses of each of its processes, and what all of them hold together.
+    /// Memory, bytes: the address space of each of its processes, and the resident memory of all together.
     pub memory: u64,
-    /// Bytes of standard output.
     pub output: usize,
 }
 
-/// What came of a program that kept its limits.
+/// The result of a program that kept its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// How it ended.
     pub status: ExitStatus,
-    /// Its standard output.
     pub output: Vec<u8>,
     /// The end of its standard error.
     pub complaint: String,
 }
 
-/// Why a program was ended, or never began.
+/// Why a program was killed or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Confinement {
-    /// It cannot be started.
     #[error("it cannot be started: {0}")]
     Start(std::io::Error),
-    /// It took too long.
+    /// The program exceeded its time limit.
     #[error("it did not end within {0} s")]
     Time(f64),
-    /// It holds too much memory.
+    /// The program and its children exceeded the memory limit.
     #[error("it and its children held {held} MB of memory; accepted: at most {limit} MB")]
     Memory {
-        /// What they held, MB.
+        /// Memory that they held, MB.
         held: u64,
-        /// The limit, MB.
         limit: u64,
     },
-    /// It says too much.
+    /// The program exceeded its output limit.
     #[error("it wrote more than {0} bytes")]
     Output(usize),
 }
 
 /// Bytes of standard error that are kept.
 const COMPLAINT: usize = 4096;
-/// Time between two looks at a program.
+/// Interval between two checks of a program.
 const LOOK: Duration = Duration::from_millis(5);
-/// Looks between two at its memory, which cost more: every half second.
+/// Checks of the program per check of its memory, which is more expensive: one every half second.
 const MEMORY_EVERY: u32 = 100;
-/// How long a program's last words are waited for.
+/// How long to wait for remaining output after the end of a program.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Runs a line of the shell to its end, as [`run_command`] does.
+/// Runs a shell command line to its end, through [`run_command`].
 ///
 /// # Errors
-/// When it cannot be started or breaks a limit.
+/// When the program cannot be started or exceeds a limit.
 pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
     run_command(&["sh".into(), "-c".into(), line.into()], input, limits)
 }
 
-/// Runs a program with its arguments to its end, with `input` on its standard input. It and all that it
-/// started are gone when this returns, but for a process that cleared the mark and left the group; such a
-/// process is not waited for, even if it holds the pipes open.
+/// Runs a program with its arguments to its end, with `input` on its standard input. The program and
+/// everything that it started have ended when this returns. The exception is a process that cleared the mark
+/// and left the group: the run does not wait for such a process, even if it holds the pipes open.
 ///
 /// # Errors
-/// When it cannot be started or breaks a limit.
+/// When the program cannot be started or exceeds a limit.
 pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
-    // Who watches is one of the group: should we be gone, the group goes.
+    // The watching loop belongs to the group: if this process disappears, the loop kills the group.
     const SCRIPT: &str = "ulimit -c 0
         (while kill -s 0 \"$3\"; do sleep 1; done; kill -s KILL -- -$$) </dev/null >/dev/null 2>&1 &
         ulimit -v \"$1\" && ulimit -t \"$2\" && shift 3 && exec \"$@\"";
@@ -210,7 +205,7 @@ pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Resul
     let mut group = Group::start(&mut command).map_err(Confinement::Start)?;
     let child = group.child();
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    // It may read nothing, and then it ends without this.
+    // The program may end without reading its input.
     if let Some(mut stdin) = stdin {
         std::thread::spawn(move || {
             let _ = std::io::Write::write_all(&mut stdin, &input);
@@ -222,25 +217,25 @@ pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Resul
         stdout.map(|stdout| Reader::start(stdout, move |kept, part| capped(kept, part, cap, &tells)));
     let complaint = stderr.map(|stderr| Reader::start(stderr, tail));
     let ended = attend(&mut group, limits, began, &overflows);
-    // With the last of them the pipes close, and the threads end.
+    // When the last process ends, the pipes close and the reader threads end.
     group.end();
     let wait_until = Instant::now() + LAST_WORDS;
     let output = output.map(|reader| reader.read(wait_until)).unwrap_or_default();
     let complaint = complaint.map(|reader| reader.read(wait_until)).unwrap_or_default();
     let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
     let status = ended?;
-    // It may have ended before anyone looked.
+    // The program may have ended before the overflow was noticed.
     if output.len() > cap { Err(Confinement::Output(cap)) } else { Ok(Said { status, output, complaint }) }
 }
 
-/// A stream that is read on a thread of its own. Should someone hold it open for ever, the thread is left behind.
+/// A stream that is read on its own thread. If a process holds the stream open, the thread is abandoned.
 struct Reader {
     kept: Arc<Mutex<Vec<u8>>>,
     thread: JoinHandle<()>,
 }
 
 impl Reader {
-    /// Reads to the end; `keep` takes in each part and says whether to read on.
+    /// Reads to the end. `keep` stores each part and returns whether to continue.
     fn start(
         mut stream: impl Read + Send + 'static,
         mut keep: impl FnMut(&mut Vec<u8>, &[u8]) -> bool + Send + 'static,
@@ -249,7 +244,7 @@ impl Reader {
         let shared = kept.clone();
         let thread = std::thread::spawn(move || {
             let mut part = vec![0; 64 << 10];
-            // An error of the pipe is its end.
+            // A read error ends the stream like its end.
             while let Ok(read @ 1..) = stream.read(&mut part) {
                 let mut kept = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 if !keep(&mut kept, &part[..read]) {
@@ -260,7 +255,7 @@ impl Reader {
         Reader { kept, thread }
     }
 
-    /// What was read until the stream's end, or until then.
+    /// The bytes read until the end of the stream or until the deadline.
     fn read(self, until: Instant) -> Vec<u8> {
         while !self.thread.is_finished() && Instant::now() < until {
             std::thread::sleep(LOOK);
@@ -269,7 +264,7 @@ impl Reader {
     }
 }
 
-/// Waits for the program's end or its first breach.
+/// Waits until the program ends or exceeds a limit.
 fn attend(
     group: &mut Group,
     limits: &Limits,
@@ -297,7 +292,7 @@ fn attend(
     Err(Confinement::Time(limits.wall.as_secs_f64()))
 }
 
-/// Keeps all of a stream, or one byte more than the cap.
+/// Keeps a stream up to one byte more than the cap.
 fn capped(kept: &mut Vec<u8>, part: &[u8], cap: usize, overflows: &AtomicBool) -> bool {
     let room = cap + 1 - kept.len();
     kept.extend_from_slice(&part[..part.len().min(room)]);
@@ -332,10 +327,10 @@ mod tests {
             (said.status.code(), said.output, said.complaint),
             (Some(3), b"input".to_vec(), "no".into())
         );
-        // More than a pipe holds, to a program that reads nothing.
+        // The input exceeds the pipe's buffer, and the program reads nothing.
         let said = run("echo done", vec![b'x'; 1 << 20], &LIMITS).unwrap();
         assert_eq!((said.status.code(), said.output), (Some(0), b"done\n".to_vec()));
-        // Its output is over before it is.
+        // The program closes its output before it ends.
         assert_eq!(run("exec >&-; sleep 0.1; exit 4", Vec::new(), &LIMITS).unwrap().status.code(), Some(4));
     }
 
@@ -354,7 +349,7 @@ mod tests {
         let flood = run("exec head -c 2000000000 /dev/zero", Vec::new(), &LIMITS);
         assert!(matches!(flood, Err(Confinement::Output(_))), "{flood:?}");
         assert!(began.elapsed() < Duration::from_secs(10));
-        // Of its complaints only the end is kept.
+        // Only the end of standard error is kept.
         let said =
             run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2", Vec::new(), &LIMITS).unwrap();
         assert!(
@@ -368,18 +363,18 @@ mod tests {
     fn who_holds_too_much_is_ended() {
         let greedy = "import os; x = b'x' * (3 << 30); print(len(x))";
         let said = run(&format!("exec python3 -c \"{greedy}\""), Vec::new(), &LIMITS);
-        // The system refuses the memory, and python says so.
+        // The system refuses the memory, and Python reports that.
         let refused =
             said.as_ref().is_ok_and(|said| !said.status.success() && said.complaint.contains("MemoryError"));
         assert!(refused || matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
-        // Together too much, each alone not.
+        // Each process is within the limit, all together are not.
         let part = "import time; x = b'x' * (300 << 20); time.sleep(60)";
         let several = format!("for i in 1 2 3 4 5; do python3 -c \"{part}\" & done; wait");
         let said = run(&several, Vec::new(), &LIMITS);
         assert!(matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
     }
 
-    /// Whether a process lives whose command line holds a word.
+    /// Whether a running process has the word in its command line.
     fn lives(word: &str) -> bool {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         entries.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok()).any(|entry| {
@@ -390,18 +385,19 @@ mod tests {
 
     #[test]
     fn children_end_with_it() {
-        // Seconds that no other test sleeps, as names.
+        // Durations that no other test uses identify the processes.
         let (child, left) = ("61234.125", "61234.25");
         run(&format!("sleep {child} & echo answer"), Vec::new(), &LIMITS).unwrap();
         assert!(!lives(child));
-        // This one left the group.
+        // This process left the group.
         let line = format!("setsid sleep {left} >/dev/null 2>&1 & sleep 0.2; echo answer");
         let said = run(&line, Vec::new(), &LIMITS).unwrap();
         assert_eq!(said.output, b"answer\n");
         assert!(!lives(left));
     }
 
-    /// Who cleared the mark and left the group keeps the pipes open; the run goes on without waiting for it, and what was said counts.
+    /// A process that cleared the mark and left the group keeps the pipes open. The run does not wait for it
+    /// and keeps the output so far.
     #[test]
     fn who_gets_away_is_not_waited_for() {
         let began = Instant::now();
@@ -411,7 +407,7 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
     }
 
-    /// A run that is killed leaves nobody behind who works for it.
+    /// A killed run leaves no child processes behind.
     #[test]
     fn children_end_with_us() {
         let seconds = "61234.375";
@@ -433,7 +429,7 @@ mod tests {
         assert!(within(&|| !lives(seconds)));
     }
 
-    /// The process that the test above kills; alone it does nothing.
+    /// The process that the previous test kills; on its own it does nothing.
     #[test]
     fn someone_who_is_killed() {
         if let Ok(seconds) = std::env::var("SECONDS_TO_SLEEP") {

@@ -1,5 +1,5 @@
-//! What a run is: problems, target, budget, and how it searches. Kept in the ledger as the run's configuration, so that a run goes
-//! on from the ledger alone.
+//! The configuration of a run: problems, target, budget and search method. The ledger stores it with the run,
+//! so that a run can be resumed from the ledger alone.
 
 use kernels::Arch;
 use kernels::select::Shape;
@@ -14,24 +14,24 @@ use super::space::Space;
 use super::task::Target;
 use crate::bench::CpuPeaks;
 
-/// The traverse techniques of EvoEngineer (arXiv 2510.03760): what guides a new candidate, and which population it comes from.
+/// The traverse techniques of EvoEngineer (arXiv 2510.03760): the guidance and the population behind a new
+/// candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Configuration {
-    /// From the best alone, by blind changes.
+    /// From the best candidate alone, by random changes.
     Free,
-    /// From the best, with what helped elsewhere and what the diagnosis says.
+    /// From the best candidate, with values that helped elsewhere and the diagnosis.
     Insight,
-    /// From elites of all niches, with crossing, steps and insights.
+    /// From the elites of all niches, with crossover, steps and insights.
     #[default]
     Full,
 }
 
 impl Configuration {
-    /// Every one.
     pub const ALL: [Configuration; 3] = [Configuration::Free, Configuration::Insight, Configuration::Full];
 
-    /// As the command line takes it.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Configuration::Free => "free",
@@ -40,12 +40,11 @@ impl Configuration {
         }
     }
 
-    /// The one of that name.
     pub fn named(name: &str) -> Option<Configuration> {
         Configuration::ALL.into_iter().find(|configuration| configuration.name() == name)
     }
 
-    /// Its operators, beside a proposer where one is given.
+    /// The operators of this configuration. A proposer is added where one is given.
     pub const fn operators(self) -> &'static [Operator] {
         match self {
             Configuration::Free => &[Operator::Mutate, Operator::Restart],
@@ -66,71 +65,73 @@ impl Configuration {
     }
 }
 
-/// A problem of a run.
+/// A problem of a run with its start and its references.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// What is to be computed.
     pub problem: Shape,
-    /// What is to be beaten.
+    /// The candidate to beat.
     pub baseline: Candidate,
-    /// What the search begins with, and where each comes from.
+    /// The initial candidates, each with its source.
     pub seeds: Vec<(String, Candidate)>,
-    /// Blind draws beside these, of which the time model's best go on.
+    /// Number of additional random samples, of which the time model's best continue.
     pub draws: usize,
-    /// On what else a winner is tried before it is promoted, and against what there.
+    /// Held-out problems on which a winner is tried before its promotion, each with the candidate to beat
+    /// there.
     pub held_out: Vec<(Shape, Candidate)>,
-    /// What ships for the problem, where that is not the baseline: the winner is raced against it, too.
+    /// The shipped plan for the problem, if it is not the baseline. The winner is raced against it too.
     pub shipped: Option<Candidate>,
 }
 
-/// A run. All that chance and other runs could change is in it, so that it goes on from the ledger as if it had not stopped.
+/// The configuration of a run. It contains every random seed and all results of other runs that the search
+/// uses, so that a resumed run behaves as if it had not stopped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    /// Where candidates are to be fast.
+    /// Where candidates are evaluated.
     pub target: Target,
-    /// The device, as its driver or the time model names it.
+    /// The device's name in its driver or in the time model.
     pub device: String,
-    /// What kernels are made for; none for a CPU.
+    /// The architecture of the kernels; `None` for a CPU.
     pub arch: Option<Arch>,
-    /// The problems: each has a search of its own, and what helps one is tried on the others.
+    /// The problems. Each has its own search, and gene values that help in one are tried in the others.
     pub cases: Vec<Case>,
-    /// How it searches.
     pub configuration: Configuration,
-    /// What chance begins with.
+    /// The random seed.
     pub seed: u64,
-    /// Candidates of both arms together, over all problems; without a limit, seconds end it.
+    /// Number of candidates of both arms over all problems. Without this limit, `seconds` ends the run.
     pub candidates: Option<usize>,
-    /// Seconds of the whole run.
+    /// Duration of the whole run, s.
     pub seconds: Option<f64>,
-    /// The part of the candidates that is drawn blindly.
+    /// The fraction of candidates that are random samples.
     pub random_share: f64,
-    /// Families to draw from; all where none is named.
+    /// Families to draw from; all families if empty.
     pub families: Vec<String>,
-    /// What helped in other runs: a family, what changed, and how many times as fast that was.
+    /// Wins of other runs: the family, the changes and the speed-up.
     pub wins: Vec<(String, Value, f64)>,
-    /// A program that proposes candidates.
+    /// The command line of a program that proposes candidates.
     pub proposer: Option<String>,
-    /// The sandbox that the proposer runs in, where one was asked for.
+    /// The sandbox of the proposer, if one was requested.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
-    /// Candidates that race at the end, of each problem.
+    /// Number of candidates per problem that race at the end.
     pub finalists: usize,
-    /// Seconds of a short timing and of a race.
+    /// Duration of a short timing and of a race, s.
     pub timing: [f64; 2],
-    /// Whether a search ends before its budget when nothing more is to be expected.
+    /// Whether a search ends before its budget when no gain is expected.
     pub early_stop: bool,
-    /// What the best library takes on the first problem, µs, where someone measured it.
+    /// The time of the best library on the first problem, µs, if it is known.
     pub peer_us: Option<f64>,
-    /// The program that began it: only what the same one found out earlier is taken over. Of none that is named, the commit says it.
+    /// The program that began the run. Only results of the same program are taken over. Without a name, the
+    /// commit identifies the program.
     #[serde(default)]
     pub program: Option<String>,
-    /// What this machine's processor was measured to do when the run began; of a GPU data sheets say it.
+    /// Measured peaks of this machine's processor at the start of the run. A GPU's peaks come from data
+    /// sheets.
     #[serde(default)]
     pub peaks: Option<CpuPeaks>,
 }
 
 impl Config {
-    /// A run on these cases, to be changed as needed.
+    /// A run on the given cases with default settings.
     pub fn new(target: Target, device: &str, arch: Option<Arch>, cases: Vec<Case>) -> Config {
         let timing = match target {
             Target::Cpu => [0.15, 1.5],
@@ -160,7 +161,7 @@ impl Config {
         }
     }
 
-    /// What may be drawn for a case.
+    /// The search space of a case.
     pub fn space(&self, case: &Case) -> Space {
         match self.arch {
             Some(arch) => Space::gpu(&case.problem.problem(), &arch, &self.families),
@@ -169,7 +170,7 @@ impl Config {
     }
 }
 
-/// The problems beside one: half and twice the length, which the search does not see.
+/// The neighbouring problems with half and twice the length, which the search does not use.
 pub fn neighbours(shape: &Shape) -> Vec<Shape> {
     let scaled = |times: usize, over: usize| Shape {
         seq_q: (shape.seq_q * times / over).max(1),
@@ -182,24 +183,25 @@ pub fn neighbours(shape: &Shape) -> Vec<Shape> {
     found
 }
 
-/// How much may be under way at a time.
+/// Limits on concurrent work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tasks that need no device.
+    /// Maximum number of tasks that need no device.
     pub host: usize,
-    /// Tasks that need it: one being timed and one that waits beside.
+    /// Maximum number of tasks that need the device: one that is being timed and one that waits.
     pub device: usize,
-    /// Both together.
+    /// Maximum number of tasks of both kinds together.
     pub together: usize,
-    /// Candidates that are begun and neither timed nor dead: those that are proven wait for the device, never the device for them.
+    /// Maximum number of candidates that are neither timed nor rejected. Candidates that passed the gate wait
+    /// for the device, so that the device does not wait for them.
     pub open: usize,
 }
 
 impl Limits {
-    /// One task at a time: what timings on this machine's own processor need.
+    /// One task at a time, as timings on this machine's own processor require.
     pub const ALONE: Limits = Limits { host: 1, device: 1, together: 1, open: 1 };
 
-    /// For so many threads beside one device.
+    /// Limits for `threads` host threads and one device.
     pub const fn beside_device(threads: usize) -> Limits {
         Limits { host: threads, device: 2, together: threads + 2, open: 2 * threads + 4 }
     }

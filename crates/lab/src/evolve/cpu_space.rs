@@ -1,4 +1,4 @@
-//! The genes of the native kernels' plans, and which of their values are worth a try for a problem on this machine.
+//! The genes of the native kernels' plans, and the values worth trying for a problem on this machine.
 
 use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
 use problem::Problem;
@@ -8,7 +8,7 @@ use super::candidate::Candidate;
 use super::space::{Domain, FamilySpace, Space};
 
 impl Space {
-    /// Of this machine's CPU.
+    /// The space of this machine's native plans.
     pub fn cpu(problem: &Problem) -> Space {
         let template = Candidate::Cpu(CpuPlan::for_problem(problem));
         let family = FamilySpace::new("cpu", template, genes(problem), moves(problem));
@@ -22,7 +22,7 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
     let threads = rayon::current_num_threads();
     let rows = p.seq_q * p.group_size();
     let up_to = |most: usize, values: &[usize]| -> Vec<Value> {
-        // The first that is more than there is stands for all.
+        // The first value that is at least the extent represents all larger ones.
         let last = values.iter().copied().find(|&value| value >= most);
         values.iter().copied().filter(|&value| value < most).chain(last).map(Value::from).collect()
     };
@@ -49,7 +49,8 @@ fn genes(problem: &Problem) -> Vec<(String, Vec<Value>)> {
     genes.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
 }
 
-/// The instruction sets with vectors that compute the problem in their own way; plain Rust only where there are none.
+/// The vector instruction sets with an own method for the problem. Portable Rust only where there is no
+/// other.
 fn isas(problem: &Problem) -> Vec<Isa> {
     let mut isas = Isa::available();
     isas.retain(|isa| isa.is_for(problem));
@@ -59,8 +60,9 @@ fn isas(problem: &Problem) -> Vec<Isa> {
     isas
 }
 
-/// Genes that only together do what they are for: a register tile is as tall as its width and the instructions allow, and lanes along
-/// the head dimension are for few rows, small blocks of keys, and instructions that have them.
+/// Genes that are useful only in combination. A register tile is as tall as its width and the instruction set
+/// allow. Lanes along the head dimension suit few rows, small key blocks, and instruction sets that support
+/// them.
 fn moves(problem: &Problem) -> Vec<Value> {
     let isas = isas(problem);
     let tiles = isas.iter().flat_map(|isa| {
@@ -103,7 +105,7 @@ mod tests {
                     assert_eq!(with_genes(&space.families[0].template, &genome(plan)).as_ref(), Some(plan));
                 }
             }
-            // Nothing is a gene that is in no plan.
+            // Every gene is a field of the plan.
             let plan = genome(&space.families[0].template);
             assert!(space.families[0].genes.iter().all(|gene| plan.contains_key(&gene.name)));
         }

@@ -1,4 +1,4 @@
-//! Which candidate comes next: the baseline and the control, seeds, then in turns a blind draw and what an operator makes.
+//! Chooses the next candidate: baseline and control, then seeds, then random samples and operators in turn.
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -14,39 +14,39 @@ use super::task::Stage;
 use super::{advice, cascade, finals};
 use crate::ledger::Arm;
 
-/// Questions that wait for a proposer at a time: it may take minutes.
+/// Maximum number of open questions to a proposer, which may take minutes for each.
 const QUESTIONS: usize = 1;
-/// Draws in a row that may repeat what is known.
+/// Maximum number of consecutive drafts that repeat known candidates.
 const REPEATS: usize = 64;
 
 impl Evolution {
-    /// Whether another candidate may be begun.
+    /// Whether the limits allow another candidate.
     pub(super) fn has_room(&self) -> bool {
         let [host, device] = self.under_way();
         let open: usize = self.searches.iter().map(|s| s.population.open()).sum();
         host < self.limits.host && host + device < self.limits.together && open < self.limits.open
     }
 
-    /// The cases in the order in which they may have one: who has the fewest first.
+    /// The cases in the order in which they get a candidate: the one with the fewest first.
     pub(super) fn turns(&self) -> Vec<usize> {
         let mut cases: Vec<usize> = (0..self.searches.len()).collect();
         cases.sort_by_key(|&case| members_made(&self.searches[case].population));
         cases
     }
 
-    /// Whether a case may have another candidate.
+    /// Whether a case's budget allows another candidate.
     fn budget_left(&self, case: usize) -> bool {
         let search = &self.searches[case];
-        // A question that is open will be a candidate, whatever the answer.
+        // An open question becomes a candidate in any case.
         let made = members_made(&search.population) + search.asked();
         let cases = self.searches.len();
         let share = |all: usize| all / cases + usize::from(case < all % cases);
         self.in_time() && self.config.candidates.is_none_or(|all| made < share(all)) && !search.flat
     }
 
-    /// A new candidate of a case, and the task to screen it; `None` where there is none now.
+    /// Creates a candidate for a case and the task that screens it; `None` when none can be made now.
     pub(super) fn create(&mut self, case: usize) -> Result<Option<Ask>, EvolveError> {
-        // Blind draws may repeat what is known, and are counted all the same.
+        // Random samples may repeat known candidates and count all the same.
         for _ in 0..REPEATS {
             match self.draft(case) {
                 Made::Draft(draft) => {
@@ -75,7 +75,7 @@ impl Evolution {
         Ok(None)
     }
 
-    /// What comes next in a case. Chance begins anew with each candidate, so that it does not matter what was drawn before it.
+    /// The next draft of a case. Each candidate has its own random stream, independent of earlier draws.
     fn draft(&mut self, case: usize) -> Made {
         let (config, plan) = (&self.config, &self.config.cases[case]);
         let population = &self.searches[case].population;
@@ -116,18 +116,18 @@ impl Evolution {
         made
     }
 
-    /// The evolution's own next candidate.
+    /// The next candidate of the evolution arm.
     fn evolve(&self, case: usize, rng: &mut SmallRng) -> Made {
         let search = &self.searches[case];
         let (population, configuration) = (&search.population, self.config.configuration);
         let workshop = Workshop { population, space: &search.space, insights: &self.insights, configuration };
         if workshop.parents().is_empty() && population.open() > 0 {
-            // Nobody to begin with yet.
+            // There is no parent yet.
             return Made::Nothing;
         }
         let may_ask = self.config.proposer.is_some() && search.asked() < QUESTIONS;
         let operators = configuration.operators().iter().copied();
-        // Whoever names a proposer wants it asked, however the rest is made.
+        // A proposer that the user names is asked in every configuration.
         let mut among: Vec<Operator> = operators.chain(may_ask.then_some(Operator::Propose)).collect();
         while let Some(operator) = population.bandit.choose(&among) {
             if operator == Operator::Propose {
@@ -142,7 +142,6 @@ impl Evolution {
     }
 }
 
-/// What comes next.
 enum Made {
     Draft(Draft),
     Question,
@@ -153,7 +152,8 @@ fn members_made(population: &Population) -> usize {
     population.made(Arm::Evolution) + population.made(Arm::Random)
 }
 
-/// A number that looks like chance, of three (SplitMix64; Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
+/// A pseudo-random number from three numbers (SplitMix64; Steele, Lea & Flood, "Fast splittable pseudorandom
+/// number generators", 2014).
 fn mix(seed: u64, case: u64, ordinal: u64) -> u64 {
     let mut z = seed ^ case.rotate_left(40) ^ ordinal.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,8 +1,10 @@
-//! What earlier runs of the ledger know of the kernels of this one, so that no kernel is gated or timed twice.
+//! Results of earlier runs in the ledger for kernels of this run, so that no kernel is checked or timed
+//! twice.
 //!
-//! A verdict holds wherever the same kernel computes the same problem. A time does not: clocks, heat and neighbours are others. What is
-//! taken over is how fast the kernel was beside the baseline's kernel in the same earlier run; times the baseline's time of this run,
-//! that is the time to rank by. Races are always run anew.
+//! A verdict holds wherever the same kernel computes the same problem. A time does not, because clocks,
+//! temperature and other load differ. The ratio to the baseline's kernel within the earlier run is taken over
+//! instead. This ratio and the baseline's time in this run give the time for ranking. Races are always run
+//! anew.
 
 use std::collections::HashMap;
 
@@ -17,21 +19,21 @@ use crate::ledger::{
     Against, CandidateId, EarlierKernel, Ledger, LedgerError, MeasurementFact, ProofFact, Rejection, Trial,
 };
 
-/// How the words begin that say where a finding comes from.
+/// The beginning of the text that names the origin of a result.
 const TAKEN_OVER: &str = "taken over from";
 
-/// The kernels of earlier runs, for one problem.
+/// The kernels of earlier runs for one problem.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Earlier {
     kernels: Vec<EarlierKernel>,
-    /// Places of those that are the same, the oldest first.
+    /// Indices of equal kernels by hash, the oldest first.
     by_hash: HashMap<String, Vec<usize>>,
 }
 
 /// A time of an earlier run.
 struct Timed<'a> {
     kernel: &'a EarlierKernel,
-    /// How many times as fast as the baseline's kernel there: low, expected, high.
+    /// Speed-up over the baseline's kernel in that run: low, expected, high.
     ratio: [f64; 3],
 }
 
@@ -46,7 +48,7 @@ impl Earlier {
         Earlier { kernels, by_hash }
     }
 
-    /// The same kernel in earlier runs.
+    /// Equal kernels in earlier runs.
     fn same<'a>(&'a self, member: &'a Member) -> impl Iterator<Item = &'a EarlierKernel> {
         let hashes =
             member.screening.iter().flat_map(|s| [Some(&s.ptx_hash), s.sass_hash.as_ref()]).flatten();
@@ -64,12 +66,12 @@ impl Earlier {
         self.same(member).find(|kernel| kernel.proven)
     }
 
-    /// Whether there may be a time to take over, once the baseline has its own.
+    /// Whether a time may be taken over once the baseline has its own.
     pub(super) fn has_time(&self, member: &Member) -> bool {
         self.same(member).any(|kernel| kernel.us.is_some())
     }
 
-    /// From the latest run that timed both kernels.
+    /// The time from the latest run that timed both kernels.
     fn time<'a>(&'a self, member: &'a Member, baseline: &'a Member) -> Option<Timed<'a>> {
         let of = |kernel: &'a EarlierKernel| {
             let [low, us, high] = kernel.us?;
@@ -81,7 +83,7 @@ impl Earlier {
     }
 }
 
-/// Whether an answer is an earlier run's.
+/// Whether an outcome was taken over from an earlier run.
 pub(super) fn is_taken_over(outcome: &Outcome) -> bool {
     match &outcome.finding {
         Finding::Timed { measurement, .. } => measurement.samples.is_empty(),
@@ -96,7 +98,7 @@ fn words(kernel: &EarlierKernel) -> String {
 }
 
 impl Evolution {
-    /// The answer to a task that an earlier run has.
+    /// The outcome of a task that an earlier run provides, if any.
     pub(super) fn known_earlier(&self, task: &Task) -> Result<Option<Outcome>, EvolveError> {
         let Some(search) = self.owner(task.candidate) else { return Ok(None) };
         let (population, earlier) = (&search.population, &search.earlier);
@@ -123,8 +125,8 @@ fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option
     Ok(proof(ledger, kernel.candidate, Stage::Prove, words(kernel))?.map(Finding::Judged))
 }
 
-/// The verdict of a stage on an earlier candidate, with words that say whose it is: the gate's in the emulator comes first, the device's
-/// last.
+/// The verdict of a stage on an earlier candidate, with a text that names its origin. The emulator's verdict
+/// comes first, the device's last.
 fn proof(
     ledger: &Ledger,
     candidate: CandidateId,
@@ -157,7 +159,7 @@ fn time(
         trial: Trial::Microbench,
         kind,
         problem: member.problem,
-        // Nothing was timed.
+        // Nothing was timed in this run.
         samples: Vec::new(),
         us: baseline_us / ratio,
         low_us: baseline_us / high,
@@ -167,7 +169,7 @@ fn time(
     Ok(proof.map(|proof| Finding::Timed { proof: Some(proof), measurement }))
 }
 
-/// Findings of earlier runs that a search took over.
+/// Numbers of results that a search took over from earlier runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TakenOver {
     verdicts: usize,

@@ -1,6 +1,6 @@
-//! The engine: asked what to evaluate, told what came of it. It knows no thread, no device and no clock, so a run is decided by its
-//! configuration and the order of the answers alone. Of an answer that it took in the ledger has all or nothing, and it does nothing
-//! more before the ledger has it: a run that was cut off goes on from there.
+//! The engine of the search: it gives out tasks and receives outcomes. It has no threads, device or clock, so
+//! a run is determined by its configuration and the order of the outcomes. An outcome is written to the
+//! ledger as a whole before the engine continues, so an interrupted run resumes from there.
 
 use std::collections::HashSet;
 
@@ -22,106 +22,94 @@ use crate::ledger::{
     CandidateId, Decision, Environment, Ledger, LedgerError, Rejection, Run, RunEvent, RunId,
 };
 
-/// Why an evolution cannot go on.
+/// Why an evolution cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum EvolveError {
-    /// The ledger's trouble.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// What is to be beaten is no good itself.
+    /// The baseline itself was rejected.
     #[error(
         "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
     )]
     Baseline {
-        /// The problem.
         problem: String,
-        /// In a word.
+        /// The reason in one word.
         reason: String,
-        /// In words.
+        /// The reason in words.
         detail: String,
     },
-    /// The ledger's configuration of the run is not one.
+    /// The run's configuration in the ledger does not parse.
     #[error(
         "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
     )]
-    Config {
-        /// The run.
-        run: i64,
-        /// What is wrong with it.
-        error: serde_json::Error,
-    },
-    /// Evaluations fail one after the other, whatever the candidate: it is not the candidates' fault.
+    Config { run: i64, error: serde_json::Error },
+    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
     #[error(
         "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
          nothing is lost"
     )]
     Faults {
-        /// How many.
+        /// Number of failures.
         count: usize,
-        /// Of what.
+        /// The kind of evaluation that failed.
         place: &'static str,
-        /// Of the last, in a word.
+        /// The reason of the last failure in one word.
         reason: String,
-        /// In words.
+        /// The last failure in words.
         detail: String,
     },
-    /// There is nothing to do, or what is asked for cannot be.
+    /// The request is empty or impossible.
     #[error("{what}; accepted: {accepted}")]
-    Nothing {
-        /// What is missing.
-        what: &'static str,
-        /// What would be accepted.
-        accepted: &'static str,
-    },
+    Nothing { what: &'static str, accepted: &'static str },
 }
 
-/// What to do next.
+/// What the caller does next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
-    /// Evaluate this and [tell](Evolution::tell).
+    /// Evaluate this task and [report the outcome](Evolution::tell).
     Task(Box<Task>),
-    /// Ask a proposer, and give its [answer](Evolution::answer).
+    /// Ask a proposer and pass on its [answer](Evolution::answer).
     Propose(Box<Question>),
-    /// Nothing until something that is under way is told.
+    /// Wait until an open task has an outcome.
     Wait,
-    /// Nothing any more.
+    /// The run is finished.
     Done,
 }
 
-/// What a proposer is asked.
+/// A question to a proposer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// Which case of the run.
     pub case: usize,
-    /// Which question of it.
+    /// The number of the question within its case.
     pub number: usize,
-    /// Problem, device, incumbent with its source, findings, insights, history: what the proposer gets on its standard input.
+    /// The proposer's standard input: problem, device, incumbent with its source, findings, insights and
+    /// history.
     pub brief: Value,
-    /// When, in seconds after the run began or went on.
+    /// Time of the question, seconds after the start or resumption of the run.
     pub asked: f64,
-    /// Seconds that its program may take at most, where it would disturb the races after that.
+    /// Time limit of the proposer's program, s, where a longer run would disturb the races.
     pub seconds: Option<f64>,
 }
 
-/// One problem's search.
+/// The search on one problem.
 pub(super) struct Search {
     pub(super) population: Population,
     pub(super) space: Space,
-    /// What earlier runs know, and what of that was taken over.
+    /// Results of earlier runs; `taken_over` counts those that were used.
     pub(super) earlier: Earlier,
     pub(super) taken_over: TakenOver,
-    /// Questions that were asked, and how many of them were answered.
+    /// Number of questions asked, and number of answers.
     pub(super) questions: [usize; 2],
-    /// Nothing new is to be found.
+    /// The operators find nothing new.
     pub(super) exhausted: bool,
-    /// The search ended before its budget.
+    /// The search ended before its budget because no gain was expected.
     pub(super) flat: bool,
-    /// Seconds of the longest evaluation on the device that came to a time.
+    /// Duration of the longest evaluation on the device that gave a time, s.
     pub(super) longest: f64,
 }
 
 impl Search {
-    /// Questions without an answer.
+    /// Number of open questions.
     pub(super) const fn asked(&self) -> usize {
         self.questions[0] - self.questions[1]
     }
@@ -137,9 +125,9 @@ pub struct Evolution {
     pub(super) insights: Insights,
     flying: HashSet<(CandidateId, Stage, Shape)>,
     told: HashSet<(CandidateId, Stage, Shape)>,
-    /// Seconds of evaluators, and of these with the device.
+    /// Seconds of evaluators, and the part of these with the device.
     pub(super) spent: [f64; 2],
-    /// Seconds since the run began or went on.
+    /// Seconds since the start or resumption of the run.
     pub(super) elapsed: f64,
     finished: bool,
     faults: Faults,
@@ -147,8 +135,6 @@ pub struct Evolution {
 }
 
 impl Evolution {
-    /// Begins a run.
-    ///
     /// # Errors
     /// When there is nothing to search, or the ledger cannot be written.
     pub fn begin(
@@ -169,7 +155,7 @@ impl Evolution {
             let (what, accepted) = ("no blind draws", "a share above 0: they show what the search gains");
             return Err(EvolveError::Nothing { what, accepted });
         }
-        // What another case of the run searches is not held out.
+        // Problems that the run itself searches are not held out.
         let searched: Vec<Shape> = config.cases.iter().map(|case| case.problem).collect();
         for case in &mut config.cases {
             case.held_out.retain(|(shape, _)| !searched.contains(shape));
@@ -182,12 +168,13 @@ impl Evolution {
         Ok(evolution)
     }
 
-    /// Goes on with a run from what the ledger has of it: its candidates and the answers to its tasks, in their order.
+    /// Resumes a run from its facts in the ledger: its candidates and the outcomes of its tasks, in their
+    /// order.
     ///
     /// # Errors
     /// When the ledger has no such run, another process drives it, or its configuration cannot be read.
     pub fn resume(ledger: Ledger, run: RunId, limits: Limits) -> Result<Evolution, EvolveError> {
-        // First of all: what is read then is all that there is.
+        // The claim comes first, so that no other process adds facts after the reading.
         ledger.claim(run)?;
         let known = ledger.resume(run)?;
         let finished = ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
@@ -205,7 +192,7 @@ impl Evolution {
         for known in &known.candidates {
             evolution.admit(known.id, &known.new, failed.contains(&known.id));
         }
-        // What the engine itself made of an answer follows from it again.
+        // The engine's own conclusions from an outcome are derived again.
         for outcome in &known.outcomes {
             evolution.learn(outcome);
         }
@@ -246,7 +233,7 @@ impl Evolution {
         }
     }
 
-    /// What earlier runs of the ledger know of the run's problems.
+    /// Loads the results of earlier runs for the run's problems.
     fn look_back(&mut self) -> Result<(), EvolveError> {
         for search in &mut self.searches {
             search.earlier = Earlier::new(self.ledger.earlier(self.run, &search.population.problem)?);
@@ -254,30 +241,27 @@ impl Evolution {
         Ok(())
     }
 
-    /// The run's number.
     pub const fn run(&self) -> RunId {
         self.run
     }
 
-    /// What the run is.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The ledger.
     pub const fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Tasks under way.
+    /// Number of open tasks.
     pub fn flying(&self) -> usize {
         self.flying.len()
     }
 
-    /// The next thing to do, `elapsed` seconds after the run began or went on.
+    /// The next step, `elapsed` seconds after the start or resumption of the run.
     ///
     /// # Errors
-    /// When the ledger cannot be written, or a baseline is no good.
+    /// When the ledger cannot be written, or a baseline was rejected.
     pub fn ask(&mut self, elapsed: f64) -> Result<Ask, EvolveError> {
         self.at(elapsed);
         if let Some(error) = self.bad_baseline() {
@@ -304,7 +288,8 @@ impl Evolution {
                 }
             }
         }
-        // Who answers too late is not waited for, but where races want the machine: there nobody is given longer.
+        // After the time is up, open questions are dropped. On a machine where races need all cores, the
+        // engine waits for them, because a program at work would disturb the races.
         let waits = self.in_time() || self.limits == Limits::ALONE && !self.is_over();
         if !self.flying.is_empty() || self.questions() > 0 && waits {
             return Ok(Ask::Wait);
@@ -312,7 +297,7 @@ impl Evolution {
         if let Some(task) = finals::next(self)? {
             return Ok(self.fly(task));
         }
-        // Nobody is left who could show whose fault it was.
+        // No further evaluation could show whether the candidate was at fault.
         if let Some(error) = self.is_unclear() {
             self.stop()?;
             return Err(error);
@@ -326,15 +311,16 @@ impl Evolution {
         Ok(Ask::Done)
     }
 
-    /// The time, in seconds after the run began or went on.
+    /// Sets the time in seconds after the start or resumption of the run.
     pub fn at(&mut self, elapsed: f64) {
         self.elapsed = elapsed;
     }
 
-    /// Takes in the answer to a task, whole. One that came before counts once.
+    /// Receives the outcome of a task. A repeated outcome counts once.
     ///
     /// # Errors
-    /// When the ledger cannot be written: then it has nothing of it, and the run can only be [resumed](Evolution::resume).
+    /// When the ledger cannot be written. Then it has nothing of the outcome, and the run can only be
+    /// [resumed](Evolution::resume).
     pub fn tell(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let task = (outcome.candidate, outcome.stage, outcome.problem);
         let was_asked = self.flying.remove(&task);
@@ -357,7 +343,7 @@ impl Evolution {
         self.take_in(outcome)
     }
 
-    /// An answer is what it says: learned and written.
+    /// Applies an outcome and writes it to the ledger.
     fn take_in(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let outcome = match self.owner(outcome.candidate) {
             Some(search) => search.population.normalised(outcome),
@@ -376,14 +362,14 @@ impl Evolution {
         is_of_device(stage) && !matches!(self.config.target, Target::Model { .. })
     }
 
-    /// A task that was given out is answered: if it had the device, that was in use until now.
+    /// Ends the use of the device by a task whose outcome came.
     fn used(&mut self, outcome: &Outcome, device_seconds: f64) {
         if self.holds(outcome.stage) {
             self.holding.end(self.elapsed, device_seconds);
         }
     }
 
-    /// What the device waited and the ledger does not have yet.
+    /// Writes the device's idle time that the ledger does not have yet.
     fn let_go(&mut self) -> Result<(), EvolveError> {
         if let Some(seconds) = self.holding.waited(true) {
             self.ledger.spent(self.run, seconds, WAITED)?;
@@ -391,13 +377,13 @@ impl Evolution {
         Ok(())
     }
 
-    /// Someone stops the run: nothing new is begun, and it can be resumed.
+    /// Stops the run: no task is begun, and the run can be resumed.
     ///
     /// # Errors
     /// When the ledger cannot be written.
     pub fn stop(&mut self) -> Result<(), EvolveError> {
         self.let_go()?;
-        // What failed is tried anew by whoever goes on, and cost its time.
+        // Tasks that failed are tried again after a resumption, but their device time is spent.
         let lost: f64 = self.faults.all().iter().map(|outcome| outcome.device_seconds).sum();
         if lost > 0.0 {
             self.ledger.spent(self.run, lost, WAITED)?;
@@ -436,7 +422,7 @@ impl Evolution {
         Ask::Task(Box::new(task))
     }
 
-    /// Takes in an answer, without writing: who died of it.
+    /// Applies an outcome without writing it. Returns the candidates that it rejects.
     fn learn(&mut self, outcome: &Outcome) -> Vec<(CandidateId, Rejection)> {
         self.account(outcome);
         let mut searches = self.searches.iter_mut();
@@ -450,7 +436,7 @@ impl Evolution {
         search.population.learn(outcome, &mut self.insights)
     }
 
-    /// It was told, and what it took is spent.
+    /// Marks an outcome as received and adds its cost.
     pub(super) fn account(&mut self, outcome: &Outcome) {
         self.told.insert((outcome.candidate, outcome.stage, outcome.problem));
         self.spent[0] += outcome.seconds;
@@ -461,15 +447,15 @@ impl Evolution {
         self.searches.iter().find(|search| search.population.members.contains_key(&candidate))
     }
 
-    /// What is under way: without and with the device.
+    /// Number of open tasks without and with the device.
     pub(super) fn under_way(&self) -> [usize; 2] {
         let device = self.flying.iter().filter(|(_, stage, _)| is_of_device(*stage)).count();
-        // A program that is at work on an answer would disturb timings on this machine's processor.
+        // A proposer at work would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
         [self.flying.len() - device + asked, device]
     }
 
-    /// Questions that wait for an answer.
+    /// Number of open questions.
     fn questions(&self) -> usize {
         self.searches.iter().map(Search::asked).sum()
     }
@@ -479,12 +465,13 @@ impl Evolution {
         self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(self))
     }
 
-    /// Whether the time is up, for races, too.
+    /// Whether the time is up even for races.
     fn is_over(&self) -> bool {
         self.config.seconds.is_some_and(|seconds| self.elapsed >= seconds)
     }
 
-    /// The next stage of a candidate that is on its way: the dearest stage first, so that the device has work.
+    /// The next stage of an open candidate. The most expensive stage comes first, so that the device has
+    /// work.
     fn ready(&self) -> Option<Task> {
         let [host, device] = self.under_way();
         if host + device >= self.limits.together {
@@ -497,7 +484,7 @@ impl Evolution {
         if self.is_over() {
             return None;
         }
-        // When only the time of the races is left nothing is screened or proven any more, nor timed, but where there would be no one to race.
+        // With only the races' time left, stop screening, checking and timing, unless no finalist exists yet.
         let in_time = self.in_time();
         let mut ready: Vec<(Stage, bool, f64, CandidateId, usize)> = Vec::new();
         for (case, search) in self.searches.iter().enumerate() {
@@ -508,7 +495,7 @@ impl Evolution {
                 let task = (member.id, stage, search.population.problem);
                 let flies = self.flying.contains(&task) || self.told.contains(&task);
                 let is_late = !in_time && member.counts() && (has_time || !is_of_device(stage));
-                // An earlier run's time is one beside the baseline's, which is to come.
+                // A time from an earlier run is relative to the baseline's, which is not measured yet.
                 let waits = stage == Stage::Microbench
                     && member.counts()
                     && !is_measure_known
@@ -518,12 +505,13 @@ impl Evolution {
                 }
             }
         }
-        // What others are compared with first, then what promises most.
+        // Baseline and control first, then the candidate with the shortest expected time.
         ready.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
         ready.first().and_then(|&(stage, _, _, id, case)| self.task(case, id, stage))
     }
 
-    /// At the end, where what all others are compared with failed and nothing has succeeded since: without it no race is worth anything.
+    /// At the end: baseline or control failed, and nothing has succeeded since. Without them races are
+    /// meaningless.
     fn is_unclear(&self) -> Option<EvolveError> {
         let is_measure = |outcome: &&Outcome| {
             let population = self.owner(outcome.candidate).map(|search| &search.population);
@@ -532,7 +520,7 @@ impl Evolution {
         self.faults.held().iter().find(is_measure).and_then(|outcome| self.faults.row_of(outcome))
     }
 
-    /// A baseline that died leaves nothing to compare with.
+    /// A rejected baseline leaves nothing to compare with.
     fn bad_baseline(&self) -> Option<EvolveError> {
         self.searches.iter().find_map(|search| {
             let population = &search.population;
@@ -542,7 +530,7 @@ impl Evolution {
         })
     }
 
-    /// The end of a run that cannot have a better one: whoever goes on with the latest run is not led to it.
+    /// Finishes a run that cannot succeed, so that resuming the latest run does not select it.
     fn fail(&mut self, error: &EvolveError) -> Result<(), EvolveError> {
         if self.finished {
             return Ok(());
@@ -551,7 +539,7 @@ impl Evolution {
         self.end(&[], &[Decision { what: "failed".to_owned(), candidate: None, why }])
     }
 
-    /// The end: what was decided, and why those died that nobody raced.
+    /// Finishes the run: writes the decisions, and the rejections of candidates that never raced.
     fn finish(&mut self) -> Result<(), EvolveError> {
         let (mut decisions, mut rejections) = (Vec::new(), Vec::new());
         for case in 0..self.searches.len() {
@@ -564,7 +552,7 @@ impl Evolution {
         self.end(&rejections, &decisions)
     }
 
-    /// Whether a candidate is promoted, with the figures behind that.
+    /// The decision on a promotion, with the figures behind it.
     fn decision(&self, case: usize) -> Option<Decision> {
         let (what, id, refusal) = match finals::promotion(self, case) {
             Promotion::Nobody => return None,
@@ -594,13 +582,12 @@ impl Evolution {
         Ok(())
     }
 
-    /// Whether the run came to its end.
     pub(super) const fn is_finished(&self) -> bool {
         self.finished
     }
 }
 
-/// Writes an answer and who died of it.
+/// Writes an outcome and the rejections that follow from it.
 pub(super) fn write(
     ledger: &Ledger,
     outcome: &Outcome,
@@ -612,7 +599,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// A problem as the command line takes it.
+/// A problem in the words of the command line.
 pub fn words(shape: &Shape) -> String {
     let pair =
         |a: usize, b: usize, between: char| if a == b { a.to_string() } else { format!("{a}{between}{b}") };

@@ -1,6 +1,7 @@
-//! Evaluations that fail though no candidate is to blame: a lost device, a worker that cannot be started, an incumbent that cannot
-//! race. Whether it is the candidate shows only in what comes after: who fails twice where another one then succeeds failed by itself.
-//! Several failures in a row are nobody's, and would end every candidate there is.
+//! Detects failures of the infrastructure: a lost device, a worker that cannot be started, an incumbent that
+//! cannot race. Later evaluations show whether the candidate is at fault: a candidate that fails twice while
+//! a later one succeeds is itself at fault. Several failures in a row are not the candidates' fault; without
+//! this rule they would reject every candidate.
 
 use std::collections::HashSet;
 
@@ -11,36 +12,36 @@ use super::task::{Finding, Outcome, Stage};
 use super::workers::is_of_device;
 use crate::ledger::{CandidateId, Rejection};
 
-/// Reasons that say nothing of a candidate if they come one after the other.
+/// Reasons that do not count against a candidate when they come in a row.
 const REASONS: [&str; 3] = ["crashed", "device", INCUMBENT];
-/// The reason where the one to race against was at fault.
+/// The reason for a fault of the incumbent in a race.
 pub const INCUMBENT: &str = "incumbent";
-/// So many in a row are no chance: of kernels that are proven hardly one in a hundred brings its worker down.
+/// Number of failures in a row that are not chance: of kernels that passed the gate, hardly one in a hundred
+/// makes its worker fail.
 const MOST: usize = 5;
 
-/// What failed of late.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// Failures without a success since: of the stages of the host, and of the device's.
+    /// Failures since the last success, for the stages of the host and of the device.
     rows: [usize; 2],
     last: Option<Rejection>,
     again: HashSet<(CandidateId, Stage, Shape)>,
-    /// Failures that may be their candidates' own.
+    /// Failures that may be their candidates' fault.
     held: Vec<Outcome>,
 }
 
-/// What an answer says.
+/// What to do with an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Something of its candidate, and that evaluations succeed.
+    /// Accept the outcome: it says something about the candidate.
     Answer,
-    /// Nothing yet: the task is to be given out once more.
+    /// Give the task out once more.
     TryAgain,
-    /// It failed again, and is held back until it is known why.
+    /// Hold the outcome back until the cause is known: the task failed again.
     HeldBack,
 }
 
-/// Whether an answer is a failure that may be nobody's fault.
+/// Whether an outcome may be a failure of the infrastructure.
 pub fn is_fault(outcome: &Outcome) -> bool {
     matches!(&outcome.finding, Finding::Rejected(rejection) if REASONS.contains(&rejection.reason.as_str()))
 }
@@ -50,7 +51,7 @@ fn place_of(outcome: &Outcome) -> usize {
 }
 
 impl Faults {
-    /// An answer came.
+    /// Classifies an outcome.
     pub fn saw(&mut self, outcome: &Outcome) -> Word {
         let row = &mut self.rows[place_of(outcome)];
         match &outcome.finding {
@@ -75,22 +76,22 @@ impl Faults {
         &self.held
     }
 
-    /// Those that are their candidates' own, now that this one succeeded where they failed.
+    /// Releases the failures that this success shows to be their candidates' fault.
     pub fn shown_by(&mut self, success: &Outcome) -> Vec<Outcome> {
         self.held.extract_if(.., |held| place_of(held) == place_of(success)).collect()
     }
 
-    /// All that are held back.
+    /// Releases all failures that are held back.
     pub fn all(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.held)
     }
 
-    /// Why it is of no use to go on.
+    /// The error that ends the run after too many failures.
     pub fn too_many(&self) -> Option<EvolveError> {
         self.row(self.rows.iter().position(|&row| row >= MOST)?)
     }
 
-    /// The row that this failure is the latest of, where it is as good as too many.
+    /// The error for the series of failures to which this one belongs, even if it is still short.
     pub fn row_of(&self, outcome: &Outcome) -> Option<EvolveError> {
         self.row(place_of(outcome))
     }

@@ -1,5 +1,6 @@
-//! The end of a run: the fastest few, the best of each arm and the control race against the baseline; who won is raced once more, then on
-//! problems that the search never saw, and against what ships. Where there are seconds, no race is begun that they do not suffice for.
+//! The end of a run. The fastest few, the best of each arm and the control race against the baseline. The
+//! winner races once more, then on held-out problems, and against the shipped plan. With a time limit, a race
+//! starts only if the remaining time suffices.
 
 use kernels::select::Shape;
 use serde_json::{Value, json};
@@ -13,49 +14,49 @@ use super::task::{Stage, Task};
 use crate::bench::SpeedVerdict;
 use crate::ledger::{Against, Arm, CandidateId, Rejection};
 
-/// Of a budget of seconds, the most that is kept for the end.
+/// Maximum fraction of the time budget that is reserved for the end.
 const MOST: f64 = 0.5;
-/// A race's seconds with what is around it: uploads, proofs on the device, compilation.
+/// Factor on a race's duration for uploads, checks on the device and compilation.
 const AROUND: f64 = 1.5;
 
-/// Seconds that are kept for the end.
+/// Seconds reserved for the end.
 pub fn reserve(evolution: &Evolution) -> f64 {
     (0..evolution.searches.len()).map(|case| share(evolution, case)).sum()
 }
 
-/// Seconds of a case's races, all of them.
+/// Seconds of all races of a case.
 fn wanted(evolution: &Evolution, case: usize) -> f64 {
     // The best of both arms, and the control.
     let first = most_finalists(evolution.config.finalists) + 3;
     (first + closing(evolution, case)) as f64 * cost(evolution, case)
 }
 
-/// Races of who won: once more, on the problems that are held out, and against what ships.
+/// Number of the winner's races: once more, on the held-out problems, and against the shipped plan.
 fn closing(evolution: &Evolution, case: usize) -> usize {
     let case = &evolution.config.cases[case];
     1 + case.held_out.len() + usize::from(case.shipped.is_some())
 }
 
-/// Seconds of a race: as many as it is to take, or as the longest evaluation of the problem on the device took.
+/// Seconds of a race: the planned duration, or the longest evaluation of the problem on the device so far.
 fn cost(evolution: &Evolution, case: usize) -> f64 {
     (evolution.config.timing[1] * AROUND).max(evolution.searches[case].longest)
 }
 
-/// Seconds of the end that are a case's own: all that it wants, or its part of what can be kept.
+/// A case's part of the reserved time: all that it needs, or its proportion of the maximum.
 fn share(evolution: &Evolution, case: usize) -> f64 {
     let all: f64 = (0..evolution.searches.len()).map(|case| wanted(evolution, case)).sum();
     let kept = MOST * evolution.config.seconds.unwrap_or(f64::INFINITY);
     wanted(evolution, case) * (kept / all).min(1.0)
 }
 
-/// Whether so many races more of a case come to an end in time: before the others' part begins.
+/// Whether `races` more races of a case end before the other cases' reserved time begins.
 fn in_time(evolution: &Evolution, case: usize, races: usize) -> bool {
     let Some(seconds) = evolution.config.seconds else { return true };
     let of_others: f64 = (case + 1..evolution.searches.len()).map(|other| share(evolution, other)).sum();
     evolution.elapsed + races as f64 * cost(evolution, case) <= seconds - of_others
 }
 
-/// The next race; `None` when all are over, or there is no time for another.
+/// The next race; `None` when all are done, or the time does not suffice for another.
 pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveError> {
     for case in 0..evolution.searches.len() {
         if let Some(task) = first_race(evolution, case, closing(evolution, case)) {
@@ -67,7 +68,8 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
         if let Some(task) = held_out(evolution, case)? {
             return Ok(Some(task));
         }
-        // Nobody won so far: what was kept for who does is for those who have not raced. One of them may win yet, and what ships races once.
+        // Without a winner so far, the time reserved for one goes to candidates that have not raced. One of
+        // them may still win, and the shipped plan races only once.
         if contender(evolution, case).is_none()
             && let Some(task) = first_race(evolution, case, 0)
         {
@@ -80,7 +82,8 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
     Ok(None)
 }
 
-/// The next race of those who race at all. Beyond the first two, only what leaves time for so many races of who won.
+/// The next first race. Beyond the first two, a race starts only if it leaves time for `kept` races of the
+/// winner.
 fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     let population = &evolution.searches[case].population;
     let racers = racers(population, evolution.config.finalists);
@@ -90,8 +93,8 @@ fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     if in_time(evolution, case, 1 + kept) { evolution.task(case, id, Stage::Race) } else { None }
 }
 
-/// Who races against the baseline, in order: the fastest and the control, without which no race is worth anything; the best of each arm;
-/// the others.
+/// The racing candidates in order: the fastest and the control, which every race needs; the best of each arm;
+/// then the others.
 fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
     let fastest = fastest(population, finalists);
     let control = population.control.filter(|id| population.members.get(id).is_some_and(Member::is_timed));
@@ -108,12 +111,12 @@ fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
     racers
 }
 
-/// Candidates that race at most, where so many are to race and others cannot be told from the last of them.
+/// Maximum number of finalists, when times of further candidates overlap with the last one's.
 const fn most_finalists(finalists: usize) -> usize {
     2 * finalists
 }
 
-/// The fastest few by their short timings, whoever made them, and those whose intervals overlap the last one's.
+/// The fastest candidates by their short timings, and those whose intervals overlap with the last one's.
 fn fastest(population: &Population, count: usize) -> Vec<CandidateId> {
     let mut all: Vec<&Member> = population.members.values().filter(|m| m.counts() && m.is_timed()).collect();
     all.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()).then(a.id.cmp(&b.id)));
@@ -123,7 +126,7 @@ fn fastest(population: &Population, count: usize) -> Vec<CandidateId> {
     among.take(most_finalists(count)).map(|(_, m)| m.id).collect()
 }
 
-/// Those that beat the baseline, the best first.
+/// The candidates that beat the baseline, best first.
 fn victors(population: &Population) -> Vec<&Member> {
     let faster = |m: &&Member| m.counts() && m.race.is_some_and(|race| race.verdict == SpeedVerdict::Faster);
     let mut all: Vec<&Member> = population.members.values().filter(faster).collect();
@@ -132,22 +135,20 @@ fn victors(population: &Population) -> Vec<&Member> {
     all
 }
 
-/// How a victor did on a held-out problem.
+/// The result of a winner on a held-out problem.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
-    /// It was not tried yet.
     Open,
-    /// It computes no such problem; nobody would choose it there.
+    /// The plan does not support the problem, so it would not be chosen there.
     NotComputed,
-    /// It was wrong there.
+    /// The outputs were wrong.
     Wrong,
-    /// Its race broke down, for this reason: nothing is known of it there.
+    /// The race failed for this reason, so the result is unknown.
     Failed(String),
-    /// It raced.
     Raced(Against),
 }
 
-/// How a candidate did on a held-out problem.
+/// The result of a candidate on a held-out problem.
 pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> HeldOut {
     let domain = match evolution.config.arch {
         Some(arch) => Domain::Gpu(shape.problem(), arch),
@@ -164,31 +165,30 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     }
 }
 
-/// What speaks against promoting a victor, as far as it was tried.
+/// A reason against the promotion of a winner, as far as it was raced.
 #[derive(Clone, Debug, PartialEq)]
 enum Objection {
-    /// The baseline did not come out even with itself.
+    /// The baseline differs from itself in the A/A control.
     Control,
-    /// It did not win its second race.
+    /// The candidate did not win its second race.
     Second(HeldOut),
-    /// It lost on a held-out problem, was wrong there, or could not be tried.
+    /// The candidate lost on a held-out problem, was wrong there, or could not be tried.
     HeldOut(Shape, HeldOut),
-    /// What ships is faster, or could not race.
+    /// The shipped plan is faster, or could not race.
     Shipped(Option<Against>),
 }
 
-/// How it stands with a promotion.
+/// The state of a promotion.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Promotion {
-    /// Nobody beat the baseline.
+    /// No candidate beat the baseline.
     Nobody,
-    /// Who is promoted.
     Granted(CandidateId),
-    /// The best who beat the baseline, and why it is not promoted.
+    /// The best candidate that beat the baseline, and why it is not promoted.
     Refused(CandidateId, String),
 }
 
-/// The objection that a victor's races on problems, its own and those held out, give; `None` where there is none so far.
+/// The objection from a winner's races on its own and on held-out problems; `None` while there is none.
 fn objection(evolution: &Evolution, case: usize, member: &Member) -> Option<Objection> {
     match fate(evolution, member, &member.problem) {
         HeldOut::Open => {}
@@ -203,15 +203,15 @@ fn objection(evolution: &Evolution, case: usize, member: &Member) -> Option<Obje
     })
 }
 
-/// The first victor that nothing speaks against so far: the fastest of several races is the luckiest of them, and only a race that luck did
-/// not choose says how fast it is. Where the baseline does not come out even with itself there is none.
+/// The first winner without an objection. The fastest of several races is subject to selection bias; only its
+/// second race gives an unbiased ratio. There is none when the A/A control of the baseline fails.
 fn contender(evolution: &Evolution, case: usize) -> Option<&Member> {
     let population = &evolution.searches[case].population;
     is_sound(population).filter(|sound| *sound)?;
     victors(population).into_iter().find(|m| objection(evolution, case, m).is_none())
 }
 
-/// Who is promoted: whom nothing speaks against once all its races are run, the last of them against what ships.
+/// The promotion: a winner without an objection after all its races, the last one against the shipped plan.
 pub(super) fn promotion(evolution: &Evolution, case: usize) -> Promotion {
     let population = &evolution.searches[case].population;
     let Some(first) = victors(population).first().copied() else { return Promotion::Nobody };
@@ -266,7 +266,7 @@ impl Objection {
     }
 }
 
-/// Races of a victor that were not run, in words.
+/// The open races of a winner, in words.
 fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String> {
     let mut open = Vec::new();
     if fate(evolution, member, &member.problem) == HeldOut::Open {
@@ -285,7 +285,7 @@ fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String
     open
 }
 
-/// Races at the end for which there was no time, in words.
+/// The races at the end that were left out for lack of time, in words.
 pub(super) fn skipped(evolution: &Evolution, case: usize) -> Vec<String> {
     let late = unraced_racers(evolution, case);
     let mut skipped: Vec<String> =
@@ -297,7 +297,7 @@ pub(super) fn skipped(evolution: &Evolution, case: usize) -> Vec<String> {
     skipped
 }
 
-/// Those that were to race and did not come to it.
+/// Finalists that did not race.
 fn unraced_racers(evolution: &Evolution, case: usize) -> Vec<CandidateId> {
     let population = &evolution.searches[case].population;
     let mut racers = racers(population, evolution.config.finalists);
@@ -305,13 +305,14 @@ fn unraced_racers(evolution: &Evolution, case: usize) -> Vec<CandidateId> {
     racers
 }
 
-/// Whether the baseline came out even with itself; `None` where it did not race.
+/// Whether the A/A control of the baseline is undecided, as it must be; `None` if it did not race.
 pub(super) fn is_sound(population: &Population) -> Option<bool> {
     let control = population.members.get(&population.control?)?;
     Some(control.race?.verdict == SpeedVerdict::Undecided)
 }
 
-/// The victor's next race: once more against the baseline, then on other problems against what is chosen there.
+/// The winner's next race: once more against the baseline, then on held-out problems against the plan chosen
+/// there.
 fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(id) = contender(evolution, case).map(|m| m.id) else { return Ok(None) };
     let own = evolution.searches[case].population.problem;
@@ -325,7 +326,7 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
         if !is_open || evolution.was_told(id, Stage::HeldOut, &shape) {
             continue;
         }
-        // Another case's is as good.
+        // A baseline of another case of this run serves as well.
         let mut members = evolution.searches.iter().flat_map(|search| search.population.members.values());
         let known = members.find(|m| m.arm == Arm::Baseline && m.problem == shape && m.candidate == theirs);
         let incumbent = match known.map(|m| m.id) {
@@ -338,7 +339,8 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
     Ok(None)
 }
 
-/// What ships against who would be promoted, or else against the best, where the run began elsewhere.
+/// A race of the shipped plan against the candidate to promote, or else against the best, if the run started
+/// elsewhere.
 fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(plan) = evolution.config.cases[case].shipped.clone() else { return Ok(None) };
     let population = &evolution.searches[case].population;
@@ -356,15 +358,15 @@ fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task
     Ok(evolution.task(case, id, Stage::Race).map(|task| Task { incumbent: Some(opponent), ..task }))
 }
 
-/// What ships, where it came to a race.
+/// The shipped plan, if it was added for a race.
 pub(super) fn shipped(population: &Population) -> Option<&Member> {
     population.members.values().find(|m| m.operator == SHIPPED)
 }
 
-/// The operator of what ships, where the run began elsewhere.
+/// The operator name of the shipped plan, where the run started elsewhere.
 const SHIPPED: &str = "shipped";
 
-/// The figures behind a promotion, or behind its refusal.
+/// The figures behind a promotion or its refusal.
 pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Value {
     let held = evolution.config.cases[case].held_out.iter();
     let held: Vec<Value> = held.map(|(shape, _)| told(shape, fate(evolution, member, shape))).collect();
@@ -375,7 +377,7 @@ pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> V
     })
 }
 
-/// A held-out problem's end in JSON.
+/// The result on a held-out problem as JSON.
 pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
     let (end, against, reason) = match fate {
         HeldOut::Open => ("not_tried", None, None),
@@ -387,7 +389,7 @@ pub(super) fn told(shape: &Shape, fate: HeldOut) -> Value {
     json!({ "problem": shape, "end": end, "race": against, "reason": reason })
 }
 
-/// The ends of those that came to none on their way: not among the fastest, or cut short by the budget.
+/// Rejections of candidates that are still open: not among the fastest, or cut short by the budget.
 pub(super) fn ends(evolution: &Evolution, case: usize) -> Vec<(CandidateId, Rejection)> {
     let population = &evolution.searches[case].population;
     let late = unraced_racers(evolution, case);

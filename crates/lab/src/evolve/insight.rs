@@ -1,4 +1,4 @@
-//! What is known about genes: which values helped where, and what cures a finding of the diagnosis.
+//! Knowledge about genes: values that helped, and cures for findings of the diagnosis.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,16 @@ use super::space::{Space, family, genome, with_genes};
 /// A gene's value in a family: `("mma", "block_n", "64")`.
 type Key = (String, String, String);
 
-/// The mean gain of each gene's value over the parents that had another, over all problems of a run and, where told, of others.
+/// The mean gain of each gene value over parents with another value, over all problems of a run and wins of
+/// other runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Insights {
     effects: BTreeMap<Key, (u32, f64)>,
 }
 
 impl Insights {
-    /// A child with these changes took `child_us` where its parent took `parent_us`. Where several genes changed they share it.
+    /// Records that a child with these changes took `child_us` and its parent `parent_us`. Several changed
+    /// genes share the gain.
     pub fn learn(&mut self, family: &str, changes: &Value, parent_us: f64, child_us: f64) {
         let Some(changes) = changes.as_object() else { return };
         let share = (parent_us / child_us).ln() / changes.len().max(1) as f64;
@@ -35,7 +37,7 @@ impl Insights {
         }
     }
 
-    /// The values that helped a family, the best first, with their mean log-gain. One lucky pair counts for half.
+    /// The values that helped a family, best first, with their mean log-gain. A single pair counts for half.
     pub fn helped(&self, family: &str) -> Vec<(&str, &str, f64)> {
         let of = self.effects.iter().filter(|(key, _)| key.0 == family);
         let mut found: Vec<_> = of
@@ -46,7 +48,7 @@ impl Insights {
         found
     }
 
-    /// The plan with a value that helped elsewhere and that it does not have; with what it is called.
+    /// The plan with a value that helped elsewhere and that it does not have yet, with the change's name.
     pub fn apply(&self, plan: &Candidate, space: &Space, rng: &mut impl Rng) -> Option<(Candidate, String)> {
         let own = genome(plan);
         let mut options = Vec::new();
@@ -59,14 +61,14 @@ impl Insights {
                 }
             }
         }
-        // The best few, the better the likelier.
+        // One of the best four, better ones with higher probability.
         options.truncate(4);
         let place = rng.random_range(0..options.len().max(1)).min(rng.random_range(0..options.len().max(1)));
         (place < options.len()).then(|| options.swap_remove(place))
     }
 }
 
-/// Where a gene should go.
+/// The direction in which a gene should change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Up,
@@ -76,7 +78,7 @@ enum Turn {
 
 use Turn::{Down, To, Up};
 
-/// What to do about a finding, or about what bounds a kernel: genes of any family, those that it has are tried.
+/// Changes for a finding or for a kernel's bound: genes of any family. Those that the plan has are tried.
 const CURES: [(&str, &[(&str, Turn)]); 16] = [
     (
         "small grid",
@@ -154,8 +156,8 @@ const CURES: [(&str, &[(&str, Turn)]); 16] = [
     ("dram", &[("block_m", Up), ("packing", To("packed")), ("cluster", Up), ("rows", To("group"))]),
 ];
 
-/// Findings that no gene of such a kernel cures, because it is made otherwise: on scalar units, by one thread, byte by byte. Kernels that
-/// are not are drawn from the family named.
+/// Findings that no gene cures, because the kernel is built differently: on scalar units, by one thread, byte
+/// by byte. The cure is a random sample of the named family.
 const CURED_BY_FAMILY: [(&str, &str); 8] = [
     ("tensor cores unused", "mma"),
     ("tensor cores hardly used", "mma"),
@@ -167,7 +169,8 @@ const CURED_BY_FAMILY: [(&str, &str); 8] = [
     ("uncoalesced global accesses", "mma"),
 ];
 
-/// The plan with one of its findings cured, with the finding's name. `findings` are as `explain --json` gives them.
+/// The plan with one of its findings cured, and the finding's name. `findings` are in the form of
+/// `explain --json`.
 pub fn cure(
     plan: &Candidate,
     findings: &Value,
@@ -178,7 +181,7 @@ pub fn cure(
     let named = findings.as_array().into_iter().flatten().filter_map(|finding| finding["name"].as_str());
     let names: Vec<&str> = named.chain(bound).collect();
     let mut order: Vec<usize> = (0..names.len()).collect();
-    // The findings that promise most come first; now and then another.
+    // The finding with the largest promise usually comes first, sometimes another.
     if order.len() > 1 && rng.random_bool(0.5) {
         order.rotate_left(rng.random_range(1..names.len()));
     }
@@ -192,7 +195,7 @@ pub fn cure(
     })
 }
 
-/// A gene of the plan moved as the finding's cure says.
+/// The plan with one gene changed as the finding's cure says.
 fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
     let own = genome(plan);
     let genes = &space.family_of(plan)?.genes;
@@ -211,7 +214,7 @@ fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) ->
                 _ => &[],
             },
         };
-        // The nearer steps first.
+        // The nearer values first.
         let near: Vec<&Value> = if *turn == Down {
             values.iter().rev().take(2).collect()
         } else {
@@ -279,7 +282,7 @@ mod tests {
         assert_eq!(cure(plan, &json!([]), None, &space, &mut rng), None);
     }
 
-    /// A kernel without genes leads to a family that does not do what is wrong with it.
+    /// A kernel without genes is replaced by a plan of a family without the finding.
     #[test]
     fn a_rung_leads_to_a_family() {
         let space = Space::gpu(&Problem::mission(), &Arch::SM_90, &[]);

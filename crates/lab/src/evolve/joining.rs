@@ -1,4 +1,4 @@
-//! How candidates join a run: drafts, references, proposers' answers, and all of them again where a run goes on.
+//! How candidates join a run: drafts, references and proposers' answers, also when a run is resumed.
 
 use kernels::select::Shape;
 use serde_json::json;
@@ -13,18 +13,18 @@ use super::proposer::Proposal;
 use super::task::{Finding, Outcome, Stage};
 use crate::ledger::{Arm, CandidateId, Forecast, NewCandidate, Rejection};
 
-/// What a proposer says beside its candidate.
+/// What a proposer reports beside its candidate.
 #[derive(Default)]
 pub(super) struct Said {
-    /// Why it is no candidate.
+    /// Why the answer contains no candidate.
     failure: Option<Rejection>,
-    /// What the answer took, s.
+    /// Duration of the answer, s.
     seconds: f64,
-    /// Why it should be fast, and what it should take, µs.
+    /// The hypothesis and the forecast time, µs.
     forecast: Option<(String, f64)>,
 }
 
-/// Part of the expected time that a proposer's interval leaves on each side, as that of people who state none.
+/// Relative half-width of the interval of a proposer's forecast, as for people who state none.
 const MARGIN: f64 = 0.1;
 
 fn forecast(id: CandidateId, hypothesis: &str, us: f64, device: &str, problem: Shape) -> Forecast {
@@ -41,7 +41,7 @@ fn forecast(id: CandidateId, hypothesis: &str, us: f64, device: &str, problem: S
 }
 
 impl Evolution {
-    /// Takes in what a proposer answered: a candidate, or what was wrong with the answer.
+    /// Accepts the answer of a proposer: a candidate, or the reason why there is none.
     ///
     /// # Errors
     /// When the ledger cannot be written.
@@ -61,7 +61,7 @@ impl Evolution {
                 }
                 candidate
             }
-            // There must be a candidate for the answer's failure to be told of: the answer as it came.
+            // A rejection needs a candidate: the answer's raw text.
             Err(rejection) => {
                 let (text, launch) = (rejection.detail.clone(), String::new());
                 said.failure = Some(rejection);
@@ -75,7 +75,7 @@ impl Evolution {
         Ok(())
     }
 
-    /// A candidate that is compared with joins, and is not judged.
+    /// Adds a candidate that serves for comparison and is not judged.
     pub(super) fn add_reference(
         &mut self,
         case: usize,
@@ -97,9 +97,9 @@ impl Evolution {
         Ok(id)
     }
 
-    /// A candidate of the ledger joins again; of a proposer's that failed its end is to come.
+    /// Adds a candidate from the ledger again. With `is_failure`, its rejection follows with the outcomes.
     pub(super) fn admit(&mut self, id: CandidateId, new: &NewCandidate, is_failure: bool) {
-        // Held-out problems belong to the case that names them, and to one alone that is searched.
+        // A problem that a case searches belongs to that case, a held-out problem to the case that lists it.
         let names = |case: &Case| case.held_out.iter().any(|(shape, _)| *shape == new.problem);
         let is_parent =
             |search: &Search| new.parents.iter().any(|id| search.population.members.contains_key(id));
@@ -118,7 +118,7 @@ impl Evolution {
         }
     }
 
-    /// A candidate joins; `None` where it died at once.
+    /// Adds a candidate; `None` if it is rejected at once.
     pub(super) fn add(
         &mut self,
         case: usize,
@@ -129,7 +129,7 @@ impl Evolution {
         let Draft { candidate, arm, operator, parents, changes } = draft;
         let new = NewCandidate { run, problem, candidate, arm, operator, parents, changes };
         let (searches, insights, device) = (&mut self.searches, &mut self.insights, &self.config.device);
-        // The ledger has the candidate with its end or its forecast, or nothing of it.
+        // The candidate and its rejection or forecast are written together.
         let (id, end) = self.ledger.together(|ledger| {
             let id = ledger.add_candidate(&new)?;
             let population = &mut searches[case].population;

@@ -1,10 +1,11 @@
-//! The search that improves kernels by itself.
+//! The search that improves kernels automatically.
 //!
-//! An [`Evolution`] is asked what to evaluate and told what came of it ([`Evolution::ask`], [`Evolution::tell`]); whoever evaluates is an
-//! [`Evaluator`], in a thread, in a process that may die, or on another machine. Candidates go through a cascade
-//! ([`cascade`]), the cheapest stage first; those that survive are ranked, and the fastest race against what is to be beaten.
-//! Beside the evolution's own candidates there is always an arm of blind draws, which shows what the search gains, and a control,
-//! the baseline as if it were new, which shows the noise.
+//! An [`Evolution`] gives out tasks ([`Evolution::ask`]) and receives outcomes ([`Evolution::tell`]). An
+//! [`Evaluator`] carries out a task, in a thread, in a process that may crash, or on another machine.
+//! Candidates pass through a cascade of stages ([`cascade`]), the cheapest first. Those that pass are ranked,
+//! and the fastest race against the baseline. Two further arms run beside the evolution's own: random
+//! samples, which show what the search gains over chance, and a control, the baseline treated as a new
+//! candidate, which shows the noise.
 
 pub mod advice;
 pub mod bandit;

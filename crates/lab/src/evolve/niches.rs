@@ -1,40 +1,35 @@
-//! The population: the fastest of each niche (Mouret & Clune, "Illuminating search spaces by mapping elites", 2015). A niche is what
-//! bounds a kernel and the shape of its tile: kernels of another kind stay alive until they have been worked on, however slow they
-//! are at first.
+//! The population's elites: the fastest candidate of each niche (MAP-Elites; Mouret & Clune, "Illuminating
+//! search spaces by mapping elites", 2015). A niche is a kernel's bound and the shape of its tile. Kernels of
+//! a different kind are kept until they have been improved, however slow they are at first.
 
 use std::collections::BTreeMap;
 
 use crate::ledger::CandidateId;
 
-/// What bounds it, and its tile.
+/// The bound and the tile.
 pub type Niche = (String, String);
 
-/// The fastest of a niche.
+/// The fastest candidate of a niche.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Elite {
-    /// Who.
     pub candidate: CandidateId,
-    /// Its time, µs.
     pub us: f64,
 }
 
 /// How a candidate compares with its niche.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The first of a niche.
     First,
-    /// Faster than the niche's elite.
     Better,
-    /// Not faster.
     None,
 }
 
-/// The elites.
+/// The elites by niche.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Niches(BTreeMap<Niche, Elite>);
 
 impl Niches {
-    /// Lets a candidate in if it is the fastest of its niche.
+    /// Enters a candidate if it is the fastest of its niche.
     pub fn enter(&mut self, niche: Niche, candidate: CandidateId, us: f64) -> Entry {
         let elite = Elite { candidate, us };
         match self.0.get_mut(&niche) {
@@ -50,24 +45,23 @@ impl Niches {
         }
     }
 
-    /// A candidate that proved no good leaves.
+    /// Removes a candidate that was rejected.
     pub fn leave(&mut self, candidate: CandidateId) {
         self.0.retain(|_, elite| elite.candidate != candidate);
     }
 
-    /// Every elite with its niche, the fastest first.
+    /// Every elite with its niche, fastest first.
     pub fn ranked(&self) -> Vec<(&Niche, Elite)> {
         let mut all: Vec<_> = self.0.iter().map(|(niche, elite)| (niche, *elite)).collect();
         all.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         all
     }
 
-    /// Niches that hold someone.
+    /// Number of niches with an elite.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nobody is in.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -85,7 +79,7 @@ mod tests {
         assert_eq!(enter(niche("tensor", "64x64"), 1, 10.0), Entry::First);
         assert_eq!(enter(niche("tensor", "64x64"), 2, 11.0), Entry::None);
         assert_eq!(enter(niche("tensor", "64x64"), 3, 9.0), Entry::Better);
-        // Slower than all, and alone in its niche.
+        // Slower than all others, but alone in its niche.
         assert_eq!(enter(niche("latency", "16x256"), 4, 50.0), Entry::First);
         let order: Vec<i64> = niches.ranked().iter().map(|(_, elite)| elite.candidate.0).collect();
         assert_eq!((order, niches.len()), (vec![3, 4], 2));

@@ -1,4 +1,4 @@
-//! How new candidates are made of old ones.
+//! Operators, which make new candidates from old ones.
 
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -12,33 +12,30 @@ use super::population::{Member, Population};
 use super::space::{Space, changes};
 use crate::ledger::{Arm, CandidateId};
 
-/// Attempts of an operator at something that is not known yet.
+/// Attempts of an operator to find an unknown candidate.
 const TRIES: usize = 24;
-/// The best from which a good part of the offspring comes.
+/// Number of best candidates from which a large part of the offspring comes.
 const FEW: usize = 3;
 
 /// A candidate before it has a number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
-    /// What would be run.
     pub candidate: Candidate,
-    /// Why it is in the run.
     pub arm: Arm,
-    /// How it was made.
+    /// The operator that made the candidate.
     pub operator: String,
-    /// From what.
     pub parents: Vec<CandidateId>,
-    /// What differs from the first parent.
+    /// The changes against the first parent.
     pub changes: Value,
 }
 
 impl Draft {
-    /// Made of nothing.
+    /// A draft without parents.
     pub fn of(candidate: Candidate, arm: Arm, operator: &str) -> Draft {
         Draft { candidate, arm, operator: operator.to_owned(), parents: Vec::new(), changes: json!({}) }
     }
 
-    /// Made of others.
+    /// A draft made from parents.
     pub fn from_parents(candidate: Candidate, operator: String, parents: &[&Member]) -> Draft {
         let changes = parents.first().map_or(json!({}), |parent| changes(&parent.candidate, &candidate));
         let parents = parents.iter().map(|parent| parent.id).collect();
@@ -48,18 +45,14 @@ impl Draft {
 
 /// What an operator works with.
 pub struct Workshop<'a> {
-    /// Who there is.
     pub population: &'a Population,
-    /// What may be drawn.
     pub space: &'a Space,
-    /// What is known about genes.
     pub insights: &'a Insights,
-    /// How parents are chosen.
     pub configuration: Configuration,
 }
 
 impl Workshop<'_> {
-    /// Something new of an operator; `None` where it finds nothing that is not known yet.
+    /// A new draft of an operator; `None` when it finds nothing unknown.
     pub fn make(&self, operator: Operator, rng: &mut impl Rng) -> Option<Draft> {
         if operator == Operator::Neighbour {
             return self.neighbour(rng);
@@ -79,14 +72,14 @@ impl Workshop<'_> {
         })
     }
 
-    /// The candidates that offspring may come from, the fastest first. A baseline without rivals is the only one.
+    /// The candidates that can be parents, fastest first. Without rivals this is the baseline alone.
     pub fn parents(&self) -> Vec<&Member> {
         let members = &self.population.members;
         let elites = self.population.niches.ranked();
         elites.iter().filter_map(|(_, elite)| members.get(&elite.candidate)).filter(|m| m.is_fit()).collect()
     }
 
-    /// A parent: the best; or, where there are niches, as often one of the best few as any elite.
+    /// Chooses a parent: the best; with niches, one of the best few or any elite with equal probability.
     fn parent(&self, rng: &mut impl Rng) -> Option<&Member> {
         let all = self.parents();
         if !self.configuration.has_niches() {
@@ -110,7 +103,7 @@ impl Workshop<'_> {
         Some(Draft::from_parents(child, Operator::Cross.name().to_owned(), &[mother, father]))
     }
 
-    /// An untried step from the best that has one.
+    /// An untried step from the best candidate that has one.
     fn neighbour(&self, rng: &mut impl Rng) -> Option<Draft> {
         self.parents().into_iter().take(FEW).find_map(|parent| {
             let mut near = self.space.neighbours(&parent.candidate);
@@ -121,7 +114,7 @@ impl Workshop<'_> {
         })
     }
 
-    /// As often a finding's cure as what helped elsewhere.
+    /// A finding's cure or a value that helped elsewhere, with equal probability.
     fn insight<R: Rng>(&self, rng: &mut R) -> Option<Draft> {
         let parent = self.parent(rng)?;
         let bound = parent.screening.as_ref().and_then(|s| s.bound.as_deref());
@@ -136,7 +129,7 @@ impl Workshop<'_> {
     }
 }
 
-/// An operator with the genes that it changed.
+/// The operator's name with the changed genes.
 fn named(operator: Operator, changes: &Value) -> String {
     let genes: Vec<&str> = changes.as_object().into_iter().flatten().map(|(gene, _)| gene.as_str()).collect();
     format!("{}:{}", operator.name(), genes.join("+"))

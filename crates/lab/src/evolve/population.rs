@@ -1,5 +1,5 @@
-//! Everything known of one problem's candidates: a fold over the ledger's facts, the same whether they come as they happen or are
-//! read again after a crash.
+//! The state of one problem's candidates: a fold over the ledger's facts, which gives the same state when the
+//! facts are read again after a crash.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,77 +17,67 @@ use super::task::{Finding, Outcome, Stage};
 use crate::bench::SpeedVerdict;
 use crate::ledger::{Against, Arm, CandidateId, NewCandidate, Rejection, Screening, TimeKind};
 
-/// Where a candidate stands.
+/// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The next stage can be asked for.
+    /// The next stage can run.
     Ready(Stage),
-    /// One of a draw of which the model's best go on, once all are screened.
+    /// Screened, and waiting until its whole draw is screened and the model's best are picked.
     Held,
-    /// It has a time.
     Timed,
-    /// It went no further.
+    /// Rejected.
     Dead,
 }
 
-/// A time to rank by, µs.
+/// A time for ranking, µs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Time {
-    /// Lower end of its interval.
     pub low: f64,
-    /// Expected.
     pub us: f64,
-    /// Upper end.
     pub high: f64,
 }
 
-/// A candidate with all that is known of it.
+/// A candidate with all results.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its number.
     pub id: CandidateId,
-    /// What it computes.
     pub problem: Shape,
-    /// What is run.
+    /// The plan or the kernel.
     pub candidate: Candidate,
-    /// Of it.
     pub hash: String,
-    /// Why it is in the run.
     pub arm: Arm,
-    /// How it was made.
+    /// The operator that made the candidate.
     pub operator: String,
-    /// From what.
     pub parents: Vec<CandidateId>,
-    /// What differs from the first of these.
+    /// The changes against the first parent.
     pub changes: Value,
-    /// Where it stands.
     pub place: Place,
-    /// What it is.
+    /// The properties of its kernel.
     pub screening: Option<Screening>,
-    /// What it is expected to take: low, expected, high, µs.
+    /// The predicted time: low, expected, high, µs.
     pub predicted: Option<[f64; 3]>,
-    /// What slows it down.
+    /// Findings of the diagnosis.
     pub findings: Value,
-    /// What it took.
+    /// The measured or predicted time for ranking.
     pub time: Option<Time>,
-    /// Whether that was measured.
+    /// Whether the time was measured or predicted.
     pub kind: Option<TimeKind>,
-    /// Whether an earlier run measured it.
+    /// Whether the time was taken over from an earlier run.
     pub is_taken_over: bool,
-    /// How its race against the baseline ended.
+    /// The result of its race against the baseline.
     pub race: Option<Against>,
     /// The median of its last race against the baseline, µs.
     pub race_us: Option<f64>,
-    /// How its races once it had won ended, by problem, or the reason why there was none: its second race among them.
+    /// The results of a winner's further races by problem, its second race included, or the reason why a race
+    /// failed.
     pub held_out: BTreeMap<String, Result<Against, String>>,
-    /// Why it died.
+    /// Why the candidate was rejected.
     pub rejection: Option<Rejection>,
-    /// The candidate that is the same kernel.
+    /// An earlier candidate with the same kernel.
     pub same_as: Option<CandidateId>,
 }
 
 impl Member {
-    /// A new candidate.
     pub fn new(id: CandidateId, new: &NewCandidate) -> Member {
         Member {
             id,
@@ -113,38 +103,38 @@ impl Member {
         }
     }
 
-    /// Whether the budget counts it: what is compared with does not.
+    /// Whether the candidate counts towards the budget. Baseline, control and references do not.
     pub fn counts(&self) -> bool {
         matches!(self.arm, Arm::Evolution | Arm::Random)
     }
 
-    /// Whether it is one of the draws that the time model picks from.
+    /// Whether the candidate is one of the samples from which the time model picks.
     pub fn is_drawn(&self) -> bool {
         self.operator == cascade::DRAWN
     }
 
-    /// How its second race against the baseline ended, which was run because it won the first: chance that made it win
-    /// that one has no part in it.
+    /// The result of the second race against the baseline. That race is run because the first one was won, so
+    /// it is free of selection bias.
     pub fn confirmed(&self) -> Option<Against> {
         self.held_out.get(&key(&self.problem))?.as_ref().ok().copied()
     }
 
-    /// Whether it is on its way.
+    /// Whether the candidate has stages left.
     pub fn is_open(&self) -> bool {
         matches!(self.place, Place::Ready(_))
     }
 
-    /// Whether it may be used as a parent or win: it has a time and nothing is wrong with it.
+    /// Whether the candidate may be a parent or win: it has a time and is not rejected.
     pub fn is_fit(&self) -> bool {
         self.time.is_some() && self.place == Place::Timed
     }
 
-    /// Whether its time counts: it is right, even if it lost its race.
+    /// Whether the time counts: the candidate is correct, even if it lost its race.
     pub fn is_timed(&self) -> bool {
         self.is_fit() || self.time.is_some() && self.race.is_some()
     }
 
-    /// Expected first, to be proven or timed before others.
+    /// The time, or else the predicted one, by which candidates are ordered for the next stage.
     pub fn expected_us(&self) -> f64 {
         self.time.map(|time| time.us).or(self.predicted.map(|p| p[1])).unwrap_or(f64::INFINITY)
     }
@@ -156,36 +146,34 @@ impl Member {
     }
 }
 
-/// Candidates of one problem.
+/// The candidates of one problem.
 #[derive(Clone, Debug)]
 pub struct Population {
-    /// The problem.
     pub problem: Shape,
-    /// In the order of their numbers.
     pub members: BTreeMap<CandidateId, Member>,
-    /// The elites of the evolution's own.
+    /// The elites of the evolution arm.
     pub niches: Niches,
-    /// Who gets the next candidate.
+    /// Chooses the operator of the next candidate.
     pub bandit: Bandit,
-    /// What is to be beaten.
+    /// The candidate to beat.
     pub baseline: Option<CandidateId>,
-    /// The baseline as if it were new.
+    /// The baseline as a new candidate.
     pub control: Option<CandidateId>,
-    /// The evolution's fastest by its short timing.
+    /// The evolution arm's fastest candidate by its short timing.
     pub best: Option<CandidateId>,
-    /// Times of the evolution's candidates in the order in which they became known, µs.
+    /// Times of the evolution arm's candidates in the order of arrival, µs.
     pub curve: Vec<f64>,
-    /// Candidates of each arm.
+    /// Number of candidates of each arm.
     made: HashMap<Arm, usize>,
-    /// The first of each plan.
+    /// The first candidate of each plan.
     plans: HashMap<String, CandidateId>,
-    /// Plans of the search itself, its baseline among them.
+    /// Plans of the evolution arm, including the baseline.
     own: HashSet<String>,
     kernels: HashMap<String, CandidateId>,
     draws: usize,
 }
 
-/// What an operator earns for a candidate that is ...
+/// The reward of an operator for a candidate that is ...
 mod reward {
     /// ... the fastest so far,
     pub const BEST: f64 = 1.0;
@@ -196,7 +184,7 @@ mod reward {
 }
 
 impl Population {
-    /// Nobody yet; the best of `draws` blind draws are picked by the model.
+    /// An empty population. The model picks the best of `draws` random samples.
     pub fn new(problem: Shape, draws: usize) -> Population {
         Population {
             problem,
@@ -215,28 +203,29 @@ impl Population {
         }
     }
 
-    /// Whether the search itself made a candidate of this plan already: what a blind draw found is no knowledge of its own.
+    /// Whether the evolution arm has made this plan. Plans of random samples do not count.
     pub fn knows(&self, candidate: &Candidate) -> bool {
         self.own.contains(&candidate.hash())
     }
 
-    /// Candidates of one arm.
+    /// Number of candidates of an arm.
     pub fn made(&self, arm: Arm) -> usize {
         self.made.get(&arm).copied().unwrap_or(0)
     }
 
-    /// Candidates on their way.
+    /// Number of candidates with stages left.
     pub fn open(&self) -> usize {
         self.members.values().filter(|m| m.is_open()).count()
     }
 
-    /// The baseline, once it has a time.
+    /// The baseline's time, once it is known.
     pub fn baseline_us(&self) -> Option<f64> {
         Some(self.members.get(&self.baseline?)?.time?.us)
     }
 
-    /// A candidate joins. Why it must die at once where it is of a plan that is known: its end is [learned](Population::learn) like
-    /// every other, so that a run that is read again from the ledger dies the same deaths in the same order.
+    /// Adds a candidate. Returns the rejection if its plan is known. The rejection is
+    /// [applied](Population::learn) like every other outcome, so that a run read from the ledger rejects the
+    /// same candidates in the same order.
     pub fn admit(&mut self, id: CandidateId, new: &NewCandidate) -> Option<Rejection> {
         let mut member = Member::new(id, new);
         match new.arm {
@@ -245,7 +234,7 @@ impl Population {
             }
             Arm::Control => self.control = Some(id),
             Arm::Evolution | Arm::Random => member.same_as = self.plans.get(&member.hash).copied(),
-            // Compared with at the end only.
+            // A reference is compared with at the end only.
             Arm::Baseline => member.place = Place::Timed,
         }
         let rejection = member.same_as.map(|first| cascade::identical(first, Stage::Screen));
@@ -257,8 +246,8 @@ impl Population {
         rejection
     }
 
-    /// What came of a proposer's answer that is no candidate joins, and has [its end](Population::learn) still to come: every
-    /// failure is one of its own.
+    /// Adds the failed answer of a proposer, whose [rejection](Population::learn) follows. Equal failures are
+    /// separate candidates.
     pub fn admit_failure(&mut self, id: CandidateId, new: &NewCandidate) {
         self.enlist(Member::new(id, new));
     }
@@ -271,7 +260,7 @@ impl Population {
         self.members.insert(member.id, member);
     }
 
-    /// Takes in an answer: who dies of it, and why.
+    /// Applies an outcome. Returns the candidates that it rejects, with the reasons.
     pub fn learn(&mut self, outcome: &Outcome, insights: &mut Insights) -> Vec<(CandidateId, Rejection)> {
         let id = outcome.candidate;
         let mut died = Vec::new();
@@ -282,11 +271,12 @@ impl Population {
             Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
                 self.note_held_out(id, &outcome.problem, Err(rejection.reason.clone()));
                 if let Some(member) = self.members.get_mut(&id) {
-                    // Its end, though its time counts: what it does on another problem is not what it does on its own.
+                    // The rejection is kept, but the time still counts: it does not depend on another
+                    // problem.
                     member.rejection.get_or_insert_with(|| rejection.clone());
                 }
             }
-            // It is in the ledger with the outcome.
+            // The ledger has this rejection with the outcome.
             Finding::Rejected(rejection) => {
                 self.kill(id, rejection.clone());
                 self.take_over(id);
@@ -343,7 +333,7 @@ impl Population {
         died
     }
 
-    /// A candidate dies.
+    /// Rejects a candidate.
     pub fn kill(&mut self, id: CandidateId, rejection: Rejection) {
         self.niches.leave(id);
         if let Some(member) = self.members.get_mut(&id) {
@@ -374,7 +364,7 @@ impl Population {
         }
     }
 
-    /// Identity, spills, the model's word; then the gate.
+    /// Compares the kernel with known ones, checks spills and the prediction, and then admits it to the gate.
     fn after_screening(&mut self, id: CandidateId) -> Vec<(CandidateId, Rejection)> {
         let Some(member) = self.members.get(&id) else { return Vec::new() };
         let is_drawn = member.is_drawn();
@@ -390,7 +380,8 @@ impl Population {
                 cascade::identical(first, Stage::Screen)
             }),
             _ if member.counts() => {
-                // Of blind draws one is let pass, however slow: there must be something to compare with.
+                // At least one random sample passes, however slow, so that the arm has a time to compare
+                // with.
                 let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
                 cascade::screened(member, standard)
             }
@@ -401,7 +392,7 @@ impl Population {
         }
         match rejection {
             Some(rejection) => {
-                // At once, so that it is none of those drawn.
+                // Rejected at once, so that it is not picked from its draw.
                 self.kill(id, rejection.clone());
                 died.push((id, rejection));
             }
@@ -411,13 +402,13 @@ impl Population {
         died
     }
 
-    /// Whether another blind draw is past its screening and alive.
+    /// Whether another random sample has passed its screening.
     fn draws_beside(&self, id: CandidateId) -> bool {
         let passed = |m: &Member| m.screening.is_some() && m.place != Place::Dead;
         self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
-    /// Once all of a draw are screened or dead, the model's best go on.
+    /// Once all samples of a draw are screened or rejected, the model's best continue.
     fn pick_of_draw(&mut self) -> Vec<(CandidateId, Rejection)> {
         let done = |m: &&Member| m.is_drawn() && m.place != Place::Ready(Stage::Screen);
         if self.members.values().filter(done).count() < self.draws {
@@ -441,7 +432,7 @@ impl Population {
         died
     }
 
-    /// What predictions are held against: that of the fastest known, or of the baseline.
+    /// The prediction for comparison: that of the fastest known candidate, else the baseline's.
     fn standard(&self) -> Option<[f64; 3]> {
         let of = |id: CandidateId| self.members.get(&id).and_then(|m| m.predicted);
         let fit = self.members.values().filter(|m| m.is_fit());
@@ -450,8 +441,9 @@ impl Population {
         fastest.or_else(|| self.baseline.and_then(of))
     }
 
-    /// A short timing that was taken in turns with the baseline's, as time to rank by: the baseline's own time over the ratio, so that
-    /// what slowed both is no candidate's fault. Whoever reads the ledger ranks by the same.
+    /// Normalises a short timing in turns with the baseline: the baseline's own time over the ratio, so that
+    /// a slow phase of the machine does not count against the candidate. The ledger stores the normalised
+    /// time.
     pub fn normalised(&self, outcome: &Outcome) -> Outcome {
         let mut outcome = outcome.clone();
         if let (Stage::Microbench, Finding::Timed { measurement: m, .. }, Some(us)) =
@@ -487,8 +479,8 @@ impl Population {
         Some(self.members.get(member.parents.first()?)?.time?.us)
     }
 
-    /// The search made what a blind draw had made before: the time and the niche of that one are its own, too. The first such repeat
-    /// alone is credited: a kernel stands in the archive once.
+    /// The search repeated a plan of a random sample: that candidate's time and niche now also belong to the
+    /// search. Only the first such repeat is credited, so that a kernel is in the archive once.
     fn take_over(&mut self, id: CandidateId) {
         let first = self.members.get(&id).filter(|m| m.same_as.is_some()).map(|m| self.origin(m));
         let Some(first) = first.filter(|first| first.arm == Arm::Random && first.time.is_some()) else {
@@ -500,13 +492,14 @@ impl Population {
         }
     }
 
-    /// Those of the search's own that turned out to be this kernel again.
+    /// The candidates of the evolution arm that repeat this kernel.
     fn repeats_of(&self, first: CandidateId) -> Vec<CandidateId> {
         let own = self.members.values().filter(|m| m.arm == Arm::Evolution && m.same_as.is_some());
         own.filter(|m| m.rejection.is_some() && self.origin(m).id == first).map(|m| m.id).collect()
     }
 
-    /// The kernel that a candidate repeats, or itself. One may repeat a plan whose kernel was found to be another's.
+    /// The kernel that a candidate repeats, or itself. A repeated plan may itself have the kernel of an
+    /// earlier one.
     fn origin<'a>(&'a self, member: &'a Member) -> &'a Member {
         let mut first = member;
         while let Some(earlier) = first.same_as.and_then(|id| self.members.get(&id)) {
@@ -515,7 +508,7 @@ impl Population {
         first
     }
 
-    /// A kernel with a time joins the archive, and whoever made it earns for it.
+    /// Enters a timed kernel into the archive and credits the operator that made it.
     fn credit(&mut self, id: CandidateId, maker: CandidateId) {
         let Some(member) = self.members.get(&id).filter(|m| m.is_fit()) else { return };
         let (niche, us, is_baseline) = (member.niche(), member.expected_us(), member.arm == Arm::Baseline);
@@ -530,7 +523,7 @@ impl Population {
         if is_best {
             self.best = Some(id);
         }
-        // Below the baseline everything is better than nothing; a new best must beat that, too.
+        // The reward for a best candidate is given only if it also beats the baseline.
         let beats = self.baseline_us().is_none_or(|baseline| us < baseline);
         let earned = match () {
             () if is_best && beats => reward::BEST,
@@ -548,24 +541,23 @@ impl Population {
         lost.map(|against| (id, cascade::lost(&against))).into_iter().collect()
     }
 
-    /// The first `count` candidates of an arm, in order, each as the kernel that it repeats.
+    /// The first `count` candidates of an arm in order, each resolved to the kernel that it repeats.
     fn first_of(&self, arm: Arm, count: usize) -> impl Iterator<Item = &Member> {
         self.members.values().filter(move |m| m.arm == arm).take(count).map(|m| self.origin(m))
     }
 
-    /// The fastest of the first `count` candidates of an arm, repeated kernels counted as those that they repeat.
+    /// The fastest of the first `count` candidates of an arm, with repeats resolved.
     pub fn best_of(&self, arm: Arm, count: usize) -> Option<&Member> {
         let timed = self.first_of(arm, count).filter(|m| m.is_timed());
         timed.min_by(|a, b| a.expected_us().total_cmp(&b.expected_us()))
     }
 
-    /// As many candidates as each arm has: what a fair comparison of the two looks at.
+    /// The smaller number of candidates of the two arms, for a fair comparison.
     pub fn equal_budget(&self) -> usize {
         self.made(Arm::Evolution).min(self.made(Arm::Random))
     }
 }
 
-/// A problem as a key.
 pub fn key(problem: &Shape) -> String {
     serde_json::json!(problem).to_string()
 }

@@ -1,4 +1,4 @@
-//! What a proposer is told: everything that a person would want to know before writing a better kernel.
+//! The brief for a proposer: what a person would want to know before writing a better kernel.
 
 use serde_json::{Value, json};
 
@@ -10,15 +10,15 @@ use super::space::family;
 use crate::gate::bind;
 use crate::ledger::Arm;
 
-/// The latest candidates that are told of.
+/// Number of latest candidates in the history.
 const HISTORY: usize = 20;
-/// Lines of a kernel in the history, and characters of each.
+/// Lines of a kernel in the history; `WIDTH` is the number of characters of each.
 const LINES: usize = 4;
 const WIDTH: usize = 120;
-/// Insights that are told of.
+/// Number of insights.
 const INSIGHTS: usize = 12;
 
-/// Problem, device, incumbent with its source, findings, insights, history.
+/// Problem, device, incumbent with its source, findings, insights and history.
 pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     let search = &evolution.searches[case];
     let population = &search.population;
@@ -44,7 +44,7 @@ pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     })
 }
 
-/// The incumbent: a plan with the kernel that it makes, and the launch file with which its text can come back.
+/// The incumbent: its plan with the kernel, and the launch file with which its text can be submitted again.
 fn shown(evolution: &Evolution, member: &Member) -> Value {
     let (source, launch) = match (&member.candidate, evolution.config.arch) {
         (Candidate::Gpu(plan), Some(arch)) => {

@@ -1,4 +1,4 @@
-//! What a run came to, as one JSON object, and how it stands while it runs.
+//! The report of a run as one JSON object, and its progress.
 
 use std::collections::BTreeMap;
 
@@ -16,40 +16,40 @@ use super::seeding::SEED;
 use crate::bench::{Comparison, Interval, SpeedVerdict, judged};
 use crate::ledger::{Against, Arm, CandidateId, Environment, Pair, Score, TimeKind};
 
-/// How a run stands.
+/// The progress of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// Candidates of both arms.
+    /// Number of candidates of both arms.
     pub candidates: usize,
-    /// Those that went no further.
+    /// Number of rejected candidates.
     pub rejected: usize,
-    /// Tasks under way.
+    /// Number of open tasks.
     pub under_way: usize,
-    /// Of the first problem that has one: the best time so far, µs, and how many times as fast as the baseline that is.
+    /// The best time so far, µs, and its speed-up over the baseline, for the first problem that has one.
     pub best: Option<(f64, f64)>,
-    /// Of the best blind draw, likewise.
+    /// The same figures for the best random sample.
     pub random: Option<(f64, f64)>,
-    /// Candidates that it may come to.
+    /// Maximum number of candidates, if there is one.
     pub budget: Option<usize>,
 }
 
-/// What the evolution gained over blind draws.
+/// What the evolution arm gained over random samples.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Gain {
-    /// Time of the best blind draw over that of the evolution's best.
+    /// Time of the best random sample over that of the evolution's best.
     pub ratio: f64,
-    /// Lower end of its 95 % interval.
+    /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the 95 % interval.
     pub high: f64,
-    /// Who was better.
     pub verdict: SpeedVerdict,
 }
 
-/// The gain, from two races against the same baseline: their errors are independent, so the logarithms' add as squares.
+/// The gain from two races against the same baseline. Their errors are independent, so the squares of the
+/// log-errors add.
 pub fn gain(ours: &Against, random: &Against) -> Gain {
     let ratio = (ours.ratio / random.ratio).ln();
-    // Not `hypot`: the C library's has a version of its own since glibc 2.35, which a wheel for older ones cannot ask for.
+    // Not `hypot`: since glibc 2.35 it has a new symbol version, which a wheel for older systems cannot use.
     let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
     let down = both(ours.ratio / ours.low, random.high / random.ratio);
     let up = both(ours.high / ours.ratio, random.ratio / random.low);
@@ -59,7 +59,6 @@ pub fn gain(ours: &Against, random: &Against) -> Gain {
 }
 
 impl Evolution {
-    /// How it stands.
     pub fn progress(&self) -> Progress {
         let members =
             || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
@@ -79,7 +78,7 @@ impl Evolution {
         }
     }
 
-    /// What it came to: of one problem one object, of several one with what they share and `problems`.
+    /// The report: one object for a single problem; for several, an object with common fields and `problems`.
     pub fn report(&self) -> Value {
         let mut cases: Vec<Value> = (0..self.searches.len()).map(|case| self.case_report(case)).collect();
         let mut whole = if cases.len() == 1 {
@@ -144,7 +143,7 @@ impl Evolution {
         })
     }
 
-    /// Who is promoted: what it is, its races, and its row of the table of tuned plans, or why there is none.
+    /// The promoted candidate with its races and its row of the tuned table, or the reason why it has none.
     fn promoted_as(&self, case: usize, member: &Member) -> Value {
         let mut told = finals::evidence(self, case, member);
         told["id"] = json!(member.id);
@@ -152,7 +151,7 @@ impl Evolution {
         (told["row"], told["no_row"]) = match self.row(case, member, &Environment::default(), "", "") {
             Ok(row) => {
                 let mut row = json!(row);
-                // Where it comes from is the run's own affair.
+                // The origin is stated with the run.
                 for key in ["driver", "commit", "run", "when"] {
                     row.as_object_mut().map(|row| row.remove(key));
                 }
@@ -163,7 +162,7 @@ impl Evolution {
         told
     }
 
-    /// A winner's row of the table of tuned plans, or why there can be none of it.
+    /// A winner's row of the tuned table, or the reason why it has none.
     fn row(
         &self,
         case: usize,
@@ -192,7 +191,7 @@ impl Evolution {
         })
     }
 
-    /// The winners, as rows of the table of tuned plans where they can be.
+    /// The winners, as rows of the tuned table where possible.
     pub fn promoted(&self, environment: &Environment, run: &str, when: &str) -> Vec<Promoted> {
         let winner = |case: usize| match finals::promotion(self, case) {
             Promotion::Granted(id) => self.searches[case].population.members.get(&id),
@@ -206,11 +205,11 @@ impl Evolution {
         rows.collect()
     }
 
-    /// Why candidates went no further, each once, as the ledger counts them.
+    /// Rejections by reason, each candidate once, as the ledger counts them.
     fn rejected(&self, case: usize) -> BTreeMap<String, usize> {
         let members = self.searches[case].population.members.values().filter(|m| m.counts());
         let died = members.filter_map(|m| m.rejection.clone());
-        // Of those that nothing befell the end is said when the run has come to its own.
+        // The remaining candidates get their rejections when the run is finished.
         let ends = if self.is_finished() { finals::ends(self, case) } else { Vec::new() };
         let mut reasons = BTreeMap::new();
         for rejection in died.chain(ends.into_iter().map(|(_, rejection)| rejection)) {
@@ -220,21 +219,18 @@ impl Evolution {
     }
 }
 
-/// A winner, for the table of tuned plans.
+/// A winner for the tuned table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Promoted {
-    /// As a row.
     Row(Box<TunedRow>),
-    /// It cannot be one.
+    /// The winner cannot be a row.
     NoRow {
-        /// Which.
         candidate: CandidateId,
-        /// Why not.
         why: &'static str,
     },
 }
 
-/// The plan that a winner's row has, or why there can be no row of it.
+/// The plan for a winner's row, or the reason why there is none.
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
         Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
@@ -251,15 +247,16 @@ fn shown(member: &Member) -> Value {
     })
 }
 
-/// The same with the time by which it is ranked.
+/// The candidate as JSON, with the time by which it is ranked.
 fn placed(population: &Population, member: &Member) -> Value {
     let mut told = shown(member);
     told["us"] = json!(rank::us(population, member));
     told
 }
 
-/// The blind arm: what it drew and found, and what the evolution gained over it. The best of as many candidates of each are compared;
-/// they were chosen by their short timings, so that their races are not the luckiest of several.
+/// The report on the random arm: its candidates, and the evolution's gain over it. Equal numbers of
+/// candidates are compared. The best of each arm is chosen by the short timing, so that its race is free of
+/// selection bias.
 pub(super) fn random_arm(population: &Population) -> Value {
     let equal = population.equal_budget();
     let [ours, random] = [Arm::Evolution, Arm::Random].map(|arm| population.best_of(arm, equal));
@@ -293,13 +290,13 @@ pub(super) fn random_arm(population: &Population) -> Value {
     })
 }
 
-/// Whether the evolution was given it: from the tuned table, the ledger, or a family's default. What the time model picked of blind
-/// draws it found itself.
+/// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
+/// time model's picks from random samples are not seeds.
 fn is_seed(member: &Member) -> bool {
     member.operator.starts_with(SEED) && !member.is_drawn() || member.arm == Arm::Baseline
 }
 
-/// A race against the baseline; the baseline's own is the control's.
+/// A race against the baseline. For the baseline itself, the control's race.
 fn race_of(population: &Population, member: Option<&Member>) -> Option<Against> {
     let member = member?;
     match population.baseline == Some(member.id) {
@@ -308,7 +305,7 @@ fn race_of(population: &Population, member: Option<&Member>) -> Option<Against> 
     }
 }
 
-/// The baseline as a candidate: it must come out undecided.
+/// The report on the control: its verdict must be undecided.
 fn control(population: &Population) -> Value {
     let control = population.control.and_then(|id| population.members.get(&id));
     let race = control.and_then(|m| m.race);
@@ -333,7 +330,8 @@ fn counts(population: &Population) -> Value {
     })
 }
 
-/// The forecaster, scored on what this run measured after it had spoken; against its own predictions there is nothing to score.
+/// The score of the forecasts on times that this run measured afterwards. With predicted times there is no
+/// score.
 fn forecasts(population: &Population) -> Value {
     let told = population.members.values().filter(|m| m.predicted.is_some()).count();
     let is_new = |m: &&Member| m.kind == Some(TimeKind::Measured) && !m.is_taken_over && m.counts();

@@ -1,5 +1,5 @@
-//! What a search begins with: the tuned table, the nearest problems of the ledger, the team's own plans of every family, and blind
-//! draws from which the time model picks; or one plan that someone names, and nothing else.
+//! The initial candidates of a search: the tuned table, the nearest problems in the ledger, shipped plans of
+//! every family, and random samples from which the time model picks; or a single plan that the user names.
 
 use kernels::select::{Device, Shape, TunedTable, choose};
 use kernels::{Arch, Family, KernelError, Plan};
@@ -8,39 +8,39 @@ use super::candidate::Candidate;
 use super::config::{Case, neighbours};
 use super::space::Domain;
 
-/// How the operators of seeds begin.
+/// The prefix of the operators of seeds.
 pub(super) const SEED: &str = "seed:";
-/// Rows of the tuned table that a search begins with.
+/// Number of rows of the tuned table that become seeds.
 const ROWS: usize = 3;
-/// Problems farther apart say nothing of each other: twice the rows and twice the keys.
+/// Maximum distance of related problems, in powers of two.
 const FARTHEST: f64 = 3.0;
 
-/// How a case is to be made.
+/// Options of a case.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wishes {
-    /// The only seed, which is also what is to be beaten.
+    /// The only seed, which is also the baseline.
     pub only: Option<Candidate>,
-    /// The winners that the ledger has for other problems, or for this one.
+    /// Winners in the ledger for this and other problems.
     pub known: Vec<(Shape, Candidate)>,
-    /// Problems to hold out; the neighbours where none is named.
+    /// Held-out problems; the neighbours if `None`.
     pub held_out: Option<Vec<Shape>>,
-    /// Blind draws.
+    /// Number of random samples.
     pub draws: usize,
 }
 
-/// What ships for a problem on a GPU.
+/// The shipped plan for a problem on a GPU.
 ///
 /// # Errors
-/// When no family computes the problem.
+/// When no family supports the problem.
 pub fn ships(shape: &Shape, device: &str, arch: &Arch) -> Result<Candidate, KernelError> {
     let device = Device { name: device, arch: *arch };
     choose(&shape.problem(), &device, TunedTable::builtin()).map(|choice| Candidate::Gpu(choice.plan))
 }
 
-/// A case for a GPU: what ships is to be beaten.
+/// A case for a GPU. The baseline is the shipped plan.
 ///
 /// # Errors
-/// When no family computes the problem.
+/// When no family supports the problem.
 pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Result<Case, KernelError> {
     let ships = |shape: &Shape| ships(shape, device, arch);
     let shipped = ships(problem)?;
@@ -79,7 +79,7 @@ pub fn cpu(problem: &Shape, wishes: &Wishes) -> Case {
     Case { problem: *problem, baseline, seeds, draws: 0, held_out, shipped }
 }
 
-/// The plans of the nearest problems.
+/// Adds the plans of the nearest problems to the seeds.
 fn nearest(
     problem: &Shape,
     known: impl Iterator<Item = (Shape, Candidate)>,
@@ -87,7 +87,7 @@ fn nearest(
     name: &str,
     seeds: &mut Vec<(String, Candidate)>,
 ) {
-    // Someone else's kernel computes its own problem alone.
+    // A kernel from another source computes only its own problem.
     let known = known.filter(|(shape, plan)| shape == problem || !matches!(plan, Candidate::Kernel(_)));
     let near = known.filter_map(|(shape, plan)| Some((apart(problem, &shape)?, plan)));
     let mut near: Vec<(f64, Candidate)> = near.filter(|(distance, _)| *distance <= FARTHEST).collect();
@@ -101,7 +101,7 @@ fn nearest(
     seeds.extend(taken.into_iter().map(|plan| (name.to_owned(), plan)));
 }
 
-/// How far apart two problems are, in powers of two; `None` where kernels of the one are not those of the other.
+/// The distance of two problems in powers of two; `None` when their kernels are not interchangeable.
 fn apart(a: &Shape, b: &Shape) -> Option<f64> {
     let alike = (a.head_dim, a.head_dim_v, a.mask) == (b.head_dim, b.head_dim_v, b.mask)
         && a.dtype.bytes() == b.dtype.bytes();
@@ -116,7 +116,7 @@ fn apart(a: &Shape, b: &Shape) -> Option<f64> {
     })
 }
 
-/// Each once, none of them the baseline, and only what computes the problem.
+/// The seeds without duplicates, without the baseline, and only those that support the problem.
 fn distinct(
     seeds: Vec<(String, Candidate)>,
     baseline: &Candidate,

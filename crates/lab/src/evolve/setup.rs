@@ -1,5 +1,5 @@
-//! How a run begins, and which one goes on: what someone wants, and what the ledger knows already, become a configuration. The command
-//! and the wheel both ask here.
+//! Begins and resumes runs: turns a user's wishes and the ledger's content into a configuration. The command
+//! and the Python package share this module.
 
 use emu::model::{Gpu, machine};
 use kernels::select::Shape;
@@ -16,98 +16,88 @@ use super::workers::memory;
 use crate::bench::CpuPeaks;
 use crate::ledger::{Environment, Ledger, LedgerError, RunEvent, RunId};
 
-/// Wins of other runs that a search is told of.
+/// Number of wins of other runs that a search uses.
 const WINS: usize = 50;
-/// Blind draws that the time model picks from, at most, and candidates of the budget for each of them.
+/// Maximum number of random samples from which the time model picks; one per `CANDIDATES_A_DRAW` of the
+/// budget.
 const DRAWS: usize = 8;
 const CANDIDATES_A_DRAW: usize = 16;
-/// The budget where none is named.
+/// The default budget, s.
 const SECONDS: f64 = 120.0;
 
-/// What someone wants of a run.
+/// A user's request for a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// What is to be computed; each counts once.
+    /// The problems. Duplicates are ignored.
     pub problems: Vec<Shape>,
-    /// Problems to hold out; the neighbours of each problem where none is named.
+    /// Held-out problems; the neighbours of each problem if `None`.
     pub held_out: Option<Vec<Shape>>,
-    /// The only seed, which is also what is to be beaten.
+    /// The only seed, which is also the baseline.
     pub only: Option<Candidate>,
-    /// Candidates that it may make.
+    /// Maximum number of candidates.
     pub candidates: Option<usize>,
-    /// Minutes that it may take; without either limit, two.
+    /// Maximum duration, minutes. Without either limit, two minutes.
     pub minutes: Option<f64>,
-    /// What chance begins with.
+    /// The random seed.
     pub seed: u64,
-    /// How it searches.
     pub configuration: Configuration,
-    /// The part of the candidates that is drawn blindly.
+    /// The fraction of candidates that are random samples.
     pub random_share: f64,
-    /// Families to draw from; all where none is named.
+    /// Families to draw from; all families if empty.
     pub families: Vec<String>,
-    /// A program that proposes candidates.
+    /// The command line of a program that proposes candidates.
     pub proposer: Option<String>,
-    /// Whether it may end before its budget.
+    /// Whether the run may end before its budget.
     pub early_stop: bool,
-    /// What the best library takes on the first problem, µs.
+    /// The time of the best library on the first problem, µs.
     pub peer_us: Option<f64>,
 }
 
 /// Why a run cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// No kernel for a problem.
+    /// No kernel supports a problem.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The ledger's trouble.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// What is asked for cannot be.
     #[error("invalid value '{value}' for {argument}: expected {accepted}")]
-    Argument {
-        /// What is named.
-        argument: &'static str,
-        /// As what.
-        value: String,
-        /// What would be accepted.
-        accepted: String,
-    },
-    /// A problem that this machine cannot hold.
+    Argument { argument: &'static str, value: String, accepted: String },
     #[error(
         "invalid value '{problem}' for problem: expected tensors of at most {most:.1} GB on this machine; these take \
          {needed:.1} GB, and an evaluation holds them {times} times"
     )]
     Memory {
-        /// The problem, in words.
         problem: String,
-        /// GB of its tensors.
+        /// Size of its tensors, GB.
         needed: f64,
-        /// How many times they are held.
+        /// How often an evaluation holds them.
         times: u64,
-        /// GB that tensors may take.
+        /// Maximum size, GB.
         most: f64,
     },
-    /// A run that would be gone on with by something else than began it.
+    /// The run would be resumed in a different environment than it was begun in.
     #[error(
         "run {run} cannot go on here: {what}; its figures are stated as those of what began it. Go on with that, or begin a new run"
     )]
     Changed {
-        /// The run.
         run: i64,
-        /// What differs, in words.
+        /// The differences in words.
         what: String,
     },
 }
 
-/// How many times an evaluation holds a problem's tensors: drawn, rounded, staged for the turns of a race, as the oracle's, and those of
-/// problems that are remembered. Of a prediction, in the emulator and what fills it.
+/// How often an evaluation holds a problem's tensors: drawn, rounded, staged for a race, in the oracle, and
+/// for cached problems. A prediction holds them in the emulator and in its inputs.
 const COPIES: u64 = 16;
 const COPIES_EMULATED: u64 = 6;
 
-/// The configuration of a new run on a device, with what the ledger knows of it from others. `past` is none where there is no ledger yet.
+/// The configuration of a new run on a device, with results of other runs from the ledger. `past` is `None`
+/// when there is no ledger yet.
 ///
 /// # Errors
-/// When no kernel computes a problem, this machine cannot hold it, a family or a problem to hold out cannot be had, or the ledger cannot be read.
+/// When no kernel supports a problem, this machine cannot hold it, a family or held-out problem is invalid,
+/// or the ledger cannot be read.
 pub fn config(
     past: Option<&Ledger>,
     target: Target,
@@ -136,7 +126,7 @@ pub fn config(
     let cases: Vec<Case> = problems.iter().map(case).collect::<Result<_, KernelError>>()?;
     let budget = (wanted.candidates, wanted.minutes.map(|minutes| minutes * 60.0));
     let mut config = Config::new(target, device, arch, cases);
-    // What nobody named is left out where it is too large.
+    // Default held-out problems are left out when they are too large.
     let most = most(&config.target);
     config.cases.iter_mut().for_each(|case| case.held_out.retain(|(shape, _)| bytes(shape) <= most));
     (config.candidates, config.seconds) = if budget == (None, None) { (None, Some(SECONDS)) } else { budget };
@@ -154,7 +144,8 @@ pub fn config(
     Ok(config)
 }
 
-/// Every family that is named computes one of the problems, and every problem is computed by one of them: else there is nothing to draw.
+/// Checks that every named family supports one of the problems, and that every problem is supported by one of
+/// them.
 fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) -> Result<(), SetupError> {
     let refuse = |value: &str, accepted: String| {
         Err(SetupError::Argument { argument: "family", value: value.to_owned(), accepted })
@@ -185,7 +176,7 @@ fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) 
     Ok(())
 }
 
-/// A problem to hold out is one that something ships for, and none that the run itself searches.
+/// Checks that a held-out problem has a shipped plan and is not searched by the run itself.
 fn check_held_out(
     shape: &Shape,
     problems: &[Shape],
@@ -203,10 +194,10 @@ fn check_held_out(
     }
 }
 
-/// Whether this machine can hold what a run computes: to be asked before it goes on, as what cannot be allocated ends the process.
+/// Checks that this machine can hold the problems of a run. A failed allocation would end the process.
 ///
 /// # Errors
-/// [`SetupError::Memory`] names the first problem that is too large.
+/// [`SetupError::Memory`] for the first problem that is too large.
 pub fn affordable(config: &Config) -> Result<(), SetupError> {
     let held_out = config.cases.iter().flat_map(|case| case.held_out.iter().map(|(shape, _)| shape));
     can_hold(&config.target, config.cases.iter().map(|case| &case.problem).chain(held_out))
@@ -227,12 +218,12 @@ const fn copies(target: &Target) -> u64 {
     }
 }
 
-/// Bytes that the tensors of a problem may take: half of this machine's memory holds them as often as need be.
+/// Maximum size of a problem's tensors, bytes: half of this machine's memory over the number of copies.
 fn most(target: &Target) -> u64 {
     memory() / 2 / copies(target)
 }
 
-/// Bytes of a problem's tensors.
+/// Size of a problem's tensors, bytes.
 fn bytes(shape: &Shape) -> u64 {
     let problem = shape.problem();
     let elements = |tensor| problem.extents(tensor).iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
@@ -240,7 +231,7 @@ fn bytes(shape: &Shape) -> u64 {
     all.saturating_mul(problem.dtype.bytes() as u64)
 }
 
-/// Each once, in order.
+/// The shapes without duplicates, in order.
 fn distinct(shapes: Vec<Shape>) -> Vec<Shape> {
     let mut found = Vec::new();
     for shape in shapes {
@@ -251,7 +242,7 @@ fn distinct(shapes: Vec<Shape>) -> Vec<Shape> {
     found
 }
 
-/// The run to go on with: that of this number, or the latest that has not come to its end. `None` where there is none.
+/// The run to resume: the one with this number, or the latest unfinished one. `None` when there is none.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -264,7 +255,7 @@ pub fn which(ledger: &Ledger, number: Option<i64>) -> Result<Option<RunId>, Ledg
     Ok(found.map(|line| line.id))
 }
 
-/// What a run was begun with.
+/// The configuration of a stored run.
 ///
 /// # Errors
 /// When there is no such run, or its configuration cannot be read.
@@ -272,11 +263,12 @@ pub fn kept(ledger: &Ledger, run: RunId) -> Result<Config, EvolveError> {
     serde_json::from_value(ledger.run(run)?.config).map_err(|error| EvolveError::Config { run: run.0, error })
 }
 
-/// Whether what is to go on with a run is what began it: the ledger, and whatever is made of it, says of all of a run's figures that they are by
-/// one program on one device with one driver. Of a run that is over nothing more is measured, and anyone may report it.
+/// Checks that a run is resumed in the environment in which it was begun. All figures of a run are attributed
+/// to one program on one device with one driver. A finished run measures nothing more, so anyone may report
+/// it.
 ///
 /// # Errors
-/// When they differ, in what, or the ledger cannot be read.
+/// When they differ (the error names the differences), or the ledger cannot be read.
 pub fn same(
     ledger: &Ledger,
     run: RunId,
@@ -299,7 +291,7 @@ pub fn same(
     let differ = parts.into_iter().filter(|(_, then, now)| then != now);
     let mut what: Vec<String> =
         differ.map(|(part, then, now)| format!("its {part} is {then}, and here it is {now}")).collect();
-    // Who says nothing of a program is known by the commit alone.
+    // Without a program name, the commit alone identifies the program.
     if begun.config["program"].as_str().is_some_and(|begun| program != Some(begun)) {
         what.push("its program is another build".to_owned());
     }
@@ -309,18 +301,18 @@ pub fn same(
     }
 }
 
-/// The target of a device whose times are the time model's; `None` where its table has no such machine.
+/// The target of a device with predicted times; `None` when the time model's table has no such machine.
 pub fn model_named(name: &str) -> Option<(Target, &'static Gpu)> {
     let gpu = Gpu::named(name)?;
     Some((Target::Model { machine: plain(gpu) }, gpu))
 }
 
-/// The names that [`model_named`] knows.
+/// The names that [`model_named`] accepts.
 pub fn models() -> String {
     machine::MACHINES.map(plain).join(", ")
 }
 
-/// As targets name machines: `rtx4090`.
+/// A machine's name in targets: `rtx4090`.
 fn plain(gpu: &Gpu) -> String {
     gpu.name.to_lowercase().replace(' ', "")
 }
@@ -334,7 +326,7 @@ mod tests {
     use crate::ledger::Run;
     use crate::store::Scratch;
 
-    /// Figures of two builds or drivers are no figures of one run.
+    /// A run must not mix figures of two builds or drivers.
     #[test]
     fn a_run_goes_on_with_what_began_it() {
         let folder = Scratch::new().unwrap();
@@ -426,7 +418,7 @@ mod tests {
             assert!(matches!(refused, SetupError::Memory { .. }), "{refused}");
             assert!(refused.to_string().contains("1,8,1099511627776,64,f16"), "{refused}");
         }
-        // The largest that fits, whose twice as long neighbour does not.
+        // The largest problem that fits; its neighbour of twice the length does not.
         let longest = (most(&Target::Cpu) / bytes(&of(1))) as usize;
         let mut kept = begin(vec![of(longest)], None).unwrap();
         assert_eq!(kept.cases[0].held_out.len(), 1);

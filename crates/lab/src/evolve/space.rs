@@ -1,5 +1,5 @@
-//! What a search may draw: the families of plans that compute a problem, the genes of each and the values of each gene, as data.
-//! Whatever leaves this module passes its plan's own check.
+//! The search space: the families that support a problem, their genes and the values of each gene, as data.
+//! Every plan that leaves this module passes its own check.
 
 use kernels::{Arch, Family, Plan};
 use problem::Problem;
@@ -11,32 +11,29 @@ use serde_json::{Map, Value, json};
 use super::candidate::Candidate;
 use crate::search;
 
-/// Blind draws of which one may fit; where constraints are so tight that none does, genes are changed one by one instead.
+/// Number of random samples until one must fit. If none does, genes are changed one by one.
 const DRAWS: usize = 400;
 /// Attempts at a variation that fits and differs.
 const TRIES: usize = 60;
 
-/// For which problem, on what.
+/// The problem and the kind of device.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Domain {
-    /// Kernels for a GPU.
     Gpu(Problem, Arch),
-    /// This machine's native kernels.
     Cpu(Problem),
 }
 
 impl Domain {
-    /// The problem.
     pub const fn problem(&self) -> &Problem {
         match self {
             Domain::Gpu(problem, _) | Domain::Cpu(problem) => problem,
         }
     }
 
-    /// Whether the candidate can compute the problem here. Of a whole kernel only running it tells.
+    /// Whether the candidate supports the problem here. For a whole kernel, only a run can tell.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason in words.
     pub fn check(&self, candidate: &Candidate) -> Result<(), String> {
         match (self, candidate) {
             (Domain::Gpu(problem, arch), Candidate::Gpu(plan)) => {
@@ -52,41 +49,39 @@ impl Domain {
     }
 }
 
-/// A gene and what it may be.
+/// A gene and its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gene {
-    /// Its name in the plan's serde form.
+    /// The field's name in the plan's serde form.
     pub name: String,
-    /// Its values; numbers ascend.
+    /// Numeric values ascend.
     pub values: Vec<Value>,
 }
 
 /// The genes of one family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FamilySpace {
-    /// As plans write it; `cpu` for those of the native kernels.
+    /// The name in plans; `cpu` for the native kernels.
     pub name: &'static str,
-    /// A plan that fits: what is not a gene is as in it.
+    /// A valid plan, which provides the fields that are not genes.
     pub template: Candidate,
-    /// The genes.
     pub genes: Vec<Gene>,
-    /// Genes that go together: changes that are worth trying as one.
+    /// Combinations of genes that are worth changing together.
     pub moves: Vec<Value>,
 }
 
-/// All that can be drawn for a problem.
+/// The search space of a problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Space {
-    /// For which problem, on what.
     pub domain: Domain,
-    /// The families that compute it.
+    /// The families that support the problem.
     pub families: Vec<FamilySpace>,
 }
 
-/// What a plan's serde form holds besides genes.
+/// Fields of a plan's serde form that are not genes.
 const NOT_GENES: [&str; 2] = ["family", "lse"];
 
-/// The genes of a plan by name; none of a whole kernel.
+/// The genes of a plan by name; empty for a whole kernel.
 pub fn genome(candidate: &Candidate) -> Map<String, Value> {
     let plan = match candidate {
         Candidate::Gpu(plan) => json!(plan),
@@ -110,7 +105,7 @@ pub fn family(candidate: &Candidate) -> &'static str {
     }
 }
 
-/// The plan with these genes in the place of its own; `None` where there is no such gene or value.
+/// The plan with some genes replaced; `None` for an unknown gene or value.
 pub fn with_genes(candidate: &Candidate, genes: &Map<String, Value>) -> Option<Candidate> {
     let mut whole = written(candidate)?;
     for (gene, value) in genes {
@@ -119,7 +114,7 @@ pub fn with_genes(candidate: &Candidate, genes: &Map<String, Value>) -> Option<C
     read(candidate, &whole)
 }
 
-/// The genes of a plan, as JSON; `None` of a whole kernel.
+/// The genes of a plan as JSON; `None` for a whole kernel.
 fn written(candidate: &Candidate) -> Option<Value> {
     match candidate {
         Candidate::Gpu(plan) => Some(json!(plan)),
@@ -128,11 +123,12 @@ fn written(candidate: &Candidate) -> Option<Value> {
     }
 }
 
-/// The plan of the same kind as `like` that has these genes.
+/// The plan of the same kind as `like` with these genes.
 fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
     match like {
         Candidate::Gpu(plan) => {
-            // By the family's own type: a tagged one is read twice, and blind draws are mostly reading.
+            // Deserialises the family's own type: the tagged enum parses twice, and random sampling is mostly
+            // parsing.
             let plan = match plan {
                 Plan::Mma(_) => Deserialize::deserialize(genes).map(Plan::Mma),
                 Plan::Wgmma(_) => Deserialize::deserialize(genes).map(Plan::Wgmma),
@@ -146,7 +142,8 @@ fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
     }
 }
 
-/// What differs, gene by gene: `{"block_n": [64, 128]}`. Of plans of two families that is the family, and of whole kernels nothing.
+/// The changes gene by gene: `{"block_n": [64, 128]}`. For plans of two families, only the family; for whole
+/// kernels, nothing.
 pub fn changes(from: &Candidate, to: &Candidate) -> Value {
     if family(from) != family(to) {
         return json!({ "family": [family(from), family(to)] });
@@ -157,7 +154,7 @@ pub fn changes(from: &Candidate, to: &Candidate) -> Value {
 }
 
 impl Space {
-    /// Of a GPU's families, or those of them that are named.
+    /// The space of a GPU's families; with a non-empty `only`, of those named there.
     pub fn gpu(problem: &Problem, arch: &Arch, only: &[String]) -> Space {
         let wanted = |family: &Family| only.is_empty() || only.iter().any(|name| name == family.name());
         let families = Family::ALL.into_iter().filter(wanted).filter_map(|family| {
@@ -175,20 +172,20 @@ impl Space {
         Space { domain: Domain::Gpu(problem.clone(), *arch), families: families.collect() }
     }
 
-    /// The family that a candidate is of, if the space has it.
+    /// The space of a candidate's family, if it is included.
     pub fn family_of(&self, candidate: &Candidate) -> Option<&FamilySpace> {
         self.families.iter().find(|space| space.name == family(candidate))
     }
 
-    /// Whether it computes the problem.
+    /// Whether the candidate supports the problem.
     pub fn fits(&self, candidate: &Candidate) -> bool {
         self.domain.check(candidate).is_ok()
     }
 
-    /// A blind draw: a family, and of each of its genes a value, until the whole fits.
+    /// A random sample: a family, and random values for all genes, repeated until the plan fits.
     pub fn random(&self, rng: &mut impl Rng) -> Option<Candidate> {
         let space = self.families.choose(rng)?;
-        // Most draws do not fit, so each is written over the one before.
+        // Most samples do not fit, so the buffer is reused.
         let mut genes = written(&space.template)?;
         for _ in 0..DRAWS {
             for gene in &space.genes {
@@ -203,7 +200,7 @@ impl Space {
         Some(self.wander(space, rng))
     }
 
-    /// The family's template with each gene changed that can be, in any order.
+    /// The family's template with each gene changed if the result fits, in random order.
     fn wander(&self, space: &FamilySpace, rng: &mut impl Rng) -> Candidate {
         let mut plan = space.template.clone();
         let mut order: Vec<&Gene> = space.genes.iter().collect();
@@ -218,8 +215,8 @@ impl Space {
         plan
     }
 
-    /// The plan with some of its genes drawn anew: each with the chance of one in their number, and one at least. One time in four
-    /// it is a change of genes that go together.
+    /// The plan with some genes drawn anew: each with probability one over their number, and at least one.
+    /// One time in four it is a combination of genes instead.
     pub fn mutate(&self, parent: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
         let space = self.family_of(parent)?;
         let own = genome(parent);
@@ -234,7 +231,7 @@ impl Space {
         })
     }
 
-    /// Each gene from one of two plans of a family.
+    /// A plan with each gene from one of two plans of a family.
     pub fn cross(&self, mother: &Candidate, father: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
         if family(mother) != family(father) {
             return None;
@@ -248,7 +245,7 @@ impl Space {
         })
     }
 
-    /// The plans one step away: of a gene with numbers the next lower and higher value, of others each.
+    /// The plans one step away: the next lower and higher value of numeric genes, and every value of others.
     pub fn neighbours(&self, plan: &Candidate) -> Vec<Candidate> {
         let Some(space) = self.family_of(plan) else { return Vec::new() };
         let own = genome(plan);
@@ -260,7 +257,7 @@ impl Space {
         plans.filter(|varied| varied != plan && self.fits(varied)).collect()
     }
 
-    /// How many plans a blind draw may come to, at most: the product of all values, whether they fit or not.
+    /// An upper bound on the number of plans: the product of all value counts, whether the plans fit or not.
     pub fn upper_bound(&self) -> f64 {
         let of =
             |space: &FamilySpace| space.genes.iter().map(|gene| gene.values.len() as f64).product::<f64>();
@@ -269,7 +266,7 @@ impl Space {
 }
 
 impl FamilySpace {
-    /// A family. Values that a gene has twice count once, and the template's own are among them.
+    /// A family's space. Duplicate values are removed, and the template's own values are added.
     pub fn new(
         name: &'static str,
         template: Candidate,
@@ -290,7 +287,7 @@ impl FamilySpace {
         FamilySpace { name, template, genes: genes.collect(), moves }
     }
 
-    /// Other values for some genes.
+    /// Random new values for some genes.
     fn redraw(&self, own: &Map<String, Value>, rng: &mut impl Rng) -> Map<String, Value> {
         let chance = 1.0 / self.genes.len().max(1) as f64;
         let sure = rng.random_range(0..self.genes.len().max(1));
@@ -308,7 +305,7 @@ impl FamilySpace {
 }
 
 impl Gene {
-    /// The values one step from this one.
+    /// The values one step from the given one.
     fn steps_from(&self, value: Option<&Value>) -> Vec<Value> {
         let numbers = self.values.iter().all(Value::is_number);
         match value.and_then(|value| self.values.iter().position(|known| known == value)) {
@@ -321,12 +318,12 @@ impl Gene {
     }
 }
 
-/// To sort by: words stay where they are.
+/// Sort key: numbers by value, words unchanged.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-/// Values beyond those that the team's own search tried: where plans may be that nobody thought of.
+/// Values beyond those of the exhaustive search, so that unexpected plans can be found.
 fn wider(family: Family) -> Vec<(&'static str, Vec<Value>)> {
     let numbers = |name: &'static str, values: &[u32]| (name, values.iter().map(|n| json!(n)).collect());
     let softmax = |limit: u32| json!({ "optimistic": { "slack": 8, "limit": limit } });
@@ -403,7 +400,7 @@ mod tests {
             .into()
     }
 
-    /// Whatever operator made it, a plan computes its problem.
+    /// Every operator makes plans that support their problem.
     #[test]
     fn only_plans_that_check_are_drawn() {
         let mut rng = SmallRng::seed_from_u64(3);
@@ -425,7 +422,7 @@ mod tests {
         }
     }
 
-    /// Draws cover every family and every value of a gene that any plan can have.
+    /// Samples cover every family and every gene value that fits in some plan.
     #[test]
     fn draws_are_wide() {
         let space = &spaces()[0];

@@ -1,5 +1,5 @@
-//! What an evolution asks of whoever evaluates its candidates, and what it is told: plain data, so that an evaluation can take
-//! place in a thread, in a child process that may die, or on another machine.
+//! The tasks and outcomes of an evolution as plain data, so that an evaluation can run in a thread, in a
+//! child process that may crash, or on another machine.
 
 use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
@@ -7,25 +7,26 @@ use serde::{Deserialize, Serialize};
 use super::candidate::Candidate;
 use crate::ledger::{CandidateId, MeasurementFact, ProofFact, Rejection, Screening};
 
-/// The cascade's stages, the cheapest first.
+/// The stages of the cascade, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// A proposer's answer: a candidate at all?
+    /// Parsing of a proposer's answer.
     Propose,
-    /// Plan check, emission, identity, ptxas, time model.
+    /// Plan check, emission, comparison with known kernels, ptxas and time model.
     Screen,
     /// The gate in the emulator.
     Prove,
-    /// The gate on the device, and a short timing. Where the device is not at hand, the time model again, with more CTAs.
+    /// The gate on the device and a short timing. Without the device, a prediction from more CTAs.
     Microbench,
-    /// Against the incumbent, by the law of time.
+    /// A race against the incumbent under the rules of `bench`.
     Race,
-    /// The same on problems that the search never saw; before that, of who won, once more on its own.
+    /// A race on problems that the search never used; before that, the winner's second race on its own
+    /// problem.
     HeldOut,
 }
 
-/// Where candidates are to be fast.
+/// Where candidates are evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -33,74 +34,63 @@ pub enum Target {
     Cpu,
     /// A GPU of this machine, measured.
     Cuda {
-        /// Which, from 0.
+        /// Device number, from 0.
         ordinal: i32,
     },
     /// A machine of the time model's table, predicted.
     Model {
-        /// Its name there, in lower case: `h200`, `l4`, ….
+        /// The machine's name in lower case: `h200`, `l4`, ….
         machine: String,
     },
 }
 
-/// One evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// The candidate's number; with the stage it names the task: an answer that comes twice counts once.
+    /// The candidate's number. Candidate, stage and problem identify a task: a repeated outcome counts once.
     pub candidate: CandidateId,
-    /// What is to be done.
     pub stage: Stage,
-    /// Where.
     pub target: Target,
-    /// On which problem: of most of [`Stage::HeldOut`], another than the candidate's own.
+    /// The problem. Most [`Stage::HeldOut`] tasks use a problem other than the candidate's own.
     pub problem: Shape,
-    /// With what.
+    /// The plan or the kernel.
     pub subject: Candidate,
-    /// Whom a race is against.
+    /// The opponent in a race.
     pub incumbent: Option<(CandidateId, Candidate)>,
-    /// Seconds that a timing may take, about.
+    /// Approximate duration of a timing, s.
     pub seconds: f64,
 }
 
-/// What came of a task.
+/// The outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// As in the task.
     pub candidate: CandidateId,
-    /// As in the task.
     pub stage: Stage,
-    /// As in the task.
     pub problem: Shape,
-    /// What it took the evaluator, s.
+    /// Duration of the evaluation, s.
     pub seconds: f64,
-    /// Seconds of these that the device was held.
+    /// Part of `seconds` for which the device was held.
     pub device_seconds: f64,
-    /// What is known now.
     pub finding: Finding,
 }
 
-/// What is known of a candidate after a stage.
+/// The result of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// It can be built, and this is what it is. The predicted time of one call with its interval (low, expected, high), µs, where there is a model.
+    /// The kernel was built.
     Screened {
-        /// What it is.
         screening: Screening,
-        /// What it is expected to take.
+        /// The predicted time of one call, µs (low, expected, high), if there is a model.
         predicted_us: Option<[f64; 3]>,
-        /// What the diagnosis says of it, as `explain --json` gives findings.
+        /// Findings of the diagnosis in the form of `explain --json`.
         findings: serde_json::Value,
     },
-    /// The gate's verdict.
     Judged(ProofFact),
-    /// Its times; on a GPU with the device's own verdict before them.
+    /// Times; on a GPU after the gate on the device.
     Timed {
-        /// The gate on the device.
+        /// The verdict of the gate on the device.
         proof: Option<ProofFact>,
-        /// The times.
         measurement: MeasurementFact,
     },
-    /// It went no further.
     Rejected(Rejection),
 }

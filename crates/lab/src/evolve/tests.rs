@@ -1,4 +1,4 @@
-//! The engine on landscapes that are known, without a clock and without chance beyond the seed.
+//! Tests of the engine on known landscapes, without a clock and without randomness beyond the seed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -26,29 +26,29 @@ mod rules;
 
 use cuts::essence;
 
-/// A number in [0, 1) that looks like chance, of a text.
+/// A pseudo-random number in [0, 1) from a text.
 fn chance(text: &str) -> f64 {
     u32::from_str_radix(&hash(text.as_bytes())[..8], 16).unwrap_or(0) as f64 / 4_294_967_296.0
 }
 
-/// Times as a product of what each gene does, and of what neighbouring genes do to each other. Some candidates are wrong, some do not
-/// build, and one gene in each family changes nothing at all.
+/// A landscape of times: a product of effects of single genes and of neighbouring genes. Some candidates are
+/// wrong, some do not build, and one gene in each family has no effect.
 struct Landscape {
     seed: u64,
-    /// How much times scatter from one look to the next.
+    /// Relative scatter of the times.
     noise: f64,
-    /// Stages and kernels that were looked at.
+    /// Number of evaluations by stage and kernel.
     seen: HashMap<(Stage, String), usize>,
     looks: usize,
-    /// The kernel that is always right: the baseline.
+    /// The kernel that never fails: the baseline.
     spared: String,
     /// Whether there is a time model.
     predicts: bool,
-    /// The part of the candidates at which the evaluator itself breaks down.
+    /// The fraction of candidates for which the evaluator itself fails.
     panics: f64,
 }
 
-/// The gene that changes nothing, where a family has it.
+/// The gene without effect, where a family has it.
 const NEUTRAL: &str = "queries_ahead";
 
 impl Landscape {
@@ -120,7 +120,7 @@ impl Evaluator for Landscape {
                     return Err(Rejection { stage: Stage::Screen, reason, detail });
                 }
                 assert!(!fails(self.panics, "panics"), "a fault of the evaluator's");
-                // The model is off by up to a fifth.
+                // The model is off by up to a tenth.
                 let us = self.us(subject) * (0.9 + 0.2 * chance(&format!("model {own}")));
                 let screening = Screening {
                     ptx_hash: own.clone(),
@@ -166,7 +166,7 @@ impl Evaluator for Landscape {
     }
 }
 
-/// A ledger that goes with its test.
+/// A ledger that is removed after its test.
 struct Page(PathBuf);
 
 impl Page {
@@ -194,11 +194,11 @@ impl Drop for Page {
     }
 }
 
-/// A run on the mma family from its shipped plan.
+/// A run on the mma family from its default plan.
 fn config(problem: &Problem, candidates: usize, seed: u64) -> Config {
     let wishes = Wishes { draws: 4, ..Wishes::default() };
     let mut case = gpu(&Shape::of(problem), "NVIDIA H200", &Arch::SM_90, &wishes).unwrap();
-    // One that no landscape refuses, whatever the tables hold by then.
+    // A baseline that every landscape accepts, independent of the tuned table.
     case.baseline = Candidate::Gpu(Family::Mma.default_for(problem, &Arch::SM_90).unwrap());
     case.seeds.retain(|(_, seed)| *seed != case.baseline);
     let target = Target::Cuda { ordinal: 0 };
@@ -212,7 +212,8 @@ fn begin(page: &Page, config: &Config, limits: Limits) -> Evolution {
     Evolution::begin(page.open(), config.clone(), Environment::default(), None, limits).unwrap()
 }
 
-/// Drives a run with as many tasks under way as it gives out, answered in an order of its own; ends after `cut` answers.
+/// Drives a run with all tasks that it gives out open at once, answered in random order. Stops after `cut`
+/// outcomes.
 fn drive(evolution: &mut Evolution, landscape: &mut Landscape, order: u64, cut: usize) -> usize {
     let mut rng = SmallRng::seed_from_u64(order);
     let mut under_way: Vec<Task> = Vec::new();
@@ -224,7 +225,7 @@ fn drive(evolution: &mut Evolution, landscape: &mut Landscape, order: u64, cut: 
                 let at = if order == 0 { 0 } else { rng.random_range(0..under_way.len()) };
                 let outcome = landscape.evaluate(&under_way.remove(at));
                 evolution.tell(&Outcome { seconds: 0.0, ..outcome.clone() }).unwrap();
-                // Once more: it counts once.
+                // A repeated outcome counts once.
                 evolution.tell(&outcome).unwrap();
                 told += 1;
             }
@@ -262,7 +263,7 @@ fn it_beats_blind_draws_at_equal_budget() {
         better += usize::from(arm["gain"]["verdict"] == "FASTER");
         gains.push(arm["gain"]["ratio"].as_f64().unwrap_or(f64::NAN));
         assert_eq!(report["control"]["verdict"], "UNDECIDED", "{}", report["control"]);
-        // A kernel is proven and timed once; the baseline and the control, which is the same, twice.
+        // A kernel is checked and timed once; the baseline twice, because the control is the same kernel.
         for ((stage, own), count) in &landscape.seen {
             let most = if *own == Landscape::identity(&config.cases[0].baseline) { 2 } else { 1 };
             let once = [Stage::Prove, Stage::Microbench].contains(stage);
@@ -289,13 +290,13 @@ fn every_candidate_has_an_end_with_its_reason() {
     let mut ends: BTreeMap<String, u64> = BTreeMap::new();
     for candidate in &known.candidates {
         let dossier = ledger.candidate(candidate.id).unwrap();
-        // A forecast before any time.
+        // A forecast precedes every time.
         let is_baseline = candidate.new.arm == Arm::Baseline;
         assert!(dossier.measurements.is_empty() || !dossier.forecasts.is_empty() || is_baseline);
         if !matches!(candidate.new.arm, Arm::Evolution | Arm::Random) {
             continue;
         }
-        // One end each; who raced and did not lose needs no other.
+        // Each candidate has one rejection, unless it raced and did not lose.
         match &dossier.rejections[..] {
             [] => assert!(dossier.measurements.iter().any(|m| m.trial == Trial::Race), "{:?}", dossier.known),
             [one] => *ends.entry(one.reason.clone()).or_default() += 1,
@@ -311,12 +312,12 @@ fn every_candidate_has_an_end_with_its_reason() {
     let what: Vec<&str> = known.decisions.iter().map(|d| d.decision.what.as_str()).collect();
     assert!(what.contains(&"promoted") && (what.contains(&"continue") || what.contains(&"stop")), "{what:?}");
     assert_eq!(ledger.events(evolution.run()).unwrap().last().unwrap().1, RunEvent::Finished);
-    // Asked again, it is done.
+    // A finished run stays finished.
     assert_eq!(evolution.ask(0.0).unwrap(), Ask::Done);
     assert!(!report["held_out"].as_array().unwrap().is_empty());
 }
 
-/// Rows equally near are told apart by their times: a lucky short timing must not be one.
+/// Rows at the same distance are chosen by their times, so the row must not have a lucky short timing.
 #[test]
 fn a_promoted_row_has_the_time_of_its_race() {
     let page = Page::new("row");
@@ -334,13 +335,13 @@ fn a_promoted_row_has_the_time_of_its_race() {
         let mut own = winner.measurements.iter().filter(|m| m.problem == config.cases[0].problem);
         own.find(|m| m.trial == trial).unwrap().us
     };
-    // The second race's: the first is the luckiest of several.
+    // The time is that of the second race, because the first one has a selection bias.
     assert!(row.us == of(Trial::HeldOut) && row.us != of(Trial::Race), "{row:?}");
     assert_ne!(row.us, of(Trial::Microbench));
     assert!(report["forecasts"]["bias"].as_f64() > Some(0.5), "{}", report["forecasts"]);
 }
 
-/// Two would make the same candidates, and neither would know of the other's.
+/// Two processes would make the same candidates without knowing of each other.
 #[test]
 fn a_run_is_driven_by_one_at_a_time() {
     let page = Page::new("driven");
@@ -352,7 +353,7 @@ fn a_run_is_driven_by_one_at_a_time() {
     Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
 }
 
-/// Who is best, and by how much, is the same to the run, to `topk` and to the page.
+/// The run, `topk` and the page agree on the best candidate and its speed-up.
 #[test]
 fn all_agree_on_the_best() {
     for seed in 1..=4 {
@@ -388,7 +389,7 @@ fn all_agree_on_the_best() {
     }
 }
 
-/// The device always has something proven to time while there are candidates: proofs run ahead.
+/// Checks run ahead, so that the device always has a candidate to time.
 #[test]
 fn the_device_does_not_wait_for_proofs() {
     let page = Page::new("queue");
@@ -401,7 +402,7 @@ fn the_device_does_not_wait_for_proofs() {
         match evolution.ask(0.0).unwrap() {
             Ask::Task(task) => under_way.push(*task),
             Ask::Wait => {
-                // A timing takes as long as everything else under way together.
+                // A timing takes as long as all other open tasks together.
                 let device = under_way.iter().position(|t| is_of_device(t.stage));
                 turns += 1;
                 idle += usize::from(device.is_none());
@@ -440,7 +441,7 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
     evolution.tell(&outcome).unwrap();
     let error = evolution.ask(0.0).unwrap_err().to_string();
     assert!(error.contains("1,8,512,64,f16") && error.contains("no room"), "{error}");
-    // That is its end: nobody goes on with it who does not name it, and its lock is gone.
+    // The run is finished: it is not resumed without its number, and its lock file is gone.
     let (ledger, run) = (page.open(), evolution.run());
     assert_eq!(ledger.events(run).unwrap().last().map(|(_, event)| *event), Some(RunEvent::Finished));
     assert_eq!(super::setup::which(&ledger, None).unwrap(), None);
@@ -450,14 +451,14 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
         "{why:?}"
     );
     assert!(!PathBuf::from(format!("{}.run-1.lock", page.0.display())).exists());
-    // Named, it says the same again, and ends no second time.
+    // Resumed by number, the run reports the same error and does not finish a second time.
     drop(evolution);
     let again = Evolution::resume(page.open(), run, Limits::ALONE).unwrap().ask(0.0).unwrap_err();
     assert_eq!(again.to_string(), error);
     assert_eq!(ledger.events(run).unwrap().len(), 1);
 }
 
-/// From a kernel without genes the findings of the diagnosis lead to a family, and there to something fast.
+/// From a kernel without genes, the findings of the diagnosis lead to a family, and there to a fast plan.
 #[test]
 fn from_a_rung_alone_a_family_is_found() {
     let page = Page::new("rung");
@@ -620,7 +621,7 @@ fn gains_over_blind_draws_know_their_doubt() {
     assert!((clear.ratio - 1.3 / 1.1).abs() < 1e-12 && clear.low > 1.1 && clear.high < 1.25, "{clear:?}");
     assert_eq!(gain(&against(1.3, 1.2), &against(1.25, 1.2)).verdict, SpeedVerdict::Undecided);
     assert_eq!(gain(&against(1.0, 1.01), &against(1.2, 1.01)).verdict, SpeedVerdict::Slower);
-    // By the law of time the whole interval is beyond the noise.
+    // A verdict needs the whole interval beyond the noise.
     assert_eq!(gain(&against(1.1, 1.045), &against(1.045, 1.01)).verdict, SpeedVerdict::Undecided);
     let same = against(1.2, 1.05);
     assert_eq!(gain(&same, &same).verdict, SpeedVerdict::Undecided);

@@ -1,8 +1,9 @@
-//! Evaluations in child processes: a kernel that hangs, breaks its context or brings its process down ends a worker and nothing
-//! else. The candidate is recorded, another worker is started, and the run goes on.
+//! Evaluations in child processes: a kernel that hangs, breaks its context or crashes its process ends only a
+//! worker. The candidate is rejected, another worker starts, and the run continues.
 //!
-//! A worker reads one [`Task`] a line and writes one [`Outcome`] a line, in the same order. Between the two it may say
-//! `{"allow": 8.0}`: give me so many seconds from now on, then take me for hung.
+//! A worker reads one [`Task`] per line and writes one [`Outcome`] per line, in the same order. Before an
+//! outcome it may write `{"allow": 8.0}`: it asks for this number of seconds, after which it counts as
+//! hanging.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ use super::evaluate::{Evaluator, Fault, Look};
 use super::task::{Finding, Outcome, Stage, Task};
 use crate::ledger::{Environment, Rejection};
 
-/// What a worker says that is no outcome.
+/// A line of a worker that is not an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Allowance {
     /// Seconds from now on.
@@ -31,29 +32,25 @@ struct Allowance {
 /// Why a worker ends before its input does.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Standard input cannot be read.
     #[error("cannot read standard input: {0}")]
     Input(std::io::Error),
-    /// A line that is no task.
     #[error("line {line} of standard input is no task ({error}); accepted: one task a line, as JSON")]
     Task {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Why.
         error: serde_json::Error,
     },
-    /// Standard output is gone.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
-    /// The device cannot be used.
     #[error("{0}")]
     Device(#[from] Fault),
 }
 
-/// Serves tasks until the input ends: the worker's side.
+/// The worker's side: serves tasks until the input ends.
 ///
 /// # Errors
-/// When a line is no task, the output is gone, or whoever evaluates cannot.
+/// When a line is not a task, the output is closed, or the evaluator fails.
 pub fn serve(
     input: impl BufRead,
     mut output: impl Write,
@@ -68,14 +65,15 @@ pub fn serve(
     Ok(())
 }
 
-/// Ends this process once the one that started it is gone: nobody would read its answer, and a kernel that hangs keeps it for ever.
+/// Ends this process after its parent has ended. Otherwise a hanging kernel would keep it forever, without a
+/// reader.
 pub fn end_with_parent() {
     let parent = parent();
     std::thread::spawn(move || {
         while self::parent() == parent {
             std::thread::sleep(LOOK);
         }
-        // Giving back what a hung kernel holds would wait for it.
+        // A regular exit would wait for the hung kernel's resources.
         std::process::abort();
     });
 }
@@ -90,31 +88,29 @@ fn parent() -> u32 {
     0
 }
 
-/// Tells who watches that the next answer may take so long.
+/// Announces the time limit of the next outcome to the supervisor.
 pub fn allow(output: &mut impl Write, time: Duration) {
     let line = serde_json::json!(Allowance { allow: time.as_secs_f64() });
-    // Who does not listen does not watch.
+    // A write error means that there is no supervisor.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
 /// A worker's program.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The file.
     pub file: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
-    /// How long it may take for an answer, unless it asks for another time.
+    /// Time limit for an outcome, unless the worker asks for another one.
     pub patience: Duration,
-    /// Bytes of memory that it may hold, with all that it starts.
+    /// Memory limit of the worker and its descendants, bytes.
     pub memory: u64,
 }
 
 impl Program {
-    /// This program as a worker that is watched, with further arguments.
+    /// This program as a supervised worker with further arguments.
     ///
     /// # Errors
-    /// When the system does not say which program this is.
+    /// When the system does not name this program's file.
     pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
         let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
         let (patience, memory) = (Duration::from_secs(180), share_of_memory());
@@ -122,12 +118,13 @@ impl Program {
     }
 }
 
-/// What a worker may hold, bytes: enough for the tensors of any problem, and a quarter of this machine's memory at most.
+/// Memory limit of a worker, bytes: enough for the tensors of any problem, at most a quarter of this
+/// machine's memory.
 fn share_of_memory() -> u64 {
     (memory() / 4).min(16 << 30)
 }
 
-/// This machine's memory, bytes; where the system does not say, that of a small one.
+/// This machine's memory, bytes; a small default where the system does not report it.
 pub(super) fn memory() -> u64 {
     const SMALL: u64 = 16 << 30;
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -136,12 +133,12 @@ pub(super) fn memory() -> u64 {
     kilobytes.map_or(SMALL, |kilobytes| kilobytes * 1024)
 }
 
-/// A child process as an evaluator. It is started with its first task, and again after it was lost.
+/// A child process as an evaluator. It starts with its first task, and again after it is lost.
 pub struct Worker {
     program: Program,
     environment: Environment,
     running: Option<Running>,
-    /// How many were started.
+    /// Number of processes started.
     started: u32,
 }
 
@@ -149,26 +146,26 @@ struct Running {
     group: Group,
     stdin: ChildStdin,
     lines: Receiver<String>,
-    /// The end of its standard error.
+    /// The last lines of its standard error.
     complaint: Arc<Mutex<VecDeque<String>>>,
-    /// Who reads it.
+    /// The thread that reads standard error.
     listener: JoinHandle<()>,
 }
 
-/// Lines of standard error that are kept.
+/// Number of lines of standard error that are kept.
 const COMPLAINTS: usize = 8;
-/// How long a worker's last words are waited for.
+/// How long to wait for remaining output after the end of a worker.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Time between two looks at a worker's memory.
+/// Interval between two checks of a worker's memory.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Worker {
-    /// A worker of a program; `environment` is where its figures come from.
+    /// A worker of a program; `environment` describes the origin of its figures.
     pub fn new(program: Program, environment: Environment) -> Worker {
         Worker { program, environment, running: None, started: 0 }
     }
 
-    /// How many processes were started so far: one more than were lost.
+    /// Number of processes started so far: one more than were lost.
     pub const fn started(&self) -> u32 {
         self.started
     }
@@ -193,10 +190,10 @@ impl Worker {
         Ok(Running { group, stdin, lines, complaint, listener })
     }
 
-    /// The answer of a worker that lives.
+    /// The outcome from a running worker.
     fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
         let line = serde_json::to_string(task).map_err(|error| Fault::new("crashed", error))?;
-        // One that ended while it had nothing to do owes no one an answer.
+        // A worker that ended while idle is replaced without a rejection.
         for attempt in 0..2 {
             let mut running = match self.running.take() {
                 Some(running) => running,
@@ -208,7 +205,7 @@ impl Worker {
             if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
                 continue;
             }
-            // Whether the line got there shows in the answer.
+            // A failed write shows as a missing outcome.
             let _ = writeln!(running.stdin, "{line}").and_then(|()| running.stdin.flush());
             let answer = running.answer(task, &self.program);
             let is_sound = answer.as_ref().is_ok_and(|outcome| !is_lost(outcome));
@@ -221,7 +218,7 @@ impl Worker {
     }
 }
 
-/// Whether an evaluator that says this has lost its device, or itself.
+/// Whether this outcome means that the evaluator has lost its device or crashed.
 pub fn is_lost(outcome: &Outcome) -> bool {
     matches!(&outcome.finding, Finding::Rejected(Rejection { reason, .. }) if reason == "hangs" || reason == "crashed")
 }
@@ -277,7 +274,7 @@ impl Running {
             Ok(status) => status.to_string(),
             Err(error) => error.to_string(),
         };
-        // Its last words may still be on their way; a child of its own may hold the pipe open.
+        // Remaining output may still arrive; a child of the worker may hold the pipe open.
         let ended = Instant::now();
         while !self.listener.is_finished() && ended.elapsed() < LAST_WORDS {
             std::thread::sleep(Duration::from_millis(5));
@@ -305,7 +302,7 @@ impl Evaluator for Worker {
         match self.ask(task) {
             Ok(Outcome { finding, device_seconds, .. }) => Ok(Look { finding, device_seconds }),
             Err(fault) => {
-                // The worker cannot say how long it held the device; while it did nothing else, that was all the time.
+                // The lost worker cannot report the device time, so all of the elapsed time counts.
                 let device_seconds =
                     if is_of_device(task.stage) { began.elapsed().as_secs_f64() } else { 0.0 };
                 Ok(Look { finding: Finding::Rejected(fault.at(task.stage)), device_seconds })
@@ -318,7 +315,7 @@ impl Evaluator for Worker {
     }
 }
 
-/// Whether a stage needs the device to itself.
+/// Whether a stage needs the device for itself.
 pub const fn is_of_device(stage: Stage) -> bool {
     match stage {
         Stage::Propose | Stage::Screen | Stage::Prove => false,
@@ -326,8 +323,8 @@ pub const fn is_of_device(stage: Stage) -> bool {
     }
 }
 
-/// Evaluators at work side by side, each on its thread: those that compile and prove, and those that measure. Tasks of the
-/// device wait only for each other, so that it is never idle while it has work.
+/// Evaluators that work in parallel, each on its thread: some compile and check, others measure. Tasks of the
+/// device wait only for each other, so that the device is not idle while there is work.
 pub struct Crew {
     queues: Arc<Queues>,
     outcomes: Receiver<Outcome>,
@@ -348,7 +345,7 @@ struct State {
 }
 
 impl Queues {
-    /// The next task of a kind; `None` when there will be none.
+    /// The next task of a kind; `None` after the crew is closed.
     fn next(&self, device: bool) -> Option<Task> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -365,7 +362,7 @@ impl Queues {
 }
 
 impl Crew {
-    /// Puts evaluators to work: `host` for the stages that need no device, `device` for the others.
+    /// Starts evaluators: `host` for stages without a device, `device` for the others.
     pub fn start(host: Vec<Box<dyn Evaluator>>, device: Vec<Box<dyn Evaluator>>) -> Crew {
         let (tell, outcomes) = channel();
         let queues = Arc::new(Queues::default());
@@ -378,7 +375,7 @@ impl Crew {
         Crew { threads: threads.collect(), queues, outcomes }
     }
 
-    /// Hands over a task.
+    /// Queues a task.
     pub fn submit(&self, task: Task) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
         if is_of_device(task.stage) {
@@ -390,12 +387,12 @@ impl Crew {
         self.queues.news.notify_all();
     }
 
-    /// The next outcome, whichever it is; `None` when none came in that time.
+    /// The next outcome; `None` when none arrives in time.
     pub fn outcome(&self, within: Duration) -> Option<Outcome> {
         self.outcomes.recv_timeout(within).ok()
     }
 
-    /// Tasks that nobody has begun with: of the host, and of the device.
+    /// Number of queued tasks of the host and of the device.
     pub fn waiting(&self) -> (usize, usize) {
         let state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.host.len(), state.device.len())
@@ -410,7 +407,7 @@ fn work(mut evaluator: Box<dyn Evaluator>, queues: &Queues, device: bool, tell: 
     }
 }
 
-/// What nobody has begun with is dropped; what is under way is let end.
+/// Drops queued tasks and lets running ones finish.
 impl Drop for Crew {
     fn drop(&mut self) {
         let mut state = self.queues.state.lock().unwrap_or_else(PoisonError::into_inner);

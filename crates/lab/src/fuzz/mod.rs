@@ -1,7 +1,8 @@
-//! Hostile inputs in large numbers: kernels and launch files, mutated from the ones we have, through everything that
-//! `flashcore check` does with them. Whatever they are, the answer is a typed error or a verdict, and it comes soon.
+//! Fuzzing of `flashcore check` with mutated kernels and launch files. Every input must give a typed error or
+//! a verdict, and in limited time.
 //!
-//! A [`Campaign`] makes [`Case`]s, and keeps those that did something new as seeds for more. `cargo xtask fuzz` drives it.
+//! A [`Campaign`] makes [`Case`]s and keeps those with new behaviour as seeds for more. `cargo xtask fuzz`
+//! drives it.
 
 mod mutate;
 mod seeds;
@@ -23,16 +24,14 @@ use crate::study::study;
 
 pub use seeds::{kernels, launch_for};
 
-/// What `check` is given.
+/// The input of `check`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// The kernel's text.
     pub ptx: String,
-    /// The launch file's text.
     pub launch: String,
 }
 
-/// How far a case went: nothing here is a fault.
+/// How far a case got. None of the stages is a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     NotParsed,
@@ -43,27 +42,27 @@ pub enum Stage {
     Proven,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How far it went.
     pub stage: Stage,
-    /// What kind of answer it was: messages without names and numbers, and kinds of hazards.
+    /// The kind of answer: messages without names and numbers, and kinds of hazards.
     pub shape: String,
 }
 
-/// Warp instructions that a case may issue in all: a second or two.
+/// Warp instructions that a case may issue in total: a second or two.
 const BUDGET: u64 = 1 << 20;
-/// Bytes of all buffers, and floating-point operations of the oracle, that a case may ask for.
+/// Maximum bytes of all buffers of a case; `WORK` limits the oracle's floating-point operations.
 const LARGE: usize = 32 << 20;
 const WORK: f64 = 1e9;
-/// Seeds kept beside those from files.
+/// Maximum number of kept seeds beside those from files.
 const POOL: usize = 2000;
 
-/// Everything that `check` does, with a small budget: parse, verify, print and parse again, bind, prove, predict, diagnose.
+/// Runs everything that `check` does, with a small budget: parse, verify, print and parse again, bind, check,
+/// predict, diagnose.
 ///
 /// # Panics
-/// On a fault of ours, which is what is looked for.
+/// On a bug in this project, which is what fuzzing looks for.
 pub fn execute(case: &Case) -> Outcome {
     let outcome = |stage, text: &str| Outcome { stage, shape: shape(text) };
     let module = match ptx::parse(&case.ptx) {
@@ -77,7 +76,7 @@ pub fn execute(case: &Case) -> Outcome {
         again.as_ref().is_ok_and(|again| *again == module),
         "a printed module does not read back: {again:?}"
     );
-    // Illegal modules go on: the emulator has to stand them by itself.
+    // Invalid modules continue: the emulator must handle them on its own.
     let bound = match case.launch.parse::<LaunchSpec>().and_then(|spec| spec.bind(module)) {
         Ok(bound) => bound,
         Err(error) => return outcome(Stage::LaunchRefused, &error.to_string()),
@@ -114,7 +113,8 @@ pub fn execute(case: &Case) -> Outcome {
     Outcome { stage, shape: format!("{legal} {kinds:?} {found:?} {}", shape(reason)) }
 }
 
-/// A message without what differs from case to case: quoted names, numbers, and anything after the first line.
+/// A message without the parts that differ from case to case: quoted names, numbers, and lines after the
+/// first.
 fn shape(message: &str) -> String {
     let line = message.lines().next().unwrap_or("");
     let mut shape = String::new();
@@ -131,13 +131,13 @@ fn shape(message: &str) -> String {
     shape
 }
 
-/// Inputs without end, from seeds.
+/// An endless generator of cases.
 pub struct Campaign {
     rng: SmallRng,
     files: Vec<Case>,
     pool: Vec<Case>,
     seen: HashSet<Outcome>,
-    /// Cases by how far they went.
+    /// Number of cases by stage.
     pub counts: BTreeMap<Stage, u64>,
 }
 
@@ -154,7 +154,7 @@ impl Campaign {
         Campaign { rng, files, pool: Vec::new(), seen: HashSet::new(), counts: BTreeMap::new() }
     }
 
-    /// Kinds of answers seen so far.
+    /// Number of different answers seen so far.
     pub fn kinds(&self) -> usize {
         self.seen.len()
     }
@@ -165,7 +165,7 @@ impl Campaign {
         from.choose(&mut self.rng).cloned().unwrap_or(Case { ptx: String::new(), launch: String::new() })
     }
 
-    /// The next case: mostly a damaged kernel, sometimes a damaged launch file, sometimes both.
+    /// The next case: mostly a mutated kernel, sometimes a mutated launch file, sometimes both.
     pub fn next_case(&mut self) -> Case {
         let (mut case, donor) = (self.seed(), self.seed());
         let rng = &mut self.rng;
@@ -186,7 +186,7 @@ impl Campaign {
     /// Runs a case, counts it, and keeps it as a seed when its answer is of a new kind.
     ///
     /// # Errors
-    /// The panic it ended in.
+    /// The panic in which the case ended.
     pub fn run(&mut self, case: &Case) -> Result<Stage, Panic> {
         let outcome = contain(|| execute(case))?;
         let stage = outcome.stage;
@@ -203,7 +203,7 @@ impl Campaign {
     }
 }
 
-/// The case with as many lines taken away as `still` allows, in at most `tries` trials.
+/// Removes lines from a case as long as `still` holds, in at most `tries` trials.
 pub fn minimise(case: &Case, mut tries: u32, still: impl Fn(&Case) -> bool) -> Case {
     let mut least = case.clone();
     let parts: [fn(&mut Case) -> &mut String; 2] = [|c| &mut c.ptx, |c| &mut c.launch];
@@ -241,7 +241,7 @@ mod tests {
         kernels(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")).unwrap()
     }
 
-    /// A minute of this is `cargo xtask fuzz --seconds 60`; here only that the road is open.
+    /// A short smoke test; `cargo xtask fuzz --seconds 60` runs a minute.
     #[test]
     fn hostile_inputs_get_answers() {
         let mut seeds = filetests();

@@ -1,10 +1,10 @@
-//! Damage to texts: bytes, tokens and lines, as careless hands and hostile ones do it.
+//! Mutations of texts: bytes, tokens and lines, like careless and malicious edits.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 
-/// Numbers at the edges of what types and limits hold.
+/// Numbers at the limits of types and checks.
 const NUMBERS: [&str; 44] = [
     "0",
     "1",
@@ -52,7 +52,7 @@ const NUMBERS: [&str; 44] = [
     "0dFFF0000000000000",
 ];
 
-/// Lines that ask for much, end never, or stand where they should not.
+/// Lines that request large resources, do not end, or are out of place.
 const SNIPPETS: [&str; 24] = [
     ".reg .b32 %huge<1000000>;",
     ".reg .b64 %many<70000>;",
@@ -80,7 +80,7 @@ const SNIPPETS: [&str; 24] = [
     ".version 9.0",
 ];
 
-/// What a word of the text is, so that it can be exchanged for one of its kind.
+/// The kind of a token, so that it can be replaced by one of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Register,
@@ -100,7 +100,8 @@ fn kind(token: &str) -> Kind {
     }
 }
 
-/// Cuts a text into words (a point or a percent sign begins one) and single other characters; joined they are the text.
+/// Splits a text into words (a point or a percent sign begins one) and other single characters. Joined, they
+/// give the text.
 fn tokens(text: &str) -> Vec<&str> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
     let mut found = Vec::new();
@@ -119,10 +120,10 @@ fn tokens(text: &str) -> Vec<&str> {
     found
 }
 
-/// `text` after one to six edits; lines and words may come from `donor`.
+/// Applies one to six edits to `text`. Lines and words may come from `donor`.
 pub fn mutate(rng: &mut SmallRng, text: &str, donor: &str) -> String {
     let mut text = text.to_owned();
-    // Mostly few edits: a text with many is refused at its first.
+    // Few edits are most useful: a text with many is rejected at the first of them.
     let edits = *[1, 1, 1, 2, 2, 3, 6].choose(rng).unwrap_or(&1);
     for _ in 0..edits {
         text = match rng.random_range(0..16) {
@@ -140,7 +141,7 @@ fn bytes(rng: &mut SmallRng, text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// One edit of bytes that need not be a text.
+/// Applies one edit to bytes that need not be a text.
 pub fn damage(rng: &mut SmallRng, bytes: &mut Vec<u8>) {
     if bytes.is_empty() {
         return bytes.push(rng.random());
@@ -203,7 +204,7 @@ fn words(rng: &mut SmallRng, text: &str, donor: &str) -> String {
     words.concat()
 }
 
-/// The same text with a number changed, where it has one.
+/// Replaces one number of the text, if it has any.
 pub fn renumber(rng: &mut SmallRng, text: &str) -> String {
     let mut words = tokens(text);
     let numbers: Vec<usize> = (0..words.len()).filter(|&i| kind(words[i]) == Kind::Number).collect();

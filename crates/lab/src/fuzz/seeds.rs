@@ -1,4 +1,4 @@
-//! What mutations start from: the kernels of `filetests/`, each with a launch file.
+//! The seeds of mutations: the kernels of `filetests/`, each with a launch file.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use super::Case;
 use crate::store::StoreError;
 
-/// Every `.ptx` under `filetests/` with the launch file beside it, or the one that its comments state, or one made up.
+/// Every `.ptx` under `filetests/` with the launch file beside it, else the one in its comments, else a
+/// generated one.
 ///
 /// # Errors
 /// When a folder or file cannot be read.
@@ -47,8 +48,8 @@ fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(files)
 }
 
-/// A launch file for a kernel: as its comments say (`// launch: grid=2 block=64`, `// arg: u32 5`), otherwise one small CTA
-/// and a buffer or a number for each parameter.
+/// A launch file for a kernel: by its comments (`// launch: grid=2 block=64`, `// arg: u32 5`), otherwise
+/// with one small CTA and a buffer or a number for each parameter.
 pub fn launch_for(ptx: &str) -> String {
     let directives = |key: &str| -> Vec<&str> {
         let found = ptx.lines().filter_map(|l| l.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(": "));
@@ -82,7 +83,7 @@ pub fn launch_for(ptx: &str) -> String {
     launch
 }
 
-/// A buffer for each parameter of 8 bytes of the first entry, a number for the others.
+/// A buffer for each parameter of 8 bytes of the first entry, a number for each other one.
 fn parameters(ptx: &str) -> Vec<String> {
     let Ok(module) = ptx::parse(ptx) else { return Vec::new() };
     let Some(entry) = module.entries().next() else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! Damaged tensor files, through what `flashcore run` does with them.
+//! Mutated tensor files, read as `flashcore run` reads them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,19 +13,17 @@ use crate::files::{FileError, Tensor, encode, parse};
 use crate::panics::{Panic, contain};
 use crate::values::{Inputs, Values};
 
-/// A tensor file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorFile {
-    /// Its name, with the extension that says its kind.
+    /// The name, whose extension gives the format.
     pub name: &'static str,
-    /// Its contents.
     pub bytes: Vec<u8>,
 }
 
-/// Files as they should be: each kind in each type it can hold.
+/// Valid files: each format with each type that it supports.
 ///
 /// # Errors
-/// When one cannot be encoded.
+/// When a file cannot be encoded.
 pub fn files() -> Result<Vec<TensorFile>, FileError> {
     let mut files = Vec::new();
     for (name, dtype) in [
@@ -43,7 +41,7 @@ pub fn files() -> Result<Vec<TensorFile>, FileError> {
     Ok(files)
 }
 
-/// A file after a few edits, most of them in its header.
+/// A file with a few edits, most of them in its header.
 pub fn damaged(rng: &mut SmallRng, file: &TensorFile) -> TensorFile {
     let header = rng.random_range(1..=file.bytes.len());
     let (mut head, tail) = (file.bytes[..header].to_vec(), &file.bytes[header..]);
@@ -54,10 +52,10 @@ pub fn damaged(rng: &mut SmallRng, file: &TensorFile) -> TensorFile {
     TensorFile { name: file.name, bytes: head }
 }
 
-/// Reads the file and computes self-attention on what it holds; `true` when it holds something that can be.
+/// Reads the file and computes self-attention on its tensor. Returns `true` when the file is valid for that.
 ///
 /// # Errors
-/// The panic it ended in.
+/// The panic in which the run ended.
 pub fn run(file: &TensorFile) -> Result<bool, Panic> {
     contain(|| {
         let Ok(Tensor { values, shape }) = parse(Path::new(file.name), &file.bytes, "q") else {

@@ -1,21 +1,23 @@
-//! Which instructions of a kernel ran: a verdict says nothing about the others.
+//! Instruction coverage of a check: the verdict says nothing about instructions that did not run.
 
 use emu::Counters;
 use ptx::{Function, Instruction, Kernel, Op, Operand, Statement};
 use serde_json::{Value, json};
 
-/// The instructions that a kernel's entry can reach, each with its line and whether it was executed in any run.
+/// The instructions that are reachable from a kernel's entry, each with its line and whether any run executed
+/// it.
 ///
-/// An instruction was executed when it was issued with an active lane. A branch, a return or an exit that no lane took was
-/// executed all the same: the condition was evaluated, and the instructions at its target count for themselves.
+/// An instruction counts as executed when it was issued with an active lane. A branch, return or exit that no
+/// lane took counts too: its condition was evaluated, and the instructions at its target are counted on their
+/// own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
-    /// Position among the instructions of the module, line, executed.
+    /// Index in the module, line, executed.
     instructions: Vec<(usize, u32, bool)>,
 }
 
 impl Coverage {
-    /// Nothing executed yet.
+    /// Lists the reachable instructions, none of them executed yet.
     pub(super) fn of(kernel: &Kernel) -> Coverage {
         let functions: Vec<&Function> = kernel.module.functions().collect();
         let reached = reachable(&functions, &kernel.entry);
@@ -26,7 +28,7 @@ impl Coverage {
         Coverage { instructions: all.map(|(at, (_, line))| (at, line, false)).collect() }
     }
 
-    /// Adds what one run counted.
+    /// Adds the counters of one run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
         let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();
         for (at, _, executed) in &mut self.instructions {
@@ -36,7 +38,7 @@ impl Coverage {
         }
     }
 
-    /// Instructions that were executed, and all of them.
+    /// The number of executed instructions and of all.
     pub fn counts(&self) -> (usize, usize) {
         let executed = self.instructions.iter().filter(|(_, _, executed)| *executed).count();
         (executed, self.instructions.len())
@@ -50,7 +52,7 @@ impl Coverage {
         }
     }
 
-    /// Ranges of lines whose instructions were never executed: neighbours are joined.
+    /// Line ranges of instructions that never ran. Neighbouring instructions are joined.
     pub fn missing(&self) -> Vec<(u32, u32)> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         let mut before = true;
@@ -65,7 +67,7 @@ impl Coverage {
         ranges
     }
 
-    /// As the JSON of a check has it.
+    /// The `coverage` object in the JSON of a check.
     pub fn json(&self) -> Value {
         let (executed, instructions) = self.counts();
         json!({
@@ -78,7 +80,7 @@ impl Coverage {
 impl std::fmt::Display for Coverage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (executed, all) = self.counts();
-        // Rounded down: 99.97 % is not all.
+        // Rounded down, so that 99.97 % does not read as 100 %.
         let percent = (10.0 * self.percent()).floor() / 10.0;
         write!(f, "{executed} of {all} instructions executed ({percent} %)")?;
         let ranges = self.missing();
@@ -101,7 +103,7 @@ fn instructions(function: &Function) -> impl Iterator<Item = &Instruction> {
     })
 }
 
-/// Which functions the entry can call, itself among them.
+/// Marks the functions that the entry can call, and the entry itself.
 fn reachable(functions: &[&Function], entry: &str) -> Vec<bool> {
     let mut reached = vec![false; functions.len()];
     let named = |name: &str| functions.iter().position(|f| *f.name == *name && f.body.is_some());
@@ -160,7 +162,8 @@ SEVEN:
     fn what_no_lane_executed_is_named() {
         let proof = proof();
         let coverage = proof.coverage.as_ref().unwrap();
-        // The helper's return counts, the other entry and the function that nobody calls do not. The branch was evaluated.
+        // The helper's return counts; the other entry and the uncalled function do not. The branch was
+        // evaluated.
         assert_eq!(coverage.counts(), (7, 11), "{coverage}");
         assert_eq!(coverage.missing(), [(15, 15), (20, 22)]);
         let said = coverage.to_string();

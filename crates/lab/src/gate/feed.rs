@@ -1,4 +1,4 @@
-//! What a kernel is fed in one run, and what is checked of what it leaves, on whichever machine it ran.
+//! The inputs of one run and the checks of its outputs, independent of the machine that ran it.
 
 use std::ops::Range;
 
@@ -15,13 +15,13 @@ use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, BufferType, Init, Role};
 use crate::values::{Inputs, Values};
 
-/// What each buffer holds before a run on normal draws; a NaN pattern where the kernel is to write.
+/// The buffers before a run on normal draws. Outputs hold a NaN pattern.
 pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {
     let feed = Feed::draw(bound, Style::Normal, seed);
     feed.map_or_else(Vec::new, |feed| feed.buffers(bound).iter().map(Buffer::to_bytes).collect())
 }
 
-/// The inputs of one run.
+/// The inputs of one run: their style, their seed and, for quantised kernels, their codes.
 pub struct Feed {
     style: Style,
     seed: u64,
@@ -30,7 +30,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Draws; `None` where the kernel's inputs cannot be of that style: codes hold neither NaN nor infinity.
+    /// Draws inputs. `None` where the kernel cannot take the style: quantised codes hold neither NaN nor
+    /// infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
         let quantises = bound.roles.contains(&Role::Scales);
         if quantises && !style.is_finite() {
@@ -42,26 +43,26 @@ impl Feed {
         Some(Feed { style, seed, drawn, codes })
     }
 
-    /// Of normal draws that were made elsewhere, laid out as the kernel's problem has them.
+    /// Wraps normal draws that were made elsewhere. They have the layout of the kernel's problem.
     pub fn of(inputs: Inputs) -> Feed {
         Feed { style: Style::Normal, seed: 0, drawn: Some(inputs), codes: None }
     }
 
-    /// Inputs as the kernel is to be judged by: what codes stand for, where it takes codes.
+    /// The inputs to judge by: for a quantised kernel, the values that the codes stand for.
     fn judged(&self) -> Option<&Inputs> {
         self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())
     }
 
-    /// The answers to judge by; `None` where there is no problem.
+    /// The expected outputs; `None` when the kernel has no problem.
     ///
     /// # Errors
-    /// When the oracle refuses the problem.
+    /// When the oracle rejects the problem.
     pub fn references(&self, bound: &Bound) -> Result<Option<References>, CpuError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
         References::of(problem, inputs).map(Some)
     }
 
-    /// What quantising the inputs costs; `None` where they are not.
+    /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
     pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, CpuError> {
         let (Some(problem), Some(drawn), Some(codes)) = (&bound.problem, &self.drawn, &self.codes) else {
             return Ok(None);
@@ -69,7 +70,7 @@ impl Feed {
         Ok(Some(distance(&codes.decoded.oracle(problem)?.out, &drawn.oracle(problem)?.out)))
     }
 
-    /// The buffers before the run; outputs hold a NaN pattern.
+    /// The buffers before the run. Outputs hold a NaN pattern.
     pub fn buffers(&self, bound: &Bound) -> Vec<Buffer> {
         let (inputs, codes) = (self.drawn.as_ref(), self.codes.as_ref());
         let quantised = |tensor: Tensor| codes.map(|c| &c.codes[tensor as usize]);
@@ -96,14 +97,14 @@ impl Feed {
             .collect()
     }
 
-    /// How far an output is from the references, and whether it is right; `None` where the kernel has no output of a problem.
+    /// The error figures of the outputs; `None` when the kernel has no output of a problem.
     pub fn judge(&self, bound: &Bound, references: &References, after: &[Vec<u8>]) -> Option<ErrorFigures> {
         let mut proof = Proof::empty();
         self.check_outputs(bound, references, after, &mut proof);
         proof.error
     }
 
-    /// A kernel must leave its inputs as they are, and its counter as the next launch needs it.
+    /// Checks that the kernel left its inputs unchanged and its counter ready for the next launch.
     pub(super) fn check_inputs_kept(
         &self,
         bound: &Bound,
@@ -126,7 +127,7 @@ impl Feed {
         }
     }
 
-    /// Holds the outputs against the references.
+    /// Compares the outputs with the references.
     pub(super) fn check_outputs(
         &self,
         bound: &Bound,
@@ -146,7 +147,8 @@ impl Feed {
         let values = Values::from_bytes(problem.dtype, out);
         let dense: Vec<f64> = rows.into_iter().flat_map(|row| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
-        // The rounding of the sum that has the large product depends on the order of summation, which is the kernel's own.
+        // Rounding of the sum that contains the large product depends on the summation order, which the
+        // kernel may choose.
         let is_ordered = self.style == Style::Outlier && problem.dtype == problem::DType::F32;
         let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
         for reason in figures.reasons() {
@@ -173,7 +175,7 @@ fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
     range.filter_map(|i| values.get(i)).map(f64::from).collect()
 }
 
-/// Elements of each output row, in the order (batch, head, row).
+/// The element range of each output row, in the order (batch, head, row).
 pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
     let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
     rows_of(problem.batch, problem.heads_q, problem.seq_q)
@@ -184,7 +186,7 @@ pub(super) fn row_ranges(problem: &Problem) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// What lies between rows must still hold the pattern it started with.
+/// Checks that the gaps between rows still hold the initial pattern.
 fn check_gaps(out: &[u8], rows: &[Range<usize>], bytes: usize, proof: &mut Proof) {
     let mut covered = vec![false; out.len()];
     for row in rows {

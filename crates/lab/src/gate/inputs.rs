@@ -1,4 +1,4 @@
-//! What a kernel is fed: independent random draws, and the inputs that break kernels.
+//! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
 use problem::{Band, DType, Problem, Tensor};
 use rand::rngs::SmallRng;
@@ -6,41 +6,46 @@ use rand::{Rng, SeedableRng};
 
 use crate::values::{Inputs, Values};
 
-/// A kind of input. Q, K and V are always independent draws: equal tensors hide transposed and swapped operands.
+/// A style of input. Q, K and V are always drawn independently: equal tensors would hide transposed or
+/// swapped operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Style {
     /// Standard normal.
     Normal,
-    /// Uniform in [0, 1): all terms of a sum have one sign, so a dropped term shows as a bias.
+    /// Uniform in [0, 1). All terms of a sum have one sign, so that a dropped term shows as a bias.
     Positive,
-    /// Logits of about ±10⁴: an exponential without the maximum subtracted overflows, and so does a finite sentinel.
+    /// Logits of about ±10⁴. An exponential without the row max subtracted overflows, and so does a finite
+    /// sentinel.
     HugeLogits,
-    /// Every key equal but for the last bits: all probabilities near 1/seq_kv, and a lost key shows.
+    /// All keys are equal except for the last bits. All probabilities are near 1/seq_kv, and a lost key
+    /// shows.
     NearTies,
-    /// Logits growing along the keys: walking forward, the running maximum moves by many bits in every block, so that
-    /// each rescale counts.
+    /// Logits that grow along the keys. For a forward walk the row max moves by many bits in every block, so
+    /// that each rescale matters.
     Rising,
-    /// Logits falling along the keys: the same for kernels that walk backward.
+    /// Logits that fall along the keys: each rescale matters for kernels that walk backward.
     Falling,
-    /// One key 2^18 times as heavy as any other, with values of 0: the rest counts as a whole, which 16 bits must not round away.
+    /// One key weighs 2^18 times as much as any other and has values of 0. The rest matters as a whole, and
+    /// 16-bit arithmetic must not round it away.
     Spike,
-    /// Values near the smallest that the type holds, standard normal beside each other: probabilities far below one would take
-    /// their products below the range of f32.
+    /// Values near the smallest of the type, with standard normal queries and keys: products of values with
+    /// probabilities far below one may fall below the range of f32.
     TinyValues,
-    /// NaN in one key of each head, and infinity in one value where every row sees it.
+    /// NaN in one key of each head, and, without a mask, infinity in one value that every row sees.
     NonFinite,
-    /// Logits of −∞ for all but the first third of the keys: they weigh nothing, also where a block has no others.
+    /// Logits of −∞ for all keys but the first third. They have weight 0, even in a block that holds only
+    /// such keys.
     MinusInfinity,
-    /// NaN in every element of the buffers that belongs to no row (the padding between rows).
+    /// NaN in every buffer element outside the rows (the padding between rows).
     PoisonedPadding,
-    /// Normal but for one large element (10² to 6·10⁴) in Q, K or V of each key head, at a row that causal masks show to
-    /// all queries, to some, or to one: no other element may suffer from it.
+    /// Normal, with one large element (10² to 6·10⁴) in Q, K or V of each key head, in a row that causal
+    /// masks show to all queries, to some, or to one. The element must not change the output of queries that
+    /// do not see it.
     Outlier,
 }
 
 impl Style {
-    /// Every style.
     pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
@@ -56,7 +61,6 @@ impl Style {
         Style::Outlier,
     ];
 
-    /// Whether all inputs are finite.
     pub const fn is_finite(self) -> bool {
         !matches!(self, Style::NonFinite | Style::MinusInfinity)
     }
@@ -80,7 +84,6 @@ impl Style {
     }
 }
 
-/// Draws Q, K and V of `problem`.
 pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
@@ -95,7 +98,7 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
 
 fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> Vec<f32> {
     let (elements, origin) = problem.span(tensor).unwrap_or((0, 0));
-    // What no row covers is never read by a correct kernel; NaN there shows who does.
+    // A correct kernel never reads the padding. NaN there exposes a kernel that does.
     let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
     let mut data = vec![padding; elements];
     let [batches, heads, rows, dim] = problem.extents(tensor);
@@ -110,7 +113,8 @@ fn fill(problem: &Problem, tensor: Tensor, style: Style, rng: &mut SmallRng) -> 
     data
 }
 
-/// Puts a large element into this tensor's rows of every third key head, counted from one that `seed` chooses.
+/// Puts a large element into this tensor's rows of every third key head, starting at a head that `seed`
+/// chooses.
 fn place_outliers(problem: &Problem, tensor: Tensor, seed: u64, data: &mut [f32], rng: &mut SmallRng) {
     let [_, _, rows, dim] = problem.extents(tensor);
     let origin = problem.span(tensor).map_or(0, |(_, origin)| origin) as i64;
@@ -130,7 +134,6 @@ fn place_outliers(problem: &Problem, tensor: Tensor, seed: u64, data: &mut [f32]
     }
 }
 
-/// Every (batch, head, row).
 pub(super) fn rows_of(
     batches: usize,
     heads: usize,
@@ -158,7 +161,7 @@ fn element(
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
         }
         (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtype.unit_roundoff() as f32 * noise),
-        // Queries of one sign, keys along them: logits from −24 to 24, whatever the head dim.
+        // Queries of one sign and keys with a slope: logits from −24 to 24 for any head dim.
         (Style::Rising | Style::Falling | Style::Spike, Tensor::Q) => 1.0 + 0.1 * noise,
         (Style::Rising | Style::Falling, Tensor::K) => {
             let along = 2.0 * row as f32 / problem.seq_kv.max(1) as f32 - 1.0;
@@ -175,13 +178,14 @@ fn element(
         (Style::Spike, _) => 1.0 + 0.1 * noise,
         (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtype),
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
-        // Not under a mask: a product of matrices multiplies a masked probability, 0, with the value, and 0 · ∞ is NaN.
+        // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
+        // NaN.
         (Style::NonFinite, Tensor::V)
             if problem.band == Band::FULL && row == problem.seq_kv / 3 && d == 1 =>
         {
             f32::INFINITY
         }
-        // Of one sign, so that no infinity meets a zero or its opposite; a scale of zero has no such logits.
+        // One sign, so that no infinity meets a zero or its opposite. A scale of zero has no such logits.
         (Style::MinusInfinity, Tensor::Q) if d == 0 => 1.0 + noise.abs(),
         (Style::MinusInfinity, Tensor::K)
             if d == 0 && row >= problem.seq_kv.div_ceil(3) && problem.softmax_scale() != 0.0 =>
@@ -201,7 +205,7 @@ fn element(
     }
 }
 
-/// The size of tiny values, whose mean over thousands of keys is still a normal number of the type.
+/// The size of tiny values. The mean over thousands of keys is still a normal number of the type.
 fn tiny(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 2f32.powi(-6),
@@ -209,7 +213,7 @@ fn tiny(dtype: DType) -> f32 {
     }
 }
 
-/// A standard normal number, by Box and Muller.
+/// A standard normal number by the Box–Muller transform.
 fn normal(rng: &mut SmallRng) -> f32 {
     let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
     (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32

@@ -1,5 +1,5 @@
-//! Is an output right? Tolerances come from the error of the same mathematics in the precision of the inputs, as
-//! FlashAttention's own tests derive theirs, never from a loose constant.
+//! Decides whether an output is right. Tolerances come from the error of standard attention in the input
+//! precision, as in FlashAttention's own tests, never from a loose constant.
 
 use cpu::{CpuError, Reference};
 use problem::{DType, Problem};
@@ -7,41 +7,39 @@ use rayon::prelude::*;
 
 use crate::values::{Inputs, Values};
 
-/// How far an output is from the oracle, each figure beside what is allowed.
+/// The errors of an output against the oracle, each with its tolerance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct ErrorFigures {
-    /// Largest absolute error.
     pub max_abs: f64,
-    /// What `max_abs` may be: twice the error of standard attention in the input precision, plus one rounding.
+    /// Tolerance of `max_abs`: twice the error of standard attention in the input precision, plus two
+    /// roundings of the largest element.
     pub max_abs_allowed: f64,
     /// Relative Frobenius error, ‖O − O*‖ / ‖O*‖.
     pub rel: f64,
-    /// What `rel` may be.
     pub rel_allowed: f64,
-    /// The worst row's relative error: a stale or lost row cannot hide among thousands.
+    /// The largest relative error of a row. A stale or lost row would be hidden in the error of the whole
+    /// tensor.
     pub row_rel: f64,
-    /// What `row_rel` may be.
     pub row_rel_allowed: f64,
-    /// |⟨O, O*⟩ / ⟨O*, O*⟩ − 1|: rounding leaves the slope alone, a dropped term or a wrong scale does not.
+    /// |⟨O, O*⟩ / ⟨O*, O*⟩ − 1|. Rounding leaves the slope at 1; a dropped term or a wrong scale changes it.
     pub bias: f64,
-    /// What `bias` may be.
     pub bias_allowed: f64,
     /// 1 − cos(O, O*).
     pub cosine: f64,
-    /// Largest error of LSE; 0 when it was not asked for.
+    /// Largest error of the LSE; 0 when no LSE was requested.
     pub lse: f64,
-    /// What `lse` may be.
     pub lse_allowed: f64,
-    /// `max_diff` as the seeds print it: against the oracle rounded to the dtype.
+    /// `max_diff` as the original kernels print it: against the oracle rounded to the dtype.
     pub max_diff: f64,
-    /// `allclose(rtol = 1e-3, atol = 1e-3)` as the seeds used it; printed, never decisive.
+    /// `allclose(rtol = 1e-3, atol = 1e-3)` as the original kernels used it; printed, but not part of the
+    /// decision.
     pub allclose_1e3: bool,
-    /// Elements that are finite where the oracle is not, or the other way round.
+    /// Number of elements that are finite in the output and not in the oracle, or the reverse.
     pub non_finite: u64,
 }
 
 impl ErrorFigures {
-    /// What is beyond its tolerance, in words; empty when the output is right.
+    /// The figures beyond their tolerance, in words; empty when the output is right.
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.non_finite > 0 {
@@ -65,7 +63,7 @@ impl ErrorFigures {
         reasons
     }
 
-    /// The same figures with `slack` times the tolerances.
+    /// The figures with `slack` times the tolerances.
     pub fn with_slack(self, slack: f64) -> ErrorFigures {
         ErrorFigures {
             max_abs_allowed: slack * self.max_abs_allowed,
@@ -77,7 +75,7 @@ impl ErrorFigures {
         }
     }
 
-    /// Largest error and what is allowed, for tables; `NaN` where elements are not finite that should be.
+    /// Largest error and its tolerance for tables; `NaN` when an element is NaN or Inf against the oracle.
     pub fn brief(&self) -> String {
         if self.non_finite > 0 {
             return format!("NaN / {:.1e}", self.max_abs_allowed);
@@ -85,7 +83,7 @@ impl ErrorFigures {
         format!("{:.1e} / {:.1e}", self.max_abs, self.max_abs_allowed)
     }
 
-    /// The worse of two runs, figure by figure. A figure and what it is allowed stay together.
+    /// The worse of two runs for each figure. A figure stays with its tolerance.
     pub fn worst(self, other: ErrorFigures) -> ErrorFigures {
         let worse = |a: (f64, f64), b: (f64, f64)| {
             let excess = |(value, allowed): (f64, f64)| value / allowed.max(f64::MIN_POSITIVE);
@@ -118,26 +116,26 @@ impl ErrorFigures {
     }
 }
 
-/// What outputs are judged by: the true answer, and how far standard attention in the input precision is from it.
+/// What outputs are judged by: the oracle's output and the tolerances that standard attention gives.
 pub struct References {
     dim: usize,
     oracle: Reference,
-    /// O of the oracle, rounded to the dtype.
+    /// The oracle's O, rounded to the dtype.
     rounded: Values,
-    /// What is allowed; figures are 0.
+    /// The tolerances; all figures are 0.
     allowed: ErrorFigures,
 }
 
 impl References {
-    /// Computes both.
+    /// Computes the oracle and standard attention in the input precision.
     ///
     /// # Errors
-    /// When the oracle refuses the problem.
+    /// When the oracle rejects the problem.
     pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, CpuError> {
         Ok(References::new(problem, inputs.oracle(problem)?, &inputs.reference_in_precision(problem)?))
     }
 
-    /// From the oracle, and standard attention in the input precision on the same inputs.
+    /// Builds references from the oracle's output and standard attention's output on the same inputs.
     pub fn new(problem: &Problem, oracle: Reference, standard: &Reference) -> References {
         let roundoff = problem.dtype.unit_roundoff();
         let dim = problem.head_dim_v.max(1);
@@ -147,14 +145,14 @@ impl References {
         let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
         let roundings = 64.0 + problem.head_dim as f64;
         let allowed = ErrorFigures {
-            // The kernel rounds its output once more than the bound of a sum knows of.
+            // The kernel rounds its output once more than the error bound of a sum includes.
             max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
             rel_allowed: 2.0 * theirs.rel + roundoff,
             row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
-            // A common factor can come from the output's rounding, and from that of 1 / sum, which is f32.
+            // A common factor can come from the rounding of the output and of 1 / sum, which is f32.
             bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
-            // LSE is f32: twice the error of the standard computation, plus what f32 sums of head_dim products and the logarithm cost
-            // (64 roundings of the largest term).
+            // LSE is f32: twice the error of the standard computation, plus the cost of f32 sums of head_dim
+            // products and of the logarithm (64 roundings of the largest term).
             lse_allowed: 2.0 * of_lse + roundings * DType::F32.unit_roundoff() * largest_lse,
             ..ErrorFigures::default()
         };
@@ -163,12 +161,12 @@ impl References {
         References { dim, oracle, rounded, allowed }
     }
 
-    /// Elements of O.
+    /// Number of elements of O.
     pub fn elements(&self) -> usize {
         self.oracle.out.len()
     }
 
-    /// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, where given, its LSE.
+    /// Judges a dense output `[batch, heads_q, seq_q, head_dim_v]` and, if given, its LSE.
     pub fn judge(&self, out: &[f64], lse: Option<&[f64]>) -> ErrorFigures {
         let ours = Distance::of(out, &self.oracle.out, self.dim);
         let (max_diff, allclose_1e3) = self.as_the_seeds(out);
@@ -204,7 +202,7 @@ impl References {
     }
 }
 
-/// Rows of an LSE that are finite in one and not in the other, and the largest error of the rest.
+/// The number of rows whose LSE is finite in only one of the two, and the largest error of the other rows.
 fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
     let (mut unlike, mut worst) = (0, 0.0f64);
     for (&x, &exact) in lse.iter().zip(exact) {
@@ -217,7 +215,7 @@ fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
     (unlike, worst)
 }
 
-/// Distances between two tensors, over the elements that are finite in the exact one.
+/// Distances between two tensors over the elements that are finite in the exact one.
 struct Distance {
     max_abs: f64,
     rel: f64,
@@ -232,7 +230,7 @@ impl Distance {
         let mut total = Sums::default();
         let (mut row_rel, mut max_abs, mut non_finite) = (0.0f64, 0.0f64, 0);
         let rows = x.par_chunks(dim).zip(exact.par_chunks(dim)).with_min_len(ROWS_AT_ONCE);
-        // Merged in the order of the rows, so that figures do not depend on who was first.
+        // Merged in row order, so that the figures do not depend on thread timing.
         for (row, most, unlike) in rows.map(|(x, exact)| of_row(x, exact)).collect::<Vec<_>>() {
             max_abs = max_abs.max(most);
             non_finite += unlike;
@@ -244,10 +242,10 @@ impl Distance {
     }
 }
 
-/// Rows that are not worth a thread's waking.
+/// Minimum number of rows per thread; fewer do not repay waking a thread.
 const ROWS_AT_ONCE: usize = 256;
 
-/// Of a row its sums, its largest error, and how many elements are finite in one and not in the other.
+/// A row's sums, its largest error, and the number of elements that are finite in only one of the two.
 fn of_row(x: &[f64], exact: &[f64]) -> (Sums, f64, u64) {
     let (mut row, mut max_abs, mut non_finite) = (Sums::default(), 0.0f64, 0);
     for (&x, &exact) in x.iter().zip(exact) {
@@ -286,7 +284,7 @@ impl Sums {
         self.other += row.other;
     }
 
-    /// 0 for two zeros, infinite for anything against zero.
+    /// 0 when both are zero; infinite for a nonzero output against zeros.
     fn rel(&self) -> f64 {
         if self.error == 0.0 { 0.0 } else { (self.error / self.exact).sqrt() }
     }
@@ -381,7 +379,7 @@ mod tests {
             assert!(!with(&|a| a.out.copy_within(0..64, 64)).is_empty(), "a stale {dtype} row");
             assert!(!with(&|a| a.out[17] = f64::NAN).is_empty(), "one NaN");
             assert!(!with(&|a| a.lse[3] += 0.02).is_empty(), "a wrong {dtype} LSE");
-            // One key of 70 dropped: what an off-by-one in a loop bound does.
+            // One key of 70 is dropped, like an off-by-one error in a loop bound.
             let mut shorter = right.problem.clone();
             shorter.seq_kv -= 1;
             let dropped = draw(&right.problem, Style::Normal, 3).oracle(&shorter).unwrap();

@@ -1,11 +1,13 @@
-//! The gate: no time is taken of a kernel that has not passed it.
+//! The gate: a kernel is timed only after it passed the gate.
 //!
-//! [`prove`] runs a kernel in the emulator on several kinds of input, each under another adversarial schedule, and asks:
-//! was there a hazard; was every element of the outputs written, and nothing between their rows; is every input as it
-//! was; is the answer within the error model ([`judge`]) of the f64 oracle? Outputs start as a NaN pattern, and the
-//! emulator leaves gaps between buffers, so nothing can be right by luck and no access next to a buffer goes unseen.
+//! [`prove`] runs a kernel in the emulator on several styles of input, each under a different adversarial
+//! schedule. It checks that no hazard occurred, that every output element was written and nothing between the
+//! rows, that the inputs are unchanged, and that the output is within the error model ([`judge`]) of the f64
+//! oracle. Outputs start as a NaN pattern, and the emulator leaves gaps between buffers, so an unwritten
+//! element or an access next to a buffer is found.
 //!
-//! There are three verdicts, and the gate fails closed: what the emulator does not know is `incomplete`, never proven.
+//! There are three verdicts, and the gate fails closed: what the emulator does not support is `incomplete`,
+//! never passed.
 
 mod coverage;
 mod feed;

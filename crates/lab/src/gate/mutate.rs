@@ -1,60 +1,60 @@
-//! Faults put into a correct kernel on purpose, so that the gate itself can be tested: a gate that lets one of these
-//! pass proves nothing.
+//! Inserts faults into a correct kernel to test the gate itself: a gate that passes a mutant is
+//! worthless.
 
 use ptx::{
     Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Imm, Instruction, Item, Kernel,
     Mbarrier, MbarrierOp, Op, Operand, Space, Statement, TernaryOp, Type,
 };
 
-/// A kind of fault. Each has a number of sites in a kernel.
+/// A kind of fault. A kernel has a number of sites for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// A CTA barrier is left out.
+    /// Removes a CTA barrier.
     DropBarrier,
-    /// A barrier of a warp is left out.
+    /// Removes a warp barrier.
     DropWarpBarrier,
-    /// A wait for asynchronous copies is left out.
+    /// Removes a wait for asynchronous copies.
     DropAsyncWait,
-    /// A memory or proxy fence is left out, that of an mbarrier's initialisation included.
+    /// Removes a memory or proxy fence, or the fence of an mbarrier's initialisation.
     DropFence,
-    /// An arrival on an mbarrier or a named barrier is left out.
+    /// Removes an arrival on an mbarrier or a named barrier.
     DropArrival,
-    /// An mbarrier is not told of the bytes that are to come.
+    /// Removes the `expect_tx` of an mbarrier.
     DropExpectation,
-    /// A wait for a phase of an mbarrier is left out.
+    /// Removes a wait for a phase of an mbarrier.
     DropPhaseWait,
-    /// A wait for a phase of an mbarrier asks for the other one, so that it goes on with what the stage held before.
+    /// Makes a wait on an mbarrier use the other phase, so that the thread proceeds with the stage's old
+    /// contents.
     WrongPhase,
-    /// An arrival at the cluster's barrier, or a wait there, is left out.
+    /// Removes an arrival or a wait at the cluster barrier.
     DropClusterBarrier,
-    /// The end of a group of bulk copies, or a wait for one, is left out.
+    /// Removes the commit of a group of bulk copies, or a wait for one.
     DropBulkWait,
-    /// A `wgmma.fence` is left out.
+    /// Removes a `wgmma.fence`.
     DropProductFence,
-    /// The end of a group of products (`wgmma.commit_group`) is left out.
+    /// Removes a `wgmma.commit_group`.
     DropProductGroup,
-    /// A wait for products (`wgmma.wait_group`) is left out.
+    /// Removes a `wgmma.wait_group`.
     DropProductWait,
-    /// A wait for the end of the grid before (`griddepcontrol.wait`) is left out.
+    /// Removes a wait for the previous grid (`griddepcontrol.wait`).
     DropGridWait,
-    /// An asynchronous copy is left out, so that its stage keeps what was there.
+    /// Removes an asynchronous copy, so that its stage keeps the old contents.
     DropCopy,
-    /// A bulk copy lands behind its slot.
+    /// Moves the destination of a bulk copy behind its slot.
     WrongSlot,
-    /// A constant that a number is compared with (a bound, a mask's edge) is one too large.
+    /// Adds one to a constant in a comparison (a bound, a mask's edge).
     BoundTooLarge,
-    /// A comparison with a bound takes one element too many: `<` becomes `≤`, `≥` becomes `>`.
+    /// Makes a comparison include one more or one fewer element: `<` becomes `≤`, `≥` becomes `>`.
     ComparisonOffByOne,
-    /// A product that overwrites one of its factors (`x *= y`, the rescale of an accumulator) is left out.
+    /// Removes a product that overwrites one of its factors (`x *= y`, the rescale of an accumulator).
     SkipRescale,
-    /// A constant of a multiplication in f32 (the softmax scale), or else an f32 argument, is an eighth too large.
+    /// Makes a constant factor in f32 (the softmax scale), or else an f32 argument, an eighth too large.
     WrongScale,
-    /// A store to global memory is left out.
+    /// Removes a store to global memory.
     SkipStore,
 }
 
 impl Fault {
-    /// Every kind.
     pub const ALL: [Fault; 21] = [
         Fault::DropBarrier,
         Fault::DropWarpBarrier,
@@ -79,7 +79,8 @@ impl Fault {
         Fault::SkipStore,
     ];
 
-    /// Whether it takes away what orders memory, copies and products; the others change what is computed, and from what.
+    /// Whether the fault removes ordering of memory accesses, copies or products. The other faults change the
+    /// computation.
     pub const fn orders(self) -> bool {
         !matches!(
             self,
@@ -93,7 +94,6 @@ impl Fault {
         )
     }
 
-    /// Whether an instruction is a site of this fault.
     fn applies(self, inst: &Instruction) -> bool {
         match (self, inst.op) {
             (Fault::DropBarrier, Op::Bar { kind, .. }) => kind == BarKind::Sync,
@@ -140,7 +140,7 @@ impl Fault {
         }
     }
 
-    /// What stands in the place of the instruction; nothing when it is left out.
+    /// The instructions that replace the one at the site; empty when it is removed.
     fn edit(self, inst: &Instruction) -> Vec<Instruction> {
         let mut edited = inst.clone();
         match self {
@@ -166,7 +166,7 @@ impl Fault {
                 edited.operands[2] = Operand::Imm(Imm::Int(0));
             }
             Fault::DropPhaseWait => {
-                // The predicate holds, and so no loop asks again.
+                // Sets the predicate to true, so that no loop tries again.
                 edited.op = Op::Setp { cmp: CmpOp::Eq, combine: None, ty: Type::U32, ftz: false };
                 edited.operands.truncate(1);
                 edited.operands.extend([Operand::Imm(Imm::Int(0)), Operand::Imm(Imm::Int(0))]);
@@ -197,10 +197,10 @@ impl Fault {
     }
 }
 
-/// Bytes by which a copy misses its slot: a pattern of the 128-byte swizzle.
+/// Offset of a misplaced copy, bytes: one pattern of the 128-byte swizzle.
 const SLOT_ERROR: i64 = 1024;
 
-/// Whether a bulk copy fills shared memory.
+/// Whether a bulk copy writes shared memory.
 fn brings(op: &Op) -> bool {
     match op {
         Op::CpAsyncBulk(copy) => copy.route != BulkRoute::CtaToGlobal,
@@ -209,7 +209,7 @@ fn brings(op: &Op) -> bool {
     }
 }
 
-/// The wait for the phase of the other parity.
+/// The wait with the other phase parity.
 fn wrong_phase(mut wait: Instruction) -> Vec<Instruction> {
     match &mut wait.operands[2] {
         Operand::Imm(Imm::Int(parity)) => {
@@ -217,7 +217,7 @@ fn wrong_phase(mut wait: Instruction) -> Vec<Instruction> {
             vec![wait]
         }
         parity => {
-            // The register has its value back before anything else reads it.
+            // The register is restored before any other instruction reads it.
             let operands = [parity.clone(), parity.clone(), Operand::Imm(Imm::Int(1))];
             let mut flip = wait.clone();
             flip.op = Op::Binary(BinaryOp::Xor, Type::B32, FloatMods::default());
@@ -227,7 +227,7 @@ fn wrong_phase(mut wait: Instruction) -> Vec<Instruction> {
     }
 }
 
-/// The comparison that also (or no longer) holds for equal numbers.
+/// The comparison with equality included instead of excluded, or the reverse.
 fn widened(cmp: ptx::CmpOp) -> Option<ptx::CmpOp> {
     use ptx::CmpOp::{Ge, Gt, Hi, Hs, Le, Lo, Ls, Lt};
     match cmp {
@@ -243,7 +243,7 @@ fn widened(cmp: ptx::CmpOp) -> Option<ptx::CmpOp> {
     }
 }
 
-/// Number of places in the entry where the fault can be put.
+/// Number of sites of a fault in the entry and its arguments.
 pub fn sites(kernel: &Kernel, fault: Fault) -> usize {
     let statements = kernel.module.function(&kernel.entry).and_then(|f| f.body.as_ref());
     let in_code = statements.map_or(0, |body| {
@@ -252,7 +252,7 @@ pub fn sites(kernel: &Kernel, fault: Fault) -> usize {
     in_code + scale_arguments(kernel, fault)
 }
 
-/// The kernel with the fault at its `site`-th place; `None` when there is no such place.
+/// The kernel with the fault at site number `site`; `None` when there is no such site.
 pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
     let mut mutant = kernel.clone();
     let arguments = scale_arguments(kernel, fault);
@@ -274,7 +274,7 @@ pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
     Some(mutant)
 }
 
-/// A kernel may take its scale as an argument.
+/// Number of f32 arguments, which may carry the softmax scale.
 fn scale_arguments(kernel: &Kernel, fault: Fault) -> usize {
     let count = || kernel.args.iter().filter(|a| matches!(a, Arg::F32(_))).count();
     if fault == Fault::WrongScale { count() } else { 0 }

@@ -1,4 +1,4 @@
-//! What the gate says.
+//! The gate's verdict and findings.
 
 use std::fmt;
 
@@ -8,13 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::Coverage;
 use super::judge::ErrorFigures;
 
-/// The gate's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// No hazard, and every answer within the error model.
     Proven,
-    /// Something was not looked at: an instruction the emulator does not have, or a kernel that did not end in time.
+    /// Something could not be checked: an unsupported instruction, or a kernel that did not end in time.
     Incomplete,
     /// Wrong, for the reasons given.
     Refuted,
@@ -37,7 +36,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A hazard as JSON gives it.
+/// A hazard in the JSON of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HazardRow {
     /// `race`, `uninitialised_read`, ….
@@ -48,9 +47,8 @@ pub struct HazardRow {
     pub other_line: Option<u32>,
     /// The threads, as `CTA c warp w lane l`.
     pub threads: Vec<String>,
-    /// The place, as `name[offset]`.
+    /// The address as `name[offset]`.
     pub address: Option<String>,
-    /// What happened.
     pub message: String,
 }
 
@@ -67,33 +65,33 @@ impl From<&Hazard> for HazardRow {
     }
 }
 
-/// Everything the gate found.
+/// All findings of the gate.
 #[derive(Clone, Debug)]
 pub struct Proof {
-    /// The verdict.
     pub verdict: Verdict,
-    /// Why not proven, in words; empty when proven.
+    /// Why the verdict is not *passed*, in words; empty otherwise.
     pub reasons: Vec<String>,
     /// Every hazard, once for each (kind, line, other line).
     pub hazards: Vec<Hazard>,
     /// The worst error over all runs; `None` when there was nothing to judge.
     pub error: Option<ErrorFigures>,
-    /// What quantising the inputs costs, relative; shown apart, and no reason to refuse.
+    /// The relative error that quantising the inputs causes. It is reported apart and does not change the
+    /// verdict.
     pub quantisation: Option<f64>,
-    /// Runs in the emulator.
+    /// Number of runs in the emulator.
     pub runs: u32,
-    /// The instructions that the runs executed; `None` before one ended.
+    /// The instructions that the runs executed; `None` before one run ended.
     pub coverage: Option<Coverage>,
-    /// What was counted in the first run.
+    /// The counters of the first run.
     pub counters: Counters,
-    /// CTAs recorded in the first run, for the time model.
+    /// CTAs that the first run recorded for the time model.
     pub traces: Vec<emu::trace::CtaTrace>,
-    /// Warp instructions issued, over all runs.
+    /// Warp instructions issued over all runs.
     pub steps: u64,
 }
 
 impl Proof {
-    /// Nothing run yet.
+    /// A record without any run.
     pub(super) fn empty() -> Proof {
         Proof {
             verdict: Verdict::Proven,
@@ -123,7 +121,7 @@ impl Proof {
         }
     }
 
-    /// Leaves a proof incomplete that executed less than this share of the instructions.
+    /// Makes the verdict incomplete when the runs executed less than this share of the instructions.
     pub fn require_coverage(&mut self, percent: f64) {
         let Some(coverage) = &self.coverage else { return };
         if coverage.percent() < percent {
@@ -131,14 +129,13 @@ impl Proof {
         }
     }
 
-    /// No run, no proof.
+    /// Makes the verdict incomplete when there was no run.
     pub(super) fn close(&mut self) {
         if self.runs == 0 && self.verdict == Verdict::Proven {
             self.leave_incomplete("nothing was run".to_owned());
         }
     }
 
-    /// Adds hazards not seen before.
     pub(super) fn add_hazards(&mut self, hazards: Vec<Hazard>) {
         for hazard in hazards {
             let known =
@@ -150,7 +147,7 @@ impl Proof {
         }
     }
 
-    /// Takes in what another proof found; its counters and traces too, if it recorded any.
+    /// Merges the findings of another check. Takes its counters and traces too, if it recorded any.
     pub fn absorb(&mut self, other: Proof, name: &str) {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));

@@ -1,4 +1,4 @@
-//! Runs a kernel as the gate's law asks and judges what comes out.
+//! Runs a kernel under the gate's settings and judges the outputs.
 
 use std::ops::Range;
 
@@ -11,27 +11,28 @@ use super::inputs::Style;
 use super::{Coverage, Proof, Verdict, Watch};
 use crate::launchfile::{Bound, Role};
 
-/// Ten seconds and more for one CTA.
+/// Default limit of warp instructions per CTA: ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
 
-/// Some minutes for a grid on two cores (the slowest rung on the mission problem takes a fiftieth): a kernel that needs more is to be judged on a smaller problem.
+/// Default limit of warp instructions per grid: some minutes on two cores. The slowest rung on the mission
+/// problem takes a fiftieth. A kernel that needs more should be checked on a smaller problem.
 const GRID_LIMIT: u64 = 1 << 31;
 
-/// How thorough the gate is.
+/// The runs and limits of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The runs: what is fed, from which seed, and in which order things happen.
+    /// The runs: input style, seed and schedule of each.
     pub runs: Vec<(Style, u64, Schedule)>,
-    /// CTAs of the first run to record for the time model.
+    /// Number of CTAs of the first run that are recorded for the time model.
     pub traced_ctas: u64,
-    /// Warp instructions a CTA may issue.
+    /// Warp instructions that a CTA may issue.
     pub step_limit: u64,
     /// Warp instructions that all CTAs of a run may issue together.
     pub grid_limit: u64,
 }
 
 impl Settings {
-    /// Every style once, each under another schedule and another seed; normal draws under every schedule.
+    /// Every style once, with varying schedules and seeds, and normal draws under every schedule.
     pub fn thorough() -> Settings {
         let schedules = [Schedule::Late, Schedule::Early, Schedule::Random];
         let normal = schedules.iter().enumerate().map(|(i, &s)| (Style::Normal, i as u64 + 1, s));
@@ -45,8 +46,8 @@ impl Settings {
         }
     }
 
-    /// Normal draws under two schedules, and inputs whose maximum moves: for a first look, and for torture problems, of
-    /// which there are many.
+    /// Normal draws, inputs whose row max moves, and poisoned padding: for a first look, and for the many
+    /// torture problems.
     pub fn quick() -> Settings {
         let runs = vec![
             (Style::Normal, 1, Schedule::Late),
@@ -59,41 +60,39 @@ impl Settings {
 }
 
 impl Settings {
-    /// Only the first run of these.
+    /// The settings with the first run only.
     pub fn first_run(&self) -> Settings {
         Settings { runs: self.runs.iter().take(1).copied().collect(), ..self.clone() }
     }
 }
 
-/// Why there is no verdict at all.
+/// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
     /// The launch contract and the kernel do not fit each other.
     #[error("the kernel cannot be launched: {0}")]
     Launch(EmuError),
-    /// The oracle refused the problem.
     #[error("the oracle refuses the problem: {0}")]
     Oracle(#[from] CpuError),
-    /// Something else went wrong.
     #[error("{0}")]
     Other(String),
 }
 
-/// Puts a kernel through the gate.
+/// Checks a kernel.
 ///
 /// # Errors
-/// When it cannot even be launched, or the problem cannot be stated.
+/// When the kernel cannot be launched, or the problem cannot be computed.
 pub fn prove(bound: &Bound, settings: &Settings) -> Result<Proof, GateError> {
     prove_watched(bound, settings, &Watch::default())
 }
 
-/// Puts a kernel through the gate within a time limit; a proof that has not ended by then is incomplete.
+/// Checks a kernel within a time limit. A check that has not ended by then is incomplete.
 ///
 /// # Errors
-/// As [`prove`].
+/// As for [`prove`].
 pub fn prove_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<Proof, GateError> {
     let mut proof = Proof::empty();
-    // Without a problem nothing depends on what is drawn; only the schedules differ.
+    // Without a problem the inputs do not vary, so only runs with different schedules are useful.
     let counts = |&(index, (style, ..)): &(usize, &(Style, u64, Schedule))| match (&bound.problem, index) {
         (Some(_), _) | (None, 0) => true,
         (None, _) => *style == Style::Normal,
@@ -117,18 +116,18 @@ pub fn prove_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         };
         run_once(bound, (style, seed), &options, watch, &mut proof)?;
         if proof.verdict != Verdict::Proven {
-            break; // further runs would only repeat it
+            break; // further runs would only repeat the finding
         }
     }
     proof.close();
     Ok(proof)
 }
 
-/// Puts a generator through the gate: one kernel for each problem that it can compute. `emit` gives `None` for problems
-/// that it does not claim.
+/// Checks a generator: one kernel for each problem. `emit` returns `None` for problems that the generator
+/// does not support.
 ///
 /// # Errors
-/// As [`prove`].
+/// As for [`prove`].
 pub fn prove_family(
     problems: &[super::torture::Torture],
     settings: &Settings,
@@ -186,7 +185,7 @@ fn run_once(
     let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
     feed.check_inputs_kept(bound, &before, &after, proof);
     if bound.problem.is_some() {
-        // What one launch leaves for the next could be an answer.
+        // State that one launch leaves for the next could be a cached output.
         for name in report.changed {
             proof.refute(format!("the kernel keeps something in {name} from one launch to the next"));
         }
@@ -200,7 +199,7 @@ fn run_once(
     Ok(())
 }
 
-/// The bytes of `out` and `lse` that must be written.
+/// The bytes of `out` and `lse` that the kernel must write.
 pub(super) fn must_write(bound: &Bound) -> std::collections::HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
     let at = bound.roles.iter().position(|&r| r == Role::Tensor(Tensor::Out));

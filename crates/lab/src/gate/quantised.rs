@@ -1,14 +1,13 @@
-//! Kernels whose inputs are quantised are judged against what their codes stand for; what quantising itself costs is a
-//! figure of its own and decides nothing.
+//! Kernels with quantised inputs are judged against the values that their codes stand for. The quantisation
+//! error is a separate figure and does not change the verdict.
 
 use kernels::ladder::{dequantise, quantise};
 use problem::Problem;
 
 use crate::values::{Inputs, Values};
 
-/// Inputs as codes.
+/// Quantised inputs.
 pub(super) struct Codes {
-    /// Codes of Q, K and V.
     pub codes: [Vec<u8>; 3],
     /// Scales of each head of Q, then of K, then of V.
     pub scales: Vec<f32>,
@@ -16,7 +15,7 @@ pub(super) struct Codes {
     pub decoded: Inputs,
 }
 
-/// Quantises dense inputs, head by head.
+/// Quantises dense inputs head by head.
 pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
     let mut scales = Vec::new();
     let mut tensor = |values: &Values, seq: usize, dim: usize| {
@@ -32,7 +31,7 @@ pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
     Codes { codes: [q_codes, k_codes, v_codes], scales, decoded: Inputs { q, k, v } }
 }
 
-/// Relative Frobenius distance of two outputs: what quantising costs.
+/// Relative Frobenius distance of two outputs: the quantisation error.
 pub(super) fn distance(quantised: &[f64], exact: &[f64]) -> f64 {
     let (mut error, mut norm) = (0.0, 0.0);
     for (x, y) in quantised.iter().zip(exact) {

@@ -1,18 +1,17 @@
-//! The problems that break kernels: shapes, strides and masks. What breaks them by value is a
+//! Problems that make faulty kernels fail by shape, strides or mask. For values see
 //! [`Style`](super::inputs::Style).
 
 use problem::{Band, DType, Layout, Problem, Strides};
 
-/// A problem of the torture set, and what is mean about it.
+/// A problem of the torture set with its difficulty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Torture {
-    /// In a few words.
+    /// The difficulty in a few words.
     pub name: &'static str,
-    /// The problem.
     pub problem: Problem,
 }
 
-/// The torture set for one dtype and head dim. All are small: it is their edges that hurt.
+/// The torture set for one dtype and head dim. All problems are small: the difficulty lies in their edges.
 pub fn problems(dtype: DType, head_dim: usize) -> Vec<Torture> {
     let layout = Layout::Bhsd;
     let dense =
@@ -51,19 +50,19 @@ fn grouped(problem: Problem) -> Problem {
     Problem { heads_q: 6, heads_kv: 2, ..problem }.with_layout(Layout::Bhsd)
 }
 
-/// One head of keys and values for all heads.
+/// All heads share one head of keys and values (stride 0).
 fn broadcast(mut problem: Problem) -> Problem {
     problem.k.head = 0;
     problem.v.head = 0;
     problem
 }
 
-/// Rows far apart: a kernel that counts elements in 16 bits, or rows as dense, goes astray.
+/// Rows far apart: a kernel that computes offsets in 16 bits, or assumes dense rows, fails.
 fn spread(problem: Problem) -> Problem {
     with_row_stride(problem, 65_536 + 8)
 }
 
-/// Eight elements between rows belong to no one.
+/// Eight elements of padding between rows.
 fn padded(problem: Problem) -> Problem {
     let row = problem.head_dim as i64 + 8;
     with_row_stride(problem, row)

@@ -1,5 +1,6 @@
-//! One run on any machine, a GPU above all, judged as the emulator's runs are. What the emulator sees of every access,
-//! guards and poison show of the outcome: every buffer lies between two guards, and outputs start as a NaN pattern.
+//! A check of one run on any machine, a GPU above all, judged like the emulator's runs. The emulator sees
+//! every access; here guards and poison show the effects instead. Every buffer lies between two guards, and
+//! outputs start as a NaN pattern.
 
 use cpu::CpuError;
 use emu::Buffer;
@@ -15,27 +16,26 @@ use crate::launchfile::{Bound, Role};
 
 /// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
 const GUARD: usize = 4096;
-/// What guards hold; no pattern that a kernel would write by chance.
+/// Contents of a guard: a byte that a kernel does not write by chance.
 const GUARD_BYTE: u8 = 0xA5;
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Why it is wrong; empty when it is right.
+    /// Why the run is wrong; empty when it is right.
     pub reasons: Vec<String>,
-    /// How far from the oracle; `None` where there was nothing to judge.
+    /// The error against the oracle; `None` when there was nothing to judge.
     pub error: Option<ErrorFigures>,
-    /// The buffers afterwards.
+    /// The buffers after the run.
     pub after: Vec<Vec<u8>>,
 }
 
 impl Trial {
-    /// Whether nothing is wrong.
     pub fn is_right(&self) -> bool {
         self.reasons.is_empty()
     }
 
-    /// The bytes of the outputs, one after the other.
+    /// The concatenated bytes of the outputs.
     pub fn outputs(&self, bound: &Bound) -> Vec<u8> {
         let written = bound.roles.iter().zip(&self.after).filter(|(role, _)| is_output(**role));
         written.flat_map(|(_, bytes)| bytes.iter().copied()).collect()
@@ -45,21 +45,19 @@ impl Trial {
 /// Why there is no outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError<E: std::error::Error> {
-    /// The machine failed.
     #[error(transparent)]
     Machine(E),
-    /// The oracle refused the problem.
     #[error("the oracle refuses the problem: {0}")]
     Oracle(#[from] CpuError),
 }
 
-/// The kernel of a plan, with the meaning of its buffers.
+/// Emits the kernel of a plan and assigns roles to its buffers.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When the kernel cannot be emitted.
 pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, KernelError> {
     let kernel = kernels::emit(problem, plan, arch)?;
-    // Every family names its buffers as `emit` promises.
+    // `emit` guarantees the buffer names of every family.
     Bound::of_kernel(kernel, problem).map_err(|_| {
         let accepted = "q, k, v, out, lse, counter, q_codes, k_codes, v_codes, scales";
         ProblemError::UnknownName { what: "buffer of the kernel", value: plan.family().to_owned(), accepted }
@@ -67,7 +65,8 @@ pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Kernel
     })
 }
 
-/// Runs `bound` once on `feed`; `references` are those of the feed, made beforehand where several kernels share them.
+/// Runs `bound` once on `feed`. `references` belong to the feed and are computed by the caller, so that
+/// kernels can share them.
 ///
 /// # Errors
 /// When the machine fails.
@@ -80,14 +79,14 @@ pub fn trial<M: Machine>(
     Ok(launch(machine, bound, feed)?.check(bound, feed, references))
 }
 
-/// What a run left, not yet looked at: a machine need not wait for that.
+/// The unchecked result of a run, so that a machine does not wait for the check.
 pub struct Launched {
     before: Vec<Vec<u8>>,
     after: Vec<Vec<u8>>,
     proof: Proof,
 }
 
-/// The run of a [`trial`].
+/// The first half of a [`trial`]: the run.
 ///
 /// # Errors
 /// When the machine fails.
@@ -103,7 +102,7 @@ pub fn launch<M: Machine>(
 }
 
 impl Launched {
-    /// The judgement of a [`trial`].
+    /// The second half of a [`trial`]: the check.
     pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
         let Launched { before, after, mut proof } = self;
         feed.check_inputs_kept(bound, &before, &after, &mut proof);
@@ -116,7 +115,7 @@ impl Launched {
     }
 }
 
-/// The buffers after a launch, without their guards.
+/// Runs the kernel with guards and returns the buffers without them.
 fn run_guarded<M: Machine>(
     machine: &mut M,
     kernel: &Kernel,
@@ -146,12 +145,12 @@ fn run_guarded<M: Machine>(
     Ok(after)
 }
 
-/// The same kernel on buffers with a guard before and one behind.
+/// The kernel with a guard before and behind each buffer.
 fn guarded(kernel: &Kernel) -> Kernel {
     let mut kernel = kernel.clone();
     for buffer in &mut kernel.buffers {
         buffer.bytes += 2 * GUARD;
-        // A kernel that is to write its buffer whole must not write the guards.
+        // A kernel that must write its whole buffer must not write the guards.
         if buffer.access == Access::Write {
             buffer.access = Access::ReadWrite;
         }
@@ -171,7 +170,7 @@ const fn is_output(role: Role) -> bool {
     matches!(role, Role::Tensor(problem::Tensor::Out) | Role::Lse)
 }
 
-/// No element of an output may still be the pattern of ones that it began with: arithmetic's own NaN has another.
+/// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
 fn check_written(bound: &Bound, after: &[Vec<u8>], proof: &mut Proof) {
     let rows = must_write(bound);
     for (index, (bytes, role)) in

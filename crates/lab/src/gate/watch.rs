@@ -1,4 +1,4 @@
-//! The time limit of a proof, and how far the proof is.
+//! The time limit and the progress of a check.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use emu::Stopwatch;
 
-/// Bounds all runs of a proof by one time limit. Other threads may print the progress.
+/// Applies one time limit to all runs of a check. Other threads may print the progress.
 #[derive(Debug, Default)]
 pub struct Watch {
     stopwatch: Arc<Stopwatch>,
-    /// The present run, from 1 on, and all of them.
+    /// The current run, from 1 on; `runs` is their number.
     run: AtomicUsize,
     runs: AtomicUsize,
 }
 
 impl Watch {
-    /// Starts now.
+    /// Starts the time limit now.
     pub fn start(limit: Duration) -> Watch {
         Watch { stopwatch: Arc::new(Stopwatch::start(limit)), ..Watch::default() }
     }
@@ -31,7 +31,7 @@ impl Watch {
         self.runs.store(runs, Ordering::Relaxed);
     }
 
-    /// The present run, from 1 on, and all of them.
+    /// The current run, from 1 on, and the number of runs.
     pub fn runs(&self) -> (usize, usize) {
         (self.run.load(Ordering::Relaxed), self.runs.load(Ordering::Relaxed))
     }

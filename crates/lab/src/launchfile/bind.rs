@@ -1,14 +1,14 @@
-//! A launch file meets the module it launches.
+//! Binds a launch file to the module that it launches.
 
 use problem::{Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec};
 
 use super::{ArgSpec, BufferType, Init, LaunchError, LaunchSpec, MapTarget, Memory};
 
-/// What a buffer of a kernel stands for, so that the gate knows what to put in and what to judge.
+/// The role of a kernel's buffer: what the gate fills in and what it judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A tensor of the problem; inputs are drawn, the output is judged.
+    /// A tensor of the problem. Inputs are drawn, the output is judged.
     Tensor(Tensor),
     /// An input quantised to u8, head by head.
     Codes(Tensor),
@@ -16,37 +16,31 @@ pub enum Role {
     Scales,
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
-    /// What the kernel keeps for itself from launch to launch: zeros before and after each.
+    /// Memory that the kernel uses across launches: zeros before and after each launch.
     Counter,
-    /// What the kernel keeps for itself within a launch: nothing can be said of it before or after.
+    /// Memory that the kernel uses within a launch. Its contents before and after are not specified.
     Scratch,
-    /// Memory with a given start; what becomes of it is not judged.
-    Fill {
-        /// Element type.
-        dtype: BufferType,
-        /// Contents before the launch.
-        init: Init,
-    },
+    /// Memory with given initial contents. Its final contents are not judged.
+    Fill { dtype: BufferType, init: Init },
 }
 
-/// A kernel with the meaning of its buffers: what the gate proves.
+/// A kernel with the roles of its buffers, which the gate can check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// Module and launch contract.
     pub kernel: Kernel,
-    /// One role for each of `kernel.buffers`.
+    /// The role of each buffer in `kernel.buffers`.
     pub roles: Vec<Role>,
-    /// The problem the buffers belong to; `None` when nothing is judged but hazards.
+    /// The problem that the buffers belong to; `None` when only hazards are judged.
     pub problem: Option<Problem>,
 }
 
 impl Bound {
-    /// A kernel of ours, whose buffers are named `q`, `k`, `v`, `out` and `lse`, or `q_codes` and so on with `scales` where
-    /// inputs are quantised, and `counter` and `scratch` where CTAs divide tiles among them; its module is numbered as it
-    /// prints, so that findings name lines.
+    /// A generated kernel, whose buffers are named `q`, `k`, `v`, `out` and `lse`; `q_codes` and so on with
+    /// `scales` where inputs are quantised; and `counter` and `scratch` where CTAs share tiles. The module
+    /// gets the line numbers of its printed form, so that findings name lines.
     ///
     /// # Errors
-    /// The name of a buffer that stands for nothing.
+    /// When a buffer's name has no role.
     pub fn of_kernel(mut kernel: Kernel, problem: &Problem) -> Result<Bound, LaunchError> {
         kernel.module.number_lines();
         let role = |buffer: &BufferSpec| match buffer.name.as_str() {
@@ -71,10 +65,10 @@ impl Bound {
 }
 
 impl LaunchSpec {
-    /// Joins the launch file with a module.
+    /// Binds the launch file to a module.
     ///
     /// # Errors
-    /// A [`LaunchError`] when the entry is not there or its parameters do not fit the arguments.
+    /// A [`LaunchError`] when the entry is missing or its parameters do not fit the arguments.
     pub fn bind(&self, module: Module) -> Result<Bound, LaunchError> {
         let entry = self.pick_entry(&module)?;
         self.check_params(entry)?;
@@ -86,7 +80,7 @@ impl LaunchSpec {
             overlapping: false,
         };
         let mut contract = Contract::default();
-        // Where the memory of each argument is, before any map asks for another argument's.
+        // The memory of each argument, before any map refers to another argument's.
         let homes: Vec<_> = (0..self.args.len()).map(|index| contract.home(self, index)).collect();
         for (arg, home) in self.args.iter().zip(&homes) {
             let value = match (arg, home) {
@@ -178,7 +172,7 @@ impl LaunchSpec {
     }
 }
 
-/// A launch contract in the making.
+/// A launch contract under construction.
 #[derive(Default)]
 struct Contract {
     buffers: Vec<BufferSpec>,
@@ -188,7 +182,7 @@ struct Contract {
 }
 
 impl Contract {
-    /// The buffer that an argument brings, if it brings one.
+    /// The buffer of an argument, if it has one.
     fn home(&mut self, spec: &LaunchSpec, index: usize) -> Option<usize> {
         let arg = &spec.args[index];
         let tensor = |tensor: Tensor| {
@@ -210,7 +204,7 @@ impl Contract {
             },
             ArgSpec::Scalar(_) => return None,
         };
-        // A tensor is one buffer, however many arguments show it.
+        // A tensor is one buffer, however many arguments refer to it.
         let known = self.roles.iter().position(|r| *r == role && !matches!(role, Role::Fill { .. }));
         Some(known.unwrap_or_else(|| {
             self.roles.push(role);
@@ -228,7 +222,7 @@ fn describe(param: &Param) -> String {
     }
 }
 
-/// Same size, and a float for a float; `.bN` takes both.
+/// The size must match, and a float needs a float; `.bN` accepts both.
 fn fits(arg: &ArgSpec, param: &Param) -> bool {
     let float = |is_float: bool| param.ty.is_bits() || param.ty.is_float() == is_float;
     match arg {

@@ -1,20 +1,19 @@
 use problem::ProblemError;
 use ptx::TensorMapError;
 
-/// Why a launch file cannot be used. Each variant names the key, its value and what would be accepted.
+/// Why a launch file cannot be used. Each variant names the key, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LaunchError {
-    /// Not TOML, an unknown key, a missing key or a value of the wrong type; the text quotes the place.
+    /// Not TOML, an unknown key, a missing key or a value of the wrong type. The text quotes the place.
     #[error("launch file: {0}")]
     Syntax(String),
-    /// A value outside what is accepted.
+    /// A value outside the accepted range.
     #[error("launch file: invalid value '{value}' for {key}: expected {accepted}")]
     Value {
         /// The key, with its table.
         key: String,
         /// The value as written.
         value: String,
-        /// What would be accepted.
         accepted: String,
     },
     /// An argument lacks a key that its role needs.
@@ -22,93 +21,80 @@ pub enum LaunchError {
     Missing {
         /// Position of the argument, from 0.
         index: usize,
-        /// Its role.
         role: String,
-        /// The key.
         key: &'static str,
     },
-    /// An argument has a key that means nothing for its role.
+    /// An argument has a key that its role does not use.
     #[error("launch file: [[arg]] {index} has role = \"{role}\", which takes no `{key}`; leave it out")]
     Surplus {
         /// Position of the argument, from 0.
         index: usize,
-        /// Its role.
         role: String,
-        /// The key.
         key: &'static str,
     },
-    /// The hardware would refuse a tensor map.
+    /// The hardware does not support a tensor map.
     #[error("launch file: [[arg]] {index}: {source}")]
     TensorMap {
         /// Position of the argument, from 0.
         index: usize,
-        /// The property that does not fit.
+        /// The property that is not supported.
         source: TensorMapError,
     },
-    /// A role is given twice.
     #[error("launch file: [[arg]] {index} repeats role = \"{role}\"; each tensor is one argument")]
     Repeated {
-        /// Position of the second.
+        /// Position of the second argument, from 0.
         index: usize,
-        /// The role.
         role: String,
     },
-    /// `[problem]` names something that cannot be computed.
+    /// `[problem]` states a problem that cannot be computed.
     #[error("launch file: [problem]: {0}")]
     Problem(#[from] ProblemError),
-    /// `[problem]` without its answer: nothing could be judged.
+    /// `[problem]` is stated without an output, so nothing could be judged.
     #[error(
         "launch file: [problem] is stated and no [[arg]] is its answer; give one role = \"out\", or a tensor_map of = \"out\", or \
          leave [problem] out"
     )]
     Unjudged,
-    /// The module has no kernel.
     #[error("the module has no .entry with a body; nothing to launch")]
     NoEntry,
-    /// The named kernel is not in the module.
+    /// The module has no kernel of the given name.
     #[error(
         "launch file: invalid value '{name}' for launch.entry: expected an entry of the module: {accepted}"
     )]
     UnknownEntry {
-        /// The name given.
         name: String,
-        /// The entries there are.
+        /// The module's entries.
         accepted: String,
     },
-    /// No kernel is named and the module has several.
+    /// No kernel is named, and the module has several.
     #[error(
         "launch file: launch.entry is missing and the module has several entries; name one of: {accepted}"
     )]
     AmbiguousEntry {
-        /// The entries there are.
+        /// The module's entries.
         accepted: String,
     },
-    /// Numbers of arguments and parameters differ.
+    /// The numbers of arguments and parameters differ.
     #[error("launch file: {args} [[arg]] given, but entry {entry} takes {params} parameters: {list}")]
     Count {
-        /// The entry.
         entry: String,
-        /// Arguments given.
+        /// Number of arguments given.
         args: usize,
-        /// Parameters wanted.
+        /// Number of parameters of the entry.
         params: usize,
         /// The parameters, printed.
         list: String,
     },
-    /// An argument does not fit its parameter.
     #[error(
         "launch file: [[arg]] {index} ({role}) is {given}, but parameter {parameter} of the entry is {wanted}"
     )]
     Mismatch {
         /// Position of the argument, from 0.
         index: usize,
-        /// Its role.
         role: String,
-        /// What the role passes.
+        /// The kind of value that the role passes.
         given: String,
-        /// Name of the parameter.
         parameter: String,
-        /// The parameter's type.
         wanted: String,
     },
 }
@@ -121,7 +107,8 @@ impl LaunchError {
     ) -> LaunchError {
         let value = value.to_string();
         let key = key.into();
-        // The message has quotes of its own. Where a number is expected, those of a text tell the two apart.
+        // The message has its own quotes. Where a number is expected, the quotes of a string are kept to show
+        // the mistake.
         let text = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
         let bare = text.filter(|_| !key.ends_with(" value")).unwrap_or(&value);
         LaunchError::Value { key, value: ptx::quote::cut(bare).into_owned(), accepted: accepted.into() }

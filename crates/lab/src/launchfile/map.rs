@@ -7,51 +7,49 @@ use super::LaunchError;
 use super::raw::RawArg;
 use super::spec::{BufferType, Memory, memory_of, refuse_surplus, tensor_of};
 
-/// A tensor map and the memory that it shows.
+/// A tensor map and its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapSpec {
-    /// The memory.
     pub target: MapTarget,
-    /// The map; the number of its buffer is known only when the file meets a module.
+    /// The map. Its buffer number is known only after binding to a module.
     map: TensorMapSpec,
 }
 
-/// What a tensor map shows.
+/// The memory of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MapTarget {
-    /// A tensor of the problem.
     Tensor(Tensor),
-    /// The buffer that is the argument of that number.
+    /// The buffer of the argument with this number.
     Argument(usize),
-    /// Memory of which the kernel knows by this map alone.
+    /// Memory that only this map refers to.
     Own(Memory),
 }
 
 impl MapSpec {
-    /// The map in the buffer of that number.
+    /// The map for the buffer with this number.
     pub(super) fn in_buffer(&self, buffer: usize) -> TensorMapSpec {
         TensorMapSpec { buffer, ..self.map.clone() }
     }
 
-    /// Whether the hardware has such a map, of memory of that size.
+    /// Checks that the hardware supports the map for memory of this size.
     ///
     /// # Errors
-    /// What it would refuse, and what is accepted.
+    /// The unsupported property, with the accepted values.
     pub(super) fn check(&self, bytes: usize) -> Result<(), TensorMapError> {
         let memory = BufferSpec { name: String::new(), bytes, access: Access::ReadWrite };
-        // Which buffer it is is told by where the map stands in the file.
+        // The map's position in the file identifies the buffer.
         self.map.check_in(&[memory]).map_err(|error| TensorMapError { buffer: None, ..error })
     }
 }
 
-/// The shape of a map: elements, and bytes between neighbours along all dimensions but the innermost.
+/// The shape of a map: elements, and byte strides of all dimensions but the innermost.
 struct Shape {
     dims: Vec<u64>,
     strides: Vec<u64>,
 }
 
 impl Shape {
-    /// A tensor of the problem, innermost dimension first.
+    /// The shape of a problem's tensor, innermost dimension first.
     fn of_tensor(problem: &Problem, tensor: Tensor) -> Shape {
         let [batch, heads, rows, columns] = problem.extents(tensor).map(|n| n as u64);
         let strides = problem.strides(tensor);
@@ -62,7 +60,7 @@ impl Shape {
         }
     }
 
-    /// Elements without gaps.
+    /// The shape of elements without gaps.
     fn dense(dims: Vec<u64>, element: Element) -> Shape {
         let inner = dims.split_last().map_or(&[][..], |(_, inner)| inner);
         let strides = inner.iter().scan(u64::from(element.bytes()), |bytes, &extent| {
@@ -73,7 +71,7 @@ impl Shape {
     }
 }
 
-/// The map that an argument asks for. Whether the hardware has it is judged when all arguments are known.
+/// The map that an argument requests. Hardware limits are checked when all arguments are known.
 pub(super) fn map_of(
     index: usize,
     all: &[RawArg],
@@ -121,7 +119,7 @@ pub(super) fn map_of(
         element,
         extents: shape.dims,
         strides: shape.strides,
-        // What is too large for a box stays so.
+        // Extents beyond u32 saturate and are rejected later.
         box_extents: box_extents.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect(),
         swizzle,
         l2_promotion: L2Promotion::default(),
@@ -129,14 +127,14 @@ pub(super) fn map_of(
     Ok(MapSpec { target, map })
 }
 
-/// Numbers that are not negative.
+/// Converts numbers that must not be negative.
 fn sizes(key: String, values: &[i64]) -> Result<Vec<u64>, LaunchError> {
     values.iter().map(|&n| u64::try_from(n)).collect::<Result<_, _>>().map_err(|_| {
         LaunchError::value(key, format!("{values:?}"), "numbers that are not negative, innermost first")
     })
 }
 
-/// The memory that a map shows, and the type of its elements.
+/// The memory of a map and the type of its elements.
 fn target_of(
     index: usize,
     all: &[RawArg],
@@ -164,7 +162,8 @@ fn target_of(
     Ok((MapTarget::Argument(number), element_of(memory_of(number, buffer)?.dtype)))
 }
 
-/// How the hardware calls elements of a buffer: signed ones of 8 and 16 bits have no name of their own, and copies do not care.
+/// The hardware's type of a buffer's elements. Signed 8- and 16-bit types have no names there; copies do not
+/// depend on the sign.
 const fn element_of(dtype: BufferType) -> Element {
     match dtype {
         BufferType::U8 | BufferType::I8 => Element::U8,

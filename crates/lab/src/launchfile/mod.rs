@@ -1,11 +1,11 @@
-//! The launch file of `flashcore check`: what a kernel that comes without host code is launched with.
+//! The launch file of `flashcore check`, which describes the launch of a kernel without host code.
 //!
 //! ```toml
 #![doc = include_str!("format.toml")]
 //! ```
 //!
-//! What is parsed (`RawFile`) is kept apart from what is validated ([`LaunchSpec`]), and that from what is bound to a
-//! module ([`Bound`]).
+//! The parsed file (`RawFile`), the validated one ([`LaunchSpec`]) and the one bound to a module ([`Bound`])
+//! are separate types.
 
 mod bind;
 mod error;
@@ -21,5 +21,5 @@ pub use error::LaunchError;
 pub use map::{MapSpec, MapTarget};
 pub use spec::{ArgSpec, BufferType, Init, LaunchSpec, Memory};
 
-/// Every key of a launch file, with what it means and its default: a launch file itself.
+/// Every key of a launch file with its meaning and default, in the form of a launch file.
 pub const FORMAT: &str = include_str!("format.toml");

@@ -1,8 +1,7 @@
-//! The launch file as written: every key with the type TOML gives it, nothing judged yet.
+//! The launch file as written: every key with its TOML type, not validated yet.
 
 use serde::Deserialize;
 
-/// A launch file before validation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawFile {
@@ -12,7 +11,7 @@ pub(super) struct RawFile {
     pub arg: Vec<RawArg>,
 }
 
-/// `[problem]`.
+/// The table `[problem]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawProblem {
@@ -29,7 +28,7 @@ pub(super) struct RawProblem {
     pub softcap: Option<f64>,
 }
 
-/// `[launch]`.
+/// The table `[launch]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawLaunch {
@@ -40,7 +39,7 @@ pub(super) struct RawLaunch {
     pub dynamic_shared: Option<i64>,
 }
 
-/// `[[arg]]`.
+/// An entry of `[[arg]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawArg {

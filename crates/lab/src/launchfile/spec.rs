@@ -1,4 +1,4 @@
-//! A launch file after validation.
+//! The validated launch file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,14 +10,14 @@ use super::LaunchError;
 use super::map::{MapSpec, MapTarget, map_of};
 use super::raw::{RawArg, RawFile, RawLaunch, RawProblem};
 
-/// A validated launch file. It has not met a module yet.
+/// A validated launch file, not bound to a module yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaunchSpec {
-    /// The attention problem, when the file states one; its strides follow the arguments' layouts.
+    /// The attention problem, if the file states one. Its strides follow the arguments' layouts.
     pub problem: Option<Problem>,
-    /// The kernel's name, when the file gives one.
+    /// The kernel's name, if the file gives one.
     pub entry: Option<String>,
-    /// CTAs.
+    /// CTAs of the grid.
     pub grid: Dim3,
     /// CTAs per cluster.
     pub cluster: Dim3,
@@ -25,38 +25,32 @@ pub struct LaunchSpec {
     pub block: Option<Dim3>,
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
-    /// One per parameter, in order.
+    /// One argument per parameter, in order.
     pub args: Vec<ArgSpec>,
 }
 
-/// What one parameter is given.
+/// The argument for one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ArgSpec {
-    /// A tensor of the problem.
     Tensor(Tensor),
     /// The log-sum-exp output, f32, `[batch][head][row]`.
     Lse,
-    /// Some memory.
+    /// Memory outside the problem's tensors.
     Buffer(Memory),
-    /// A tensor map of a tensor or of some memory.
     TensorMap(MapSpec),
-    /// A number.
     Scalar(Arg),
 }
 
-/// Memory that belongs to no tensor of the problem.
+/// Memory outside the problem's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Element type.
     pub dtype: BufferType,
-    /// Number of elements.
     pub elements: usize,
-    /// What it holds at the start.
     pub init: Init,
 }
 
 impl Memory {
-    /// Its size; `None` when it cannot be counted.
+    /// Size in bytes; `None` on overflow.
     pub(super) fn bytes(self) -> Option<usize> {
         self.elements.checked_mul(self.dtype.bytes())
     }
@@ -120,12 +114,11 @@ closed_names!(
 );
 
 closed_names!(
-    /// What a plain buffer holds before the launch.
+    /// Initial contents of a plain buffer.
     Init, "init": Zeros = "zeros", Random = "random", Uninitialised = "uninitialised", Iota = "iota"
 );
 
 impl BufferType {
-    /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             BufferType::U8 | BufferType::I8 => 1,
@@ -147,7 +140,8 @@ impl BufferType {
         }
     }
 
-    /// A number of the type from `unit` in [0, 1): floats in [−1, 1), integers in 0..128, which every type holds.
+    /// Maps `unit` in [0, 1) to a number of the type: floats in [−1, 1), integers in 0..128, which every type
+    /// can represent.
     pub(crate) fn draw(self, unit: f64) -> f64 {
         match self {
             BufferType::F16 | BufferType::Bf16 | BufferType::F32 | BufferType::F64 => 2.0 * unit - 1.0,
@@ -156,7 +150,7 @@ impl BufferType {
     }
 }
 
-/// Memory that one launch may take: what a laptop can spare.
+/// Maximum memory of one launch, bytes: an amount that a laptop has to spare.
 const MEMORY_LIMIT: usize = 4 << 30;
 
 fn shortened(message: &str) -> String {
@@ -194,7 +188,7 @@ impl FromStr for LaunchSpec {
 }
 
 impl LaunchSpec {
-    /// What states a problem answers it.
+    /// Checks that a file with a problem has an output argument.
     fn check_judged(&self) -> Result<(), LaunchError> {
         let shows_out = |arg: &ArgSpec| match arg {
             ArgSpec::Tensor(tensor) => *tensor == Tensor::Out,
@@ -237,7 +231,7 @@ impl LaunchSpec {
         Ok(())
     }
 
-    /// Every tensor map lies in its memory and is one that the hardware has.
+    /// Checks that every tensor map lies within its memory and is supported by the hardware.
     fn check_maps(&self) -> Result<(), LaunchError> {
         for (index, arg) in self.args.iter().enumerate() {
             let ArgSpec::TensorMap(map) = arg else { continue };
@@ -251,13 +245,13 @@ impl LaunchSpec {
         Ok(())
     }
 
-    /// Bytes of a tensor of the problem; `None` when there is none or they cannot be counted.
+    /// Bytes of a tensor of the problem; `None` without a problem or on overflow.
     pub(super) fn tensor_bytes(&self, tensor: Tensor) -> Option<usize> {
         let problem = self.problem.as_ref()?;
         problem.span(tensor)?.0.checked_mul(problem.dtype.bytes())
     }
 
-    /// Bytes of the buffer that an argument brings; 0 for numbers, `None` when they cannot be counted.
+    /// Bytes of the buffer of an argument; 0 for numbers, `None` on overflow.
     pub(super) fn buffer_bytes(&self, arg: &ArgSpec) -> Option<usize> {
         let problem = self.problem.as_ref();
         match arg {
@@ -268,7 +262,7 @@ impl LaunchSpec {
             ArgSpec::Buffer(memory) => memory.bytes(),
             ArgSpec::TensorMap(MapSpec { target: MapTarget::Own(memory), .. }) => memory.bytes(),
             ArgSpec::TensorMap(MapSpec { target: MapTarget::Tensor(tensor), .. }) => {
-                // The memory is another argument's where that argument is there.
+                // With an own argument for the tensor, the memory is counted there.
                 let given = self.args.contains(&ArgSpec::Tensor(*tensor));
                 if given { Some(0) } else { self.tensor_bytes(*tensor) }
             }
@@ -277,7 +271,7 @@ impl LaunchSpec {
     }
 }
 
-/// Floating-point operations that the oracle may take: some minutes, in f64 on two cores.
+/// Maximum floating-point operations of the oracle: some minutes in f64 on two cores.
 const WORK_LIMIT: f64 = 1e12;
 
 fn check_work(problem: &Problem) -> Result<(), LaunchError> {
@@ -304,7 +298,7 @@ fn extents(key: &str, values: &[i64], most: [i64; 3]) -> Result<Dim3, LaunchErro
 }
 
 fn shared_bytes(value: i64) -> Result<u32, LaunchError> {
-    // 227 KiB is the most that any architecture gives to one CTA (sm_90).
+    // 227 KiB is the maximum per CTA on any architecture (sm_90).
     u32::try_from(value)
         .ok()
         .filter(|&b| b <= 227 * 1024)
@@ -349,7 +343,7 @@ fn args_of(raw: &[RawArg], mut problem: Option<&mut Problem>) -> Result<Vec<ArgS
     Ok(args)
 }
 
-/// Gives each tensor the layout that its arguments name, which must be one.
+/// Sets the layout of each tensor. All arguments of a tensor must name the same layout.
 fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
     for tensor in Tensor::ALL {
         let mut chosen: Option<(usize, Layout)> = None;
@@ -403,13 +397,12 @@ fn arg_of(index: usize, all: &[RawArg], problem: Option<&Problem>) -> Result<Arg
     }
 }
 
-/// The tensor of that name.
 pub(super) fn tensor_of(name: &str) -> Option<Tensor> {
     Tensor::ALL.into_iter().find(|tensor| tensor.name() == name)
 }
 
 impl RawArg {
-    /// The tensor that it is, or of which it is a map.
+    /// The tensor of the argument, or of its map.
     fn tensor(&self) -> Option<Tensor> {
         let of = self.of.as_ref().and_then(toml::Value::as_str);
         tensor_of(if self.role == "tensor_map" { of? } else { &self.role })

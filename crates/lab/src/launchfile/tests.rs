@@ -44,7 +44,7 @@ fn module(params: &[Type], bounds: LaunchBounds) -> Module {
         pointer: None,
     };
     let param = |given| match param(given) {
-        // A struct by value: a tensor map.
+        // A struct passed by value: a tensor map.
         map if map.ty == Type::B8 => Param { align: TensorMapSpec::ALIGN, ..map },
         other => other,
     };
@@ -136,7 +136,7 @@ fn refusals_name_key_value_and_what_is_accepted() {
     assert!(matches!("[launch".parse::<LaunchSpec>(), Err(LaunchError::Syntax(_))));
 }
 
-/// Values may be narrower or wider than keys: V and O are, Q and K are not.
+/// V and O may have a different head dimension than Q and K.
 #[test]
 fn values_have_an_extent_of_their_own() {
     let problem = |file: &str| file.parse::<LaunchSpec>().unwrap().problem.unwrap();
@@ -204,7 +204,8 @@ fn the_documented_format_is_a_launch_file() {
     assert_eq!(kernel.args[3..], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
 }
 
-/// A launch file of Q, K and V by tensor maps of which two show the same tensor, and of a map of memory that is its own.
+/// A launch file with Q, K and V as tensor maps, two of which refer to the same tensor, and a map of separate
+/// memory.
 const MAPS: &str = r#"
 [problem]
 heads_q = 2
@@ -256,7 +257,7 @@ fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
     assert_eq!(bound.roles, [fill, Role::Tensor(Tensor::K), own, Role::Tensor(Tensor::Out)]);
     let buffers: Vec<_> = bound.kernel.tensor_maps.iter().map(|map| map.buffer).collect();
     assert_eq!(buffers, [1, 0, 2]);
-    // Heads lie between rows, in the map as in the pointer's tensor.
+    // Heads lie between rows, in the map as in the tensor of the pointer argument.
     assert_eq!(bound.kernel.tensor_maps[0].strides, [256, 128, 16_384]);
     assert_eq!(bound.problem.unwrap().k.row, 128);
     assert_eq!(bound.kernel.tensor_maps[2].strides, [32]);

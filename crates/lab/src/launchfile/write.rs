@@ -1,4 +1,4 @@
-//! A launch file of a kernel of ours, so that someone else can change its text and bring it back.
+//! Writes a launch file for a generated kernel, so that a person can edit its text and submit it again.
 
 use std::fmt::Write;
 
@@ -9,8 +9,8 @@ use ptx::{Arg, L2Promotion, Swizzle, TensorMapSpec};
 use super::{Bound, Role};
 
 impl Bound {
-    /// The launch file that binds the kernel's text to the same launch; `None` where launch files cannot say it: a counter, codes,
-    /// launches that overlap.
+    /// The launch file that gives the kernel's text the same launch. `None` where launch files have no such
+    /// feature: a counter, quantised codes, or overlapping launches.
     pub fn launch_file(&self) -> Option<String> {
         let (kernel, problem) = (&self.kernel, self.problem.as_ref()?);
         let launch = &kernel.launch;
@@ -32,7 +32,7 @@ impl Bound {
                 Arg::TensorMap { index } => self.map_table(kernel.tensor_maps.get(*index)?)?,
                 Arg::U32(value) => format!("role = \"u32\"\nvalue = {value}\n"),
                 Arg::I32(value) => format!("role = \"i32\"\nvalue = {value}\n"),
-                // TOML's integers have 63 bits.
+                // TOML's integers are signed 64-bit numbers.
                 Arg::U64(value) => format!("role = \"u64\"\nvalue = {}\n", i64::try_from(*value).ok()?),
                 Arg::I64(value) => format!("role = \"i64\"\nvalue = {value}\n"),
                 Arg::F32(value) if value.is_finite() => format!("role = \"f32\"\nvalue = {value:?}\n"),

@@ -1,35 +1,34 @@
-//! Whether a ledger is sound: its pages, its rows, its references, and its summaries against the facts.
+//! Checks that a ledger is sound: its pages, rows and references, and its summaries against the facts.
 
 use serde::Serialize;
 
 use super::{Altered, Ledger, LedgerError};
 
-/// What a check of a ledger found.
+/// The findings of a ledger check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Soundness {
-    /// Rows of each table of facts.
+    /// Number of rows of each table of facts.
     pub facts: Vec<(&'static str, i64)>,
-    /// Rows that name what is not there.
+    /// Number of rows with references to missing rows.
     pub dangling: i64,
-    /// Rows that do not agree with their checksums, and definitions that are not those of a ledger of this
+    /// Rows that disagree with their checksums, and definitions that differ from those of a ledger of this
     /// version.
     pub altered: Altered,
-    /// Summaries that are not what the facts give.
+    /// Summaries that differ from the facts.
     pub disagreements: Vec<Disagreement>,
 }
 
-/// A summary that is not what the facts give.
+/// A summary that differs from the facts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Disagreement {
-    /// What is counted.
     pub what: &'static str,
-    /// By the facts.
+    /// The count by the facts.
     pub facts: i64,
-    /// By the summary.
+    /// The count by the summary.
     pub summary: i64,
 }
 
-/// What is counted, from the facts and from the summaries.
+/// The counts that are compared: a name, a query on the facts and a query on the summaries.
 const COUNTS: [(&str, &str, &str); 12] = [
     ("candidates that stand", "SELECT count(*) FROM candidate", "SELECT count(*) FROM standing"),
     ("candidates", "SELECT count(*) FROM candidate", "SELECT coalesce(sum(candidates), 0) FROM tally"),
@@ -78,20 +77,19 @@ const COUNTS: [(&str, &str, &str); 12] = [
 ];
 
 impl Soundness {
-    /// Nothing was found.
     pub fn is_sound(&self) -> bool {
         self.dangling == 0 && self.altered.rows == 0 && self.disagreements.is_empty()
     }
 }
 
 impl Ledger {
-    /// Looks over every page, row, reference and summary: seconds, where the ledger is large.
+    /// Checks every page, row, reference and summary. This takes seconds for a large ledger.
     ///
     /// # Errors
-    /// When pages are damaged, or the ledger cannot be read. Altered rows that could be read before are
-    /// named.
+    /// When pages are damaged, or the ledger cannot be read. The error names altered rows that were still
+    /// readable.
     pub fn check(&self) -> Result<Soundness, LedgerError> {
-        // Counts are to be of one moment, however many processes write.
+        // A transaction makes all counts refer to one moment, however many processes write.
         let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
         let altered = self.altered()?;
         self.sound("integrity_check(5)").map_err(|error| match error {

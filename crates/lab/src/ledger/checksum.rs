@@ -1,5 +1,5 @@
-//! Checksums of rows: each table has a column `checksum`, which SQLite itself computes from the other columns
-//! whenever a row is written. A bit that flips in the file later no longer agrees with the checksum.
+//! Checksums of rows. Each table has a column `checksum`, which SQLite computes from the other columns
+//! whenever a row is written. A bit that flips in the file later makes the row disagree with its checksum.
 
 use rusqlite::Connection;
 use rusqlite::functions::{Context, FunctionFlags};
@@ -8,21 +8,21 @@ use twox_hash::XxHash64;
 
 use super::{Ledger, LedgerError};
 
-/// The SQL function: of the table's name and of all columns but `checksum`, in the order of the table.
+/// The SQL function over a table's name and all columns but `checksum`, in the order of the table.
 const FUNCTION: &str = "row_checksum";
 
-/// Altered rows that a check names; further ones are only counted.
+/// Maximum number of altered rows that a check names. Further rows are only counted.
 const NAMED: usize = 20;
 
-/// Makes the SQL function known to a connection. Every connection that writes a ledger or checks one needs
-/// it.
+/// Registers the SQL function with a connection. Every connection that writes or checks a ledger needs the
+/// function.
 pub(super) fn register(connection: &Connection) -> rusqlite::Result<()> {
     let flags =
         FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_INNOCUOUS;
     connection.create_scalar_function(FUNCTION, -1, flags, |context| Ok(checksum(context)))
 }
 
-/// XXH64 over the values, each with its type and, where the length varies, its length.
+/// XXH64 over the values, each with its type and, for variable lengths, its length.
 fn checksum(row: &Context<'_>) -> i64 {
     let mut bytes = Vec::with_capacity(256);
     for at in 0..row.len() {
@@ -34,7 +34,7 @@ fn checksum(row: &Context<'_>) -> i64 {
             }
             ValueRef::Real(x) => {
                 bytes.push(2);
-                // SQLite stores −0.0 as 0.0; the sum is 0.0 for both.
+                // SQLite stores −0.0 as 0.0, so both must give one checksum.
                 bytes.extend((x + 0.0).to_le_bytes());
             }
             ValueRef::Text(text) => sized(&mut bytes, 3, text),
@@ -50,17 +50,17 @@ fn sized(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
     bytes.extend(value);
 }
 
-/// The call of the function for a table's columns.
+/// The SQL call of the function for a table's columns.
 fn call(connection: &Connection, table: &str) -> rusqlite::Result<String> {
-    // `table_info` leaves out generated columns.
+    // `table_info` omits generated columns, hence also `checksum`.
     let sql = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
     let columns: String = connection.query_row(sql, [table], |row| row.get(0))?;
     Ok(format!("{FUNCTION}('{table}', {columns})"))
 }
 
-/// Gives every table its column `checksum`. A generated column that is stored cannot be added to a table, so
-/// each table is made anew and its rows are copied. Foreign keys must be off: a table is dropped while others
-/// name its rows.
+/// Adds the column `checksum` to every table. A stored generated column cannot be added to an existing table,
+/// so each table is created anew and its rows are copied. Foreign keys must be off: a table is dropped while
+/// rows of other tables refer to it.
 pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
     let parts = schema(connection)?;
     let drop = |kind: &str| {
@@ -71,7 +71,7 @@ pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
     for table in parts.iter().filter(|part| part.kind == "table") {
         rebuild(connection, table)?;
     }
-    // Indexes went with their tables.
+    // The indexes were dropped with their tables.
     let rest = parts.iter().filter(|part| part.kind != "table").filter_map(|part| part.sql.as_ref());
     rest.map(|sql| format!("{sql};")).try_for_each(|sql| connection.execute_batch(&sql))
 }
@@ -79,7 +79,7 @@ pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
 fn rebuild(connection: &Connection, table: &Part) -> rusqlite::Result<()> {
     let (name, sql) = (&table.name, table.sql.as_deref().unwrap_or_default());
     let sum = call(connection, name)?;
-    // The column comes first: behind the others there may be constraints of the table.
+    // The column comes first, because constraints of the table may follow the other columns.
     let (_, columns) = sql.split_once('(').unwrap_or_default();
     let list = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
     let names: String = connection.query_row(list, [name], |row| row.get(0))?;
@@ -91,7 +91,7 @@ fn rebuild(connection: &Connection, table: &Part) -> rusqlite::Result<()> {
     ))
 }
 
-/// A table, an index, a trigger or a view, as the file describes it. An index that a constraint makes has no
+/// A table, an index, a trigger or a view in SQLite's schema. An index that a constraint creates has no SQL
 /// text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
@@ -101,7 +101,7 @@ struct Part {
     sql: Option<String>,
 }
 
-/// All of them in the order in which they were made.
+/// All parts in the order of their creation.
 fn schema(connection: &Connection) -> rusqlite::Result<Vec<Part>> {
     let mut statement =
         connection.prepare("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY rowid")?;
@@ -111,18 +111,16 @@ fn schema(connection: &Connection) -> rusqlite::Result<Vec<Part>> {
     parts.collect()
 }
 
-/// Rows that are not as they were written.
+/// Rows that differ from what was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Altered {
-    /// How many.
     pub rows: u64,
-    /// The first of them: table and primary key.
+    /// Table and primary key of the first of these rows.
     pub named: Vec<String>,
 }
 
 impl Ledger {
-    /// Compares every row of every table with its checksum, and the description of tables and triggers with
-    /// that of a new ledger.
+    /// Compares every row of every table with its checksum, and all definitions with those of a new ledger.
     pub(super) fn altered(&self) -> Result<Altered, LedgerError> {
         let error = |e| self.error(e);
         let mut altered = Altered::default();
@@ -131,7 +129,7 @@ impl Ledger {
         for part in expected.iter().filter(|part| !found.contains(part)) {
             altered.add(format!("the definition of {} {}", part.kind, part.name));
         }
-        // Without its table as it should be, a row cannot be read.
+        // Rows of a table with an altered definition cannot be read.
         for table in expected.iter().filter(|part| part.kind == "table" && found.contains(part)) {
             self.altered_of(&table.name, &mut altered)?;
         }
@@ -148,7 +146,7 @@ impl Ledger {
         let mut statement = self.connection.prepare(&sql).map_err(error)?;
         let mut rows = statement.query([]).map_err(error)?;
         while let Some(row) = rows.next().map_err(error)? {
-            // A flipped bit may have made the text invalid.
+            // A flipped bit may have made the text invalid UTF-8.
             let name = match row.get_ref(0).map_err(error)? {
                 ValueRef::Text(name) => String::from_utf8_lossy(name).into_owned(),
                 _ => String::new(),
@@ -178,7 +176,7 @@ impl std::fmt::Display for Altered {
     }
 }
 
-/// The description of a new ledger.
+/// The definitions of a new ledger.
 fn expected() -> rusqlite::Result<Vec<Part>> {
     let new = Connection::open_in_memory()?;
     register(&new)?;

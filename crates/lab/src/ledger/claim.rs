@@ -1,8 +1,8 @@
-//! Who drives a run: one process at a time, however many share the ledger.
+//! Claims on runs: one process at a time drives a run, however many processes share the ledger.
 //!
-//! A run is claimed by a lock on a file of its own beside the ledger (`LEDGER.run-N.lock`). The system drops the lock with the process
-//! that holds it, however that ends; the file stays until the run has come to its end. A lock on the ledger's own file would not do:
-//! to close it would undo SQLite's locks.
+//! A claim is a lock on a separate file beside the ledger (`LEDGER.run-N.lock`). The system releases the lock
+//! when the process that holds it ends for any reason. The file stays until the run has finished. A lock on
+//! the ledger's own file would not work: closing that file would release SQLite's locks.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 
 use super::{Ledger, LedgerError, RunEvent, RunId};
 
-/// A run that this process drives.
+/// A claimed run of this process.
 #[derive(Debug)]
 pub(super) struct Claim {
     run: RunId,
     path: PathBuf,
-    /// Locked until it is closed.
+    /// Holds the lock until it is closed.
     _file: File,
 }
 
 impl Ledger {
-    /// From now on this process drives the run, for as long as the ledger is open or until it [lets go](Ledger::release) of it.
+    /// Claims a run for this process, until the ledger is closed or the run is [released](Ledger::release).
     ///
     /// # Errors
-    /// When the ledger has no such run, or another process drives it.
+    /// When the ledger has no such run, or another process has claimed it.
     pub fn claim(&self, run: RunId) -> Result<(), LedgerError> {
         self.run_exists(run)?;
         if self.claims.borrow().iter().any(|claim| claim.run == run) {
             return Ok(());
         }
-        // One lock, by whatever link the ledger was reached.
+        // The canonical path gives one lock, whichever link leads to the ledger.
         let fault = |source| LedgerError::File { path: self.path.clone(), source };
         let path = lock_of(&self.path.canonicalize().map_err(fault)?, run);
         let fault = |source| LedgerError::File { path: path.clone(), source };
@@ -40,7 +40,7 @@ impl Ledger {
             Err(TryLockError::WouldBlock) => {
                 return Err(LedgerError::Driven { path: self.path.clone(), run: run.0, lock: path });
             }
-            // A file system without such locks: then nobody can be kept out.
+            // The file system has no such locks, so other processes cannot be excluded.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(source)) => return Err(fault(source)),
         }
@@ -48,8 +48,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Lets go of a run, so that another process may drive it. Of one that came to its end the lock's file goes, too: whoever opened that
-    /// before and locks it now finds the run finished.
+    /// Releases a run, so that another process may claim it. For a finished run the lock file is deleted too.
+    /// A process that opened the file before and locks it now sees that the run is finished.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -65,12 +65,12 @@ impl Ledger {
     }
 }
 
-/// How long a lock that another one holds is waited for, and how often it is tried.
+/// How long to wait for a lock that another process holds; `PAUSE` lies between two attempts.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks a file. A process that is just being started holds the locks of whoever starts it, until it runs its program: a lock that was dropped
-/// may be held a moment longer.
+/// Locks a file. A child process holds its parent's locks between fork and exec, so a released lock may be
+/// held a moment longer.
 fn lock(file: &File) -> Result<(), TryLockError> {
     let start = Instant::now();
     loop {
@@ -136,7 +136,7 @@ mod tests {
         two.claim(second).unwrap();
         assert!(matches!(one.claim(RunId(9)), Err(LedgerError::Unknown { .. })));
         assert!(!lock_of(&path, RunId(9)).exists());
-        // Dropped as by a crash: the file stays, the lock does not.
+        // The claim is dropped as in a crash: the file stays, the lock does not.
         drop(one);
         assert!(lock_of(&path, first).exists());
         two.claim(first).unwrap();

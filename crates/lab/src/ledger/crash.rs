@@ -1,4 +1,5 @@
-//! Processes that write a ledger and are killed: what they were told is kept is there, once, and the ledger is sound.
+//! Tests with processes that write a ledger and are killed: every acknowledged fact is there once, and the
+//! ledger is sound.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -15,11 +16,12 @@ use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
 use crate::evolve::Stage;
 use crate::store::Scratch;
 
-/// Where the child finds its ledger, and its own name in it.
+/// Environment variables with the child's ledger and its name in the candidates.
 const LEDGER: &str = "FLASHCORE_TEST_LEDGER";
 const NAME: &str = "FLASHCORE_TEST_NAME";
 
-/// No test by itself: what the children of the tests below run. It writes until it is killed or the ledger refuses, and tells each commit.
+/// Not a test on its own: the child process of the tests below. It writes until it is killed or the ledger
+/// refuses, and prints each commit.
 #[test]
 fn child() {
     let (Ok(path), Ok(name)) = (std::env::var(LEDGER), std::env::var(NAME)) else { return };
@@ -29,7 +31,7 @@ fn child() {
             Some(first) => first.id,
             None => begin(&ledger),
         };
-        // What came before the crash comes again: it must not count again.
+        // Outcomes from before the crash are sent again and must not count twice.
         for known in ledger.candidates(run, CandidateId(0), usize::MAX)?.iter().rev().take(2) {
             tell(&ledger, known.id)?;
         }
@@ -55,7 +57,8 @@ fn tell(ledger: &Ledger, candidate: CandidateId) -> Result<(), LedgerError> {
 fn spawn(path: &Path, name: &str, limit: Option<u32>) -> Child {
     let test = std::env::current_exe().unwrap();
     let mut command = match limit {
-        // In blocks of 512 bytes. Without its signal, a write beyond the limit fails with EFBIG.
+        // The limit is in blocks of 512 bytes. With SIGXFSZ ignored, a write beyond the limit fails with
+        // EFBIG.
         Some(blocks) => {
             let mut shell = Command::new("sh");
             shell.args(["-c", &format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\""), "sh"]).arg(test);
@@ -73,7 +76,7 @@ fn spawn(path: &Path, name: &str, limit: Option<u32>) -> Child {
         .unwrap()
 }
 
-/// Acknowledged facts: kind and candidate. The last line may be cut short.
+/// Acknowledged facts: kind and candidate. The last line may be incomplete.
 fn acknowledged(lines: &str) -> Vec<(String, i64)> {
     let whole = lines.rfind('\n').map_or("", |end| &lines[..end]);
     let facts = whole.lines().filter_map(|line| line.split_once(' '));
@@ -81,7 +84,7 @@ fn acknowledged(lines: &str) -> Vec<(String, i64)> {
     facts.filter_map(|(kind, n)| Some((kind.to_owned(), n.parse().ok()?))).collect()
 }
 
-/// Runs children at once and kills each after a while of writing.
+/// Runs several children and kills each after a while of writing.
 fn killed(path: &Path, round: usize, children: usize, rng: &mut SmallRng) -> Vec<(String, i64)> {
     let lines = (0..children)
         .map(|child| {
@@ -122,14 +125,14 @@ fn what_was_acknowledged_survives_every_kill_and_nothing_is_there_twice() {
         let kept = kept(&ledger);
         let lost: Vec<_> = told.difference(&kept).collect();
         assert!(lost.is_empty(), "round {round}: {lost:?}");
-        // Each child may have been killed between a commit and its word.
+        // A child may have been killed between a commit and its acknowledgement.
         assert!(kept.len() - told.len() <= children, "round {round}: {} unheard", kept.len() - told.len());
         told = kept;
     }
     assert!(told.len() > 3 * ROUNDS, "{}", told.len());
 }
 
-/// Every fact of the ledger; fails where one is there twice.
+/// Every fact of the ledger. Fails if a candidate is stored twice.
 fn kept(ledger: &Ledger) -> HashSet<(String, i64)> {
     let run = RunId(1);
     assert_eq!(ledger.runs().unwrap().len(), 1);
@@ -160,6 +163,6 @@ fn a_disk_that_fills_up_is_told_and_what_came_before_is_kept() {
     let ledger = Ledger::open(&path).unwrap();
     assert!(ledger.check().unwrap().is_sound());
     assert_eq!(told.into_iter().collect::<HashSet<_>>(), kept(&ledger));
-    // With room again, it goes on.
+    // With free space the ledger accepts writes again.
     add(&ledger, RunId(1), "after", Arm::Evolution, &[]);
 }

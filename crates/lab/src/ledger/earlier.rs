@@ -1,29 +1,28 @@
-//! What earlier runs found out about kernels, under circumstances that make it hold for a later one.
+//! Results of earlier runs that are still valid for a later run.
 
 use kernels::select::Shape;
 
 use super::{CandidateId, Ledger, LedgerError, RunId};
 
-/// A candidate of an earlier run with what its gates and its short timing said.
+/// A candidate of an earlier run with its verdicts and its short timing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EarlierKernel {
-    /// Which.
     pub candidate: CandidateId,
-    /// Of which run.
     pub run: RunId,
-    /// Of its PTX, and of its machine code where that is known.
+    /// Hashes of the PTX and, if known, of the machine code.
     pub hashes: Vec<String>,
     /// Whether it was proven.
     pub proven: bool,
     /// By what reason it was refuted, and in words.
     pub refuted: Option<(String, String)>,
-    /// What its short timing gave, µs: low, expected, high. What was taken over itself is not told again.
+    /// The short timing, µs: low, expected, high. A time that was itself taken over from another run is not
+    /// included.
     pub us: Option<[f64; 3]>,
 }
 
 impl Ledger {
-    /// What was known of kernels for a problem when a run began: from earlier runs on the same device by the same program, with the same
-    /// driver, compiler and commit. Nothing where neither program nor commit is known.
+    /// The kernels for a problem that were known when a run began, from earlier runs on the same device with
+    /// the same program, driver, compiler and commit. Empty when neither program nor commit is known.
     ///
     /// # Errors
     /// When there is no such run, or the ledger cannot be read.

@@ -1,178 +1,135 @@
-//! What can go wrong with a ledger: which file, what happened, what to do.
+//! Errors of a ledger: which file, what happened, and what to do.
 
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-/// Why the ledger could not be opened, read or written. Nothing of the operation took place.
+/// Why the ledger could not be opened, read or written. A failed operation changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// There is no such file, and only reading was asked for.
+    /// The file does not exist, and the caller only reads.
     #[error("{path}: there is no ledger here; `flashcore evolve --ledger {path}` begins one")]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A file without a byte, and only reading was asked for.
+    Missing { path: PathBuf },
+    /// The file is empty, and the caller only reads.
     #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is something else.
+    Empty { path: PathBuf },
     #[error("{path} is no FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
-        /// The file.
         path: PathBuf,
-        /// What it is.
+        /// What the file is instead.
         what: String,
     },
-    /// It was written by a newer FlashCore.
+    /// A newer FlashCore wrote the file.
     #[error(
         "{path} is a ledger of version {found}, and this FlashCore knows versions up to {known}; use the newer FlashCore that wrote it, or another \
          file with --ledger"
     )]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its version.
         found: i64,
-        /// The newest one known here.
+        /// The newest version that this program supports.
         known: i64,
     },
-    /// Its pages contradict each other.
+    /// The database pages are inconsistent.
     #[error(
         "{path} is damaged: {what}; nothing more is written to it. Restore it from a copy, or save what is readable with `flashcore ledger export \
          FILE.jsonl --ledger {path}`"
     )]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// What SQLite found.
+        /// SQLite's finding.
         what: String,
     },
-    /// Another process writes, and did not end in time.
+    /// Another process held the write lock for too long.
     #[error(
         "{path} was locked by another process for more than {seconds} s; end it (`fuser {path}` names it), or try again once it is done; a run \
          that this one ended goes on with `flashcore evolve --resume --ledger {path}`"
     )]
     Locked {
-        /// The file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// How long this process waited, s.
         seconds: f64,
     },
-    /// Another process drives the run.
     #[error(
         "run {run} of {path} goes on in another process, which holds {lock}; end that one first (`fuser {lock}` names it), or go on with \
          another run"
     )]
     Driven {
-        /// The file.
         path: PathBuf,
-        /// The run.
         run: i64,
-        /// What the other process holds.
+        /// The lock file that the other process holds.
         lock: PathBuf,
     },
-    /// The path leads to no file or to another one than was opened.
+    /// The path leads to no file, or to a different one than was opened.
     #[error(
         "{path} was {what} while this process had it open: what was written last is lost, and nothing more is \
          written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
          left behind, belong to the lost file and may be deleted"
     )]
-    Gone {
-        /// The file.
-        path: PathBuf,
-        /// What became of it.
-        what: &'static str,
-    },
-    /// No room.
+    Gone { path: PathBuf, what: &'static str },
+    /// The disk is full or the file has reached a size limit.
     #[error(
         "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
     )]
     Full {
-        /// The file.
         path: PathBuf,
         /// Which limit was hit.
         what: String,
     },
-    /// The file or its folder may not be written.
+    /// The file or its folder is not writable.
     #[error(
         "{path} cannot be written ({what}): the file and its folder must be writable, as SQLite keeps its log beside it"
     )]
     ReadOnly {
-        /// The file.
         path: PathBuf,
-        /// What SQLite says.
+        /// SQLite's message.
         what: String,
     },
-    /// A number that names nothing in this ledger.
+    /// The ledger has no row of this number.
     #[error("{path} has no {what}")]
     Unknown {
-        /// The file.
         path: PathBuf,
-        /// What was named.
+        /// The missing row in words.
         what: String,
     },
-    /// An idea's forecast has one outcome.
+    /// The forecast of an idea has an outcome already.
     #[error(
         "forecast {forecast} of {path} came out already, at {us} µs; accepted: one outcome, and a new forecast for a new one"
     )]
     CameOut {
-        /// The file.
         path: PathBuf,
-        /// The forecast.
         forecast: i64,
-        /// Its outcome.
+        /// The stored outcome, µs.
         us: f64,
     },
-    /// A candidate's forecast comes out when that is measured.
+    /// The forecast belongs to a candidate, whose measurement is the outcome.
     #[error(
         "forecast {forecast} of {path} is of candidate {candidate}, whose measurement is its outcome; accepted: a forecast of an idea"
     )]
-    OfCandidate {
-        /// The file.
-        path: PathBuf,
-        /// The forecast.
-        forecast: i64,
-        /// The candidate.
-        candidate: i64,
-    },
-    /// A value that cannot be a fact.
+    OfCandidate { path: PathBuf, forecast: i64, candidate: i64 },
+    /// A value that the ledger does not accept.
     #[error("{what} = {value} cannot be kept; accepted: {accepted}")]
     Value {
-        /// Which.
+        /// The name of the value.
         what: &'static str,
-        /// Its value.
         value: String,
-        /// What would be.
+        /// Accepted values.
         accepted: &'static str,
     },
-    /// The system's, of a file beside the ledger.
+    /// The system's error for a file beside the ledger.
     #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Anything else.
+    File { path: PathBuf, source: std::io::Error },
+    /// Any other error of SQLite.
     #[error("{path}: {source}")]
-    Sql {
-        /// The file.
-        path: PathBuf,
-        /// What SQLite says.
-        source: rusqlite::Error,
-    },
+    Sql { path: PathBuf, source: rusqlite::Error },
 }
 
 impl LedgerError {
-    /// What an error of SQLite's means for this file.
+    /// Translates an error of SQLite.
     pub(super) fn of(path: &Path, waited: f64, error: rusqlite::Error) -> LedgerError {
         let path = path.to_path_buf();
         let what = error.to_string();
-        // An I/O error while writing, under a limit on the file's size (EFBIG): as good as a full disk.
+        // A write error under a limit on the file size (EFBIG) counts as a full disk.
         const IOERR_WRITE: i32 = rusqlite::ffi::SQLITE_IOERR_WRITE;
         match error.sqlite_error().map(|e| (e.code, e.extended_code)) {
             Some((ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked, _)) => {
@@ -186,7 +143,7 @@ impl LedgerError {
             }
             Some((ErrorCode::NotADatabase, _)) => LedgerError::NotALedger { path, what },
             Some((ErrorCode::DatabaseCorrupt, _)) => LedgerError::Damaged { path, what },
-            // A row that is not what was written.
+            // A stored value that does not parse was not written so.
             None if matches!(error, rusqlite::Error::FromSqlConversionFailure(..)) => {
                 LedgerError::Damaged { path, what }
             }

@@ -1,4 +1,5 @@
-//! The facts for other programs: JSON lines, or one Parquet file a table. Summaries are left out, as they follow from the facts.
+//! Exports the facts for other programs, as JSON lines or as one Parquet file per table. Summaries are left
+//! out, because they follow from the facts.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,31 +20,32 @@ use super::schema::{FACTS, JSON};
 use super::{Ledger, LedgerError};
 use crate::store::{Draft, StoreError};
 
-/// How facts are exported.
+/// The format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One file: an object a line, with its table's name as `table`.
+    /// One file: an object per line, with its table's name as `table`.
     JsonLines,
-    /// A folder: `TABLE.parquet` for each table. Samples are lists of doubles, plans and the like are JSON.
+    /// A folder with `TABLE.parquet` for each table. Samples are lists of doubles; plans and other structures
+    /// are JSON.
     Parquet,
 }
 
-/// What was exported of a table.
+/// The export of one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Exported {
-    /// The table.
     pub table: &'static str,
-    /// Its rows that were written.
+    /// Number of rows written.
     pub rows: u64,
-    /// What ended it before its end: damaged pages.
+    /// The damage at which the export of this table stopped.
     pub broken: Option<String>,
 }
 
-/// Rows of a row group of a Parquet file: bounds what is held in memory.
+/// Rows per row group of a Parquet file. Bounds the memory of the export.
 const GROUP: usize = 20_000;
 
 impl Ledger {
-    /// Writes all facts, of one moment. Of a damaged ledger, what can be read; [`Exported::broken`] says where that ended.
+    /// Writes all facts as of one moment. From a damaged ledger it writes the readable rows;
+    /// [`Exported::broken`] says where they end.
     ///
     /// # Errors
     /// When the file or folder cannot be written, or the ledger cannot be read.
@@ -82,7 +84,7 @@ impl Ledger {
         let mut exported = Exported { table, rows: 0, broken: None };
         let written = self.each_row(table, &columns, sink, &mut exported.rows);
         match written {
-            // What could be read is worth having.
+            // The readable rows of a damaged table are kept.
             Err(LedgerError::Damaged { what, .. }) => exported.broken = Some(what),
             other => other?,
         }
@@ -111,7 +113,7 @@ impl Ledger {
     }
 
     fn columns(&self, table: &str) -> Result<Vec<Column>, LedgerError> {
-        // Checksums are left out: `table_info` does not tell of generated columns.
+        // Checksums are left out, because `table_info` omits generated columns.
         let sql = "SELECT name, type, \"notnull\" OR pk > 0 FROM pragma_table_info(?) ORDER BY cid";
         self.rows(sql, [table], |row| {
             let (name, declared): (String, String) = (row.get(0)?, row.get(1)?);
@@ -127,7 +129,6 @@ impl Ledger {
     }
 }
 
-/// A column of a table.
 #[derive(Debug)]
 struct Column {
     name: String,
@@ -141,11 +142,11 @@ enum Kind {
     Real,
     Text,
     Json,
-    /// f64, little-endian.
+    /// f64 values, little-endian.
     Samples,
 }
 
-/// Where rows go, value by value.
+/// The destination of rows, value by value.
 trait Sink {
     fn value(&mut self, at: usize, column: &Column, value: ValueRef<'_>) -> Result<(), LedgerError>;
     fn row(&mut self) -> Result<(), LedgerError>;
@@ -167,7 +168,7 @@ impl Sink for Lines<'_> {
             (kind, ValueRef::Text(bytes)) => {
                 let text = String::from_utf8_lossy(bytes);
                 match kind {
-                    // Text that is no JSON is damage; as text it is still readable.
+                    // Invalid JSON is damage; the export keeps the text.
                     Kind::Json => serde_json::from_str(&text).unwrap_or_else(|_| json!(text)),
                     _ => json!(text),
                 }
@@ -182,7 +183,7 @@ impl Sink for Lines<'_> {
     }
 }
 
-/// A Parquet file: rows are gathered by column until a row group is full.
+/// A Parquet file. Rows are collected by column until a row group is full.
 struct Columns<'a> {
     path: &'a Path,
     writer: SerializedFileWriter<Draft>,
@@ -190,7 +191,8 @@ struct Columns<'a> {
     rows: usize,
 }
 
-/// Values of a column, with the levels by which Parquet tells what is missing and where a list begins (Dremel).
+/// Values of a column with Parquet's definition and repetition levels (Dremel), which mark missing values and
+/// the starts of lists.
 #[derive(Default)]
 struct Gathered {
     required: bool,
@@ -312,7 +314,7 @@ impl Gathered {
 }
 
 impl Column {
-    /// As a Parquet schema names it.
+    /// The column in Parquet's schema language.
     fn field(&self) -> String {
         let (repetition, name) = (if self.required { "REQUIRED" } else { "OPTIONAL" }, &self.name);
         match self.kind {

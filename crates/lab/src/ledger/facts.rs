@@ -1,4 +1,5 @@
-//! What the ledger keeps: facts, each written once and never changed. Every type is one table's row, as it is written.
+//! The facts of the ledger. A fact is written once and never changed. Every type is a row of one table, as it
+//! is written.
 
 use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
@@ -8,30 +9,28 @@ use crate::bench::SpeedVerdict;
 use crate::evolve::{Candidate, Stage};
 use crate::gate::Verdict;
 
-/// Number of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub i64);
 
-/// Number of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CandidateId(pub i64);
 
-/// A search that was begun.
+/// A search with its configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// The device whose times are sought, as its driver or the time model's table of machines names it.
+    /// The device whose times are optimised, by the name of its driver or of the time model's table.
     pub device: String,
-    /// How it searches: the whole configuration, so that it can be resumed.
+    /// The whole configuration of the search, so that the run can be resumed.
     pub config: Value,
-    /// Driver (or model), compiler, commit.
+    /// Driver (or model), compiler and commit.
     pub environment: Environment,
-    /// What an hour of the device costs, in whatever currency.
+    /// Price of one hour of device time, in any currency.
     pub price_per_hour: Option<f64>,
 }
 
-/// Where figures come from.
+/// Where the figures of a run come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     pub device: String,
@@ -40,103 +39,100 @@ pub struct Environment {
     pub commit: Option<String>,
 }
 
-/// What happened to a run.
+/// A change in the state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
-    /// It goes on after a stop or a crash.
+    /// The run continues after a stop or a crash.
     Resumed,
-    /// Someone stopped it.
+    /// A user stopped the run.
     Stopped,
-    /// It came to its end.
     Finished,
 }
 
-/// Why a candidate is in a run: the search's own, the arm that shows what the search gains, or the one that shows the noise.
+/// Why a candidate is in a run: it belongs to the search, to a control group, or to what the search is
+/// compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arm {
-    /// What the run is to beat.
+    /// The candidate that the run tries to beat.
     Baseline,
     /// Made by the search.
     Evolution,
-    /// Drawn blindly from the same space.
+    /// A random sample of the same search space.
     Random,
-    /// The baseline again, as if it were new.
+    /// The baseline again, treated as a new candidate.
     Control,
 }
 
-/// Something that could be run, and where it comes from.
+/// A plan or a kernel with its origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NewCandidate {
-    /// Its run.
     pub run: RunId,
-    /// What it computes.
+    /// The problem that it computes.
     pub problem: Shape,
-    /// What would be run.
+    /// The plan or the source of the kernel.
     pub candidate: Candidate,
-    /// Why it is in the run.
     pub arm: Arm,
-    /// How it was made: `seed:tuned`, `mutate:block_n`, `crossover`, `insight:serial_reduction`, `proposer`, ….
+    /// The operator that made the candidate: `seed:tuned`, `mutate:block_n`, `crossover`,
+    /// `insight:serial_reduction`, `proposer`, ….
     pub operator: String,
-    /// From what: none of a seed, one of a mutation, two of a crossing.
+    /// The parents: none for a seed, one for a mutation, two for a crossover.
     pub parents: Vec<CandidateId>,
-    /// What differs from the first parent, gene by gene: `{"block_n": [64, 128]}`.
+    /// The changes against the first parent, gene by gene: `{"block_n": [64, 128]}`.
     pub changes: Value,
 }
 
-/// What a candidate is once it is emitted.
+/// Properties of a candidate's emitted kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Screening {
-    /// Of its PTX; of a CPU plan, of the plan.
+    /// Hash of the PTX; for a CPU plan, hash of the plan.
     pub ptx_hash: String,
-    /// Of its machine code, where ptxas made it.
+    /// Hash of the machine code, if ptxas assembled it.
     pub sass_hash: Option<String>,
-    /// A thread's registers.
+    /// Registers per thread.
     pub registers: Option<u32>,
-    /// Bytes that a thread spills.
+    /// Spilled bytes per thread.
     pub spill_bytes: Option<u32>,
-    /// Bytes of shared memory of a CTA.
+    /// Shared memory per CTA, bytes.
     pub shared_bytes: Option<u32>,
-    /// What bounds it, as the time model says: a niche's coordinate.
+    /// The bound that the time model predicts, one coordinate of the niche.
     pub bound: Option<String>,
-    /// Rows × keys of its tile: the other coordinate.
+    /// Rows × keys of the tile, the other coordinate of the niche.
     pub tile: Option<String>,
 }
 
-/// What someone expects of something, before it is measured.
+/// A forecast of a time before the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// Of which candidate; of none where a person forecasts an idea.
+    /// The candidate; `None` for the forecast of a person's idea.
     pub candidate: Option<CandidateId>,
     /// The idea in words; empty for a candidate's own time.
     pub hypothesis: String,
-    /// Who: `model`, `model:recalibrated`, or a person's name.
+    /// The author: `model`, `model:recalibrated`, or a person's name.
     pub author: String,
-    /// On which device: of a candidate its own.
+    /// The device. A candidate's forecast has the device of its run.
     pub device: String,
-    /// Of which problem: of a candidate its own.
+    /// The problem. A candidate's forecast has the candidate's problem.
     pub problem: Option<Shape>,
-    /// Lower end of what is expected, µs.
+    /// Lower end of the forecast interval, µs.
     pub low_us: f64,
-    /// What is expected, µs.
+    /// The forecast time, µs.
     pub us: f64,
-    /// Upper end, µs.
+    /// Upper end of the forecast interval, µs.
     pub high_us: f64,
 }
 
-/// How an idea's forecast came out; of a candidate's forecast its measurements say it.
+/// The outcome of an idea's forecast. A candidate's forecast has its measurements as outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastOutcome {
-    /// The forecast's number.
     pub forecast: i64,
-    /// What was measured, µs.
+    /// The measured time, µs.
     pub us: f64,
-    /// Anything to remember.
     pub note: String,
 }
 
-/// What judged a candidate.
+/// Where a candidate was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judge {
@@ -149,100 +145,91 @@ pub enum Judge {
 /// A verdict of the gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProofFact {
-    /// Who judged.
     pub judge: Judge,
-    /// The verdict.
     pub verdict: Verdict,
-    /// Why not proven; of a verdict that was taken over from an earlier run, whose it is.
+    /// Why the verdict is not *passed*. For a verdict taken over from an earlier run, the name of that run.
     pub reasons: Vec<String>,
-    /// Hazards, as `check --json` gives them.
+    /// The hazards in the form of `check --json`.
     pub hazards: Value,
     /// Relative Frobenius error of the worst run.
     pub error_rel: Option<f64>,
-    /// What it took, s.
+    /// Duration of the check, s.
     pub seconds: f64,
 }
 
-/// What kind of time it is.
+/// The kind of trial behind a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trial {
-    /// Short: to rank.
+    /// A short timing that ranks candidates.
     Microbench,
-    /// Against the incumbent, by the law of time.
+    /// A race against the incumbent under the rules of `bench`.
     Race,
-    /// The same on a problem that the search never saw; of a winner, once more on its own.
+    /// A race on a problem that the search never used; for a winner, also a second race on its own problem.
     HeldOut,
 }
 
-/// How the time came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeKind {
-    /// On the device.
     Measured,
-    /// By the time model, for a device that is not at hand.
+    /// Predicted by the time model for a device that is not available.
     Predicted,
 }
 
-/// Times of a candidate, all of them.
+/// The times of a candidate in one trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasurementFact {
-    /// What kind.
     pub trial: Trial,
-    /// Measured or predicted.
     pub kind: TimeKind,
-    /// On which problem: another than the candidate's own for most of [`Trial::HeldOut`].
+    /// The problem. Most [`Trial::HeldOut`] trials use a problem other than the candidate's own.
     pub problem: Shape,
-    /// Every sample, µs a call; none of a time that was taken over from an earlier run.
+    /// Every sample, µs per call. Empty for a time taken over from an earlier run.
     pub samples: Vec<f64>,
-    /// Median, µs; of a short timing that was taken in turns with the baseline's, that one's own time over the ratio.
+    /// The median, µs. For a short timing in turns with the baseline: the baseline's own time over the
+    /// measured ratio.
     pub us: f64,
-    /// Lower end of its interval, µs.
+    /// Lower end of the interval, µs.
     pub low_us: f64,
-    /// Upper end.
+    /// Upper end of the interval, µs.
     pub high_us: f64,
-    /// Of a race: against which candidate, and how it ended.
+    /// The result of a race against the incumbent.
     pub against: Option<Against>,
 }
 
-/// How a race ended.
+/// The result of a race against an incumbent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Against {
-    /// The incumbent.
     pub incumbent: CandidateId,
     /// time(incumbent) / time(candidate): above 1, the candidate is faster.
     pub ratio: f64,
-    /// Lower end of its 95 % interval.
+    /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the 95 % interval.
     pub high: f64,
-    /// The noise floor of the race.
     pub noise: f64,
-    /// The verdict on the candidate.
     pub verdict: SpeedVerdict,
 }
 
-/// Why a candidate died, and where.
+/// Why and at which stage a candidate was rejected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rejection {
-    /// At which stage of the cascade.
     pub stage: Stage,
-    /// In one word, to count: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`, `predicted_slow`, `budget`, `refuted`, `incomplete`,
-    /// `wrong`, `fault`, `hangs`, `crashed`, `slower`, …. A candidate of any other reason than `slower`, or `budget` once it has a time,
-    /// is not ranked; what befell it on a held-out problem is no such reason.
+    /// A single word for counting: `plan`, `emit`, `launch`, `identical`, `ptxas`, `spills`,
+    /// `predicted_slow`, `budget`, `refuted`, `incomplete`, `wrong`, `fault`, `hangs`, `crashed`, `slower`,
+    /// …. Only candidates without a rejection, with `slower`, or with `budget` and a time are ranked. A
+    /// rejection on a held-out problem does not count.
     pub reason: String,
-    /// In words.
+    /// The reason in words.
     pub detail: String,
 }
 
-/// What was decided, by what.
+/// A decision of a run with its reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// `promoted`, `refused` (a promotion), `failed` (the run), `continue`, `stop`, `use_a_library`.
+    /// `promoted`, `refused` (a promotion), `failed` (the run), `continue`, `stop` or `use_a_library`.
     pub what: String,
-    /// Of which candidate.
     pub candidate: Option<CandidateId>,
-    /// The figures behind it.
+    /// The figures behind the decision.
     pub why: Value,
 }

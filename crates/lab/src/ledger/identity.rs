@@ -1,5 +1,5 @@
-//! Whether the path of a ledger still leads to the file that is open. A process can write to a file that was
-//! deleted, and the system discards everything that was written once the process ends.
+//! Detects that the path of a ledger no longer leads to the open file. A process can write to a deleted file,
+//! and the system discards everything written there once the process ends.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{Ledger, LedgerError};
 pub(super) struct Identity(u64, u64);
 
 impl Identity {
-    /// Of the file at a path; `None` where the system has no such numbers.
+    /// The identity of the file at a path; `None` on systems without such numbers.
     #[cfg(unix)]
     pub fn of(path: &Path) -> std::io::Result<Option<Identity>> {
         use std::os::unix::fs::MetadataExt;
@@ -25,7 +25,7 @@ impl Identity {
 }
 
 impl Ledger {
-    /// Fails where the path no longer leads to the file that was opened to write.
+    /// Fails when the path no longer leads to the file that was opened for writing.
     pub(super) fn still_there(&self) -> Result<(), LedgerError> {
         let Some(opened) = self.identity else { return Ok(()) };
         let path = self.path.clone();

@@ -1,4 +1,5 @@
-//! Tests of damage: single bits that flip in the file, and a file that is deleted or replaced under a writer.
+//! Tests of damage: single flipped bits in the file, and a file that is deleted or replaced while a process
+//! writes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +11,7 @@ use rusqlite::types::Value;
 use super::tests::*;
 use super::*;
 
-/// Every value of every table, by table, and the definitions: what SQLite reads from a file.
+/// Every value of every table and all definitions, as SQLite reads them from a file.
 fn contents(path: &Path) -> Option<HashMap<String, Vec<Vec<Value>>>> {
     let connection = Connection::open(path).ok()?;
     let mut all = HashMap::new();
@@ -28,7 +29,7 @@ fn contents(path: &Path) -> Option<HashMap<String, Vec<Vec<Value>>>> {
     Some(all)
 }
 
-/// A ledger with rows in every kind of table, in one file without a log.
+/// A ledger with rows in every kind of table, in a single file without a write-ahead log.
 fn filled() -> (Scratch, PathBuf) {
     let (folder, path) = scratch();
     let ledger = Ledger::open(&path).unwrap();
@@ -47,7 +48,7 @@ fn filled() -> (Scratch, PathBuf) {
     (folder, path)
 }
 
-/// What `flashcore ledger check` makes of a file.
+/// The result of `flashcore ledger check` for a file.
 fn is_sound(path: &Path) -> bool {
     Ledger::read(path).and_then(|ledger| ledger.check()).is_ok_and(|found| found.is_sound())
 }
@@ -66,7 +67,7 @@ fn every_flipped_bit_that_changes_a_value_is_found() {
         bytes[at] ^= 1 << bit;
         let copy = folder.path("copy");
         std::fs::write(&copy, &bytes).unwrap();
-        // A file that cannot be read as a whole was changed, too.
+        // A file that cannot be read completely counts as changed.
         if contents(&copy).as_ref() == Some(&before) {
             continue;
         }
@@ -79,7 +80,7 @@ fn every_flipped_bit_that_changes_a_value_is_found() {
     assert!(unseen.is_empty(), "{} of {changed} are not found: {unseen:?}", unseen.len());
 }
 
-/// Changes a text in a file, which must be in it exactly once.
+/// Replaces a text that occurs exactly once in a file.
 fn replace(path: &Path, old: &[u8], new: &[u8]) {
     let mut bytes = std::fs::read(path).unwrap();
     let places: Vec<usize> =
@@ -108,8 +109,8 @@ fn an_altered_row_is_named() {
     assert_eq!((found.altered.rows, found.altered.named), (1, vec![format!("decision: id {id}")]));
 }
 
-/// A checksum that is stored together with the altered value agrees with nothing but the row as it was
-/// written.
+/// Checksums survive reading back: values whose stored form could differ from the written one agree with
+/// them.
 #[test]
 fn values_are_the_same_when_they_are_read_back() {
     let (_folder, path) = scratch();
@@ -134,7 +135,7 @@ fn a_file_that_is_deleted_or_replaced_is_told() {
     std::fs::write(&path, "").unwrap();
     let gone = ledger.event(run, RunEvent::Stopped).unwrap_err();
     assert!(matches!(gone, LedgerError::Gone { what: "replaced by another file", .. }), "{gone}");
-    // While a transaction is open.
+    // The same while a transaction is open.
     std::fs::rename(folder.path("elsewhere"), &path).unwrap();
     let gone = ledger
         .together(|ledger| {

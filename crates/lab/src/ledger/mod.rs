@@ -1,12 +1,14 @@
-//! The ledger: every candidate, forecast, proof, measurement and decision, in one SQLite file that many processes share.
+//! The ledger: every candidate, forecast, verdict, measurement and decision, in one SQLite file that many
+//! processes share.
 //!
-//! Facts are only ever added (`facts.rs`, one record type a table), each in a transaction of its own, and an [`Outcome`] whole
-//! ([`Ledger::tell`]) and at most once: a process that is killed loses what it was about to write and nothing else. Commits wait for the
-//! operating system, not for the disk (`synchronous = NORMAL`): a loss of power may take the last ones, never the ledger. `schema.rs`
-//! describes the tables.
+//! Facts are only ever added (`facts.rs`, one record type per table), each in its own transaction. An
+//! [`Outcome`] is stored whole and at most once ([`Ledger::tell`]). A killed process loses only the write in
+//! progress. Commits wait for the operating system, not for the disk (`synchronous = NORMAL`): a power
+//! failure may lose the last commits, never the ledger. `schema.rs` describes the tables.
 //!
-//! POSIX locks belong to a process, not to a file handle. Whoever looks at a ledger with another copy of SQLite (Python's `sqlite3`, say)
-//! must do so in another process than one that writes it through this module: within one, each copy undoes the other's locks.
+//! POSIX locks belong to a process, not to a file handle. Another copy of SQLite (such as Python's `sqlite3`)
+//! must not open a ledger in a process that writes it through this module: within one process, each copy
+//! releases the other's locks.
 //!
 //! [`Outcome`]: crate::evolve::Outcome
 
@@ -46,48 +48,50 @@ pub use read::{Decided, Dossier, Known, Resumed, RunLine};
 pub use score::{ByHand, Recalibration, SCORED, Score};
 pub use totals::{Corner, Cost, CostItem, Death, Earnings, Entered, Niche, Pair, Tally};
 
-/// How long a writer waits for another one, unless told otherwise.
+/// Default time that a writer waits for another one.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Ledgers up to this many bytes are looked over when they are opened; larger ones by `flashcore ledger check`.
+/// Ledgers up to this many bytes are checked when they are opened. Larger ones are left to
+/// `flashcore ledger check`.
 const LOOKED_OVER: u64 = 16 << 20;
 
-/// A ledger, opened. One per thread: it can be sent to another thread, not shared.
+/// An open ledger. It can be sent to another thread but not shared, so each thread opens its own.
 #[derive(Debug)]
 pub struct Ledger {
     connection: Connection,
     path: PathBuf,
     patience: Duration,
     together: Cell<bool>,
-    /// Of a ledger that was opened to write: which file that is.
+    /// Which file was opened for writing.
     identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
-    /// Where the file lies that is read in place of an older one. Closed before it goes.
+    /// The folder of the upgraded copy that is read in place of an older ledger. The connection closes before
+    /// its removal.
     _copy: Option<Scratch>,
 }
 
 impl Ledger {
-    /// Opens a ledger to write and read; begins one where there is no file.
+    /// Opens a ledger for writing and reading. Creates the ledger if there is no file.
     ///
     /// # Errors
-    /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or may not be written.
+    /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or not writable.
     pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
         Ledger::open_patient(path, PATIENCE)
     }
 
-    /// As [`Ledger::open`], of a ledger that is there: nothing is begun.
+    /// Like [`Ledger::open`] for an existing ledger; never creates one.
     ///
     /// # Errors
-    /// When there is none, an empty file among them, or as of [`Ledger::open`].
+    /// When the file is missing or empty, or as for [`Ledger::open`].
     pub fn open_existing(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         Ledger::open(path)
     }
 
-    /// As [`Ledger::open`], for writers that wait longer or shorter for each other.
+    /// Like [`Ledger::open`] with another limit on the wait for other writers.
     ///
     /// # Errors
-    /// As of [`Ledger::open`].
+    /// As for [`Ledger::open`].
     pub fn open_patient(path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {
         recognise(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
@@ -101,11 +105,11 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger to read: nothing is ever written to it, and writers are not held up. Of an older one a copy is brought forward and read, as it
-    /// was then.
+    /// Opens a ledger for reading. Nothing is written to the file and writers are not blocked. For an older
+    /// version, an upgraded copy is read, which shows the ledger at the time of opening.
     ///
     /// # Errors
-    /// When there is none, an empty file among them, or as of [`Ledger::open`].
+    /// When the file is missing or empty, or as for [`Ledger::open`].
     pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         recognise(path)?;
@@ -117,13 +121,13 @@ impl Ledger {
         match ledger.version()? {
             found if found > schema::VERSION => Err(ledger.newer(found)),
             schema::VERSION => Ok(ledger),
-            // Somebody is about to begin it.
+            // Another process is about to create the ledger.
             0 => Err(LedgerError::Empty { path: path.to_path_buf() }),
             _ => ledger.brought_forward(),
         }
     }
 
-    /// A copy of an older ledger in the present version, which goes when it is closed.
+    /// A temporary copy of an older ledger, upgraded to the current version.
     fn brought_forward(&self) -> Result<Ledger, LedgerError> {
         let fault = |error: StoreError| LedgerError::File {
             path: self.path.clone(),
@@ -138,15 +142,14 @@ impl Ledger {
         Ok(Ledger { path: self.path.clone(), _copy: Some(folder), ..copy })
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Several writes in one transaction: all of them or, on an error, none.
+    /// Runs several writes in one transaction: all of them take effect or, on an error, none.
     ///
     /// # Errors
-    /// That of the first write that failed; [`LedgerError::Gone`] when the file was deleted or replaced.
+    /// The error of the first failed write; [`LedgerError::Gone`] when the file was deleted or replaced.
     pub fn together<T, E: From<LedgerError>>(
         &self,
         writes: impl FnOnce(&Ledger) -> Result<T, E>,
@@ -160,7 +163,7 @@ impl Ledger {
         self.together.set(true);
         let written = writes(self);
         self.together.set(false);
-        // Without a commit, dropping the transaction rolls it back.
+        // On an error the transaction is dropped, which rolls it back.
         let written = written?;
         begun.commit().map_err(|e| self.error(e))?;
         self.still_there()?;
@@ -173,7 +176,7 @@ impl Ledger {
         Ledger::with(connection, path, patience)
     }
 
-    /// A ledger in a folder that may not be written and to which no one writes: there is no log to be read beside it.
+    /// Opens a ledger in a folder that is not writable. Nobody writes to it, so there is no log to read.
     fn connect_unwritable(path: &Path) -> Result<Ledger, LedgerError> {
         let escaped: String = path
             .to_string_lossy()
@@ -209,19 +212,20 @@ impl Ledger {
             c.busy_timeout(patience)?;
             c.set_prepared_statement_cache_capacity(96);
             c.pragma_update(None, "foreign_keys", true)?;
-            // REPLACE deletes, and then only fires the triggers that refuse it.
+            // REPLACE deletes rows, and without this setting it does not fire the triggers that forbid
+            // deletion.
             c.pragma_update(None, "recursive_triggers", true)?;
             c.pragma_update(None, "synchronous", "NORMAL")?;
             c.pragma_update(None, "cache_size", -65_536)?;
             c.pragma_update(None, "temp_store", "MEMORY")?;
-            // The first read of the file itself.
+            // The first read of the file itself, which shows errors.
             c.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
         };
         set(&ledger.connection).map_err(|e| ledger.error(e))?;
         Ok(ledger)
     }
 
-    /// Write-ahead log, tables, version.
+    /// Sets up the write-ahead log, the tables and the version.
     fn make_current(&self) -> Result<(), LedgerError> {
         let found = self.version()?;
         if found > schema::VERSION {
@@ -231,7 +235,7 @@ impl Ledger {
         if found == schema::VERSION {
             return Ok(());
         }
-        // Where two processes begin one ledger, the second finds it made.
+        // When two processes create one ledger, the second finds it complete.
         schema::migrate(&self.connection).map_err(|e| self.error(e))?;
         match self.version()? {
             found if found > schema::VERSION => Err(self.newer(found)),
@@ -239,7 +243,7 @@ impl Ledger {
         }
     }
 
-    /// The change to a write-ahead log needs the file alone, and SQLite does not wait for that.
+    /// Switches to a write-ahead log. The switch needs exclusive access, and SQLite does not wait for that.
     fn log_ahead(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
         loop {
@@ -260,7 +264,7 @@ impl Ledger {
         if bytes > LOOKED_OVER { Ok(()) } else { self.sound("quick_check(1)") }
     }
 
-    /// `PRAGMA quick_check` or `integrity_check`.
+    /// Runs `PRAGMA quick_check` or `integrity_check`.
     fn sound(&self, check: &str) -> Result<(), LedgerError> {
         let found: String = self
             .connection
@@ -273,7 +277,7 @@ impl Ledger {
     }
 
     fn version(&self) -> Result<i64, LedgerError> {
-        // One statement, so of one moment: between two, another process may make the file a ledger.
+        // A single statement sees one moment: between two statements another process may create the ledger.
         const HEAD: &str = "SELECT (SELECT count(*) FROM sqlite_schema), application_id, user_version
              FROM pragma_application_id, pragma_user_version";
         let (tables, application, version): (i64, i64, i64) = self
@@ -316,7 +320,8 @@ fn must_exist(path: &Path) -> Result<(), LedgerError> {
     }
 }
 
-/// Whether a file can be a ledger at all: SQLite would make a new one of a folder's name or of a short text with less clear words.
+/// Rejects files that cannot be ledgers. SQLite would give less clear errors for a folder or a short text
+/// file.
 fn recognise(path: &Path) -> Result<(), LedgerError> {
     use std::io::Read;
     let not = |what: &str| LedgerError::NotALedger { path: path.to_path_buf(), what: what.to_owned() };

@@ -1,4 +1,4 @@
-//! Tests of what a file is, who may open it, and what happens when there is no room.
+//! Tests of file recognition, permissions and a full disk.
 
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ fn older(path: &Path, version: i64) -> Ledger {
     old
 }
 
-/// What an older one did not count yet is counted when it is brought forward, as if it had been from the beginning.
+/// The upgrade computes summaries that the older version lacked, as if they had been there from the start.
 #[test]
 fn an_older_ledger_counts_what_a_new_one_does() {
     for version in 1..schema::VERSION {
@@ -116,7 +116,7 @@ fn an_older_ledger_counts_what_a_new_one_does() {
     }
 }
 
-/// Of the oldest version: all that readers ask for is there, and not a byte of it changes.
+/// A ledger of the oldest version can be read completely, and its file does not change.
 #[test]
 fn an_older_ledger_is_read_and_left_as_it_is() {
     let (folder, path) = scratch();
@@ -133,7 +133,7 @@ fn an_older_ledger_is_read_and_left_as_it_is() {
     drop(ledger);
     assert!(std::fs::read(&path).unwrap() == before, "it was written");
     assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "something lies beside it");
-    // Who writes brings it forward.
+    // Opening for writing upgrades the ledger.
     assert_eq!(Ledger::open(&path).unwrap().version().unwrap(), schema::VERSION);
 }
 
@@ -184,7 +184,7 @@ fn a_full_disk_is_told_and_survived() {
 
 #[test]
 fn two_processes_may_begin_one_ledger() {
-    // Which of the steps of a beginning another one sees is a matter of luck: many times.
+    // The interleaving of the two processes varies, so the test repeats.
     for _ in 0..20 {
         let (_folder, path) = scratch();
         let runs: Vec<RunId> = std::thread::scope(|scope| {

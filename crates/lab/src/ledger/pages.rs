@@ -1,4 +1,4 @@
-//! What only pages ask: lists to page through, and examples.
+//! Queries of the report's pages: paged lists and examples.
 
 use kernels::select::Shape;
 use rusqlite::params;
@@ -9,43 +9,38 @@ use super::write::text;
 use super::{Arm, CandidateId, Ledger, LedgerError, RunId};
 use crate::evolve::Stage;
 
-/// The baselines of a run are among so many of its first candidates.
+/// The baselines of a run are among its first candidates, up to this number.
 const EARLY: i64 = 1000;
 
-/// A candidate in a list of them.
+/// A candidate in a list.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// Its number.
     pub id: CandidateId,
-    /// Why it is in the run.
     pub arm: Arm,
-    /// How it was made.
+    /// The operator that made the candidate.
     pub operator: String,
-    /// The last stage that it came to.
+    /// The last stage that the candidate reached.
     pub stage: Option<Stage>,
-    /// Why it went no further.
+    /// The reason of its rejection.
     pub rejected: Option<String>,
-    /// What the model expects, µs.
+    /// The predicted time, µs.
     pub predicted_us: Option<f64>,
-    /// Its time, µs.
+    /// The measured time, µs.
     pub us: Option<f64>,
-    /// Whether it was promoted.
     pub promoted: bool,
 }
 
 impl Ledger {
-    /// The latest run.
-    ///
     /// # Errors
-    /// When the ledger cannot be read, as of each of these functions.
+    /// When the ledger cannot be read.
     pub fn latest_run(&self) -> Result<Option<RunId>, LedgerError> {
         self.row("SELECT id FROM run ORDER BY id DESC LIMIT 1", [], |row| row.get(0).map(RunId))
     }
 
-    /// When a run began and when something was last added to it, ms since 1970.
+    /// The times of a run's start and of its latest fact, ms since 1970.
     ///
     /// # Errors
-    /// Also when there is no such run.
+    /// When there is no such run, or the ledger cannot be read.
     pub fn span(&self, run: RunId) -> Result<(i64, i64), LedgerError> {
         let last = |table: &str| {
             format!("coalesce((SELECT at FROM {table} WHERE run = r.id ORDER BY id DESC LIMIT 1), r.at)")
@@ -56,7 +51,7 @@ impl Ledger {
         span.ok_or_else(|| self.unknown(format!("run {}", run.0)))
     }
 
-    /// Candidates of a run, the latest first, before one of them or from the end.
+    /// Candidates of a run, newest first, before a given candidate or from the end.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -84,7 +79,8 @@ impl Ledger {
         })
     }
 
-    /// What a run is to beat on a problem: the first that joined it as that. Others of its arm are compared with, and come later.
+    /// The baseline of a run on a problem: the first candidate of the baseline arm. Later ones of the arm
+    /// serve for comparison.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -94,12 +90,13 @@ impl Ledger {
         self.row(sql, params![run.0, EARLY, text(problem)], |row| row.get(0).map(CandidateId))
     }
 
-    /// Everyone whose forecasts have outcomes, with the devices that they are for.
+    /// All authors whose forecasts have outcomes, with the devices of these forecasts.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     pub fn forecasters(&self) -> Result<Vec<(String, String)>, LedgerError> {
-        // From one to the next by the index, however many forecasts each has.
+        // Steps from one (author, device) to the next through the index, so the number of forecasts does not
+        // matter.
         let sql = "SELECT author, device, (SELECT name FROM device WHERE id = next.device) FROM (
               SELECT * FROM (SELECT author, device FROM pair WHERE author = ?1 AND device > ?2 ORDER BY device LIMIT 1)
               UNION ALL SELECT * FROM (SELECT author, device FROM pair WHERE author > ?1 ORDER BY author, device LIMIT 1)

@@ -1,4 +1,4 @@
-//! Who is best, where it comes from, and what helped.
+//! Queries for the best candidates, their ancestry and their useful changes.
 
 use std::collections::HashSet;
 
@@ -12,73 +12,65 @@ use super::write::{text, word};
 use super::{Against, Arm, CandidateId, Ledger, LedgerError, RunId, TimeKind, Trial};
 use crate::evolve::Candidate;
 
-/// A candidate with a time, among others.
+/// A candidate with a time in a ranking.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ranked {
-    /// Its number.
     pub candidate: CandidateId,
-    /// Its run.
     pub run: RunId,
-    /// On which problem.
     pub problem: Shape,
-    /// On which device.
     pub device: String,
-    /// What it is.
+    /// The plan or the kernel.
     pub subject: Candidate,
-    /// Its arm.
     pub arm: Arm,
-    /// How it was made.
+    /// The operator that made the candidate.
     pub operator: String,
-    /// Measured or predicted.
     pub kind: TimeKind,
-    /// By which trial: a race counts for more than a microbench.
+    /// The trial behind the time. A race outranks a short timing.
     pub trial: Trial,
-    /// Whether the time was not measured in this run, but taken over from an earlier one as a ratio to the
-    /// baseline's.
+    /// Whether the time was taken over from an earlier run, as a ratio to the baseline's.
     pub taken_over: bool,
-    /// Its time, µs: of one that raced its incumbent's over the ratio of its last race, so that times of several races can be compared.
+    /// The time, µs. For a candidate that raced: the incumbent's time over the ratio of the last race, so
+    /// that times of different races are comparable.
     pub us: f64,
-    /// Lower end of its interval.
+    /// Lower end of the interval, µs.
     pub low_us: f64,
-    /// Upper end.
+    /// Upper end of the interval, µs.
     pub high_us: f64,
-    /// What the time model said before, µs.
+    /// The time that the model predicted before, µs.
     pub predicted_us: Option<f64>,
-    /// Its last race on its own problem: that counts, and its ratio is the speed-up over its incumbent, which is another one in another run.
+    /// The last race on the candidate's own problem, which decides its rank. The ratio is the speed-up over
+    /// the incumbent of the candidate's run.
     pub against: Option<Against>,
-    /// The incumbent's time, µs: what the ratio is over.
+    /// The incumbent's time, µs, to which the ratio refers.
     pub incumbent_us: Option<f64>,
-    /// Why it went no further, in a word.
+    /// The reason of the rejection in one word.
     pub rejected: Option<String>,
-    /// Whether it was promoted.
     pub promoted: bool,
 }
 
-/// A candidate in the line of another one's first parents.
+/// A candidate in the line of first parents of another one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ancestor {
-    /// Its number.
     pub candidate: CandidateId,
-    /// All of its parents; the first is the next ancestor.
+    /// All parents. The first is the next ancestor.
     pub parents: Vec<CandidateId>,
-    /// How it was made.
+    /// The operator that made the candidate.
     pub operator: String,
-    /// What differs from the first parent.
+    /// The changes against the first parent.
     pub changes: Value,
-    /// Its time, µs, where it has one: the short timing, as the others have it.
+    /// The time of the short timing, µs, or where there is none, the time of the ranking.
     pub us: Option<f64>,
 }
 
-/// What was changed in a candidate that won its race.
+/// The changes of a candidate that won its race.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Win {
-    /// Who won.
     pub candidate: CandidateId,
-    /// What it is.
+    /// The plan or the kernel.
     pub subject: Candidate,
-    /// What differs from its first parent.
+    /// The changes against the first parent.
     pub changes: Value,
-    /// time(first parent) / time(candidate), by the short timings of both: what the changes are worth.
+    /// time(first parent) / time(candidate) by their short timings: the gain of the changes.
     pub gain: f64,
 }
 
@@ -88,16 +80,17 @@ const RANKED: &str = "SELECT s.candidate, s.run, p.shape, d.name, j.body, s.arm,
        WHERE (m.candidate, m.problem, m.trial) = (s.candidate, s.problem, s.trial) AND length(m.samples) = 0)
    FROM standing s JOIN problem p ON p.id = s.problem JOIN device d ON d.id = s.device JOIN subject j ON j.id = s.subject";
 
-/// Whose time says something: nothing is wrong with the candidate, even if others are faster or there was no time to race it.
+/// Candidates whose times are valid: not rejected, rejected as slower, or not raced for lack of budget.
 pub(super) const SOUND: &str = "(s.rejected IS NULL OR s.rejected IN ('slower', 'budget'))";
 
-/// What is ranked: not what candidates are compared with.
+/// Arms that are ranked. Baselines and controls are not.
 const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
 
 impl Ledger {
-    /// The best candidates for a problem on the devices of that name: measured ones first, then predicted ones; of these those that won a
-    /// second race, then the others that raced, then those with a short timing; each by its time. A plan is there once, however often and
-    /// wherever it was tried. Those found wrong, and what candidates are compared with, are left out.
+    /// The best candidates for a problem on the devices of a name. Measured times come before predicted ones.
+    /// Within each, winners of a second race come first, then candidates that raced, then those with a short
+    /// timing, each group by time. A plan is listed once, however often it was tried. Wrong candidates,
+    /// baselines and controls are left out.
     ///
     /// # Errors
     /// When no device of the ledger has that name, or the ledger cannot be read.
@@ -124,7 +117,8 @@ impl Ledger {
         Ok(best)
     }
 
-    /// The fastest, each subject once and none that is `known`: walks an index by rank, as far as need be.
+    /// The fastest candidates, each subject once and none in `known`. Walks a rank index only as far as
+    /// necessary.
     fn fastest(
         &self,
         sql: &str,
@@ -150,7 +144,7 @@ impl Ledger {
         Ok(fastest)
     }
 
-    /// The first of several walks together, each subject once.
+    /// Merges the results of several walks and keeps the first `k`, each subject once.
     fn first(
         &self,
         mut found: Vec<Fastest>,
@@ -173,7 +167,7 @@ impl Ledger {
         self.best_among(run, problem, &CANDIDATES, k)
     }
 
-    /// The best candidate of one arm of a run on a problem, likewise.
+    /// The best candidate of one arm of a run on a problem, in the order of [`Ledger::topk`].
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -188,7 +182,8 @@ impl Ledger {
         arms: &[Arm],
         k: usize,
     ) -> Result<Vec<Ranked>, LedgerError> {
-        // An arm at a time, as the index has them: the best of a slow arm stands behind thousands of another's.
+        // Each arm is read on its own, as the index is sorted: the best of a slow arm would come after
+        // thousands of another arm.
         let sql = format!(
             "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
              WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.arm = ? AND s.us IS NOT NULL AND {SOUND}
@@ -201,7 +196,7 @@ impl Ledger {
         self.first(found, k, &mut seen)
     }
 
-    /// How a candidate stands; `None` while it has no time.
+    /// The ranking entry of a candidate; `None` while it has no time.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -215,10 +210,10 @@ impl Ledger {
         Ok(Some(Ranked { against, incumbent_us: raced.map(|race| race.ratio * ranked.us), ..ranked }))
     }
 
-    /// The problems of a device with times, each with its best candidate.
+    /// The best candidate of each problem that has times on a device.
     ///
     /// # Errors
-    /// As of [`Ledger::topk`].
+    /// As for [`Ledger::topk`].
     pub fn best_of_problems(&self, device: &str) -> Result<Vec<Ranked>, LedgerError> {
         let problems: Vec<Shape> =
             self.rows("SELECT shape FROM problem ORDER BY id", [], |row| parse(row, 0))?;
@@ -229,10 +224,11 @@ impl Ledger {
         Ok(best)
     }
 
-    /// What won its race on a device, one for each problem: a promoted one where there is one, and the fastest of these.
+    /// The race winners on a device, one per problem: the fastest promoted one, or where none is promoted,
+    /// the fastest.
     ///
     /// # Errors
-    /// When the ledger cannot be read. A device that it does not know has no winners.
+    /// When the ledger cannot be read. An unknown device has no winners.
     pub fn winners(&self, device: &str) -> Result<Vec<(Shape, Candidate)>, LedgerError> {
         let sql = format!(
             "SELECT p.shape, j.body FROM problem p JOIN subject j ON j.id = (
@@ -243,15 +239,14 @@ impl Ledger {
         self.rows(&sql, [device], |row| Ok((parse(row, 0)?, parse(row, 1)?)))
     }
 
-    /// Names of all devices.
-    ///
     /// # Errors
     /// When the ledger cannot be read.
     pub fn devices(&self) -> Result<Vec<String>, LedgerError> {
         self.rows("SELECT name FROM device ORDER BY name", [], |row| row.get(0))
     }
 
-    /// Numbers of the devices whose name, or part of it in words, is this: `h200` is `H200` and `NVIDIA H200`.
+    /// Row numbers of the devices whose name contains the words of `name`: `h200` matches `H200` and
+    /// `NVIDIA H200`.
     pub(super) fn devices_named(&self, name: &str) -> Result<Vec<i64>, LedgerError> {
         let words = |name: &str| -> Vec<String> {
             let lower = name.to_lowercase();
@@ -275,7 +270,7 @@ impl Ledger {
         Err(self.unknown(format!("device {name:?}; its devices: {known}")))
     }
 
-    /// A candidate and its line of first parents, itself first, `most` of them.
+    /// A candidate and its line of first parents, the candidate first, at most `most` entries.
     ///
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read.
@@ -302,10 +297,11 @@ impl Ledger {
         Ok(line)
     }
 
-    /// The newest races that a candidate won on a device, on any problem, and what its changes were worth: they are worth trying here.
+    /// The newest races on a device that a candidate won, for any problem, with the gain of the candidate's
+    /// changes. These changes are worth trying for other candidates.
     ///
     /// # Errors
-    /// When the ledger cannot be read. A device that it does not know has none.
+    /// When the ledger cannot be read. An unknown device has no wins.
     pub fn wins(&self, device: &str, limit: usize) -> Result<Vec<Win>, LedgerError> {
         let sql = "SELECT c.id, j.body, c.changes, theirs.us / ours.us FROM measurement m
              JOIN standing s ON s.candidate = m.candidate JOIN candidate c ON c.id = m.candidate JOIN subject j ON j.id = c.subject
@@ -326,13 +322,13 @@ impl Ledger {
     }
 }
 
-/// Arms as a list of SQL's.
+/// The arms as an SQL list.
 fn among(arms: &[Arm]) -> String {
     let words: Vec<String> = arms.iter().map(|arm| format!("'{}'", word(arm))).collect();
     format!("({})", words.join(", "))
 }
 
-/// A row of an index by rank.
+/// A row of a rank index.
 struct Fastest {
     grade: i64,
     us: f64,
@@ -340,7 +336,7 @@ struct Fastest {
     subject: i64,
 }
 
-/// Without its race.
+/// Reads a row of `RANKED`; the race is added later.
 fn ranked(row: &rusqlite::Row<'_>) -> rusqlite::Result<Ranked> {
     Ok(Ranked {
         candidate: CandidateId(row.get(0)?),

@@ -1,4 +1,4 @@
-//! Reading facts back: runs, what a resumed run needs, all that is known of a candidate.
+//! Reads facts back: runs, the state for resuming a run, and dossiers of candidates.
 
 use kernels::select::Shape;
 use rusqlite::types::Type;
@@ -16,87 +16,77 @@ use crate::evolve::{Candidate, Finding, Outcome};
 /// A run in a list.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunLine {
-    /// Its number.
     pub id: RunId,
-    /// When it began, ms since 1970.
+    /// Start time, ms since 1970.
     pub at: i64,
-    /// The device whose times are sought.
+    /// The device whose times are optimised.
     pub device: String,
-    /// What happened to it last, and when.
+    /// The last event and its time, ms since 1970.
     pub last: Option<(i64, RunEvent)>,
-    /// Candidates; what they are compared with does not count, here and below.
+    /// Number of candidates. Baselines and controls do not count, here and below.
     pub candidates: i64,
-    /// Those with a time.
+    /// Number of candidates with a time.
     pub timed: i64,
-    /// Those that died.
+    /// Number of rejected candidates.
     pub rejected: i64,
-    /// Those that were promoted.
+    /// Number of promoted candidates.
     pub promoted: i64,
     /// Device time so far, s.
     pub device_seconds: f64,
-    /// What that cost, where a price is known.
+    /// Cost of the device time; `None` without a price.
     pub cost: Option<f64>,
 }
 
 /// A candidate as it was added.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Known {
-    /// Its number.
     pub id: CandidateId,
-    /// When, ms since 1970.
+    /// Time of adding, ms since 1970.
     pub at: i64,
-    /// What was added.
     pub new: NewCandidate,
 }
 
-/// A decision with its time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decided {
-    /// When, ms since 1970.
+    /// Time of the decision, ms since 1970.
     pub at: i64,
-    /// What.
     pub decision: Decision,
 }
 
-/// All that a run needs to go on.
+/// The facts from which a run is resumed.
 #[derive(Clone, Debug)]
 pub struct Resumed {
     /// The run with its configuration.
     pub run: Run,
-    /// Its candidates in the order in which they were added.
+    /// The candidates in the order of adding.
     pub candidates: Vec<Known>,
-    /// The answers in the order in which they came.
+    /// The outcomes in the order of arrival.
     pub outcomes: Vec<Outcome>,
-    /// What was decided, in order.
+    /// The decisions in order.
     pub decisions: Vec<Decided>,
 }
 
-/// All that is known of a candidate.
+/// All facts about a candidate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dossier {
-    /// What was added.
     pub known: Known,
-    /// Its candidate's hash.
+    /// The hash of the plan or the kernel.
     pub hash: String,
-    /// What it is, with the findings of the diagnosis.
+    /// Properties of the kernel, with the findings of the diagnosis.
     pub screening: Option<(Screening, Value)>,
-    /// What was expected of it.
     pub forecasts: Vec<Forecast>,
-    /// The gate's verdicts.
     pub proofs: Vec<ProofFact>,
-    /// Its times.
     pub measurements: Vec<MeasurementFact>,
-    /// Why it died.
     pub rejections: Vec<Rejection>,
-    /// Those made from it.
+    /// The candidates that have it as a parent.
     pub children: Vec<CandidateId>,
 }
 
 impl Ledger {
-    /// All runs, the newest first.
+    /// All runs, newest first.
     ///
     /// # Errors
-    /// When the ledger cannot be read, as of each of these functions.
+    /// When the ledger cannot be read.
     pub fn runs(&self) -> Result<Vec<RunLine>, LedgerError> {
         let sql = "SELECT r.id, r.at, d.name, r.price_per_hour,
              (SELECT at FROM run_event e WHERE e.run = r.id ORDER BY id DESC LIMIT 1),
@@ -126,10 +116,8 @@ impl Ledger {
         })
     }
 
-    /// A run as it was begun.
-    ///
     /// # Errors
-    /// Also when there is no such run.
+    /// When there is no such run, or the ledger cannot be read.
     pub fn run(&self, run: RunId) -> Result<Run, LedgerError> {
         let sql = "SELECT d.name, config, environment, price_per_hour FROM run r JOIN device d ON d.id = r.device WHERE r.id = ?";
         let found = self.row(sql, [run.0], |row| {
@@ -139,7 +127,7 @@ impl Ledger {
         found.ok_or_else(|| self.unknown(format!("run {}", run.0)))
     }
 
-    /// What happened to a run, in order, with its time in ms since 1970.
+    /// The events of a run in order, with their times in ms since 1970.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -149,7 +137,7 @@ impl Ledger {
         })
     }
 
-    /// What was decided in a run, in order.
+    /// The decisions of a run in order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -157,7 +145,7 @@ impl Ledger {
         self.latest_decisions(run, usize::MAX)
     }
 
-    /// What was decided in a run last, `most` of it, in order.
+    /// The latest decisions of a run, at most `most`, in order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -174,10 +162,10 @@ impl Ledger {
         Ok(decided)
     }
 
-    /// Everything that a run needs to go on, read in one moment of the ledger.
+    /// The facts from which a run is resumed, read in one transaction.
     ///
     /// # Errors
-    /// Also when there is no such run.
+    /// When there is no such run, or the ledger cannot be read.
     pub fn resume(&self, run: RunId) -> Result<Resumed, LedgerError> {
         let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
         let outcomes = self.outcomes(run, 0, usize::MAX)?;
@@ -191,7 +179,7 @@ impl Ledger {
         Ok(resumed)
     }
 
-    /// Candidates of a run after a given one, in the order in which they were added.
+    /// Candidates of a run after a given one, in the order of adding.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -207,7 +195,7 @@ impl Ledger {
         Ok(known)
     }
 
-    /// Answers of a run after a given one (0: all), in the order in which they came, each with its number.
+    /// Outcomes of a run after a given number (0: all), in the order of arrival, each with its number.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -255,10 +243,10 @@ impl Ledger {
         })
     }
 
-    /// All that is known of a candidate.
+    /// All facts about a candidate.
     ///
     /// # Errors
-    /// Also when there is no such candidate.
+    /// When there is no such candidate, or the ledger cannot be read.
     pub fn candidate(&self, candidate: CandidateId) -> Result<Dossier, LedgerError> {
         let mut known = self
             .row(&format!("{KNOWN} WHERE c.id = ?"), [candidate.0], known)?
@@ -302,7 +290,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Grows with everything that anyone writes: a page that shows the ledger asks this first.
+    /// A number that grows with every write to the ledger. A page polls it to see whether it must be
+    /// refreshed.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -341,7 +330,7 @@ impl Ledger {
 const KNOWN: &str = "SELECT c.id, c.at, c.run, p.shape, s.body, c.arm, c.operator, c.changes
    FROM candidate c JOIN problem p ON p.id = c.problem JOIN subject s ON s.id = c.subject";
 
-/// Without its parents.
+/// Reads a row of `KNOWN`; the parents are added later.
 fn known(row: &Row<'_>) -> rusqlite::Result<Known> {
     let candidate: Candidate = parse(row, 4)?;
     let new = NewCandidate {
@@ -414,7 +403,7 @@ pub(super) fn measurement(row: &Row<'_>) -> rusqlite::Result<MeasurementFact> {
     })
 }
 
-/// Samples as they are stored.
+/// Decodes samples from their stored form.
 pub(super) fn samples(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks::<8>().0.iter().map(|chunk| f64::from_le_bytes(*chunk)).collect()
 }
@@ -425,20 +414,20 @@ fn rejection(row: &Row<'_>) -> rusqlite::Result<Rejection> {
     Ok(Rejection { stage: unword(row, 0)?, reason: row.get(1)?, detail: row.get(2)? })
 }
 
-/// JSON in a column.
+/// Parses the JSON in a column.
 pub(super) fn parse<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     let text = row.get_ref(column)?.as_str()?;
     serde_json::from_str(text)
         .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(e)))
 }
 
-/// An enumeration's word in a column.
+/// Parses the word of an enumeration in a column.
 pub(super) fn unword<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     serde_json::from_value(Value::String(row.get(column)?))
         .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(e)))
 }
 
-/// A LIMIT; SQLite takes -1 for none.
+/// The value of a LIMIT clause; −1 means no limit in SQLite.
 pub(super) fn rows(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(-1)
 }

@@ -1,36 +1,42 @@
-//! The ledger's tables, and how an older ledger becomes one of this version.
+//! The ledger's tables, and the upgrade of an older ledger to this version.
 //!
-//! A ledger is one SQLite file (`PRAGMA application_id` = [`APPLICATION_ID`], `PRAGMA user_version` = [`VERSION`]) with its write-ahead
-//! log beside it. It has two kinds of tables.
+//! A ledger is one SQLite file (`PRAGMA application_id` = [`APPLICATION_ID`], `PRAGMA user_version` =
+//! [`VERSION`]) with its write-ahead log beside it. It has two kinds of tables.
 //!
-//! **Facts**, each row written once: triggers refuse every UPDATE and DELETE.
+//! **Facts**: each row is written once, and triggers reject every UPDATE and DELETE.
 //!
 //! | table | a row is |
 //! |---|---|
-//! | `problem` | a shape that something was tried on; `shape` is its JSON |
+//! | `problem` | a shape that was tried; `shape` is its JSON |
 //! | `device` | a device by its name |
-//! | `subject` | a plan or a kernel as JSON, kept once however many candidates it is |
+//! | `subject` | a plan or a kernel as JSON, stored once even when several candidates share it |
 //! | `run`, `run_event` | a search with its configuration and environment; its resumptions and ends |
-//! | `candidate`, `parent` | a subject in a run: its arm, its operator, what changed against its first parent; its parents in order |
-//! | `outcome` | a task's answer: at most one per (candidate, stage, problem); the rows below that came with it name it |
+//! | `candidate`, `parent` | a subject in a run: its arm, its operator, its changes against the first parent;
+//! its parents in order |
+//! | `outcome` | the result of a task: at most one per (candidate, stage, problem); rows below that came with
+//! it refer to it |
 //! | `screening` | hashes of PTX and SASS, resources, the niche, findings |
 //! | `proof` | a verdict of the gate |
-//! | `measurement` | times of a candidate, every sample (`samples`: f64, little-endian, µs a call); of a race also its end |
-//! | `rejection` | why a candidate went no further |
-//! | `forecast`, `forecast_outcome` | what someone expected; how an idea came out |
-//! | `recalibration` | a map of an author's forecasts, and whether it held on what it had not seen |
-//! | `decision` | what was decided, and the figures behind it |
+//! | `measurement` | times of a candidate, every sample (`samples`: f64, little-endian, µs per call); for a
+//! race also its result |
+//! | `rejection` | why a candidate was rejected |
+//! | `forecast`, `forecast_outcome` | a forecast time; the outcome of an idea |
+//! | `recalibration` | a correction of an author's forecasts, and whether it held on later forecasts |
+//! | `decision` | a decision and the figures behind it |
 //! | `spending` | device time that belongs to no task |
 //!
-//! **Summaries**, kept by triggers in the same transaction as the fact they follow from, so that every page and query is quick on a
-//! ledger of a million candidates: `standing` (one row a candidate: how far it came, its rank and best-founded time), `tally` (counts per
-//! run, problem and arm), `passage` (answers counted, by arm and stage), `operator_tally` (what operators earned; of the baseline's and the
-//! control's none), `death` (rejections counted, and the latest of each reason), `cost` (seconds counted), `progress` (the candidates that
-//! were the best so far: a curve's corners), `niche` (elites; neither of candidates that are out), `pair` (forecast against what was measured
-//! after it). They hold nothing that the facts do not say; `flashcore ledger check` counts after. The view `race` is what races say of times: the incumbent's over the ratio.
+//! **Summaries** are kept by triggers in the transaction of the fact from which they follow, so that every
+//! page and query is fast on a ledger of a million candidates: `standing` (one row per candidate: last stage,
+//! rank and the time by which it is ranked), `tally` (counts per run, problem and arm), `passage` (outcomes
+//! counted by arm and stage), `operator_tally` (gains of operators; baselines and controls do not count),
+//! `death` (rejections counted, and the latest of each reason), `cost` (seconds counted), `progress` (the
+//! candidates that were the best so far: the corners of a curve), `niche` (elites), `pair` (each forecast
+//! with the time measured after it). Rejected candidates appear neither in `progress` nor in `niche`.
+//! Summaries contain nothing beyond the facts; `flashcore ledger check` recounts them. The view `race` holds
+//! the times that races give: the incumbent's time over the ratio.
 //!
 //! Each row of every table carries a checksum over its columns (`checksum.rs`), which SQLite computes when
-//! the row is written: so other programs can read a ledger, and only this module can write one.
+//! the row is written. Other programs can therefore read a ledger, but only this module can write one.
 //!
 //! Times of writing (`at`) are milliseconds since 1970, UTC. Words are those of the records in `facts.rs`.
 
@@ -38,13 +44,14 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::checksum;
 
-/// "FCLG": what `file` and other programs can tell a ledger by.
+/// "FCLG", by which `file` and other programs recognise a ledger.
 pub const APPLICATION_ID: i64 = 0x4643_4c47;
 
 /// Version of the schema below.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-/// From each version to the next; the first makes a ledger of an empty file. Those that were released are never edited.
+/// The steps from each version to the next. The first one turns an empty file into a ledger. Released steps
+/// are never edited.
 const MIGRATIONS: [Step; 6] = [
     Step::Sql(include_str!("schema/1_first.sql")),
     Step::Sql(include_str!("schema/2_races.sql")),
@@ -54,15 +61,15 @@ const MIGRATIONS: [Step; 6] = [
     Step::Checksums,
 ];
 
-/// What makes a ledger of the next version.
+/// An upgrade to the next version.
 enum Step {
-    /// A script.
+    /// An SQL script.
     Sql(&'static str),
-    /// A checksum for each row of every table.
+    /// Adds a checksum to each row of every table.
     Checksums,
 }
 
-/// Tables whose rows are never changed, in an order in which references come after what they name.
+/// Tables whose rows are never changed, ordered so that references follow the rows they refer to.
 pub const FACTS: [&str; 17] = [
     "problem",
     "device",
@@ -83,7 +90,7 @@ pub const FACTS: [&str; 17] = [
     "recalibration",
 ];
 
-/// Columns that hold JSON: an export writes the value, not the text.
+/// Columns that hold JSON. An export writes the value, not the text.
 pub const JSON: [&str; 10] = [
     "shape",
     "body",
@@ -97,8 +104,9 @@ pub const JSON: [&str; 10] = [
     "held_out",
 ];
 
-/// Brings a ledger, or an empty file, to this version, in one transaction; leaves one of this version or a
-/// newer one as it is. To be called outside of any transaction: foreign keys can only be switched off there.
+/// Upgrades a ledger or an empty file to this version in one transaction. A ledger of this or a newer version
+/// is left as it is. Must be called outside of any transaction, because foreign keys can only be switched off
+/// there.
 pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "foreign_keys", false)?;
     let migrated = (|| {
@@ -111,7 +119,7 @@ pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     migrated
 }
 
-/// Makes a ledger of an earlier version of an empty file.
+/// Turns an empty file into a ledger of an earlier version.
 #[cfg(test)]
 pub(super) fn begin_old(connection: &Connection, version: i64) -> rusqlite::Result<()> {
     upgrade(connection, &MIGRATIONS[..version as usize])?;
@@ -120,7 +128,7 @@ pub(super) fn begin_old(connection: &Connection, version: i64) -> rusqlite::Resu
 
 fn upgrade(connection: &Connection, migrations: &[Step]) -> rusqlite::Result<()> {
     let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    // Another process may have brought the ledger to this version or to a newer one in the meantime.
+    // Another process may have upgraded the ledger in the meantime.
     if version >= migrations.len() as i64 {
         return Ok(());
     }
@@ -136,7 +144,7 @@ fn upgrade(connection: &Connection, migrations: &[Step]) -> rusqlite::Result<()>
     ))
 }
 
-/// Refuses every change of a table's rows.
+/// Adds triggers that reject every change of a table's rows.
 fn keep(connection: &Connection, table: &str) -> rusqlite::Result<()> {
     for verb in ["UPDATE", "DELETE"] {
         connection.execute_batch(&format!(
@@ -168,7 +176,7 @@ mod tests {
         assert_eq!(row, (1, 2), "each step once");
     }
 
-    /// Who raced in an older ledger is ranked by its last race, too, and what befell it elsewhere is no fault here.
+    /// The upgrade ranks candidates by their last race, and a rejection on another problem does not count.
     #[test]
     fn an_older_ledger_is_ranked() {
         let connection = Connection::open_in_memory().unwrap();

@@ -1,4 +1,5 @@
-//! How good forecasts are, the model's and people's alike, and a map that makes an author's later ones better where it can.
+//! Scores of forecasts, the model's and people's alike, and a correction that improves an author's later
+//! forecasts.
 
 use rusqlite::Row;
 use serde::{Deserialize, Serialize};
@@ -9,16 +10,14 @@ use super::{CandidateId, Forecast, Ledger, LedgerError, Pair};
 use crate::bench::{median, quantile};
 use crate::forecast::Fit;
 
-/// How an author's forecasts for a device came out.
+/// The score of an author's forecasts for a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Whose.
     pub author: String,
-    /// For which device.
     pub device: String,
-    /// Forecasts that came out, of those that are scored.
+    /// Number of scored forecasts with an outcome.
     pub count: usize,
-    /// Median of forecast / measured: above 1, times are forecast too long.
+    /// Median of forecast / measured. Above 1, forecasts are too long.
     pub bias: f64,
     /// Share of the measured times within the forecast interval.
     pub coverage: f64,
@@ -28,59 +27,57 @@ pub struct Score {
     pub median_error: f64,
 }
 
-/// A map of an author's forecasts for a device, affine in the logarithm: `us ↦ exp(intercept) · us^slope`. It was fitted to the older half of
-/// the forecasts that came out, and judged on the newer half.
+/// A correction of an author's forecasts for a device, affine in the logarithm:
+/// `us ↦ exp(intercept) · us^slope`. It is fitted to the older half of the forecasts with outcomes and judged
+/// on the newer half.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recalibration {
-    /// Whose forecasts.
     pub author: String,
-    /// For which device.
     pub device: String,
-    /// Exponent.
     pub slope: f64,
     /// Logarithm of the factor.
     pub intercept: f64,
-    /// Lower end of the new interval, as a factor on the mapped time: its measured part left 5 % of the older half below.
+    /// Lower end of the new interval, as a factor on the corrected time: 5 % of the older half's measured
+    /// times lie below.
     pub low: f64,
-    /// Upper end: 5 % of the older half above.
+    /// Upper end: 5 % of the older half's measured times lie above.
     pub high: f64,
-    /// Pairs of the older half.
+    /// Number of pairs in the older half.
     pub calibrated_on: usize,
-    /// The newer half as it was forecast.
+    /// The score of the newer half as forecast.
     pub before: Score,
-    /// The newer half, mapped.
+    /// The score of the newer half after correction.
     pub after: Score,
-    /// Whether the newer half came out better: less error, and no fewer times within the interval. Only then are later forecasts told with
-    /// the map, too, under another name ([`Ledger::tell`]); the search itself goes by the author's own.
+    /// Whether the correction improved the newer half: a smaller error, and no fewer times within the
+    /// interval. Only then are later forecasts stored with the correction too, under another author name
+    /// ([`Ledger::tell`]). The search itself uses the author's own forecasts.
     pub adopted: bool,
 }
 
-/// A forecast that did not come with a task's answer, and how it came out: people's.
+/// A person's forecast, which did not come with the result of a task, and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ByHand {
-    /// Its number.
     pub id: i64,
-    /// When, ms since 1970.
+    /// Time of the forecast, ms since 1970.
     pub at: i64,
-    /// The forecast.
     pub forecast: Forecast,
-    /// What was measured, µs.
+    /// The measured time, µs.
     pub measured_us: Option<f64>,
-    /// What was said about that.
+    /// The note on the outcome.
     pub note: Option<String>,
 }
 
-/// Of an author's forecasts for a device that came out, so many are scored, the newest: what is scored is how good they are now, and it takes no
-/// longer on a ledger that has more.
+/// The number of newest forecasts with outcomes that are scored per author and device. The score shows the
+/// current quality, and its cost does not grow with the ledger.
 pub const SCORED: usize = 20_000;
 
-/// Pairs that each half of a recalibration has, at least.
+/// Minimum number of pairs in each half of a recalibration.
 const HALF: usize = 10;
-/// Part of the older half that the new interval leaves out on each side.
+/// Fraction of the older half that the new interval leaves out on each side.
 const TAIL: f64 = 0.05;
 
 impl Score {
-    /// Of pairs of forecast and measured time.
+    /// Computes the score from pairs of forecast and measured time.
     pub fn of(author: &str, device: &str, pairs: &[Pair]) -> Score {
         let times: Vec<(f64, f64)> = pairs.iter().map(|p| (p.us, p.measured_us)).collect();
         let ratios: Vec<f64> = times.iter().map(|(us, measured)| us / measured).collect();
@@ -99,7 +96,8 @@ impl Score {
 }
 
 impl Recalibration {
-    /// Fits the map to the older half of pairs (the oldest first) and judges it on the newer half; `None` where there are too few to tell.
+    /// Fits the correction to the older half of the pairs (oldest first) and judges it on the newer half.
+    /// `None` when there are too few pairs.
     pub fn fit(author: &str, device: &str, pairs: &[Pair]) -> Option<Recalibration> {
         let (older, newer) = pairs.split_at(pairs.len() / 2);
         if older.len() < HALF {
@@ -129,7 +127,7 @@ impl Recalibration {
             })
             .collect();
         map.after = Score::of(author, device, &mapped);
-        // A falling map would turn the order round, whatever its errors.
+        // A falling map would reverse the order of candidates, whatever its errors.
         map.adopted = slope > 0.0
             && map.after.median_error < map.before.median_error
             && map.after.coverage >= map.before.coverage;
@@ -140,7 +138,7 @@ impl Recalibration {
         (self.intercept + self.slope * us.ln()).exp()
     }
 
-    /// A forecast, mapped: low, expected, high.
+    /// A corrected forecast: low, expected, high.
     pub fn apply(&self, us: f64) -> [f64; 3] {
         let us = self.expected(us);
         [us * self.low, us, us * self.high]
@@ -148,10 +146,10 @@ impl Recalibration {
 }
 
 impl Ledger {
-    /// How every author's forecasts for every device came out, the newest [`SCORED`] of each.
+    /// The scores of all authors for all devices, over the newest [`SCORED`] forecasts of each.
     ///
     /// # Errors
-    /// When the ledger cannot be read, as of each of these functions.
+    /// When the ledger cannot be read.
     pub fn scores(&self) -> Result<Vec<Score>, LedgerError> {
         let mut authors = self.forecasters()?;
         authors.sort();
@@ -161,8 +159,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Fits and judges a map of an author's forecasts for a device, and keeps it as a fact, adopted or not: the newest one counts. `None`
-    /// where too few forecasts came out.
+    /// Fits and judges a correction of an author's forecasts for a device and stores it as a fact, adopted or
+    /// not. The newest one is in force. `None` when too few forecasts have outcomes.
     ///
     /// # Errors
     /// When the ledger has no such device, or cannot be read or written.
@@ -192,7 +190,7 @@ impl Ledger {
         Ok(Some(map))
     }
 
-    /// The newest map of an author's forecasts for a device.
+    /// The newest correction of an author's forecasts for a device.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -216,7 +214,7 @@ impl Ledger {
         })
     }
 
-    /// A forecast of an author's, mapped, where a map was adopted.
+    /// A corrected forecast of an author; `None` when no correction is adopted.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -230,7 +228,7 @@ impl Ledger {
         Ok(map.filter(|map| map.adopted).map(|map| map.apply(us)))
     }
 
-    /// Forecasts that people added, the newest first.
+    /// Forecasts that people added, newest first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -239,19 +237,20 @@ impl Ledger {
         self.rows(&sql, [rows(limit)], by_hand)
     }
 
-    /// The one of this number.
+    /// The forecast with this number that a person added.
     ///
     /// # Errors
-    /// When there is none, or the ledger cannot be read.
+    /// When there is no such forecast, or the ledger cannot be read.
     pub fn forecast_by_hand(&self, number: i64) -> Result<ByHand, LedgerError> {
         let found = self.row(&format!("{BY_HAND} AND f.id = ?"), [number], by_hand)?;
         found.ok_or_else(|| self.unknown(format!("forecast {number} that someone added")))
     }
 
-    /// The device that someone means: of that name whatever the case, or the only one with those words in its name.
+    /// Finds a device by a user's words: an exact name in any case, or the only device whose name contains
+    /// the words.
     ///
     /// # Errors
-    /// When none or several are called so, with the devices that there are, or the ledger cannot be read.
+    /// When no device or several match (the error lists the devices), or the ledger cannot be read.
     pub fn device_called(&self, name: &str) -> Result<String, LedgerError> {
         let devices = self.devices()?;
         if let Some(device) = devices.iter().find(|device| device.to_lowercase() == name.to_lowercase()) {
@@ -272,7 +271,7 @@ impl Ledger {
     }
 }
 
-/// Forecasts that no answer to a task came with.
+/// Selects forecasts that did not come with the result of a task.
 const BY_HAND: &str = "SELECT f.id, f.at, f.candidate, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, r.measured_us, o.note
    FROM forecast f JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
    LEFT JOIN pair r ON (r.author, r.device, r.forecast) = (f.author, f.device, f.id)
@@ -293,7 +292,7 @@ fn by_hand(row: &Row<'_>) -> rusqlite::Result<ByHand> {
     Ok(ByHand { id: row.get(0)?, at: row.get(1)?, forecast, measured_us: row.get(10)?, note: row.get(11)? })
 }
 
-/// Slope and intercept of ln(measured) over ln(forecast); a slope of 1 where all forecasts are the same.
+/// Slope and intercept of ln(measured) over ln(forecast). The slope is 1 when all forecasts are equal.
 fn least_squares(pairs: &[Pair]) -> (f64, f64) {
     let points: Vec<(f64, f64)> = pairs.iter().map(|p| (p.us.ln(), p.measured_us.ln())).collect();
     let n = points.len() as f64;
@@ -301,7 +300,7 @@ fn least_squares(pairs: &[Pair]) -> (f64, f64) {
     let (x, y) = (mean(|p| p.0), mean(|p| p.1));
     let spread: f64 = points.iter().map(|p| (p.0 - x) * (p.0 - x)).sum();
     let slope = match spread {
-        // All of them within 0.1 % of each other carry no slope.
+        // Forecasts within 0.1 % of each other do not determine a slope.
         s if s < n * 1e-6 => 1.0,
         s => points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / s,
     };
@@ -317,7 +316,7 @@ mod tests {
         Pair { forecast: 0, candidate, low_us: us * 0.9, us, high_us: us * 1.1, measured_us }
     }
 
-    /// Times from 10 to 1000 µs, forecast as `of` says.
+    /// Pairs with measured times from 10 to 1000 µs and the forecasts of `of`.
     fn pairs(count: usize, of: impl Fn(usize, f64) -> f64) -> Vec<Pair> {
         let times = (0..count).map(|i| 10.0 * 100f64.powf(((i * 7) % count) as f64 / count as f64));
         times.enumerate().map(|(i, measured)| pair(of(i, measured), measured)).collect()
@@ -343,7 +342,8 @@ mod tests {
         assert_eq!(map.after.spearman, map.before.spearman, "order is kept");
     }
 
-    /// A steady error in the older half makes a narrow interval, in which the newer half's wavering times do not fall.
+    /// A constant error in the older half gives a narrow interval, outside which the newer half's varying
+    /// times lie.
     #[test]
     fn a_map_whose_interval_does_not_hold_is_not_adopted() {
         let wavering = |i: usize, us: f64| match (i < 100, i % 2) {

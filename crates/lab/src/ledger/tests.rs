@@ -97,14 +97,14 @@ fn an_answer_that_comes_twice_counts_once() {
     let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
     let answer = outcome(candidate, Stage::Screen, screened("p", 10.0));
     assert!(ledger.tell(&answer).unwrap());
-    // Another process, and the same process: neither makes a second one of it, even with other contents.
+    // A second report of an outcome is ignored, from another process or this one, even with other contents.
     let other = Ledger::open(&path).unwrap();
     assert!(!other.tell(&answer).unwrap());
     assert!(!ledger.tell(&outcome(candidate, Stage::Screen, rejection(Stage::Screen, "spills"))).unwrap());
     for (table, rows) in [("outcome", 1), ("screening", 1), ("forecast", 1), ("rejection", 0)] {
         assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
     }
-    // Of the same stage on another problem there is an answer of its own.
+    // The same stage on another problem has an outcome of its own.
     let held_out = Outcome {
         problem: shape(256),
         ..outcome(candidate, Stage::HeldOut, rejection(Stage::HeldOut, "held_out"))
@@ -146,7 +146,8 @@ fn summaries_follow_from_the_facts() {
     assert_eq!(row("SELECT concat_ws(' ', sum(tasks), sum(device_seconds)) FROM cost"), "7 1.75");
 }
 
-/// Who was timed and is found out holds no niche and no corner: what it kept from being one takes its place, and whoever comes later.
+/// A timed candidate that is rejected loses its niche and its corners. The next best candidate takes its
+/// place, and so can later ones.
 #[test]
 fn who_is_out_leaves_niche_and_curve() {
     let (_folder, path) = scratch();
@@ -169,7 +170,7 @@ fn who_is_out_leaves_niche_and_curve() {
     assert_eq!((niche(), corners()), (vec![sound], vec![(first, 1, 1), (middle, 3, 3), (sound, 4, 4)]));
     let later = time("e", 7.0);
     assert_eq!((niche(), corners().last().copied()), (vec![later], Some((later, 5, 5))));
-    // Slower than the baseline is no fault.
+    // Being slower than the baseline does not invalidate a time.
     ledger.tell(&outcome(later, Stage::Race, rejection(Stage::Race, "slower"))).unwrap();
     assert_eq!(niche(), [later]);
     for candidate in [first, middle, sound, later] {
@@ -179,7 +180,7 @@ fn who_is_out_leaves_niche_and_curve() {
     assert!(ledger.check().unwrap().is_sound());
 }
 
-/// What an earlier run measured was known before the forecast.
+/// A time from an earlier run was known before the forecast, so it gives no pair.
 #[test]
 fn a_time_that_was_taken_over_is_no_pair() {
     let (_folder, path) = scratch();
@@ -194,7 +195,7 @@ fn a_time_that_was_taken_over_is_no_pair() {
     ledger.tell(&outcome(candidate, Stage::Microbench, known)).unwrap();
     let pairs = || ledger.pairs_of_run(run, "model", 9).unwrap();
     assert_eq!(pairs(), []);
-    // A list of the best says whether a time was taken over.
+    // The ranking says whether a time was taken over.
     let is_taken_over = || ledger.topk(&shape(128), "L4", 1).unwrap()[0].taken_over;
     assert!(is_taken_over());
     ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, 11.0, None))).unwrap();
@@ -235,7 +236,7 @@ fn what_fails_leaves_nothing_behind() {
     for (table, rows) in [("outcome", 0), ("candidate", 1), ("standing", 1), ("problem", 1), ("subject", 1)] {
         assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
     }
-    // And the ledger goes on.
+    // The ledger still accepts writes.
     assert!(ledger.tell(&outcome(candidate, Stage::Screen, screened("p", 1.0))).unwrap());
 }
 
@@ -268,7 +269,7 @@ fn forecasts_are_in_order_and_come_out_once() {
     assert!(again.contains("forecast 1 of") && again.contains("came out already, at 13 µs"), "{again}");
     let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came.clone() });
     assert!(matches!(none, Err(LedgerError::Unknown { .. })));
-    // A candidate's is on its own device and problem, and its measurement is what comes of it.
+    // A candidate's forecast gets the candidate's device and problem, and the measurement is its outcome.
     let run = begin(&ledger);
     let candidate = Some(add(&ledger, run, "a", Arm::Evolution, &[]));
     let device = "H200".to_owned();
@@ -330,7 +331,7 @@ fn race(incumbent: CandidateId, ratio: f64) -> Option<Against> {
     Some(Against { incumbent, ratio, low: ratio * 0.98, high: ratio * 1.02, noise: 0.01, verdict })
 }
 
-/// A run with a seed, a child that wins its race, a grandchild that is wrong, a crossing and a control.
+/// A run with a seed, a child that wins its race, a wrong grandchild, a crossover and a control.
 pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
     let run = begin(ledger);
     let seed = add(ledger, run, "a", Arm::Baseline, &[]);
@@ -350,7 +351,7 @@ pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
     (run, [seed, child, wrong, crossing, control], outcomes)
 }
 
-/// What an operator gained is counted once, not again when it is raced; and the control's luck is no niche's.
+/// An operator's gain counts once, not again after a race, and the control never holds a niche.
 #[test]
 fn a_step_of_an_operator_counts_once() {
     let (_folder, path) = scratch();
@@ -373,7 +374,8 @@ fn a_step_of_an_operator_counts_once() {
     assert_eq!(niches.iter().map(|niche| niche.candidate).collect::<Vec<_>>(), [child]);
 }
 
-/// The baseline and the control pass the stages, and are no candidates; the latest rejection is its reason's example.
+/// Baseline and control pass the stages but do not count as candidates. Each reason shows its latest
+/// rejection.
 #[test]
 fn what_is_compared_with_is_counted_by_itself() {
     let (_folder, path) = scratch();
@@ -397,7 +399,7 @@ fn what_is_compared_with_is_counted_by_itself() {
     };
     assert_eq!(told(Arm::Evolution), (2, crossing, "the later one"));
     assert_eq!(told(Arm::Control), (1, control, "the later one"));
-    // An operator of a candidate's name that the baseline and the control have too has nothing of theirs.
+    // An operator name that baseline and control share with candidates counts the candidates only.
     let seed = add(&ledger, run, "h", Arm::Evolution, &[]);
     ledger.tell(&outcome(seed, Stage::Microbench, timed(Trial::Microbench, 11.0, None))).unwrap();
     let counts = |e: &Earnings| (e.candidates, e.timed, e.faster, e.rejected);
@@ -436,9 +438,9 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
         .unwrap();
     let top = ledger.topk(&shape(128), "l4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
-    // What is to be beaten is no candidate.
+    // The baseline is not ranked.
     assert_eq!(order, [child, crossing]);
-    // The incumbent's time over the race's ratio.
+    // The time is the incumbent's over the race's ratio.
     assert_eq!((top[0].us, top[0].trial, top[0].promoted), (10.0 / 1.2, Trial::Race, true));
     assert_eq!(top[0].against.map(|a| (a.incumbent, a.ratio)), Some((seed, 1.2)));
     assert_eq!((top[0].incumbent_us, top[1].incumbent_us), (Some(10.0), None));
@@ -448,12 +450,12 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let other = ledger.topk(&shape(128), "L40", 1).unwrap_err().to_string();
     assert!(other.contains("its devices: L4"), "{other}");
     assert_eq!(ledger.best_of_problems("L4").unwrap().len(), 1);
-    // The same plan in another run is one line.
+    // The same plan in another run is listed once.
     let again = begin(&ledger);
     let copy = add(&ledger, again, "b", Arm::Evolution, &[]);
     ledger.tell(&outcome(copy, Stage::Microbench, timed(Trial::Microbench, 8.6, None))).unwrap();
     assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 2);
-    // So is the same plan on another device of that name, and where it was predicted.
+    // The same plan on another device of that name, measured or predicted, is listed once too.
     let environment = Environment::default();
     let other = Run { device: "NVIDIA L4".into(), config: json!({}), environment, price_per_hour: None };
     let other = ledger.begin_run(&other).unwrap();
@@ -469,7 +471,8 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     assert_eq!(top.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, crossing]);
 }
 
-/// A short timing is lucky now and then, a race seldom: who raced comes first. What lost says something, what was faulty nothing.
+/// A candidate that raced outranks a lucky short timing. A lost race still gives a valid time; a wrong
+/// candidate does not.
 #[test]
 fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let (_folder, path) = scratch();
@@ -486,7 +489,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     assert_eq!(order, [child, lost, lucky, crossing]);
-    // The other arm's is in its place among them, and a plan that both have is there once.
+    // Candidates of the random arm are ranked among them, and a plan of both arms is listed once.
     let [drawn, again] = ["i", "b"].map(|text| add(&ledger, run, text, Arm::Random, &[]));
     for (candidate, us) in [(drawn, 8.9), (again, 1.5)] {
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
@@ -497,7 +500,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     assert_eq!((top[1].us, top[1].rejected.as_deref()), (10.0 / 0.9, Some("slower")));
     let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
     assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
-    // A search begins with what won, not with what was lucky.
+    // A search starts from race winners, not from lucky short timings.
     assert_eq!(ledger.winners("L4").unwrap(), [(shape(128), subject("b"))]);
     assert_eq!(ledger.winners("L40").unwrap(), []);
     for (of, index) in [
@@ -513,7 +516,8 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     }
 }
 
-/// Ratios rank, not the medians of races that were run at different times; a second race that was won counts for more than any first.
+/// Ratios decide the rank, not the medians of races at different times. A win in a second race outranks any
+/// first race.
 #[test]
 fn who_raced_is_ranked_by_its_last_race() {
     let (_folder, path) = scratch();
@@ -540,7 +544,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert_eq!(order(), [lucky, slow_hour, child, twice]);
     let top = ledger.topk(&shape(128), "L4", 1).unwrap();
     assert_eq!((top[0].candidate, top[0].us, top[0].against.unwrap().ratio), (lucky, 10.0 / 1.1, 1.1));
-    // A race elsewhere is none of these, and what goes wrong there is no fault here.
+    // A race on another problem does not count, and neither does a rejection there.
     let elsewhere = |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
     let Finding::Timed { proof, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
         unreachable!()
@@ -552,7 +556,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert!(ledger.check().unwrap().is_sound());
 }
 
-/// A child of a child is worth what it gained over its parent, not over what both are to beat; and another device says nothing of this.
+/// A win counts the gain over the parent, not over the baseline. Wins of other devices are not listed.
 #[test]
 fn a_win_is_worth_what_its_changes_gained() {
     let (_folder, path) = scratch();
@@ -561,7 +565,7 @@ fn a_win_is_worth_what_its_changes_gained() {
     let grandchild = add(&ledger, run, "e", Arm::Evolution, &[child]);
     ledger.tell(&outcome(grandchild, Stage::Microbench, timed(Trial::Microbench, 7.9, None))).unwrap();
     ledger.tell(&outcome(grandchild, Stage::Race, timed(Trial::Race, 8.4, race(seed, 1.25)))).unwrap();
-    // The same again on a problem that was held out, which is no win of its changes.
+    // A win on a held-out problem does not count.
     let held_out = Outcome {
         problem: shape(256),
         ..outcome(grandchild, Stage::HeldOut, timed(Trial::HeldOut, 20.0, race(seed, 3.0)))
@@ -606,7 +610,7 @@ fn what_is_counted_and_where_it_came_from() {
     assert_eq!(ledger.tallies(run).unwrap().iter().map(|t| t.candidates).sum::<i64>(), 5);
     assert_eq!(ledger.operators(run).unwrap()[0].operator, "mutate:block_n");
     assert_eq!(ledger.niches(run, &shape(128)).unwrap()[0].timed, 5);
-    // A race's time takes the place of the microbench's.
+    // The race's time replaces that of the short timing.
     let pairs = ledger.pairs_of_run(run, "model", 10).unwrap();
     let of_child = pairs.iter().find(|p| p.candidate == Some(child)).unwrap();
     assert_eq!((pairs.len(), of_child.measured_us), (5, 8.5));
@@ -673,7 +677,7 @@ fn a_check_counts_the_summaries_after() {
     assert_eq!(found.disagreements, [Disagreement { what: "candidates", facts: 5, summary: 6 }]);
 }
 
-/// The model's forecasts are 1.5 times too long; once that is known and kept, later ones are told twice.
+/// The model's forecasts are 1.5 times too long. After the recalibration, later forecasts are stored twice.
 #[test]
 fn a_recalibration_is_kept_and_used_by_later_forecasts() {
     let (_folder, path) = scratch();
@@ -700,7 +704,7 @@ fn a_recalibration_is_kept_and_used_by_later_forecasts() {
     let scores = ledger.scores().unwrap();
     let counts: Vec<(&str, usize)> = scores.iter().map(|s| (s.author.as_str(), s.count)).collect();
     assert_eq!(counts, [("model", 41), ("model:recalibrated", 1)]);
-    // A forecast after the measurement is none.
+    // A forecast after the measurement is rejected.
     let late = Forecast { author: "ada".into(), ..told[0].clone() };
     assert!(matches!(ledger.forecast(&late), Err(LedgerError::Value { .. })));
     let number = ledger.forecast(&Forecast { candidate: None, ..late }).unwrap();

@@ -1,4 +1,5 @@
-//! What was counted: tallies, deaths, operators' earnings, cost, curves, niches, pairs of forecast and time.
+//! Summaries: tallies, rejections, operators' gains, cost, curves, niches, and pairs of forecast and measured
+//! time.
 
 use kernels::select::Shape;
 use serde::Serialize;
@@ -21,139 +22,127 @@ pub struct Tally {
     pub promoted: i64,
 }
 
-/// A reason, and how many died of it.
+/// Number of candidates rejected for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Death {
-    /// Of which arm.
     pub arm: Arm,
-    /// At which stage.
     pub stage: Stage,
-    /// Why, in a word.
+    /// The reason in one word.
     pub reason: String,
-    /// How many.
     pub candidates: i64,
-    /// The latest of them.
+    /// The latest of these candidates.
     pub latest: CandidateId,
-    /// What was said of it.
+    /// The details of the latest rejection.
     pub detail: String,
 }
 
-/// How often a stage was done.
+/// How often a stage was carried out for an arm.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entered {
-    /// For which arm.
     pub arm: Arm,
-    /// Which stage.
     pub stage: Stage,
-    /// How often.
     pub count: i64,
 }
 
-/// What an operator earned in a run; of what candidates are compared with, nothing.
+/// The results of an operator in a run. Baselines and controls do not count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Earnings {
-    /// Which.
     pub operator: String,
-    /// Candidates that it made.
+    /// Number of candidates that the operator made.
     pub candidates: i64,
-    /// Those with a time.
+    /// Number of these with a time.
     pub timed: i64,
-    /// Races that they won.
+    /// Number of races that these won.
     pub faster: i64,
-    /// Those that were promoted.
+    /// Number of these that were promoted.
     pub promoted: i64,
-    /// Those that died.
+    /// Number of these that were rejected.
     pub rejected: i64,
-    /// By what factor its candidates brought the best time of their arm down, all steps multiplied.
+    /// The product of all factors by which its candidates improved the best time of their arm.
     pub gain: f64,
 }
 
-/// What a run cost.
+/// The cost of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cost {
-    /// By stage, and by what else was paid for.
+    /// The items by stage, and other spending.
     pub items: Vec<CostItem>,
     /// Device time, s.
     pub device_seconds: f64,
-    /// Price of an hour of it.
     pub price_per_hour: Option<f64>,
-    /// Their product.
+    /// Price of the device time.
     pub price: Option<f64>,
 }
 
-/// One thing that a run paid for.
+/// One item of a run's cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostItem {
-    /// A stage, or what else.
+    /// A stage, or the kind of other spending.
     pub what: String,
-    /// How many.
     pub tasks: i64,
     /// Evaluators' time, s.
     pub seconds: f64,
-    /// The device's, s.
+    /// Device time, s.
     pub device_seconds: f64,
 }
 
-/// A corner of a curve of the best so far.
+/// A point where the best time so far improved.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Corner {
-    /// Whose curve.
     pub arm: Arm,
-    /// Of which trial.
     pub trial: Trial,
-    /// Its candidates timed by then, with this one.
+    /// Number of the arm's candidates timed by then, this one included.
     pub timed: i64,
-    /// Its candidates made by then.
+    /// Number of the arm's candidates made by then.
     pub candidates: i64,
-    /// When, ms since 1970.
+    /// Time of the improvement, ms since 1970.
     pub at: i64,
-    /// The new best.
+    /// The new best candidate.
     pub candidate: CandidateId,
-    /// Its time, µs.
+    /// The candidate's time, µs.
     pub us: f64,
-    /// Lower end.
+    /// Lower end of the interval, µs.
     pub low_us: f64,
-    /// Upper end.
+    /// Upper end of the interval, µs.
     pub high_us: f64,
 }
 
 /// A niche and its elite.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Niche {
-    /// What bounds its candidates.
+    /// The bound of the niche's candidates.
     pub bound: String,
-    /// Their tile.
+    /// The tile of the niche's candidates.
     pub tile: String,
-    /// How many times were taken in it.
+    /// Number of timed candidates in the niche.
     pub timed: i64,
-    /// The fastest.
+    /// The fastest candidate.
     pub candidate: CandidateId,
-    /// Its time, µs.
+    /// The candidate's time, µs.
     pub us: f64,
 }
 
-/// A forecast and what came.
+/// A forecast and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// The forecast's number.
     pub forecast: i64,
-    /// Of which candidate; of none for an idea.
+    /// The candidate; `None` for an idea.
     pub candidate: Option<CandidateId>,
-    /// Lower end of what was expected, µs.
+    /// Lower end of the forecast interval, µs.
     pub low_us: f64,
-    /// What was expected.
+    /// The forecast time, µs.
     pub us: f64,
-    /// Upper end.
+    /// Upper end of the forecast interval, µs.
     pub high_us: f64,
-    /// What was measured.
+    /// The measured time, µs.
     pub measured_us: f64,
 }
 
 impl Ledger {
-    /// Counts of a run, by problem and arm.
+    /// Counts of a run by problem and arm.
     ///
     /// # Errors
-    /// When the ledger cannot be read, as of each of these functions.
+    /// When the ledger cannot be read.
     pub fn tallies(&self, run: RunId) -> Result<Vec<Tally>, LedgerError> {
         let sql =
             "SELECT p.shape, arm, candidates, screened, proven, timed, raced, rejected, promoted FROM tally t
@@ -173,7 +162,7 @@ impl Ledger {
         })
     }
 
-    /// Why a run's candidates died, the most frequent reason first.
+    /// Why a run's candidates were rejected, the most frequent reason first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -193,7 +182,7 @@ impl Ledger {
         })
     }
 
-    /// How often each stage of a run was done, by arm: answers, held-out problems' among them.
+    /// How often each stage of a run was carried out, by arm, held-out problems included.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -204,7 +193,7 @@ impl Ledger {
         })
     }
 
-    /// What each operator of a run earned, the most first.
+    /// The results of each operator of a run, the largest gain first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -224,10 +213,10 @@ impl Ledger {
         })
     }
 
-    /// What a run cost so far.
+    /// The cost of a run so far.
     ///
     /// # Errors
-    /// Also when there is no such run.
+    /// When there is no such run, or the ledger cannot be read.
     pub fn cost(&self, run: RunId) -> Result<Cost, LedgerError> {
         let price_per_hour = self.run(run)?.price_per_hour;
         let sql = "SELECT what, tasks, seconds, device_seconds FROM cost WHERE run = ? ORDER BY device_seconds DESC, what";
@@ -244,8 +233,9 @@ impl Ledger {
         Ok(Cost { items, device_seconds, price_per_hour, price })
     }
 
-    /// The best so far over candidates, by arm and trial: only where it changed, so that a curve has few corners however many candidates
-    /// there were. Its end is the arm's count in [`Ledger::tallies`].
+    /// The best time so far over the number of candidates, by arm and trial. Only improvements are listed, so
+    /// that a curve has few points however many candidates there were. A curve ends at the arm's count in
+    /// [`Ledger::tallies`].
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -285,7 +275,7 @@ impl Ledger {
         })
     }
 
-    /// The newest forecasts of an author in a run that were measured, at most `limit`.
+    /// The newest measured forecasts of an author in a run, at most `limit`.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -295,7 +285,7 @@ impl Ledger {
         self.rows(sql, (run.0, author, rows(limit)), pair)
     }
 
-    /// The newest forecasts of an author for a device that came out, at most `limit`.
+    /// The newest forecasts of an author for a device that have outcomes, at most `limit`.
     ///
     /// # Errors
     /// When the ledger has no such device, or cannot be read.

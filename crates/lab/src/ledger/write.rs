@@ -1,4 +1,4 @@
-//! Adding facts.
+//! Adds facts.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,10 +14,10 @@ use super::{
 use crate::evolve::{Candidate, Finding, Outcome};
 
 impl Ledger {
-    /// A search begins.
+    /// Begins a run.
     ///
     /// # Errors
-    /// When it cannot be written, as of each of these functions.
+    /// When the run cannot be written.
     pub fn begin_run(&self, run: &Run) -> Result<RunId, LedgerError> {
         if let Some(price) = run.price_per_hour {
             number("price per hour", price, 0.0)?;
@@ -32,7 +32,7 @@ impl Ledger {
         })
     }
 
-    /// Something happened to a run.
+    /// Adds an event of a run.
     ///
     /// # Errors
     /// When the ledger has no such run, or it cannot be written.
@@ -47,10 +47,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A candidate joins a run.
+    /// Adds a candidate to a run.
     ///
     /// # Errors
-    /// When the ledger has no such run or parents, or it cannot be written.
+    /// When the ledger has no such run or parents, or cannot be written.
     pub fn add_candidate(&self, new: &NewCandidate) -> Result<CandidateId, LedgerError> {
         self.together(|l| {
             l.run_exists(new.run)?;
@@ -70,11 +70,12 @@ impl Ledger {
         })
     }
 
-    /// What came of a task, whole and once: `false` where the answer to this (candidate, stage, problem) is known already. Of a screening
-    /// with a predicted time, the model's forecast is kept too, and the recalibrated model's where there is one.
+    /// Stores the outcome of a task, whole and once. Returns `false` when the outcome of this (candidate,
+    /// stage, problem) is known already. A screening with a predicted time also stores the model's forecast
+    /// and, if there is a recalibration, the recalibrated one.
     ///
     /// # Errors
-    /// When the ledger has no such candidate, a value cannot be kept, or it cannot be written.
+    /// When the ledger has no such candidate, a value is not acceptable, or the ledger cannot be written.
     pub fn tell(&self, outcome: &Outcome) -> Result<bool, LedgerError> {
         self.together(|l| {
             let run = l.candidate_run(outcome.candidate)?;
@@ -124,19 +125,21 @@ impl Ledger {
         }
     }
 
-    /// Someone's forecast; its number is what [`ForecastOutcome::forecast`] names. Of a candidate, its own device and problem are kept,
-    /// whatever the forecast says of these.
+    /// Stores a forecast and returns its number for [`ForecastOutcome::forecast`]. A candidate's forecast is
+    /// stored with the candidate's own device and problem, whatever the forecast says.
     ///
     /// # Errors
-    /// When the times are not positive and in order, the ledger has no such candidate, or it cannot be written.
+    /// When the times are not positive and in order, the ledger has no such candidate, or it cannot be
+    /// written.
     pub fn forecast(&self, forecast: &Forecast) -> Result<i64, LedgerError> {
         self.together(|l| l.expected(None, forecast))
     }
 
-    /// How an idea's forecast came out.
+    /// Stores the outcome of an idea's forecast.
     ///
     /// # Errors
-    /// When the ledger has no such forecast, it is a candidate's, its outcome is known already, or it cannot be written.
+    /// When there is no such forecast, it belongs to a candidate, its outcome is known, or the ledger cannot
+    /// be written.
     pub fn forecast_outcome(&self, outcome: &ForecastOutcome) -> Result<(), LedgerError> {
         number("measured time (µs)", outcome.us, f64::MIN_POSITIVE)?;
         self.together(|l| {
@@ -160,18 +163,18 @@ impl Ledger {
         Ok(())
     }
 
-    /// A candidate went no further.
+    /// Rejects a candidate.
     ///
     /// # Errors
-    /// When the ledger has no such candidate, or it cannot be written.
+    /// When the ledger has no such candidate, or cannot be written.
     pub fn rejected(&self, candidate: CandidateId, rejection: &Rejection) -> Result<(), LedgerError> {
         self.together(|l| l.rejection(None, candidate, rejection))
     }
 
-    /// Something was decided.
+    /// Stores a decision.
     ///
     /// # Errors
-    /// When the ledger has no such run or candidate, or it cannot be written.
+    /// When the ledger has no such run or candidate, or cannot be written.
     pub fn decided(&self, run: RunId, decision: &Decision) -> Result<(), LedgerError> {
         self.together(|l| {
             l.run_exists(run)?;
@@ -192,10 +195,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Device time that belongs to no task: in which it was held, and waited.
+    /// Adds device time that belongs to no task, such as waiting.
     ///
     /// # Errors
-    /// When the ledger has no such run, or it cannot be written.
+    /// When the ledger has no such run, or cannot be written.
     pub fn spent(&self, run: RunId, device_seconds: f64, what: &str) -> Result<(), LedgerError> {
         number("device_seconds", device_seconds, 0.0)?;
         self.together(|l| {
@@ -210,10 +213,10 @@ impl Ledger {
 }
 
 impl Forecast {
-    /// Whether its times can be kept.
+    /// Checks the times of the forecast.
     ///
     /// # Errors
-    /// When they are not positive and in order.
+    /// When the times are not positive and in order.
     pub fn check(&self) -> Result<(), LedgerError> {
         for (what, value) in [("low_us", self.low_us), ("us", self.us), ("high_us", self.high_us)] {
             number(what, value, f64::MIN_POSITIVE)?;
@@ -229,7 +232,7 @@ impl Forecast {
     }
 }
 
-/// Single rows, within a transaction. `told` is the outcome that they came with.
+/// Inserts single rows within a transaction. `told` is the outcome with which the rows came.
 impl Ledger {
     fn screening(
         &self,
@@ -401,7 +404,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The number of a shape, which is given one if need be.
+    /// The row number of a shape, which is added if it is new.
     pub(super) fn problem(&self, shape: &Shape) -> Result<i64, LedgerError> {
         self.named(
             "SELECT id FROM problem WHERE shape = ?1",
@@ -410,7 +413,7 @@ impl Ledger {
         )
     }
 
-    /// The number of a device.
+    /// The row number of a device, which is added if it is new.
     pub(super) fn device(&self, name: &str) -> Result<i64, LedgerError> {
         self.named("SELECT id FROM device WHERE name = ?1", "INSERT INTO device (name) VALUES (?1)", name)
     }
@@ -438,7 +441,6 @@ impl Ledger {
         }
     }
 
-    /// A candidate's run.
     pub(super) fn candidate_run(&self, candidate: CandidateId) -> Result<RunId, LedgerError> {
         match self.find("SELECT run FROM candidate WHERE id = ?", [candidate.0])? {
             Some(run) => Ok(RunId(run)),
@@ -466,7 +468,7 @@ impl Ledger {
     }
 }
 
-/// A finite number of at least `least`.
+/// Checks for a finite number of at least `least`.
 pub(super) fn number(what: &'static str, value: f64, least: f64) -> Result<(), LedgerError> {
     if value.is_finite() && value >= least {
         return Ok(());
@@ -484,7 +486,7 @@ const fn kind(finding: &Finding) -> &'static str {
     }
 }
 
-/// An enumeration's word, as serde writes it.
+/// The word of an enumeration value, as serde writes it.
 pub(super) fn word(value: &impl Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
 }
@@ -493,7 +495,6 @@ pub(super) fn text(value: &impl Serialize) -> String {
     json!(value).to_string()
 }
 
-/// Milliseconds since 1970.
 pub(super) fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as i64)
 }

@@ -1,4 +1,4 @@
-//! The frame of every probe's kernel.
+//! The common frame of all probe kernels.
 
 use ptx::{
     Access, Arg, BufferSpec, Builder, CmpOp, Dim3, F32, Global, Kernel, Launch, Module, Pointer, R32, R64,
@@ -7,28 +7,24 @@ use ptx::{
 
 use super::Chain;
 
-/// Name of every entry.
 pub(super) const ENTRY: &str = "probe";
-/// Shared memory of every probe, bytes.
 pub const SHARED: u32 = 32 << 10;
 
 /// A probe's kernel under construction.
 pub struct Bench {
-    /// Where instructions go.
     pub k: Builder,
-    /// The data buffer.
     pub data: Global,
-    /// Shared memory of `SHARED` bytes, in which each word holds its own address.
+    /// Shared memory of `SHARED` bytes. Each word holds its own address.
     pub shared: Shared,
-    /// 1.0, which the compiler does not know.
+    /// The value 1.0, unknown to the compiler.
     pub one: F32,
-    /// The thread in its CTA.
+    /// Index of the thread in its CTA.
     pub thread: R32,
-    /// The lane in its warp.
+    /// Index of the lane in its warp.
     pub lane: R32,
-    /// The CTA.
+    /// Index of the CTA.
     pub cta: R32,
-    /// Rounds, which the compiler does not know.
+    /// Number of rounds, unknown to the compiler.
     pub rounds: R32,
     clocks: Global,
     kept: Global,
@@ -50,7 +46,7 @@ impl Bench {
         bench.k.into_module(target)
     }
 
-    /// Each word of shared memory becomes its own address.
+    /// Writes each shared-memory word's address into the word.
     fn address_words(&mut self) {
         let (shared, thread) = (self.shared, self.thread);
         let threads = self.k.special(SpecialReg::NtidX);
@@ -61,7 +57,7 @@ impl Bench {
         self.k.bar_sync();
     }
 
-    /// The timed loop: each round has `units` times what `unit` emits, which is told its number.
+    /// The timed loop. Each round emits `unit` `units` times, with the copy's number as an argument.
     pub fn repeat(&mut self, mut unit: impl FnMut(&mut Builder, u32)) {
         let (units, rounds, k) = (self.units, self.rounds, &mut self.k);
         k.bar_sync();
@@ -86,14 +82,14 @@ impl Bench {
         });
     }
 
-    /// From here on the compiler thinks that the number of rounds differs from thread to thread.
+    /// From here on the compiler must assume that the number of rounds differs from thread to thread.
     pub fn rounds_differ(&mut self) {
         let at = self.k.index(self.data, self.thread, 4);
         let more: R32 = self.k.ld(at);
         self.rounds = self.k.add(self.rounds, more);
     }
 
-    /// Keeps a result, so that the compiler keeps what led to it.
+    /// Stores a result, so that the compiler keeps its computation.
     pub fn keep(&mut self, value: R32) {
         let threads = self.k.special(SpecialReg::NtidX);
         let i = self.k.mad(self.cta, threads, self.thread);
@@ -101,24 +97,24 @@ impl Bench {
         self.k.st(to, value);
     }
 
-    /// Keeps an f32.
+    /// Stores an f32 result, so that the compiler keeps its computation.
     pub fn keep_f(&mut self, value: F32) {
         let bits = self.k.to_bits(value);
         self.keep(bits);
     }
 
-    /// `N` f32 of value 1, each the compiler thinks another.
+    /// `N` f32 values that the compiler must assume to be different.
     pub fn floats<const N: usize>(&mut self) -> [F32; N] {
         let lane = self.k.u32_to_f32(self.lane);
         std::array::from_fn(|i| self.k.mad(lane, 0.0f32, 1.0f32 + i as f32))
     }
 
-    /// `N` integers that differ from lane to lane.
+    /// `N` integers that differ from thread to thread.
     pub fn integers<const N: usize>(&mut self) -> [R32; N] {
         std::array::from_fn(|i| self.k.add(self.thread, i as u32 + 1))
     }
 
-    /// Keeps several.
+    /// Stores a combination of several results.
     pub fn keep_all(&mut self, values: &[R32]) {
         let sum = values.iter().copied().reduce(|a, b| self.k.xor(a, b));
         if let Some(sum) = sum {
@@ -126,7 +122,7 @@ impl Bench {
         }
     }
 
-    /// Keeps several f32.
+    /// Stores a combination of several f32 results.
     pub fn keep_all_f(&mut self, values: &[F32]) {
         let bits: Vec<R32> = values.iter().map(|v| self.k.to_bits(*v)).collect();
         self.keep_all(&bits);

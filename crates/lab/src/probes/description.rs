@@ -1,5 +1,5 @@
-//! A machine's description from its probes: the constants of the time model, measured where a probe tells them and the table's
-//! elsewhere.
+//! A machine's description from probes: the constants of the time model, measured where a probe determines
+//! them, and otherwise taken from the table.
 
 use emu::model::Gpu;
 use emu::model::machine::{DRAM_EFFICIENCY, L4, MACHINES};
@@ -9,59 +9,54 @@ use serde_json::{Value, json};
 
 use super::{Figure, Kind};
 
-/// What a driver tells of a device.
+/// A device's properties by its driver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// Its name.
     pub name: String,
     /// Compute capability times ten.
     pub sm: u32,
-    /// SMs.
+    /// Number of SMs.
     pub sms: u32,
-    /// L2, bytes; 0 where it is not told.
+    /// L2, bytes; 0 where the driver does not report it.
     pub l2_bytes: u64,
-    /// The clock of the SMs during the measurement, MHz, where it is known.
+    /// The clock of the SMs during the measurement, MHz, if known.
     pub clock_mhz: Option<f64>,
 }
 
-/// A probe's figure beside what the model says of the same kernel.
+/// A probe's measurement beside the model's prediction for the same kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// The probe.
     pub probe: String,
-    /// What its clocks are.
     pub kind: Kind,
-    /// Clocks measured.
+    /// Measured clocks.
     pub clocks: f64,
-    /// Clocks that the table's machine has by the model; none where it has no answer.
+    /// Clocks that the model predicts for the table's machine; `None` where it has no answer.
     pub forecast: Option<f64>,
 }
 
-/// A constant of the model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Constant {
-    /// As the description names it.
+    /// The name in the description.
     pub name: &'static str,
-    /// What it is, with its unit.
+    /// The meaning, with its unit.
     pub what: &'static str,
-    /// The table's value, of the machine itself or of one of its kind.
+    /// The table's value, for this machine or for one of the same kind.
     pub table: f64,
-    /// The measured value; none where no probe told it.
+    /// The measured value; `None` if no probe determines it.
     pub measured: Option<f64>,
 }
 
-/// A machine with what its description rests on.
+/// A machine description with its sources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
-    /// The machine, for the time model.
     pub machine: Gpu,
-    /// The machine of the table that what was not measured is of.
+    /// The table's machine that provides the values that were not measured.
     pub base: &'static str,
-    /// Every constant that a probe can tell.
+    /// Every constant that a probe can determine.
     pub constants: Vec<Constant>,
 }
 
-/// How a constant follows from probes: `None` where one of them is missing.
+/// The rule that derives a constant from probes. Its `value` is `None` when a probe is missing.
 struct Rule {
     name: &'static str,
     what: &'static str,
@@ -69,7 +64,7 @@ struct Rule {
     place: fn(&mut Gpu) -> Place<'_>,
 }
 
-/// Where a constant stands in a description.
+/// The field of a constant in a description.
 enum Place<'a> {
     Whole(&'a mut u32),
     Real(&'a mut f64),
@@ -88,7 +83,8 @@ impl Place<'_> {
 
     fn set(self, value: f64) {
         match self {
-            // Clocks and lanes are whole; a rate that is not (an mma in 1.5 clocks) is one of FLOP.
+            // Clocks and lanes are whole numbers. A fractional rate (such as an mma in 1.5 clocks) is stored
+            // as FLOP per clock.
             Place::Whole(place) => *place = value.round() as u32,
             Place::Real(place) => *place = value,
             Place::Nowhere => {}
@@ -96,7 +92,7 @@ impl Place<'_> {
     }
 }
 
-/// What was measured.
+/// The measurements.
 struct Seen<'a> {
     rows: &'a [Row],
     launch_us: Option<f64>,
@@ -105,24 +101,24 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Clocks of a probe; what ptxas made nothing of tells nothing.
+    /// Clocks of a probe; `None` for implausibly small ones, where ptxas removed the operation.
     fn clocks(&self, name: &str) -> Option<f64> {
         let clocks = self.rows.iter().find(|row| row.probe == name)?.clocks;
         (clocks.is_finite() && clocks > 0.2).then_some(clocks)
     }
 
-    /// Lanes a clock, where a warp's operations take so many clocks of the SM.
+    /// Lanes per clock, from the clocks that an SM needs for a warp's operations.
     fn lanes(&self, name: &str, operations: f64) -> Option<f64> {
         Some(32.0 * operations / self.clocks(name)?)
     }
 
-    /// Clocks that a barrier takes for each warp more.
+    /// Additional clocks of a barrier per additional warp.
     fn barrier_warp(&self) -> Option<f64> {
         Some((self.clocks("bar.sync, 32 warps")? - self.clocks("bar.sync, 4 warps")?) / 28.0)
     }
 }
 
-/// FLOP of a product.
+/// FLOP of a matrix product.
 const fn flop(m: u32, n: u32, k: u32) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
 }
@@ -170,17 +166,17 @@ const RULES: [Rule; 26] = rules! {
     "clock_mhz", "clock of the SMs, MHz", Real(clock_mhz), |s| Some(s.clock_mhz);
 };
 
-/// Of the units beside the warps, which not every machine has.
+/// The rule for `wgmma`, a unit that not every machine has.
 const WGMMA: Rule = Rule {
     name: "units.wgmma.f16_f32",
     what: "wgmma of an SM, FLOP a clock",
-    // Four warps issue it together.
+    // Four warps issue the product together.
     value: |s| Some(flop(64, 128, 16) / (4.0 * s.clocks("wgmma.m64n128k16 rate")?)),
     place: |gpu| gpu.units.as_mut().map_or(Place::Nowhere, |units| Place::Whole(&mut units.wgmma.f16_f32)),
 };
 
 impl Description {
-    /// Of what was measured on a device: probes, and the time of an empty kernel in a graph, µs.
+    /// The description from measurements on a device: probes, and the time of an empty kernel in a graph, µs.
     pub fn of(device: &Device, rows: &[Row], launch_us: Option<f64>) -> Description {
         let base = base(&device.name, device.sm);
         let mut machine = Gpu { sm: device.sm, ..base.clone() };
@@ -203,7 +199,7 @@ impl Description {
         Description { machine, base: base.name, constants }
     }
 
-    /// The file: the machine first, and what it rests on.
+    /// The JSON file: the machine first, then its sources.
     pub fn json(&self, rows: &[Row], provenance: Value) -> Value {
         json!({
             "machine": self.machine, "base": self.base, "constants": self.constants, "probes": rows,
@@ -212,14 +208,14 @@ impl Description {
     }
 }
 
-/// The machine of the table that the device is, or one of its kind.
+/// The table's machine for the device, or one of the same kind.
 pub fn base(name: &str, sm: u32) -> &'static Gpu {
-    // Of equals the first of the table.
+    // Among equal ones, the first of the table.
     let alike = || MACHINES.into_iter().rev().filter(|gpu| gpu.sm <= sm).max_by_key(|gpu| gpu.sm);
     Gpu::of_device(name).or_else(alike).unwrap_or(&L4)
 }
 
-/// A kernel that does nothing, with a CTA of four warps for each SM.
+/// An empty kernel with a CTA of four warps for each SM.
 pub fn empty(target: Target, sms: u32) -> Kernel {
     let one = Dim3(1, 1, 1);
     Kernel {
@@ -238,7 +234,7 @@ pub fn empty(target: Target, sms: u32) -> Kernel {
     }
 }
 
-/// A figure as a row, beside the model's.
+/// The row of a measurement beside the model's prediction.
 pub fn row(probe: &super::Probe, figure: Figure, forecast: Option<Figure>) -> Row {
     let forecast = forecast.map(|figure| figure.clocks);
     Row { probe: probe.name.clone(), kind: probe.kind, clocks: figure.clocks, forecast }
@@ -255,7 +251,7 @@ mod tests {
         Device { name: "NVIDIA H200".into(), sm: 90, sms: 132, l2_bytes: 60 << 20, clock_mhz: None }
     }
 
-    /// The rows that were measured on an H200 give the constants that the table has from them.
+    /// The rows measured on an H200 give the table's constants.
     #[test]
     fn the_evidence_gives_the_table() {
         let text = include_str!("../../../../evidence/model.jsonl");
@@ -277,7 +273,7 @@ mod tests {
         assert!(told.len() > 20, "{} constants", told.len());
         for constant in told {
             let ratio = constant.measured.unwrap() / constant.table;
-            // The data sheet's bandwidth is not a measured one.
+            // The table's bandwidth is the data sheet's, not a measured one.
             let near = if constant.name == "memory.dram_gbps" { 0.05 } else { 0.02 };
             assert!((ratio - 1.0).abs() < near, "{constant:?}");
         }
@@ -285,7 +281,7 @@ mod tests {
         assert_eq!((found.machine.rates.fma, found.machine.tensor), (H200.rates.fma, H200.tensor));
     }
 
-    /// Every rule names probes that there are, and what was not measured stays the table's.
+    /// Every rule names existing probes, and constants that were not measured stay the table's.
     #[test]
     fn a_constant_needs_its_probes() {
         let target = target(90);

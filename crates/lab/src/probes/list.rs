@@ -1,4 +1,4 @@
-//! The probes.
+//! The list of probes.
 
 use emu::model::Gpu;
 use ptx::{
@@ -10,14 +10,14 @@ use super::bench::SHARED;
 use super::products::products;
 use super::{Bench, Chain, Kind, Probe};
 
-/// Warps of a CTA that is to fill the pipes of an SM: four a sub-partition.
+/// Warps of a CTA that fills the pipes of an SM: four per sub-partition.
 const MANY: u32 = 16;
 /// Independent chains of a warp in such a CTA.
 const CHAINS: usize = 4;
-/// Bytes of the data buffer that no cache holds.
+/// Size of a data buffer that exceeds every cache, bytes.
 const FAR: usize = 256 << 20;
 
-/// Every probe that a target has, those of one subject together.
+/// Every probe of a target, grouped by subject.
 pub fn all(target: Target) -> Vec<Probe> {
     let products = if target == Target::sm_a(90) { products() } else { Vec::new() };
     let subjects =
@@ -43,7 +43,7 @@ pub(super) fn probe(
     }
 }
 
-/// A chain and a rate of something that maps an f32 to an f32.
+/// A latency and a rate probe for an operation from f32 to f32.
 fn floats(name: &str, unit: impl Fn(&mut Builder, ptx::F32, ptx::F32) + Sync + Copy + 'static) -> [Probe; 2] {
     let chain = move |b: &mut Bench| {
         let ([x], one) = (b.floats(), b.one);
@@ -58,7 +58,7 @@ fn floats(name: &str, unit: impl Fn(&mut Builder, ptx::F32, ptx::F32) + Sync + C
     [probe(format!("{name} chain"), Kind::Latency, chain), probe(format!("{name} rate"), Kind::Rate, rate)]
 }
 
-/// The same of integers; the third argument is one that the compiler does not know.
+/// A latency and a rate probe for integers. The third argument is a value that the compiler does not know.
 fn integers(name: &str, unit: impl Fn(&mut Builder, R32, R32) + Sync + Copy + 'static) -> [Probe; 2] {
     let chain = move |b: &mut Bench| {
         let ([x], other) = (b.integers(), b.rounds);
@@ -93,7 +93,7 @@ fn arithmetic() -> Vec<Probe> {
         }),
         floats("ex2.ftz", |k, x, _| unary(k, UnaryOp::Ex2, FloatMods::APPROX_FTZ, x)),
         floats("fmul ex2", move |k, x, one| {
-            // The product keeps the compiler from knowing that no argument is subnormal.
+            // The product keeps the compiler from assuming that no argument is subnormal.
             k.mul_to(x, x, one);
             unary(k, UnaryOp::Ex2, approx, x);
         }),
@@ -150,7 +150,7 @@ fn exchanges() -> Vec<Probe> {
     all
 }
 
-/// A volatile load, which the compiler neither joins nor moves out of the loop.
+/// A volatile load, which the compiler neither merges nor moves out of the loop.
 fn volatile<const N: usize>(k: &mut Builder, to: [R32; N], from: Shared) {
     let mut memory = Memory::vector(Space::Shared, Type::B32, N as u8);
     memory.sem = MemSem::Volatile;
@@ -232,7 +232,7 @@ fn shared() -> Vec<Probe> {
     all
 }
 
-/// Loads whose result is the next address: words hold their own. Lanes are `stride` words apart.
+/// Loads whose result is the next address, as words hold their own addresses. Lanes are `stride` words apart.
 fn shared_chase<const N: usize>(b: &mut Bench, stride: u32) {
     let place = b.k.shared_index(b.shared, b.lane, 4 * stride);
     let x: [R32; N] = std::array::from_fn(|_| b.k.mov(place.base));
@@ -270,7 +270,7 @@ fn shared_stores<const N: usize>(b: &mut Bench, stride: u32) {
     b.keep_all(&x);
 }
 
-/// A pointer chase through the data buffer, all lanes at one address.
+/// A pointer chase through the data buffer, with all lanes at one address.
 fn chase(name: &str, cache: Option<CacheOp>, entries: u32, stride: u32, step: u32) -> Probe {
     let code = move |b: &mut Bench| {
         let pointer: R64 = b.k.mov(b.data.base);
@@ -295,7 +295,7 @@ fn caches() -> Vec<Probe> {
     vec![
         chase("ld.global chain in L1", None, 32, 128, 1),
         chase("ld.global chain in L2", Some(CacheOp::Cg), 4096, 512, 1),
-        // Within the reach of one page's translation.
+        // Within the reach of one page's address translation.
         chase("ld.global chain in L2, a thousand lines", Some(CacheOp::Cg), 1024, 128, 1),
         Probe { constant: Some(|gpu| f64::from(gpu.latency.dram)), ..far },
         probe("atom.global.add chain", Kind::Latency, |b| {
@@ -339,7 +339,7 @@ fn caches() -> Vec<Probe> {
     ]
 }
 
-/// All warps read the same few KB. The address changes from round to round, as far as the compiler knows.
+/// All warps read the same few KB. For the compiler the address changes from round to round.
 fn global_loads<const N: usize>(b: &mut Bench, bytes: u32) {
     let place = b.k.index(b.data, b.lane, bytes);
     let zero = b.k.shr_u(b.rounds, 31);
@@ -397,7 +397,7 @@ fn tensor() -> Vec<Probe> {
     all
 }
 
-/// Rows of 16 bytes, in order: no conflict. The address is made to depend on what was loaded.
+/// Reads rows of 16 bytes in order, without conflicts. The address depends on the loaded values.
 fn matrix_chase<const N: usize>(b: &mut Bench) {
     let row = b.k.shared_index(b.shared, b.lane, 16);
     let (address, zero): (R32, R32) = (b.k.mov(row.base), b.k.shr_u(b.rounds, 31));
@@ -408,7 +408,7 @@ fn matrix_chase<const N: usize>(b: &mut Bench) {
     b.keep(address);
 }
 
-/// The address changes from round to round, as far as the compiler knows.
+/// `ldmatrix` loads. For the compiler the address changes from round to round.
 fn matrix_loads<const N: usize>(b: &mut Bench) {
     let row = b.k.shared_index(b.shared, b.lane, 16);
     let address: R32 = b.k.mov(row.base);
@@ -443,7 +443,7 @@ fn barriers() -> Vec<Probe> {
     all
 }
 
-/// Loops as one thread runs them over a row: the bodies that the seeds' kernels spend their time in.
+/// Loops of one thread over a row: the loop bodies that dominate the original kernels.
 fn loops() -> Vec<Probe> {
     let row_max = |b: &mut Bench| {
         let at = b.k.shared_advance(b.shared, 0);
@@ -542,7 +542,7 @@ fn loops() -> Vec<Probe> {
     ]
 }
 
-/// Streams through the data buffer, 16 bytes a lane, past L1.
+/// Streams through the data buffer, 16 bytes per lane, bypassing L1.
 fn bandwidth() -> Vec<Probe> {
     let stream = |name: &str, bytes: u32, everywhere: bool, constant: fn(&Gpu) -> f64| Probe {
         everywhere,
@@ -560,7 +560,7 @@ fn bandwidth() -> Vec<Probe> {
     ]
 }
 
-/// The whole grid reads one stretch after the other, round and round a buffer of `bytes`, a power of two.
+/// The whole grid reads consecutive pieces of a buffer of `bytes`, a power of two, again and again.
 fn ring(b: &mut Bench, bytes: u32) {
     let ctas = b.k.special(SpecialReg::NctaidX);
     let step = b.k.mul(ctas, 512 * MANY);

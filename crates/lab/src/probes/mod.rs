@@ -1,8 +1,10 @@
-//! Microbenchmarks of what the time model assumes: one kernel a constant, run on a machine and through the model.
+//! Microbenchmarks of the time model's constants: one kernel per constant, run on a machine and through the
+//! model.
 //!
-//! Each kernel repeats an operation in a loop between two readings of the SM's clock. Four runs tell the operation from its
-//! surroundings: with the loop body of U and of 2U copies, each for two numbers of rounds. The difference over the rounds
-//! removes the start and the end, the difference over the copies removes the loop, and what is left is the operation.
+//! Each kernel repeats an operation in a loop between two readings of the SM's clock. Four runs separate the
+//! operation from its surroundings: loop bodies with U and 2U copies, each for two numbers of rounds. The
+//! difference over the rounds removes the start and the end; the difference over the copies removes the loop.
+//! The operation remains.
 
 mod bench;
 pub mod description;
@@ -20,94 +22,90 @@ pub use list::all;
 
 /// Rounds of the loop in the shorter and in the longer run.
 const ROUNDS: [u32; 2] = [16, 48];
-/// Launches of each; the fastest counts.
+/// Launches of each kernel. The fastest counts.
 const LAUNCHES: usize = 4;
 
-/// What probes are compiled for on a GPU: with what only that architecture has, where there is such.
+/// The target of probes on a GPU, with architecture-specific features where they exist.
 pub fn target(sm: u32) -> Target {
     if sm == 90 { Target::sm_a(sm) } else { Target::sm(sm) }
 }
 
-/// What the clocks of a probe are.
+/// The meaning of a probe's clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// From one operation to the next that depends on it, in one warp.
+    /// Time from one operation to the next dependent one, in one warp.
     Latency,
-    /// Of the SM for one operation of one warp, with many warps at work.
+    /// SM time of one warp's operation, with many warps active.
     Rate,
     /// One round of a loop that is not unrolled.
     Loop,
 }
 
-/// A chain of pointers in the data buffer: entry `i` lies at `i · stride` and points to entry `(i + step) mod entries`.
+/// A chain of pointers in the data buffer: entry `i` lies at `i · stride` and points to entry
+/// `(i + step) mod entries`.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
-    /// How many.
+    /// Number of entries.
     pub entries: u32,
-    /// Bytes from one to the next.
+    /// Distance of neighbouring entries, bytes.
     pub stride: u32,
-    /// Entries from one to the one it points to.
+    /// Number of entries from one to the entry that it points to.
     pub step: u32,
 }
 
-/// One thing to be measured.
+/// A probe: one measured quantity.
 pub struct Probe {
-    /// What it is.
     pub name: String,
-    /// What its clocks are.
     pub kind: Kind,
-    /// Warps of a CTA.
     pub warps: u32,
-    /// One CTA on every SM, instead of one alone.
+    /// Whether one CTA runs on every SM instead of a single CTA.
     pub everywhere: bool,
     /// Copies of the operation in the shorter loop body.
     pub units: u32,
     /// Pointers in the data buffer, written before each launch.
     pub chain: Option<Chain>,
-    /// Bytes of the data buffer.
+    /// Size of the data buffer, bytes.
     pub data: usize,
-    /// The kernel.
     pub code: Box<dyn Fn(&mut Bench) + Sync>,
-    /// What the model says where it cannot run the kernel itself.
+    /// The model's value, where the emulator cannot run the kernel.
     pub constant: Option<fn(&model::Gpu) -> f64>,
 }
 
-/// What came out, in clocks.
+/// The result of a probe, in clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// Of one operation; of a round where the whole loop is meant.
+    /// Clocks of one operation; for [`Kind::Loop`], of a round.
     pub clocks: f64,
-    /// Of a round beyond its operations.
+    /// Clocks of a round beyond its operations.
     pub round: f64,
 }
 
-/// Why there is no figure.
+/// Why a probe has no figure.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError<E: std::error::Error> {
-    /// The machine failed.
     #[error(transparent)]
     Machine(E),
-    /// The model has no forecast.
+    /// The model has no prediction.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The kernel has no entry that resources can be estimated for.
+    /// The kernel has no entry for which resources can be estimated.
     #[error("the kernel of {0} has no body")]
     NoBody(String),
 }
 
 impl Probe {
-    /// CTAs of the grid on a device of so many SMs.
+    /// CTAs of the grid on a device of `sms` SMs.
     fn ctas(&self, sms: u32) -> u32 {
         if self.everywhere { sms } else { 1 }
     }
 
-    /// The module with `units` copies in the loop's body.
+    /// The module with `units` copies in the loop body.
     pub fn module(&self, target: Target, units: u32) -> Module {
         Bench::module(target, units, &self.code)
     }
 
-    /// The launch of a module for so many rounds.
+    /// The launch of a module for a number of rounds.
     fn kernel(&self, module: Module, rounds: u32, ctas: u32) -> Kernel {
         let out = 16 * (ctas * self.warps) as usize;
         let buffer = |name: &str, bytes, access| BufferSpec { name: name.to_owned(), bytes, access };
@@ -137,12 +135,12 @@ impl Probe {
         }
     }
 
-    /// Copies in the bodies whose difference tells the operation.
+    /// Copies in the two loop bodies whose difference gives the operation.
     fn bodies(&self) -> [u32; 2] {
         if self.kind == Kind::Loop { [1, 1] } else { [self.units, 2 * self.units] }
     }
 
-    /// The figure of four runs: `clocks[body][rounds]`.
+    /// The figure from four runs: `clocks[body][rounds]`.
     fn figure(&self, clocks: [[f64; 2]; 2]) -> Figure {
         let rounds = f64::from(ROUNDS[1] - ROUNDS[0]);
         let [short, long] = clocks.map(|[few, many]| (many - few) / rounds);
@@ -155,7 +153,7 @@ impl Probe {
         Figure { clocks: unit / warps, round: short - unit * units }
     }
 
-    /// Runs on a machine of so many SMs.
+    /// Runs the probe on a machine of `sms` SMs.
     ///
     /// # Errors
     /// When the machine fails.
@@ -198,10 +196,11 @@ impl Probe {
         Ok(self.figure(clocks))
     }
 
-    /// What the model says of the very same kernels; of the constant where the data is too much for the emulator.
+    /// The model's prediction for the same kernels, or the model's constant where the data is too large for
+    /// the emulator.
     ///
     /// # Errors
-    /// When the emulator or the model refuse the kernel.
+    /// When the emulator or the model rejects the kernel.
     pub fn forecast(&self, gpu: &model::Gpu, target: Target) -> Result<Figure, ProbeError<EmuError>> {
         if let Some(constant) = self.constant {
             return Ok(Figure { clocks: constant(gpu), round: 0.0 });
@@ -217,7 +216,7 @@ impl Probe {
         Ok(self.figure(clocks))
     }
 
-    /// Clocks of one launch, predicted. One CTA is run and stands for all.
+    /// Predicted clocks of one launch. A single CTA is run as a sample of all.
     fn predicted(
         &self,
         kernel: &Kernel,
@@ -250,7 +249,8 @@ impl Probe {
     }
 }
 
-/// Clocks from the first start to the last end in a CTA, in the middle of all CTAs. Each warp wrote its two readings.
+/// Clocks from the first start to the last end in a CTA, as the median of all CTAs. Each warp wrote its two
+/// readings.
 fn elapsed(bytes: &[u8], warps: usize) -> f64 {
     let (words, _) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_le_bytes(*w)).collect();
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// The emulator's clock counts instructions: a chain of one instruction a unit shows as one.
+    /// The emulator's clock counts instructions, so a chain with one instruction per unit gives one clock.
     #[test]
     fn the_difference_of_four_runs_is_the_unit() {
         let probe = all(target(90)).into_iter().find(|p| p.name == "fma chain").unwrap();

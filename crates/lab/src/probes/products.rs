@@ -1,5 +1,5 @@
-//! Products of a warpgroup, alone and with other work of the same warps under them: whether accumulators, which a product
-//! reads and writes in the register file, slow what runs beside them.
+//! Probes of `wgmma`, alone and together with other work of the same warps. They show whether accumulators,
+//! which a product reads and writes in the register file, slow this work down.
 
 use ptx::{Builder, F32, Half, Major, R64};
 
@@ -8,10 +8,10 @@ use super::{Bench, Kind, Probe};
 
 /// Chains of the work beside a product, enough for one warp to fill a pipe.
 const CHAINS: usize = 8;
-/// A descriptor without swizzle, but for its address: cores of 128 bytes, the two of K side by side (PTX ISA, "Matrix descriptor").
+/// A descriptor without swizzle and address: cores of 128 bytes, the two along K side by side (PTX ISA,
+/// "Matrix descriptor").
 const LAYOUT: u64 = (256 >> 4 << 32) | (128 >> 4 << 16);
 
-/// Where a product's A comes from.
 #[derive(Clone, Copy)]
 enum Source {
     Registers,
@@ -21,7 +21,7 @@ enum Source {
 /// Work beside a product: an operation on one of the chains.
 type Unit = fn(&mut Builder, F32, F32);
 
-/// Every probe of products: for sm_90a alone.
+/// Every probe of products. They need sm_90a.
 pub(super) fn products() -> Vec<Probe> {
     let nothing: Unit = |_, _, _| {};
     let fma: Unit = |k, x, one| k.mad_to(x, x, one, one);
@@ -30,7 +30,8 @@ pub(super) fn products() -> Vec<Probe> {
         k.max_to(x, x, one);
     };
     let ex2: Unit = |k, x, _| k.ex2_to(x, x);
-    // In the 64 clocks of an m64n128k16 a scheduler has 64 slots: these take three quarters of them, or of a pipe.
+    // A scheduler has 64 issue slots in the 64 clocks of an m64n128k16. These units take three quarters of
+    // them, or of a pipe.
     vec![
         rate("wgmma.m64n8k16 rate", move |b| timed::<4>(b, Source::Shared, 0, nothing)),
         rate("wgmma.m64n64k16 rate", move |b| timed::<32>(b, Source::Shared, 0, nothing)),
@@ -44,12 +45,12 @@ pub(super) fn products() -> Vec<Probe> {
     ]
 }
 
-/// Of one warpgroup.
+/// A rate probe of one warpgroup.
 fn rate(name: &str, code: impl Fn(&mut Bench) + Sync + 'static) -> Probe {
     Probe { warps: 4, ..probe(name, Kind::Rate, code) }
 }
 
-/// Products of which the next is issued while one runs, with `count` other operations each.
+/// Products that are issued while the previous one runs, with `count` other operations each.
 fn timed<const SUMS: usize>(b: &mut Bench, source: Source, count: usize, unit: Unit) {
     let (sums, x, a, one) = (b.floats::<SUMS>(), b.floats::<CHAINS>(), b.integers::<4>(), b.one);
     let matrix = descriptor(b);
@@ -69,7 +70,7 @@ fn timed<const SUMS: usize>(b: &mut Bench, source: Source, count: usize, unit: U
     b.keep_all_f(&x);
 }
 
-/// Products of which each is waited for.
+/// Products with a wait after each.
 fn waited(b: &mut Bench) {
     let (sums, matrix) = (b.floats::<4>(), descriptor(b));
     b.k.fence_proxy_async();
@@ -82,7 +83,7 @@ fn waited(b: &mut Bench) {
     b.keep_all_f(&sums);
 }
 
-/// Of a matrix at the start of shared memory.
+/// The descriptor of a matrix at the start of shared memory.
 fn descriptor(b: &mut Bench) -> R64 {
     let (base, k) = (b.shared.base, &mut b.k);
     let address = k.shr_u(base, 4);

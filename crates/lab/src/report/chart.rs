@@ -1,18 +1,17 @@
-//! Charts as inline SVG: no script, no network, and colours from the page's style sheet, so that they follow light and dark.
+//! Charts as inline SVG without script or network. Colours come from the page's style sheet, so that they
+//! follow light and dark mode.
 
 use maud::{Markup, html};
 
-/// One bar: a name, a value with its uncertainty, and a mark for a figure quoted from elsewhere.
+/// A bar: a name, a value with its uncertainty, and a mark for a quoted figure.
 pub struct Bar<'a> {
-    /// The name.
     pub name: &'a str,
     /// The value; `None` leaves the row empty.
     pub value: Option<f64>,
-    /// Ends of the uncertainty.
+    /// Ends of the uncertainty interval.
     pub range: Option<(f64, f64)>,
-    /// The quoted figure.
     pub quoted: Option<f64>,
-    /// What the mark stands for.
+    /// The meaning of the mark.
     pub mark: &'a str,
     /// CSS class: `proven`, `refuted`, `incomplete` or `measured`.
     pub class: &'a str,
@@ -20,27 +19,27 @@ pub struct Bar<'a> {
 
 pub(super) const WIDTH: f64 = 760.0;
 const ROW: f64 = 26.0;
-/// More than the mean width of a character at the size of names and values, since a file cannot ask a font.
+/// An upper estimate of the mean character width of names and values, because a file cannot measure a font.
 pub(super) const CHARACTER: f64 = 7.0;
 
 fn width(text: &str) -> f64 {
     CHARACTER * text.chars().count() as f64
 }
 
-/// Where bars start: right of the longest name.
+/// The left end of the bars: right of the longest name.
 fn start<'a>(names: impl Iterator<Item = &'a str>) -> f64 {
     names.map(width).fold(120.0, f64::max) + 16.0
 }
 
 impl Bar<'_> {
-    /// What stands right of it.
+    /// The text right of the bar.
     fn label(&self) -> String {
         let figures = [self.value.map(short), self.quoted.map(|us| format!("◆ {}", short(us)))];
         figures.into_iter().flatten().collect::<Vec<_>>().join("  ")
     }
 }
 
-/// A logarithmic axis from one power of ten to another.
+/// A logarithmic axis between two powers of ten.
 struct Log {
     low: f64,
     high: f64,
@@ -54,7 +53,7 @@ impl Log {
         if low.is_finite() && high > low { Log { low, high } } else { Log { low: 0.0, high: 1.0 } }
     }
 
-    /// Fraction of the axis.
+    /// The fraction of the axis at a value.
     fn at(&self, value: f64) -> f64 {
         ((value.max(1e-12).log10() - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
@@ -64,7 +63,7 @@ impl Log {
     }
 }
 
-/// `2.9k` for 2870.
+/// A figure in short form: `2.9k` for 2870.
 pub fn short(value: f64) -> String {
     match value {
         v if v >= 9_999.5 => format!("{:.0}k", v / 1000.0),
@@ -80,7 +79,7 @@ pub fn bars(bars: &[Bar]) -> Markup {
     let values = bars.iter().flat_map(|b| [b.value, b.quoted, b.range.map(|r| r.0), b.range.map(|r| r.1)]);
     let axis = Log::over(values.flatten());
     let start = start(bars.iter().map(|bar| bar.name));
-    // The longest bar leaves room for what is written right of it.
+    // The longest bar leaves room for its label.
     let room = bars.iter().map(|bar| width(&bar.label()) + 24.0).fold(70.0, f64::max);
     let x = |value: f64| start + axis.at(value) * (WIDTH - start - room);
     let height = ROW * bars.len() as f64 + 26.0;
@@ -116,7 +115,7 @@ pub fn bars(bars: &[Bar]) -> Markup {
     }
 }
 
-/// A chart as a file of its own, with the page's colours.
+/// A chart as a separate file with the page's colours.
 pub fn standalone(chart: &Markup) -> String {
     let style = include_str!("style.css");
     let namespace = "<svg xmlns=\"http://www.w3.org/2000/svg\"";
@@ -131,15 +130,13 @@ fn diamond(x: f64, y: f64, r: f64) -> String {
 /// A part of a stacked bar.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// What it stands for.
     pub name: &'a str,
     /// Share of the bar.
     pub share: f64,
-    /// Number of its colour.
     pub colour: usize,
 }
 
-/// Bars that are split by cause.
+/// Bars split by cause.
 pub fn stacked(rows: &[(&str, Vec<Part>)]) -> Markup {
     let height = ROW * rows.len() as f64;
     let left = start(rows.iter().map(|(name, _)| *name));
@@ -174,19 +171,16 @@ fn starts(parts: &[Part]) -> Vec<f64> {
     running.collect()
 }
 
-/// A point under the roofline: name, FLOP per byte, TFLOP/s, class.
+/// A point under the roofline.
 pub struct Point<'a> {
-    /// The name.
     pub name: &'a str,
     /// FLOP per byte.
     pub intensity: f64,
-    /// TFLOP/s.
     pub tflops: f64,
-    /// CSS class.
     pub class: &'a str,
 }
 
-/// A roofline of `peak` TFLOP/s over slopes of `dram` and `l2` TB/s, both axes logarithmic.
+/// A roofline of `peak` TFLOP/s over slopes of `dram` and `l2` TB/s, on logarithmic axes.
 pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
     let height = 340.0;
     let (left, right, top, bottom) = (60.0, WIDTH - 20.0, 12.0, height - 34.0);
@@ -197,7 +191,7 @@ pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
     let y = |v: f64| bottom - up.at(v) * (bottom - top);
     let (first, last) = (10f64.powf(across.low), 10f64.powf(across.high));
     let slope = |bandwidth: f64| {
-        // It enters the picture at its left edge or at its lower one.
+        // The slope starts at the left edge or at the lower edge of the chart.
         let entry = first.max(10f64.powf(up.low) / bandwidth);
         format!("M{} {}L{} {}", x(entry), y(entry * bandwidth), x(peak / bandwidth), y(peak))
     };
@@ -228,16 +222,15 @@ pub fn roofline(points: &[Point], peak: f64, dram: f64, l2: f64) -> Markup {
     }
 }
 
-/// A name beside its point.
 struct Label<'a> {
     name: &'a str,
-    /// The point.
     dot: (f64, f64),
     /// Where the name starts.
     at: (f64, f64),
 }
 
-/// Names to the right of their points, moved until none covers another: downwards above `middle`, upwards below it.
+/// Names to the right of their points, moved until none covers another: downwards above `middle`, upwards
+/// below it.
 fn labels<'a>(
     points: &[Point<'a>],
     place: impl Fn(&Point) -> (f64, f64),
@@ -288,7 +281,7 @@ mod tests {
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }
 
-    /// Every text within the picture, by the width of a character that names and values are given.
+    /// Every text fits into the chart, by the assumed character width.
     #[test]
     fn nothing_is_clipped() {
         let names = ["bf16 B16 H32/8 S16384×16384 D128 causal", "f16"];

@@ -1,4 +1,4 @@
-//! The page of a climb: one file, no script, no network, for laptop and print, light and dark.
+//! The page of a climb: one file without script or network, for screen and print, light and dark mode.
 
 pub(crate) mod chart;
 pub mod evolution;
@@ -9,7 +9,6 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::climb::Climb;
 
-/// The page.
 pub fn page(climb: &Climb) -> String {
     let p = &climb.problem;
     let device = climb.machines.first().map_or("", |m| m.name);

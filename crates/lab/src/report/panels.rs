@@ -1,14 +1,13 @@
-//! Lines of several contestants over a size, one panel for each kind of problem.
+//! Line charts of several contestants over a size, one panel for each kind of problem.
 
 use maud::{Markup, html};
 
 use super::chart::{CHARACTER, WIDTH, short};
 
-/// A panel.
 pub struct Panel {
-    /// What its problems have in common.
+    /// The common properties of its problems.
     pub title: String,
-    /// A line for each contestant, by its number in the legend: size and rate.
+    /// A line per contestant, with the contestant's number in the legend: size and rate.
     pub lines: Vec<(usize, Vec<(f64, f64)>)>,
 }
 
@@ -19,7 +18,8 @@ const LEGEND: f64 = 30.0;
 const TITLE: f64 = 22.0;
 const FOOT: f64 = 34.0;
 
-/// Panels of one scale, rates upwards from 0, sizes doubling to the right. The first name of the legend is drawn boldest.
+/// Panels with a common scale: rates upwards from 0, sizes doubling to the right. The legend's first name is
+/// drawn boldest.
 pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
     let rows = panels.len().div_ceil(COLUMNS) as f64;
     let height = LEGEND + rows * (TITLE + HEIGHT + FOOT);
@@ -51,7 +51,7 @@ pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
                     @let size = first * f64::from(doubling).exp2();
                     text.tick x=(x(size)) y=(head + HEIGHT + 15.0) text-anchor="middle" { (format!("{size:.0}")) }
                 }
-                // The first lies above the others.
+                // The first line is drawn on top.
                 @for (number, points) in panel.lines.iter().rev() {
                     path class=(class(*number)) d=(path(points.iter().map(|p| (x(p.0), y(p.1))))) {}
                     @for p in points {
@@ -69,7 +69,7 @@ fn class(number: usize) -> String {
     format!("curve s{number}")
 }
 
-/// Where the names of the legend stand.
+/// The positions of the legend's names.
 fn places(legend: &[String]) -> Vec<f64> {
     let widths = legend.iter().scan(GAP, |x, name| {
         let at = *x;
@@ -79,7 +79,7 @@ fn places(legend: &[String]) -> Vec<f64> {
     widths.collect()
 }
 
-/// The distance of grid lines: about five of them.
+/// The distance of grid lines, for about five of them.
 fn step(most: f64) -> f64 {
     let rough = (most / 5.0).max(1e-9);
     let power = 10f64.powf(rough.log10().floor());
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(svg.matches("<path").count(), 4);
         assert_eq!(svg.matches("<circle").count(), 12);
         assert!(svg.contains("D128 &lt;full&gt;") && svg.contains("ours, 1024: 200 TFLOP/s"), "{svg}");
-        // Twice the rate is half as far from the top.
+        // A bar of half the maximum ends halfway up.
         let bottom = LEGEND + TITLE + HEIGHT;
         assert!(svg.contains(&format!("M{GAP:.1} {:.1}", bottom - HEIGHT / 2.0)), "{svg}");
     }

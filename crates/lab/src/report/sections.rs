@@ -1,4 +1,4 @@
-//! The parts of the page.
+//! The sections of the page.
 
 use emu::model::Cause;
 use maud::{Markup, html};
@@ -8,7 +8,7 @@ use crate::climb::{Climb, Climbed};
 use crate::diagnose::show_lines;
 use crate::gate::Verdict;
 
-/// What the card gave: a time, or why not.
+/// The measured time, or why there is none.
 fn measured(rung: &Climbed) -> String {
     let failure = || rung.measured.as_ref().and_then(|m| m.failure.clone());
     rung.measured_us().map(short).or_else(failure).unwrap_or("–".into())
@@ -78,11 +78,11 @@ pub(super) fn times(climb: &Climb) -> Markup {
     }
 }
 
-/// Causes with a colour of their own; the rest is drawn in grey.
+/// Number of causes with a colour of their own. The rest is grey.
 const SHOWN: usize = 8;
 
 pub(super) fn causes(climb: &Climb) -> Markup {
-    // By the largest share in any rung: what only one suffers from is not grey where it is most of the time.
+    // Ordered by the largest share in any rung, so that a cause that dominates a single rung has a colour.
     let mut largest: Vec<(Cause, f64)> = Cause::ALL.iter().map(|&c| (c, 0.0)).collect();
     for prediction in climb.rungs.iter().filter_map(|r| r.study.prediction()) {
         largest.iter_mut().for_each(|(cause, share)| *share = share.max(prediction.share(*cause)));
@@ -172,7 +172,7 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     }
 }
 
-/// The time model's forecasts beside what the card gave.
+/// The time model's forecasts beside the measured times.
 fn outcomes(climb: &Climb) -> Markup {
     let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));

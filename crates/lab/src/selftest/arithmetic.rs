@@ -1,5 +1,5 @@
-//! Tensor cores and approximations: bit for bit where the emulator claims to have the machine's own, and within the bound
-//! that PTX states elsewhere.
+//! Tests of tensor cores and approximations: bit for bit where the emulator claims to be exact, and elsewhere
+//! within PTX's error bound.
 
 use emu::numerics::tensor::TensorRules;
 use ptx::{Machine, Target};
@@ -9,7 +9,6 @@ use crate::approx::{Agreement, Subject};
 use crate::differential;
 use crate::gate::Verdict;
 
-/// Every `mma.sync` and `wmma` on random fragments.
 pub fn tensor_cores<M: Machine>(
     machine: &mut M,
     target: Target,
@@ -39,7 +38,7 @@ pub fn tensor_cores<M: Machine>(
     vec![check]
 }
 
-/// Every `.approx` instruction on every exponent.
+/// Every `.approx` instruction, for every exponent.
 pub fn approximations<M: Machine>(
     machine: &mut M,
     target: Target,
@@ -85,7 +84,7 @@ fn approximation<M: Machine>(
         }
         return making.done();
     }
-    // No exact table of this architecture: the bound of PTX is what holds.
+    // Without an exact table of this architecture, PTX's bound applies.
     let outside =
         inputs.iter().zip(&results).zip(&emulated).filter(|((x, y), z)| !subject.admits(**x, **y, **z));
     let outside = outside.count();

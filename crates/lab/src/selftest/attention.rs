@@ -1,4 +1,4 @@
-//! Attention on a machine: right, as the emulator has it, and the same each time.
+//! Tests of attention kernels on a machine: correct outputs, equal to the emulator's, and reproducible.
 
 use emu::{Checks, Emulator, Options};
 use kernels::ladder::{Expected, rungs};
@@ -14,7 +14,7 @@ use crate::gate::torture::{Torture, problems};
 use crate::gate::{Feed, References, Verdict, bind, trial};
 use crate::launchfile::Bound;
 
-/// A problem and what it is fed, with the answers.
+/// A problem with inputs and references.
 struct Case {
     problem: Torture,
     style: Style,
@@ -22,7 +22,7 @@ struct Case {
     references: Option<References>,
 }
 
-/// The torture set on variations of each family's plan; `progress` is told of each check.
+/// The torture set on variations of each family's plan. `progress` gets each check.
 pub fn torture<M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -47,7 +47,7 @@ pub fn torture<M: Machine>(
             bits.check.cases = emulate.len() as u64;
             let found: Vec<_> = emulate.par_iter().filter_map(|ran| ran.compare(arch)).collect();
             found.into_iter().for_each(|(verdict, why)| bits.find(verdict, why));
-            // A variant that fits no problem of the kind is no check.
+            // A variant that fits no problem of the kind gives no check.
             for making in [right, bits] {
                 if making.check.cases > 0 || !making.check.notes.is_empty() {
                     checks.push(making.done());
@@ -75,7 +75,7 @@ fn cases(dtype: DType, dim: usize, arch: &Arch, settings: &Settings) -> Vec<Case
         .collect()
 }
 
-/// What a machine made of a case.
+/// A machine's result for a case.
 struct Ran<'a> {
     name: String,
     bound: Bound,
@@ -83,7 +83,7 @@ struct Ran<'a> {
     outputs: Vec<u8>,
 }
 
-/// One plan on one case.
+/// Runs one plan on one case.
 fn run<'a, M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -115,7 +115,7 @@ fn run<'a, M: Machine>(
 }
 
 impl Ran<'_> {
-    /// What is wrong beside the emulator's outputs.
+    /// The difference from the emulator's outputs, if any.
     fn compare(&self, arch: &Arch) -> Option<(Verdict, String)> {
         let checks = Checks { races: false, uninitialised: false, unwritten: false };
         let mut emulator = Emulator::new(Options { checks, sm: Some(arch.sm), ..Options::default() });
@@ -132,7 +132,8 @@ impl Ran<'_> {
     }
 }
 
-/// The rungs of the seeds' story. Those that race may come out right or wrong; it is noted and decides nothing.
+/// The rungs of the engineer's log. Rungs with a race may give right or wrong outputs; these are noted but
+/// not judged.
 pub fn ladder<M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -176,7 +177,7 @@ pub fn ladder<M: Machine>(
     checks
 }
 
-/// Launches that must not differ by a bit, another kernel between each two.
+/// Repeated launches that must be bit-identical, with another kernel between each two.
 pub fn repeats<M: Machine>(
     machine: &mut M,
     arch: &Arch,
@@ -233,7 +234,7 @@ mod tests {
         Emulator::new(Options { checks, ..Options::default() })
     }
 
-    /// A machine that turns the last bit of every output it gives back, every third time.
+    /// A machine that flips the last bit of every output, every third time.
     struct Flaky(Emulator, u32);
 
     impl Machine for Flaky {

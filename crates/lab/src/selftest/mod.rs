@@ -1,13 +1,14 @@
-//! The self-test: everything that the emulator is believed for, held against a machine that is not the emulator.
+//! The self-test: compares the emulator's behaviour with a machine that is not the emulator.
 //!
-//! - [`attention`]: the gate's torture set on every plan family, judged as the emulator's runs are; the emulator's outputs
-//!   beside the machine's, bit for bit; and repeats that must not differ by a bit.
+//! - [`attention`]: the gate's torture set on every plan family, judged like the emulator's runs; the
+//!   machine's outputs against the emulator's, bit for bit; and repetitions that must be bit-identical.
 //! - [`arithmetic`]: tensor cores and approximations, bit for bit where the emulator claims to be exact.
-//! - [`mutants`]: kernels with a fault put into them, which the gate must refuse (the emulator's business alone).
+//! - [`mutants`]: kernels with an inserted fault, which the gate must reject (in the emulator alone).
 //! - [`streams`]: the same launch on several streams at once (GPU only).
 //! - [`sanitizer`]: a short list under NVIDIA's compute-sanitizer, where it is installed (GPU only).
 //!
-//! All but the last two run on any [`Machine`](ptx::Machine), so that the tests of this crate run them on the emulator.
+//! All but the last two run on any [`Machine`](ptx::Machine), so that this crate's tests run them on the
+//! emulator.
 
 pub mod arithmetic;
 pub mod attention;
@@ -29,28 +30,26 @@ use crate::gate::Verdict;
 use crate::gate::inputs::Style;
 use crate::provenance::Provenance;
 
-/// How much is tested.
+/// The extent of a self-test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Families of kernels.
     pub families: Vec<Family>,
-    /// Element types and head dimensions of the torture set, each with how many variations of the default plan are tried,
-    /// the default among them.
+    /// Element types and head dimensions of the torture set, each with the number of plan variations to try,
+    /// the default included.
     pub kinds: Vec<(DType, usize, usize)>,
-    /// Kinds of inputs.
     pub styles: Vec<Style>,
-    /// Every how many-th problem of the torture set is taken.
+    /// Every n-th problem of the torture set is used.
     pub every: usize,
-    /// Kinds of inputs on which the emulator is compared bit for bit.
+    /// Input styles for which outputs are compared with the emulator's bit for bit.
     pub bit_styles: Vec<Style>,
-    /// Rounds of launches on several streams that must not differ, of a family's default plan; at most [`FEW`] of its variations, and
-    /// of launches that are each fed and judged anew.
+    /// Rounds of launches on several streams that must be bit-identical, for a family's default plan. At most
+    /// [`FEW`] rounds for its variations, and for launches that are each fed and judged anew.
     pub repeats: u32,
     /// Random fragments for each tensor-core instruction.
     pub fragments: u64,
-    /// Mantissas of every sign and exponent for each approximation.
+    /// Mantissas per sign and exponent for each approximation.
     pub mantissas: u32,
-    /// Every how many-th place of a fault gets it; none where it is 0.
+    /// Every n-th site of a fault is used; none if 0.
     pub mutants: usize,
 }
 
@@ -92,12 +91,12 @@ impl Settings {
         }
     }
 
-    /// The first so many variations of each family's plan.
+    /// The first `count` variations of each family's plan.
     fn variants(&self, count: usize) -> Vec<Variant> {
         Variant::first(count).into_iter().filter(|variant| self.families.contains(&variant.family)).collect()
     }
 
-    /// What the sanitizer's slow machine can do in its time: a problem or two of each kind.
+    /// A list short enough for the slow sanitizer: one or two problems of each kind.
     pub fn short() -> Settings {
         Settings {
             families: Family::ALL.to_vec(),
@@ -113,30 +112,29 @@ impl Settings {
     }
 }
 
-/// Repeats where a thousand would take minutes.
+/// Number of repetitions where a thousand would take minutes.
 pub const FEW: u32 = 24;
 
-/// One thing tested.
+/// One check of the self-test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// Which part of the self-test.
+    /// The part of the self-test.
     pub group: &'static str,
-    /// What was tested.
     pub name: String,
     /// Proven, refuted, or incomplete.
     pub verdict: Verdict,
-    /// Cases, fragments, inputs or launches.
+    /// Number of cases, fragments, inputs or launches.
     pub cases: u64,
-    /// What was found, in words; the first few findings.
+    /// The first few findings in words.
     pub notes: Vec<String>,
-    /// Wall time, s.
+    /// Duration, s.
     pub seconds: f64,
 }
 
-/// Findings that a check keeps.
+/// Maximum number of findings that a check keeps.
 const NOTES: usize = 4;
 
-/// A check being made.
+/// A check in progress.
 struct Making {
     check: Check,
     start: Instant,
@@ -177,15 +175,15 @@ impl Making {
     }
 }
 
-/// Everything found.
+/// The results of a self-test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// The checks, in the order in which they were made.
+    /// The checks in order.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// The worst of the verdicts; incomplete when nothing was checked.
+    /// The worst verdict; incomplete when nothing was checked.
     pub fn verdict(&self) -> Verdict {
         self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Incomplete)
     }
@@ -196,7 +194,7 @@ impl Report {
         failed.map(|check| format!("{}: {}", check.group, check.name)).collect()
     }
 
-    /// By group: checks, checks that passed, and cases.
+    /// By group: number of checks, of passed checks, and of cases.
     pub fn counts(&self) -> BTreeMap<&'static str, [u64; 3]> {
         let mut counts = BTreeMap::new();
         for check in &self.checks {
@@ -208,7 +206,7 @@ impl Report {
         counts
     }
 
-    /// The evidence row of what was tested with these settings.
+    /// The evidence row of a self-test with these settings.
     pub fn row(&self, settings: &Settings, provenance: &Provenance) -> Value {
         let groups: BTreeMap<_, _> = self
             .counts()

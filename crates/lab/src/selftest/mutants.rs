@@ -1,8 +1,10 @@
-//! Kernels of every family with one fault put into them: whatever orders memory, copies or products left out at each of its
-//! places, and wrong arithmetic at some. The gate must refuse them all, each for a reason that fits.
+//! Kernels of every family with one inserted fault: each instruction that orders memory, copies or products
+//! is removed once, and arithmetic is made wrong at some sites. The gate must reject all of them, each for a
+//! fitting reason.
 //!
-//! It is the emulator that finds them, on any machine. A fault can be harmless in one kernel, because something else waits there,
-//! too: so a family's kernels with the same places are taken together, and one of them must show it.
+//! The emulator finds the faults, on any machine. A fault can be harmless in one kernel, because another
+//! instruction orders the same accesses. Kernels of a family with the same sites are therefore taken
+//! together, and one of them must fail.
 
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
@@ -19,12 +21,12 @@ use crate::gate::mutate::{Fault, mutant, sites};
 use crate::gate::{self, Verdict, bind, prove};
 use crate::launchfile::Bound;
 
-/// What orders memory, copies and products: each place of it must be needed.
+/// Faults that remove ordering. Each of their sites must be needed.
 fn order() -> impl Iterator<Item = Fault> {
     Fault::ALL.into_iter().filter(|fault| fault.orders())
 }
 
-/// What is computed, and from what.
+/// Faults that change the computation or its inputs.
 const CONTENT: [Fault; 6] = [
     Fault::DropCopy,
     Fault::WrongSlot,
@@ -34,27 +36,28 @@ const CONTENT: [Fault; 6] = [
     Fault::SkipStore,
 ];
 
-/// Places of arithmetic are many and alike: so many are tried, from the first to the last.
+/// Number of sites of arithmetic faults that are tried, spread from the first to the last. Sites are many and
+/// similar.
 const CONTENT_PLACES: usize = 8;
 
-/// Kernels with the same places for faults.
+/// Kernels with the same fault sites.
 struct Suspect {
     name: &'static str,
-    /// Or why a plan is none.
+    /// The kernels, or why a plan gives none.
     kernels: Result<Vec<Bound>, String>,
 }
 
-/// Names of the kernels of the family `small` whose blocks stream by.
+/// Name of the streaming kernels of the family `small`.
 const STREAM: &str = "small, blocks stream";
 const STREAM_TO_TWO: &str = "small, blocks stream to two warpgroups";
-/// Name of the kernels of the family `wgmma` whose tiles do not overlap.
+/// Name of the kernels of the family `wgmma` without tile overlap.
 const IN_TURN: &str = "wgmma, tiles in turn";
 
-/// It may follow the branch of the thread that requests.
+/// The product may follow the branch of the requesting thread.
 const FOR_PTXAS: &str =
     "ptxas serialises products that have no fence of their own behind a divergent branch (C7519)";
 
-/// Places whose loss nothing shows in these launches, and why they stand.
+/// Sites whose removal has no visible effect in these launches, and why they are kept.
 const UNSEEN: [(&str, Fault, usize, &str); 5] = [
     (STREAM, Fault::DropProductFence, 2, FOR_PTXAS),
     (STREAM, Fault::DropProductFence, 4, FOR_PTXAS),
@@ -68,7 +71,7 @@ const UNSEEN: [(&str, Fault, usize, &str); 5] = [
     ),
 ];
 
-/// Puts every fault into kernels of every family of an architecture.
+/// Inserts every fault into kernels of every family of an architecture.
 pub fn mutants(arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
     if settings.mutants == 0 {
         return Vec::new();
@@ -82,7 +85,7 @@ pub fn mutants(arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check
 }
 
 impl Suspect {
-    /// Every `step`-th place of each fault.
+    /// Checks every `step`-th site of each fault.
     fn check(&self, step: usize) -> Check {
         let mut making = Making::new("mutants", self.name);
         let kernels = match &self.kernels {
@@ -112,7 +115,7 @@ impl Suspect {
         for fault in CONTENT {
             let tried: Vec<_> = places(fault, (count(fault) / CONTENT_PLACES).max(1)).collect();
             making.check.cases += tried.len() as u64;
-            // Some of it is without consequence: there is nothing to rescale before the first block.
+            // Some sites have no effect: before the first block there is nothing to rescale.
             let seen = tried.par_iter().any(|(fault, site)| refusal(kernels, *fault, *site).is_some());
             if !seen && !tried.is_empty() {
                 making.refute(format!("{fault:?} passes at all of {} places", tried.len()));
@@ -122,11 +125,11 @@ impl Suspect {
     }
 }
 
-/// What the gate may say of a fault in the order of things.
+/// Words of the gate's message for a fault in the ordering.
 fn fitting(fault: Fault) -> &'static [&'static str] {
     match fault {
         Fault::DropProductFence => &["missing_wgmma_fence at"],
-        // Of others, a product that is not waited for reads what is already being overwritten.
+        // A product that is not waited for reads memory that is already being overwritten.
         Fault::DropProductGroup | Fault::DropProductWait => &["async_not_waited at", "race at"],
         Fault::DropFence => &["missing_proxy_fence at", "race at"],
         Fault::DropExpectation => &["transaction_mismatch at", "deadlock at"],
@@ -143,7 +146,7 @@ fn fitting(fault: Fault) -> &'static [&'static str] {
     }
 }
 
-/// Why the first of the kernels that refuses the fault does so; `None` when all let it pass.
+/// The reason of the first kernel that the gate rejects; `None` when all pass.
 fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
     kernels.iter().find_map(|right| {
         let kernel = mutant(&right.kernel, fault, site)?;
@@ -154,8 +157,8 @@ fn refusal(kernels: &[Bound], fault: Fault, site: usize) -> Option<String> {
     })
 }
 
-/// The quick runs, and more orders of events: a warp must lag behind for what does not wait for it to show. The parity of a
-/// seed decides which side of a branch goes first.
+/// The quick runs and more schedules: a missing wait shows only if a warp lags behind. The parity of a seed
+/// decides which side of a branch runs first.
 fn settings() -> gate::Settings {
     let mut settings = gate::Settings::quick();
     settings.runs.push((Style::Normal, 10, Schedule::Late));
@@ -163,7 +166,7 @@ fn settings() -> gate::Settings {
     settings
 }
 
-/// Kernels of the families that are wanted and that an architecture has.
+/// Kernels of the requested families that an architecture supports.
 fn suspects(arch: &Arch, families: &[Family]) -> Vec<Suspect> {
     let hopper = arch.sm == Arch::SM_90.sm;
     let of = |family: &Family| match family {
@@ -202,12 +205,12 @@ fn mma() -> Suspect {
     suspect("mma", &[Plan::Mma(plan)], &problems, &Arch::SM_80)
 }
 
-/// One multiprocessor takes all tiles, one after the other.
+/// Kernels of the family `wgmma`. One SM takes all tiles, one after the other.
 fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
-    // A tile of one block, or of as many as there are stages, waits where others need not.
+    // A tile of one block, or of as many blocks as stages, waits at places where other tiles need not.
     let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
-    // Of a full one, the first warpgroup lets more blocks pass than there are stages.
+    // In a full tile, the first warpgroup skips more blocks than there are stages.
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
     let guessing = Softmax::Optimistic { slack: 0, limit: 1 };
     let plain = WgmmaPlan {
@@ -239,10 +242,10 @@ fn wgmma() -> Vec<Suspect> {
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, softmax: guessing, ..plain.clone() };
     let sums = WgmmaPlan { sums: Sums::Product, softmax: guessing, lse: false, ..plain.clone() };
     let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
-    // By number, since a mailbox would be held back by the queries' one stage again.
+    // Static, because a mailbox would be delayed by the single stage of queries.
     let handout = Handout::Static;
     let halved = WgmmaPlan { diagonal: Diagonal::Halved, ends: Ends::Own, handout, ..plain.clone() };
-    // Stages with which a kernel has the same barriers: more than places of queries, or no more.
+    // Stage counts that give a kernel the same barriers: more than the query slots, or no more.
     let plans = [
         (IN_TURN, &[2, 3][..], plain, &short),
         ("wgmma, tiles overlapped", &[2, 1], overlapped, &short),
@@ -294,7 +297,7 @@ fn small() -> Vec<Suspect> {
     };
     let two_ctas = SmallPlan { cluster: 2, ..plain.clone() };
     let pairs = RowStore::Pairs;
-    // Of either kind, one overlaps with the grid before.
+    // One plan of each kind overlaps with the previous grid.
     let plans = [
         ("small, one warpgroup", plain.clone()),
         (
@@ -310,10 +313,10 @@ fn small() -> Vec<Suspect> {
     let of = |(name, plan): (&'static str, SmallPlan)| {
         let keys = plan.cluster_keys() as usize;
         let (mask, shapes) = if plan.streams() {
-            // So many blocks that every stage is filled again and again.
+            // Enough blocks to fill every stage repeatedly.
             (Band::FULL, vec![(64, 8 * keys), (200, 8 * keys - 5)])
         } else {
-            // Rows that take every path: all of the block is seen, all but the last keys, half of it, nothing.
+            // Rows for every path: the whole block is visible, all but the last keys, half of it, nothing.
             (Band::CAUSAL, vec![(65, keys), (104, keys), (200, keys - 5)])
         };
         let problems: Vec<Problem> =
@@ -327,7 +330,7 @@ fn small() -> Vec<Suspect> {
 mod tests {
     use super::*;
 
-    /// The kernels' own tests leave out every place of what orders them.
+    /// The kernels' own tests remove every site of ordering; this test takes every fifth.
     const STEP: usize = 5;
 
     #[test]
@@ -339,7 +342,7 @@ mod tests {
         assert!(checks.iter().all(|check| check.cases > 10), "{checks:?}");
     }
 
-    /// What is compared by its number must be there in every kernel.
+    /// Sites are compared by number, so every kernel must have the same sites.
     #[test]
     fn kernels_of_a_suspect_have_the_same_places() {
         for suspect in suspects(&Arch::SM_90, &Family::ALL) {

@@ -1,4 +1,4 @@
-//! Variations of each family's default plan, gene by gene, so that every branch of the generators is run.
+//! Variations of each family's default plan, gene by gene, so that every branch of the generators runs.
 
 use kernels::{Arch, Family, Plan};
 use problem::Problem;
@@ -6,18 +6,17 @@ use serde_json::{Value, json};
 
 use crate::genes::with_genes;
 
-/// A variation: genes by their names in a plan's serde form.
+/// A variation of a plan: genes by their serde names.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Variant {
-    /// The family that has the genes.
     pub family: Family,
-    /// For tables.
+    /// The name in tables.
     pub name: &'static str,
     genes: Value,
 }
 
 impl Variant {
-    /// Of each family the default first; then those that between them reach every gene.
+    /// For each family the default first, then variations that together reach every gene.
     pub fn all() -> Vec<Variant> {
         let variants = [(Family::Mma, mma()), (Family::Small, small()), (Family::Wgmma, wgmma())];
         let of = |(family, list): (Family, Vec<(&'static str, Value)>)| {
@@ -30,21 +29,20 @@ impl Variant {
         variants.into_iter().flat_map(of).collect()
     }
 
-    /// The first so many of each family.
+    /// The first `count` variations of each family.
     pub fn first(count: usize) -> Vec<Variant> {
         let all = Variant::all();
         let of = |family| all.iter().filter(move |variant| variant.family == family).take(count).cloned();
         [Family::Mma, Family::Small, Family::Wgmma].into_iter().flat_map(of).collect()
     }
 
-    /// Whether it is the family's default plan.
     pub fn is_default(&self) -> bool {
         self.genes == json!({})
     }
 
-    /// The plan, with LSE; `None` where it does not fit the problem or is the default under another name.
+    /// The plan with LSE; `None` where it does not fit the problem or equals the default.
     pub fn plan(&self, problem: &Problem, arch: &Arch) -> Option<Plan> {
-        // Where the default itself does not fit, other genes may.
+        // Where the default does not fit, a variation may.
         let default = self.family.proposal(problem, arch).with_lse(true);
         let plan = with_genes(&default, &self.genes).ok()?;
         let same = plan == default && !self.is_default();
@@ -74,7 +72,7 @@ fn mma() -> Vec<(&'static str, Value)> {
 
 fn wgmma() -> Vec<(&'static str, Value)> {
     vec![
-        // What a short list has: each kind of memory and of meeting.
+        // A short list covers these first: each kind of memory and of synchronisation.
         (
             "a cluster, output by TMA, tiles by a counter",
             json!({ "cluster": 2, "store": "bulk", "handout": "dynamic", "block_n": 32 }),
@@ -129,7 +127,7 @@ fn wgmma() -> Vec<(&'static str, Value)> {
 
 fn small() -> Vec<(&'static str, Value)> {
     let pieces = |n: u32| json!({ "key_copies": n, "qk_pieces": n, "pv_pieces": n });
-    // Blocks of 64 keys that stream by, with other genes.
+    // Streaming blocks of 64 keys with further genes.
     let streams = |genes: Value| {
         let mut all = json!({
             "stages": 2, "block_n": 64, "cluster": 1, "kv_warpgroups": 1, "merge": "shares",
@@ -190,7 +188,7 @@ mod tests {
         let mut counts = [0; 3];
         let mut plans: Vec<Plan> = Vec::new();
         for variant in Variant::all() {
-            // A gene that was renamed would be left out without a word.
+            // A renamed gene would be skipped silently.
             let proposal = variant.family.proposal(&problem, &Arch::SM_90);
             with_genes(&proposal, &variant.genes).unwrap_or_else(|error| panic!("{}: {error}", variant.name));
             let Some(plan) = variant.plan(&problem, &Arch::SM_90) else { continue };

@@ -1,4 +1,4 @@
-//! NVIDIA's compute-sanitizer on this program itself, with a short list of cases, one run for each of its tools.
+//! Runs NVIDIA's compute-sanitizer on this program with a short list of cases, once for each of its tools.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,12 @@ use super::{Check, Making};
 use crate::gate::Verdict;
 use crate::store::Scratch;
 
-/// What it can look for.
 pub const TOOLS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 
-/// What the sanitizer exits with when it found something.
+/// The sanitizer's exit code for findings.
 const FOUND: i32 = 99;
 
-/// The sanitizer's program: `FLASHCORE_SANITIZER` where that is set, else on the path, else where the toolkit puts it.
+/// The sanitizer's program: `FLASHCORE_SANITIZER` if set, else on the path, else in the toolkit's folder.
 pub fn find() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("FLASHCORE_SANITIZER") {
         return Some(PathBuf::from(path)).filter(|path| path.is_file());
@@ -28,7 +27,7 @@ pub fn find() -> Option<PathBuf> {
     folders.map(|folder| folder.join("compute-sanitizer")).find(|path| path.is_file())
 }
 
-/// One check for each tool. `child` is the program with the arguments that make it run the short list.
+/// One check per tool. `child` is the program with the arguments for the short list.
 pub fn sanitize(child: &[&std::ffi::OsStr], limit: Duration, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let program = find();
     let checks = TOOLS.into_iter().map(|tool| {
@@ -47,7 +46,7 @@ pub fn sanitize(child: &[&std::ffi::OsStr], limit: Duration, progress: &mut dyn 
 fn one(program: &Path, tool: &str, child: &[&std::ffi::OsStr], limit: Duration, making: &mut Making) {
     let mut command = Command::new(program);
     command.args(["--tool", tool, "--error-exitcode", &FOUND.to_string(), "--print-limit", "20"]);
-    // PTX is compiled anew: what a cache on disk holds was made without the sanitizer.
+    // PTX must be compiled again: code in a disk cache was compiled without the sanitizer.
     command.args(child).env("CUDA_CACHE_DISABLE", "1");
     match run(command, limit) {
         Ok(Ended { code: None, .. }) => {
@@ -61,7 +60,7 @@ fn one(program: &Path, tool: &str, child: &[&std::ffi::OsStr], limit: Duration, 
     }
 }
 
-/// What the exit code and the summary say.
+/// Judges the exit code and the summary.
 fn judge(code: i32, text: &str, making: &mut Making) {
     match (findings(text), code) {
         (Some(0), 0) => {}
@@ -77,7 +76,7 @@ fn judge(code: i32, text: &str, making: &mut Making) {
             let told = told.filter(|line| {
                 let begins =
                     !line.starts_with(' ') && !line.contains("SUMMARY") && !line.contains("SANITIZER");
-                // A hazard has two ends; the rest of what is indented is where the host was.
+                // A hazard has two lines; other indented lines are the host's backtrace.
                 begins && !line.trim().is_empty() || line.trim_start().starts_with("and ")
             });
             told.take(6).for_each(|line| making.refute(line.trim().to_owned()));
@@ -85,19 +84,18 @@ fn judge(code: i32, text: &str, making: &mut Making) {
     }
 }
 
-/// Errors by the last summary: `ERROR SUMMARY: 0 errors`, or `RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)`,
-/// of which warnings count too.
+/// Errors by the last summary: `ERROR SUMMARY: 0 errors`, or
+/// `RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)`. Warnings count as well.
 fn findings(text: &str) -> Option<u64> {
     let line = text.lines().rev().find(|line| line.contains("SUMMARY:"))?;
     let (_, counts) = line.split_once("SUMMARY:")?;
     counts.split_whitespace().next()?.parse().ok()
 }
 
-/// How a process ended.
+/// The end of a process.
 struct Ended {
-    /// Its exit code; `None` when it was stopped, −1 when a signal ended it.
+    /// The exit code; `None` when the process was stopped, −1 when a signal ended it.
     code: Option<i32>,
-    /// What it printed.
     text: String,
 }
 
@@ -105,7 +103,7 @@ struct Ended {
 fn run(mut command: Command, limit: Duration) -> std::io::Result<Ended> {
     let scratch = Scratch::new().map_err(std::io::Error::other)?;
     let path = scratch.path("output");
-    // Into a file: a full pipe would stop the process.
+    // Output goes to a file, because a full pipe would block the process.
     let output = File::create(&path)?;
     let errors = output.try_clone()?;
     let mut child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?;

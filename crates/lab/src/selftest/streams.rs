@@ -1,4 +1,4 @@
-//! The same launch on several streams at once, in changing order, must give the same bits each time.
+//! The same launch on several streams at once, in varying order, must be bit-identical each time.
 
 use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
 use kernels::Arch;
@@ -9,10 +9,10 @@ use crate::gate::inputs::Style;
 use crate::gate::{Feed, bind};
 use crate::launchfile::{Bound, Role};
 
-/// Streams that run at once.
+/// Number of concurrent streams.
 const STREAMS: usize = 4;
 
-/// Every variant of the plan on a problem that leaves multiprocessors to its neighbours.
+/// Every variant of the plan, on a problem that leaves SMs to concurrent launches.
 pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     for &(dtype, dim, variants) in &settings.kinds {
@@ -40,7 +40,7 @@ pub fn streams(gpu: &Gpu, arch: &Arch, settings: &Settings, progress: &mut dyn F
     checks
 }
 
-/// Launches on all streams, `rounds` times, each stream with outputs of its own, and compares.
+/// Launches on all streams `rounds` times, each stream with its own outputs, and compares the results.
 fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result<(), DriverError> {
     let context = gpu.context();
     let kernel = &bound.kernel;
@@ -61,7 +61,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
     let output = |role: &Role| matches!(role, Role::Tensor(problem::Tensor::Out) | Role::Lse);
     let mut first: Option<Vec<u8>> = None;
     for round in 0..rounds as usize {
-        // Another stream begins each time, and every other time they go backwards.
+        // Each round starts with another stream, and every other round runs backwards.
         let order =
             (0..STREAMS).map(|i| (i * if round % 2 == 0 { 1 } else { STREAMS - 1 } + round) % STREAMS);
         for lane in order {
@@ -80,7 +80,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
                     let mut bytes = vec![0; buffer.bytes()];
                     buffer.download(&mut bytes)?;
                     outputs.extend(bytes);
-                    // Poisoned again, so that a launch that does nothing does not pass.
+                    // The output is poisoned again, so that a launch without effect fails.
                     buffer.upload(start)?;
                 }
             }

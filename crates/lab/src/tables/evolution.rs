@@ -1,4 +1,4 @@
-//! What searches found.
+//! The table of searches.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use super::render::{line, place_of, title};
 use super::{Problem, TableError, parsed};
 use crate::bench::SpeedVerdict;
 
-/// The suite of a row that `evolve --evidence` wrote: its report, and where it was made.
+/// The suite of rows that `evolve --evidence` writes: a report with its origin.
 pub(super) const SUITE: &str = "evolution";
 
-/// What the table shows of a report; a run over several problems has no problem of its own, and is not shown.
+/// The table's fields of a report. A run over several problems has no single problem and is skipped.
 #[derive(Debug, Deserialize)]
 struct Row {
     problem: Problem,
-    /// Of a run that came to no time, none; nor then a best.
+    /// `None` for a run without a time, which has no best either.
     kind: Option<String>,
     baseline: Timed,
     best: Option<Timed>,
@@ -42,7 +42,7 @@ struct Arm {
     at_equal_budget: Option<Equal>,
 }
 
-/// The best of as many candidates of each arm.
+/// The best of equal numbers of candidates of each arm.
 #[derive(Debug, Deserialize)]
 struct Equal {
     candidates: u64,
@@ -55,7 +55,7 @@ struct Counts {
     total: u64,
 }
 
-/// The rows of a file, a line each, the newest of a problem and a baseline. `None` without rows.
+/// The table of a file's rows, one line for the newest row of each problem and baseline. `None` without rows.
 pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
     let mut rows: Vec<Row> = parsed(path, |value| value["suite"] == SUITE && value["problem"].is_object())?;
     let key = |row: &Row| (row.problem.clone(), row.baseline.candidate.to_string());
@@ -94,7 +94,7 @@ fn cells(row: &Row) -> Vec<String> {
         (Some(ratio), Some([low, high])) => format!("{ratio:.2}× [{low:.2}, {high:.2}]"),
         _ => "–".into(),
     };
-    // By the race: rows of old have the short timing, the luckiest of many.
+    // The time by the race. Old rows have the short timing, which has a selection bias.
     let found = row.baseline.us.zip(row.speedup).map(|(begun, ratio)| begun / ratio);
     let found = found.or(row.best.as_ref().and_then(|best| best.us));
     let blind = row.random_arm.at_equal_budget.as_ref().map_or("–".into(), |equal| {
@@ -147,7 +147,7 @@ mod tests {
             "| f16 B1 H8 S512 D64 | 471.50 (phase4) | 4.25 | 110.94× [100.00, 120.00] | FASTER | 2450 | 368: 4.64 and 4.25 |"
         );
         assert_eq!(lines.len(), 5, "{table}");
-        // A run that came to no time is a line of dashes.
+        // A run without a time is a line of dashes.
         let mut nothing: serde_json::Value = serde_json::from_str(&row("2026-01-03", 1.0)).unwrap();
         for key in ["kind", "best", "speedup", "interval", "verdict"] {
             nothing[key] = serde_json::Value::Null;

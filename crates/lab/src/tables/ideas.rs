@@ -1,12 +1,13 @@
-//! What a plan loses, or gains, by another value of one gene.
+//! The table of ideas: the effect of another value of one gene.
 
 use super::render::{line, place, title};
 use super::{OURS, Row};
 
-/// A line for each variant, a column for each problem: the variant's time in the plan's own. `None` without rows.
+/// A line per variant and a column per problem: the variant's time relative to the plan's. `None` without
+/// rows.
 pub(super) fn table(rows: &[Row]) -> Option<String> {
     let mut own: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
-    // The newest run counts.
+    // Of each problem, only the newest run counts.
     own.sort_by(|a, b| (&a.problem, &b.when).cmp(&(&b.problem, &a.when)));
     own.dedup_by(|a, b| a.problem == b.problem);
     if own.is_empty() {
@@ -26,7 +27,7 @@ pub(super) fn table(rows: &[Row]) -> Option<String> {
             variants.push(&row.implementation);
         }
     }
-    // Values of a gene stand together.
+    // Values of the same gene are adjacent.
     variants.sort_by_key(|name| name.split(' ').nth(1).map(str::to_owned));
     let mut lines = vec![
         line(

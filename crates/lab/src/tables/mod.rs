@@ -1,6 +1,6 @@
-//! Tables and plots in the documents, made from rows of `evidence/`: no figure there is typed.
+//! Tables and plots in the documents, generated from rows of `evidence/`: no figure there is typed by hand.
 //!
-//! A document marks a region with the file and the suite that its table comes from:
+//! A document marks a region with the file and the suite of its table:
 //!
 //! ```text
 //! <!-- table:h200/mission -->
@@ -8,12 +8,12 @@
 //! <!-- /table -->
 //! ```
 //!
-//! Of a suite `ideas_FAMILY` the variants of a plan stand beside it (`examples/ideas.rs`), of others the peers.
-//! Rows of mode `predicted` in `evidence/predicted.jsonl` stand beside, in columns that say so.
+//! In a suite `ideas_FAMILY` the variants of a plan stand beside it (`examples/ideas.rs`), in other suites
+//! the peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have columns that name them predicted.
 //!
-//! A suite's table holds its own problems alone; `other` is the table of those that are in no suite.
+//! A suite's table holds only its own problems. `other` is the table of problems that are in no suite.
 //!
-//! For each problem and mode the newest run counts in which ours raced a peer, or, where there is none, the newest.
+//! For each problem and mode, the newest run counts in which FlashCore raced a peer, or else the newest run.
 
 mod evolution;
 mod ideas;
@@ -28,53 +28,38 @@ use crate::bench::suites::OTHER;
 use crate::bench::{Comparison, Mode, OURS, Suite};
 use crate::store::{StoreError, write};
 
-/// Why tables cannot be made, or are stale.
+/// Why tables cannot be generated, or are stale.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// A document or a file of rows.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A region that does not end.
+    /// A region without an end mark.
     #[error("{path}: `<!-- table:{name} -->` has no `<!-- /table -->` after it")]
-    Open {
-        /// The document.
-        path: PathBuf,
-        /// The table's name.
-        name: String,
-    },
-    /// A name that is none.
+    Open { path: PathBuf, name: String },
+    /// The name is not of the form DEVICE/SUITE.
     #[error(
         "{path}: table \"{name}\" names no file of rows and suite; accepted: DEVICE/SUITE, as in h200/mission"
     )]
-    Name {
-        /// The document.
-        path: PathBuf,
-        /// The name.
-        name: String,
-    },
-    /// A table that would be empty: its file of rows is not there, or has none of its suite.
+    Name { path: PathBuf, name: String },
+    /// The table would be empty: its file is missing, or has no rows of the suite.
     #[error(
         "{path}: table \"{name}\" has no rows in {file}; accepted: DEVICE/SUITE with rows there, in the folder of --root"
     )]
     NoRows {
-        /// The document.
         path: PathBuf,
-        /// The table's name.
         name: String,
-        /// Where its rows would be.
+        /// The file that should hold the rows.
         file: PathBuf,
     },
-    /// A line that is no row.
+    /// A line is not a valid row.
     #[error("{path}, line {line}: {error}")]
     Row {
-        /// The file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
         error: serde_json::Error,
     },
-    /// Tables that their rows do not give.
+    /// Tables that differ from their rows.
     #[error("stale: {}; `cargo xtask tables` makes them anew", list(.0))]
     Stale(Vec<PathBuf>),
 }
@@ -83,7 +68,7 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// What tables need of a row. Rows of other kinds lack some of it and are passed over.
+/// The fields of a row that tables need. Rows of other kinds lack some of them and are skipped.
 #[derive(Clone, Debug, Deserialize)]
 struct Row {
     suite: String,
@@ -109,7 +94,8 @@ struct Row {
 }
 
 impl Row {
-    /// The suite that it belongs to: a problem may once have been run under the name of one that it is not in.
+    /// The suite of the row. A row may have a suite's name although its problem is not in the suite; it
+    /// counts as `other`.
     fn suite(&self) -> &str {
         let outside =
             |suite: Suite| !suite.problems().iter().any(|problem| self.problem == Problem::of(problem));
@@ -120,7 +106,7 @@ impl Row {
         self.implementation == OURS
     }
 
-    /// Ours against the best peer: its name and the comparison.
+    /// FlashCore against the best peer: the peer's name and the comparison.
     fn against_best(&self) -> Option<(&str, Comparison)> {
         let comparison = serde_json::from_value(self.ratio_vs.get("comparison")?.clone()).ok()?;
         Some((self.ratio_vs.get("peer")?.as_str()?, comparison))
@@ -174,15 +160,15 @@ impl Problem {
     }
 }
 
-/// One problem in one mode: ours and the peers' of one run.
+/// One problem in one mode: FlashCore's and the peers' rows of one run.
 struct Entry {
     ours: Row,
-    /// Ours in other ways of launching.
+    /// FlashCore with other ways of launching.
     variants: Vec<Row>,
     peers: Vec<Row>,
 }
 
-/// The rows of a file that are times of a suite; those of other kinds are passed over.
+/// The rows of a file that are times of a suite. Rows of other kinds are skipped.
 fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
     let mut rows: Vec<Row> = parsed(path, |value| {
         let named = value["suite"].as_str().unwrap_or_default();
@@ -194,7 +180,7 @@ fn rows(path: &Path, suite: &str) -> Result<Vec<Row>, TableError> {
     Ok(rows)
 }
 
-/// The lines of a file that are wanted; none where there is no file.
+/// The matching lines of a file; empty if there is no file.
 fn parsed<T: serde::de::DeserializeOwned>(
     path: &Path,
     wanted: impl Fn(&Value) -> bool,
@@ -215,7 +201,7 @@ fn parsed<T: serde::de::DeserializeOwned>(
     Ok(rows)
 }
 
-/// The run that counts for each problem and mode, in a steady order.
+/// The run that counts for each problem and mode, in a stable order.
 fn entries(rows: &[Row]) -> Vec<Entry> {
     let mut ours: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
     let others_of = |ours: &Row| -> (Vec<Row>, Vec<Row>) {
@@ -223,7 +209,7 @@ fn entries(rows: &[Row]) -> Vec<Entry> {
         let others = rows.iter().filter(same).filter(|row| !row.is_ours()).cloned();
         others.partition(|row| row.implementation.starts_with(OURS))
     };
-    // The run that counts comes last of its kind.
+    // Sorts the run that counts to the end of its group.
     ours.sort_by_cached_key(|row| {
         let mode = Mode::ALL.iter().position(|mode| mode.name() == row.mode);
         (row.problem.clone(), mode, row.mode.clone(), !others_of(row).1.is_empty(), row.when.clone())
@@ -240,14 +226,14 @@ fn entries(rows: &[Row]) -> Vec<Entry> {
     counting.map(|index| entry(ours[index])).collect()
 }
 
-/// A document or picture as it should be.
+/// A document or picture with its expected contents.
 #[derive(Debug)]
 struct Made {
     path: PathBuf,
     contents: String,
 }
 
-/// Everything that the documents ask for: themselves with their tables, and a picture for each table.
+/// All documents with their tables filled, and a picture for each table.
 fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
     let mut made = Vec::new();
     for document in documents {
@@ -286,10 +272,10 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
     Ok(made)
 }
 
-/// The pictures' folder, from the root: among the pages of the book.
+/// The pictures' folder from the root, within the book's pages.
 const IMAGES: &str = "docs/src/images";
 
-/// The pictures' folder as a document names it, relative to its own folder and with a `/` at its end.
+/// The pictures' folder relative to a document's folder, with a `/` at its end.
 fn images_from(document: &Path) -> String {
     let folder = document.parent().unwrap_or(Path::new(""));
     let shared = folder.ancestors().find(|parent| Path::new(IMAGES).starts_with(parent));
@@ -299,7 +285,7 @@ fn images_from(document: &Path) -> String {
     format!("{}{}/", "../".repeat(ups), down.display())
 }
 
-/// The text with every marked region filled anew.
+/// The text with every marked region replaced.
 fn fill(
     path: &Path,
     text: &str,
@@ -328,10 +314,10 @@ fn fill(
     Ok(filled + rest)
 }
 
-/// Makes the tables of the documents anew, and the pictures beside them. Gives what was changed.
+/// Generates the tables of the documents and the pictures. Returns the changed files.
 ///
 /// # Errors
-/// When a document or the rows cannot be read, or a region is not well marked.
+/// When a document or the rows cannot be read, or a region is marked wrongly.
 pub fn update(root: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>, TableError> {
     let stale = stale(root, documents)?;
     for Made { path, contents } in &stale {
@@ -340,10 +326,10 @@ pub fn update(root: &Path, documents: &[PathBuf]) -> Result<Vec<PathBuf>, TableE
     Ok(stale.into_iter().map(|made| made.path).collect())
 }
 
-/// Whether every table is what its rows give.
+/// Checks that every table agrees with its rows.
 ///
 /// # Errors
-/// [`TableError::Stale`] where one is not; otherwise as [`update`].
+/// [`TableError::Stale`] when a table differs; otherwise as for [`update`].
 pub fn check(root: &Path, documents: &[PathBuf]) -> Result<(), TableError> {
     let stale: Vec<PathBuf> = stale(root, documents)?.into_iter().map(|made| made.path).collect();
     if stale.is_empty() { Ok(()) } else { Err(TableError::Stale(stale)) }
@@ -445,14 +431,14 @@ mod tests {
         );
         let plot = std::fs::read_to_string(folder.path("docs/src/images/h200-mission.svg")).unwrap();
         assert!(plot.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && plot.contains("B1 H8 S512"));
-        // A prediction stands beside, as one.
+        // A prediction has its own column, marked as predicted.
         let predicted =
             row("flashcore", "9", "2026-01-09", "predicted", 37.5, None).replace("NVIDIA H200", "L4");
         std::fs::write(folder.path("evidence/predicted.jsonl"), predicted).unwrap();
         update(&root, &documents).unwrap();
         let text = std::fs::read_to_string(folder.path("README.md")).unwrap();
         assert!(text.contains("| L4, predicted µs | against") && text.contains("| 37.50 | 2.00×"), "{text}");
-        // A new row makes it stale.
+        // A new row makes the table stale.
         let more = [
             std::fs::read_to_string(folder.path("evidence/h200.jsonl")).unwrap(),
             row("flashcore", "4", "2026-01-04", "cold", 7.0, None),

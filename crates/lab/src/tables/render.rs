@@ -1,4 +1,4 @@
-//! Entries as Markdown and as a picture.
+//! Renders entries as Markdown and as a picture.
 
 use super::{Entry, Problem, Row};
 use crate::bench::Mode;
@@ -8,7 +8,7 @@ use crate::report::panels::{Panel, panels};
 /// Suites whose times are shown as rates.
 const RATES: [&str; 3] = ["ampere", "forward", "backward"];
 
-/// The table of a suite, with what was run and where below it. `None` without rows.
+/// The table of a suite, followed by the source of its figures. `None` without rows.
 pub(super) fn table(suite: &str, entries: &[Entry], predicted: &[Row]) -> Option<String> {
     if entries.is_empty() {
         return None;
@@ -25,7 +25,7 @@ pub(super) fn table(suite: &str, entries: &[Entry], predicted: &[Row]) -> Option
     let forecasts = machines.iter().map(|machine| format!("{machine}, predicted {unit}"));
     header.splice(header.len() - 2..header.len() - 2, forecasts);
     let mut lines = vec![line(&header)];
-    // Words to the left, figures to the right.
+    // Words are left-aligned, figures right-aligned.
     lines.push(line(
         &header
             .iter()
@@ -52,7 +52,7 @@ pub(super) fn line<T: AsRef<str>>(cells: &[T]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// Names of all peers, or of all variants of ours, in the order in which they appear.
+/// Names of all peers, or of all variants of FlashCore, in the order of appearance.
 fn names(entries: &[Entry], of: fn(&Entry) -> Vec<Row>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for row in entries.iter().flat_map(of) {
@@ -63,10 +63,10 @@ fn names(entries: &[Entry], of: fn(&Entry) -> Vec<Row>) -> Vec<String> {
     names
 }
 
-/// A peer has a column if somewhere it takes no longer than so many times the best peer's time.
+/// A peer has a column if its time is within this factor of the best peer's for some problem.
 const CONTENDS: f64 = 1.5;
 
-/// Peers that have a column, and the others that were timed.
+/// Peers with a column, and the other peers that were timed.
 fn contenders(entries: &[Entry]) -> (Vec<String>, Vec<String>) {
     let time = |entry: &Entry, name: &String| {
         entry
@@ -85,7 +85,7 @@ fn contenders(entries: &[Entry]) -> (Vec<String>, Vec<String>) {
     })
 }
 
-/// Machines that there are predictions for, in the order in which they appear.
+/// Machines with predictions, in the order of appearance.
 fn machines(predicted: &[Row]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for row in predicted {
@@ -120,7 +120,7 @@ pub(super) fn title(p: &Problem) -> String {
     format!("{} B{} H{heads} S{seq} D{}{mask}{softcap}", p.dtype, p.batch, p.head_dim)
 }
 
-/// A time or a rate; times that do not count are not shown.
+/// A time or a rate. Times that do not count are not shown.
 fn figure(row: Option<&Row>, rate: bool) -> String {
     let Some(row) = row else { return "–".into() };
     match (&row.fault, row.us_median, row.tflops) {
@@ -132,7 +132,7 @@ fn figure(row: Option<&Row>, rate: bool) -> String {
     }
 }
 
-/// What other ways of launching ours come to, where L2 is warm.
+/// FlashCore's ratios to the best peer with other ways of launching, L2 warm.
 fn variants_against_best(entries: &[Entry]) -> Vec<String> {
     let ratio = |entry: &Entry, name: &String| {
         let (peer, _) = entry.ours.against_best()?;
@@ -159,7 +159,7 @@ fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
     (mean, ratios.iter().copied().fold(f64::INFINITY, f64::min))
 }
 
-/// Means, errors, who was out and why, and where it all ran.
+/// Mean ratios, errors, disqualified peers with reasons, and the source of the figures.
 fn summary(entries: &[Entry]) -> Vec<String> {
     let mut lines = Vec::new();
     for mode in Mode::ALL {
@@ -210,7 +210,7 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     lines
 }
 
-/// Errors of ours as multiples of each peer's on the same inputs, if there are peers.
+/// FlashCore's errors as multiples of each peer's on the same inputs, if there are peers.
 fn errors_against_peers(entries: &[Entry]) -> Option<String> {
     let mean = |name: &String, error: fn(&Row) -> Option<f64>| {
         let ratio = |entry: &Entry| {
@@ -229,7 +229,7 @@ fn errors_against_peers(entries: &[Entry]) -> Option<String> {
         .then(|| format!("‖O − O*‖ / ‖O*‖ and the largest error, geometric means: {}.  ", told.join(", ")))
 }
 
-/// A fault as readers need it: without the paths of the machine that told it, and without its full stop.
+/// A fault for readers: without paths of the measuring machine and without the final full stop.
 fn told(why: &str) -> String {
     let words: Vec<&str> = why.split_whitespace().filter(|word| !word.starts_with('/')).collect();
     words.join(" ").trim_end_matches(['.', ',']).to_owned()
@@ -240,13 +240,13 @@ pub(super) fn place(row: &Row) -> String {
     place_of(&row.device, &row.driver, row.commit.as_deref(), &row.when)
 }
 
-/// Where, from what and on which day.
+/// The device, the software and the day.
 pub(super) fn place_of(device: &str, driver: &str, commit: Option<&str>, when: &str) -> String {
     let day = when.split('T').next().unwrap_or_default();
     format!("{device}, {driver}, commit {}, {day}.  ", commit.unwrap_or("none"))
 }
 
-/// A picture, and what it shows: rates as lines over the length, times as bars.
+/// A picture and its caption: rates as lines over the length, times as bars.
 pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static str)> {
     if RATES.contains(&suite) {
         let caption = "TFLOP/s, L2 warm, over the length of a sequence; a causal mask counts as half.";
@@ -256,7 +256,7 @@ pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static s
     times(entries).map(|chart| (chart, caption))
 }
 
-/// Everybody's rates over the length, a panel for each head dimension and mask.
+/// All contestants' rates over the length, one panel per head dimension and mask.
 fn curves(entries: &[Entry]) -> Option<String> {
     let legend: Vec<String> = std::iter::once("FlashCore".to_owned()).chain(contenders(entries).0).collect();
     let mut all: Vec<Panel> = Vec::new();
@@ -289,7 +289,7 @@ fn curves(entries: &[Entry]) -> Option<String> {
     (!all.is_empty()).then(|| standalone(&panels(&all, &legend, "TFLOP/s")))
 }
 
-/// Ours as bars and the best peer's as marks, L2 warm.
+/// FlashCore's times as bars and the best peer's as marks, L2 warm.
 fn times(entries: &[Entry]) -> Option<String> {
     let counts = |row: &Row| row.us_median.filter(|_| row.fault.is_none());
     let warm: Vec<(String, Option<f64>, Option<f64>)> = entries

@@ -1,11 +1,12 @@
-//! What the tests of the gate share.
+//! Helpers of the gate's tests.
 
 use flashcore_lab::launchfile::Bound;
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use kernels::{Arch, Plan};
 use problem::Problem;
 
-/// The fused family in 64 rows by 64 keys: a plan of its own, so that better defaults do not move the sites of faults.
+/// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault
+/// sites.
 pub fn small_tiles(problem: &Problem, queries: QueryHome, stages: u32) -> Bound {
     let arch = Arch::SM_80;
     let genes = MmaPlan {

@@ -1,4 +1,4 @@
-//! A device with a clock of its own, on which a contestant is whatever code a test gives it.
+//! A simulated device with its own clock. A contestant is any code that a test provides.
 
 use std::convert::Infallible;
 
@@ -11,46 +11,45 @@ use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Small enough for hundreds of answers a second.
+/// A problem small enough for hundreds of outputs per second.
 pub fn problem() -> Problem {
     Problem::new(1, 2, 64, 32, DType::F16)
 }
 
-/// Time of one honest call with its inputs in L2, µs, ...
+/// Time of one correct call with its inputs in L2, µs, ...
 pub const WARM_US: f64 = 10.0;
-/// ... and what it takes longer without.
+/// ... and the additional time without.
 pub const COLD_US: f64 = 6.0;
-/// A launch with its events.
+/// Time of a launch with its events, µs.
 const LAUNCH_US: f64 = 4.0;
 
-/// What a contestant's host code can get at.
+/// The state that a contestant's host code can reach.
 pub struct World<'a> {
-    /// The inputs, at the same address all the time.
+    /// The inputs, always at the same address.
     pub inputs: &'a Inputs,
-    /// Its output.
     pub out: &'a mut Values,
-    /// Work that goes on behind the last event: it becomes visible with the next thing that happens on our stream.
+    /// Work behind the last event. It becomes visible with the next operation on the race's stream.
     pub later: &'a mut Option<Values>,
-    /// Whether the inputs lie in L2.
+    /// Whether the inputs are in L2.
     pub in_l2: bool,
-    /// Set to keep them there against a flush.
+    /// Set to keep the inputs in L2 despite a flush.
     pub persist: &'a mut bool,
-    /// The events' readings are multiplied by this.
+    /// A factor on the events' readings.
     pub timer: &'a mut f64,
 }
 
 impl World<'_> {
-    /// The answer, honestly.
+    /// The right output.
     pub fn answer(&self) -> Values {
         let problem = problem();
         self.inputs.attention(&problem, &CpuPlan { threads: 1, ..CpuPlan::for_problem(&problem) }).unwrap().0
     }
 }
 
-/// A contestant: works off so many calls and says how long they took, µs.
+/// A contestant: carries out a number of calls and returns their time, µs.
 pub type Host = Box<dyn FnMut(&mut World, u32) -> f64>;
 
-/// One that does what it should, at `factor` times the usual time.
+/// A correct contestant with `factor` times the usual time.
 pub fn honest(factor: f64) -> Host {
     Box::new(move |world, calls| {
         *world.out = world.answer();
@@ -70,7 +69,7 @@ pub struct Device {
     persist: bool,
     timer: f64,
     rng: SmallRng,
-    /// What a stage that only flushes would forget.
+    /// Whether a flush also resets persisting L2 lines.
     pub resets_persisting: bool,
 }
 
@@ -92,7 +91,7 @@ impl Device {
         }
     }
 
-    /// What was put behind the last event is done by now.
+    /// Applies the work that was put behind the last event.
     fn catch_up(&mut self) {
         for (out, later) in self.outs.iter_mut().zip(&mut self.later) {
             if let Some(values) = later.take() {
@@ -164,10 +163,9 @@ impl Stage for Device {
     }
 }
 
-/// Calls in a batch.
 pub const CALLS: u32 = 20;
 
-/// Races an honest kernel of ours against another contestant, as a peer.
+/// Races a correct FlashCore kernel against another contestant, as a peer.
 pub fn against(host: Host, mode: Mode) -> Race {
     race_on(Device::new(vec![honest(1.0), host], CALLS), mode, Origin::Peer)
 }

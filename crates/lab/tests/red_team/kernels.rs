@@ -1,4 +1,5 @@
-//! What a kernel can try, without host code, on the gate. One warp, a row of 16 values a thread.
+//! Cheating attempts of a kernel without host code, against the gate. One warp, a row of 16 values per
+//! thread.
 
 use flashcore_lab::gate::{Proof, Settings, Verdict, prove, prove_family};
 use flashcore_lab::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Role};
@@ -22,7 +23,7 @@ role = "v"
 role = "out"
 "#;
 
-/// A module with these globals and this body, in which `%q`, `%k`, `%v` and `%o` point to the thread's rows.
+/// A module with these globals and this body. `%q`, `%k`, `%v` and `%o` point to the thread's rows.
 fn module(globals: &str, body: &str) -> String {
     format!(
         ".version 7.4\n.target sm_80\n.address_size 64\n{globals}\n.visible .entry attention(.param .u64 q, \
@@ -58,7 +59,7 @@ fn assert_refuted(text: &str, reason: &str) {
 fn constant_answers_are_wrong() {
     let zeros = "mov.b32 %r1, 0;\nst.global.v4.u32 [%o], {%r1, %r1, %r1, %r1};\nst.global.v4.u32 [%o+16], {%r1, %r1, %r1, %r1};";
     assert_refuted(&module("", zeros), "wrong answer");
-    // Right where all values are equal.
+    // Right only where all values are equal.
     assert_refuted(&module("", &copy_row("%v")), "wrong answer");
 }
 
@@ -69,7 +70,7 @@ fn what_was_in_the_output_is_no_answer() {
 
 #[test]
 fn there_is_nothing_to_read_beside_the_inputs() {
-    // The reference, if it lay behind the inputs or before them.
+    // Reads a reference that might lie behind the inputs or before them.
     assert_refuted(&module("", &copy_row("%q+1024")), "out_of_bounds at");
     assert_refuted(&module("", &copy_row("%v+-1024")), "out_of_bounds at");
 }
@@ -84,7 +85,7 @@ fn without_an_answer_nothing_is_proven() {
     let module = ptx::parse(&module("", "")).unwrap();
     let launch = LAUNCH.replace("role = \"out\"", "role = \"buffer\"\ndtype = \"f16\"\nelements = 512");
     assert_eq!(launch.parse::<LaunchSpec>().unwrap_err(), LaunchError::Unjudged);
-    // Nor where the gate itself is given such a kernel, or nothing to run.
+    // The gate also rejects such a kernel when it is called directly, and a check without runs.
     let mut bound = LAUNCH.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let nothing = prove(&bound, &Settings { runs: Vec::new(), ..Settings::quick() }).unwrap();
     assert_eq!((nothing.verdict, nothing.reasons), (Verdict::Incomplete, vec!["nothing was run".to_owned()]));
@@ -101,7 +102,7 @@ fn nothing_is_kept_from_launch_to_launch() {
     let keep = "mov.u64 %rd1, kept;\nadd.s64 %rd1, %rd1, %rd0;\nld.global.u32 %r9, [%q];\nst.global.u32 [%rd1], %r9;";
     let body = format!("{keep}\n{}", copy_row("%v"));
     assert_refuted(&module(".global .align 16 .b8 kept[1024];", &body), "keeps something in kept");
-    // A ticket that is put back is no memory.
+    // A counter that is reset is not memory between launches.
     let ticket =
         "mov.u64 %rd1, ticket;\nmov.b32 %r9, 0;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 st.global.u32 [%rd1], %r9;";
     let body = format!("{ticket}\n{}", copy_row("%v"));
@@ -111,14 +112,14 @@ fn nothing_is_kept_from_launch_to_launch() {
 
 #[test]
 fn the_inputs_are_left_as_they_are() {
-    // Zeros for the next launch, which would then be easy.
+    // Writes zeros for the next launch, which would then be easy.
     let spoil = "mov.b32 %r1, 0;\nst.global.u32 [%q], %r1;";
     assert_refuted(&module("", &format!("{spoil}\n{}", copy_row("%v"))), "out_of_bounds at");
 }
 
 #[test]
 fn a_library_is_no_kernel() {
-    // A function that the module does not hold: there is no host code and nothing to link with.
+    // A function outside the module: there is no host code and nothing to link with.
     let text = module(".extern .func cublas_gemm();", &format!("call cublas_gemm;\n{}", copy_row("%v")));
     let refused = match ptx::parse(&text) {
         Err(error) => error.to_string(),

@@ -1,4 +1,4 @@
-//! What a library with host code can try, on the race.
+//! Cheating attempts of a library with host code, against the race.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use problem::DType;
 
 use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, honest, problem, race_on};
 
-/// The honest kernel of ours must be in, the other out; for this reason.
+/// The fault of the other contestant. The correct FlashCore kernel must not be disqualified.
 fn fault_of(race: &Race) -> Fault {
     assert_eq!(race.first().fault, None);
     assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the twin");
@@ -35,7 +35,7 @@ fn the_honest_are_compared() {
             let found = other.comparison.unwrap();
             assert_eq!(found.verdict, verdict, "{mode:?} {factor} {found:?}");
             assert_eq!(race.best_peer().map(|m| m.name.as_str()), Some("other"));
-            // Two turns of each of 24 rounds; three of them on inputs not seen before.
+            // Two turns in each of 24 rounds; three of the samples are on new inputs.
             assert_eq!((other.samples.len(), other.times().len()), (48, 45));
             assert!(other.looked_at >= 8 && other.samples.iter().all(|s| s.reading.clock_mhz == Some(1980)));
             let takes = other.us() * f64::from(other.calls);
@@ -65,7 +65,7 @@ fn an_output_kept_for_its_pointers_is_stale() {
     assert_eq!(fault_of(&against(keeps(), Mode::Cold)), Fault::Stale);
 }
 
-/// Keeps outputs by a few elements of the inputs, for ever.
+/// Caches outputs by a few elements of the inputs, without a limit.
 fn fingerprinting(sampled: [usize; 3]) -> Host {
     let mut kept: HashMap<[u32; 3], Values> = HashMap::new();
     Box::new(move |world, calls| {
@@ -84,7 +84,7 @@ fn an_output_kept_for_its_inputs_is_seen_by_its_times() {
     assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
     let race = against(fingerprinting([0, 77, 4095]), Mode::Cold);
     assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
-    // Of twenty calls nineteen are replays even on new inputs; alone, one that is known takes as little.
+    // Nineteen of twenty calls are replays even on new inputs; a single call on known inputs is as short.
     let race = against(fingerprinting([0, 77, 4095]), Mode::Warm);
     assert!(race.measurements[1].fault.is_some());
 }
@@ -110,7 +110,7 @@ fn work_on_another_stream_is_not_there_when_the_event_is() {
     });
     let fault = fault_of(&against(elsewhere, Mode::Warm));
     assert_eq!(fault, Fault::Unwritten { elements: 4096, of: 4096 });
-    // Only half of it elsewhere.
+    // Only half of the output is written elsewhere.
     let half: Host = Box::new(|world, calls| {
         let (Values::F16(right), Values::F16(out)) = (world.answer(), &mut *world.out) else {
             unreachable!()
@@ -149,8 +149,8 @@ fn answers_to_zeros_and_constants_are_wrong() {
     }
 }
 
-/// Every other call waits for something else, so that the median of all samples and of those that count differ; the events
-/// and the host's clock agree on each.
+/// Every other call waits for something else, so that the median of all samples and of those that count
+/// differ. The events and the host's clock agree on each call.
 #[test]
 fn a_busy_machine_is_no_fault() {
     let (mut calls, mut met, mut waits) = (0, HashSet::new(), true);
@@ -158,7 +158,7 @@ fn a_busy_machine_is_no_fault() {
         calls += 1;
         *world.out = world.answer();
         let new = met.insert(world.inputs.q.get(0).unwrap().to_bits());
-        // A call and five turns come before the rounds; in a turn an untimed call goes before the one that is timed.
+        // One call and five turns precede the rounds. In a turn an untimed call precedes the timed one.
         waits ^= calls > 11 && calls % 2 == 1 && !new;
         let factor = if calls > 11 && (new || waits) { 3.0 } else { 1.0 };
         factor * WARM_US * f64::from(batch)
@@ -196,7 +196,7 @@ fn what_changes_after_the_warm_up_is_looked_at() {
             if called < after {
                 return right;
             }
-            // One row of 128 from the row before it.
+            // One row of 128 is a copy of the row before it.
             let Values::F16(out) = &mut *world.out else { unreachable!() };
             out.copy_within(0..32, 32);
             right * 0.9
@@ -205,12 +205,12 @@ fn what_changes_after_the_warm_up_is_looked_at() {
     }
 }
 
-/// The control can say no: a kernel whose twin came to lie in a slower place.
+/// The A/A control can fail: the twin of a kernel lies in slower memory.
 #[test]
 fn a_device_that_tells_equals_apart_is_told() {
     let mut turn = 0;
     let placed: Host = Box::new(move |world, calls| {
-        // Cold, a turn is one launch, and one went before all rounds. Lane 2 is the twin's.
+        // In cold mode a turn is one launch, and one precedes all rounds. Lane 2 is the twin's.
         let lane = usize::checked_sub(turn, 1).and_then(|turn| {
             let lanes = palindrome(3, 1, turn as u64 / 4).into_iter();
             lanes.filter(|&lane| lane != 1).nth(turn % 4)
@@ -235,7 +235,7 @@ fn what_persists_in_l2_is_taken_back() {
     let cold = &race.measurements[1];
     assert_eq!((&cold.fault, cold.comparison.unwrap().verdict), (&None, SpeedVerdict::Undecided));
     assert!(cold.us() > WARM_US + COLD_US);
-    // A device that only overwrites L2 would be deceived: the test can tell.
+    // A device that only overwrites L2 would be deceived, so the test can fail.
     let mut naive = Device::new(vec![honest(1.0), persisting()], CALLS);
     naive.resets_persisting = false;
     assert!(race_on(naive, Mode::Cold, Origin::Peer).measurements[1].us() < WARM_US + COLD_US);
@@ -244,7 +244,7 @@ fn what_persists_in_l2_is_taken_back() {
 #[test]
 fn no_one_is_faster_than_the_device() {
     let entrants = [Entrant::ours(None, CALLS)];
-    // 10 µs for a kernel that this device could not do in less than 12.
+    // 10 µs for a kernel that cannot take less than 12 µs on this device.
     let peaks = Peaks { flops: problem().flops() / 12e-6, bandwidth: 1e12, l2: 1e6 };
     let rules = Rules::new(Mode::Warm, 0.0, Some(peaks));
     let deck = flashcore_lab::bench::Deck::draw(&problem(), 1).unwrap();

@@ -1,7 +1,8 @@
-//! Every way to look faster than one is that has been seen in the wild, tried on us; each must be caught, for its reason.
+//! Known ways to look faster than one is; each must be detected for its own reason.
 //!
-//! A candidate kernel is PTX and a launch contract: what it can try, the gate must refute (`kernels.rs`). A library has host
-//! code as well: what it can try is tried on the race, on a device made up for it (`device.rs`, `libraries.rs`).
+//! A candidate kernel is PTX and a launch contract, so its attempts are made against the gate (`kernels.rs`).
+//! A library has host code as well, so its attempts are made against the race on a simulated device
+//! (`device.rs`, `libraries.rs`).
 
 mod device;
 mod kernels;

@@ -1,6 +1,8 @@
-//! This machine's CPU: plans of the native kernels, proven and timed where they run.
+//! Evaluates plans of the native kernels on this machine's CPU: checks and timings run on the processor
+//! itself.
 //!
-//! Timings have the machine for themselves: proofs of other workers of this process wait for them, and they for the proofs.
+//! Timings need the machine for themselves, so timings and checks of this process's workers exclude each
+//! other.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -24,18 +26,19 @@ use crate::ledger::{
 };
 use crate::provenance::Provenance;
 
-/// Whoever takes times has the machine alone.
+/// Held for writing during a timing, and for reading during a check.
 static MACHINE: RwLock<()> = RwLock::new(());
-/// Cycles of [`CpuPlan::cost`] in a µs of this machine.
+/// Cycles of [`CpuPlan::cost`] per µs on this machine.
 static RATE: OnceLock<f64> = OnceLock::new();
-/// A prediction is off by less than this factor in most cases: measured over the plans of the exhaustive searches in the CPU notes.
+/// Most predictions are within this factor of the measurement, over the plans of the exhaustive searches in
+/// the CPU notes.
 const DOUBT: f64 = 1.5;
-/// Problems whose inputs and answers are remembered: an evolution's own and the held-out ones.
+/// Number of problems whose inputs and references are cached: a run's own and the held-out ones.
 const REMEMBERED: usize = 4;
-/// Fewest rounds of a short timing.
+/// Minimum number of rounds of a short timing.
 const LEAST_ROUNDS: usize = 5;
 
-/// What is remembered of a problem.
+/// Cached data of a problem.
 #[derive(Default)]
 struct Known {
     cases: Option<Arc<Cases>>,
@@ -43,7 +46,6 @@ struct Known {
     deck: Option<Deck>,
 }
 
-/// Evaluates plans of the native kernels on this machine.
 #[derive(Default)]
 pub struct CpuEvaluator {
     known: Vec<(Shape, Known)>,
@@ -54,14 +56,13 @@ fn reject(stage: Stage, reason: &str, detail: impl ToString) -> Rejection {
 }
 
 impl CpuEvaluator {
-    /// Of this machine.
     pub fn new() -> CpuEvaluator {
         CpuEvaluator::default()
     }
 
     fn known(&mut self, shape: &Shape) -> &mut Known {
         match self.known.iter().position(|(known, _)| known == shape) {
-            // The one asked for last is forgotten last.
+            // The most recently used entry is moved to the end, and the first one is dropped.
             Some(place) => self.known[place..].rotate_left(1),
             None => {
                 if self.known.len() == REMEMBERED {
@@ -94,7 +95,7 @@ impl CpuEvaluator {
         })
     }
 
-    /// A few runs, in turns with the incumbent's where there is one.
+    /// A short timing, in turns with the incumbent if there is one.
     fn microbench(&mut self, plan: &CpuPlan, task: &Task) -> Result<Look, Rejection> {
         let incumbent = incumbent(task)?;
         let known = self.known(&task.problem);
@@ -106,7 +107,7 @@ impl CpuEvaluator {
         let (mut ours, mut logs) = (Vec::new(), Vec::new());
         while ours.len() < LEAST_ROUNDS || began.elapsed().as_secs_f64() < task.seconds {
             let mut theirs = None;
-            // In the order of the law of time: A B, B A.
+            // The order of a race: A B, B A.
             let first = ours.len() % 2 == 0;
             if let Some((_, incumbent)) = incumbent.filter(|_| !first) {
                 theirs = Some(timer.time(&incumbent).map_err(theirs_failed)?);
@@ -120,7 +121,7 @@ impl CpuEvaluator {
         }
         let against = incumbent.map(|(id, _)| {
             let found = interval(&logs);
-            // Without a twin there is no noise floor, and no verdict.
+            // Without a twin there is no noise floor, hence no verdict.
             let verdict = crate::bench::SpeedVerdict::Undecided;
             let (ratio, low, high) = (found.middle.exp(), found.low.exp(), found.high.exp());
             Against { incumbent: id, ratio, low, high, noise: (found.high - found.low).exp(), verdict }
@@ -128,7 +129,7 @@ impl CpuEvaluator {
         Ok(timed(Trial::Microbench, task, ours, against, began.elapsed().as_secs_f64()))
     }
 
-    /// Against the incumbent, by the law of time.
+    /// Races the plan against the incumbent under the rules of `bench`.
     fn race(&mut self, plan: &CpuPlan, task: &Task, trial: Trial) -> Result<Look, Rejection> {
         let (id, incumbent) = incumbent(task)?.ok_or_else(|| {
             reject(
@@ -186,7 +187,7 @@ fn timed(trial: Trial, task: &Task, samples: Vec<f64>, against: Option<Against>,
     Look { finding: Finding::Timed { proof: None, measurement }, device_seconds: seconds }
 }
 
-/// What a plan is, and what it is expected to take.
+/// The properties of a plan and its predicted time.
 fn screen(plan: &CpuPlan, problem: &Problem) -> Finding {
     let canonical = plan.canonical(problem);
     let cost = canonical.cost(problem);
@@ -203,7 +204,7 @@ fn screen(plan: &CpuPlan, problem: &Problem) -> Finding {
     Finding::Screened { screening, predicted_us: Some([us / DOUBT, us, us * DOUBT]), findings: json!([]) }
 }
 
-/// The best of a few runs of a small problem whose cost is known, on one thread.
+/// Cycles per µs, from the best of a few runs of a small problem on one thread.
 fn cycles_per_us() -> f64 {
     *RATE.get_or_init(|| {
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
@@ -212,7 +213,7 @@ fn cycles_per_us() -> f64 {
         let mut timer = CpuTimer::new(&problem);
         let times = (0..12).filter_map(|_| timer.time(&plan).ok());
         let us = times.fold(f64::INFINITY, f64::min);
-        // Without a time any rate is as good: a machine of 3 GHz.
+        // Without a time, a machine of 3 GHz is assumed.
         if us.is_finite() { plan.cost(&problem).cycles / us } else { 3000.0 }
     })
 }
@@ -273,7 +274,7 @@ mod tests {
             panic!("{:?}", screened.finding)
         };
         assert!(0.0 < low && low < us && us < high && screening.tile.is_some());
-        // What makes no difference makes no other candidate.
+        // A change without effect gives the same kernel hash.
         let same = CpuPlan { block_kv: 4096, ..plan };
         let Finding::Screened { screening: again, .. } =
             evaluator.evaluate(&task(Stage::Screen, &problem, same, None)).finding

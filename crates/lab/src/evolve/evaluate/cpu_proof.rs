@@ -1,5 +1,5 @@
-//! What a plan of the native kernels must get right before its time counts: the gate's law, with the machine itself in the place of the
-//! emulator. All cases are small, of the problem's kind, and their answers are computed once.
+//! The check of a native plan before its time counts: the gate's rules, run on the machine itself instead of
+//! the emulator. All cases are small problems of the same kind, and their references are computed once.
 
 use cpu::{CpuError, CpuPlan};
 use problem::{DType, Layout, Problem, Tensor};
@@ -9,13 +9,13 @@ use crate::gate::inputs::{Style, draw};
 use crate::gate::torture;
 use crate::values::{Inputs, Values};
 
-/// What is as in the problem, but not larger: batches, key heads, query heads to each, rows and keys. Rows and keys leave ends that no block
-/// fills.
+/// Upper limits of the small problem: batches, key heads, query heads per key head, rows and keys. Rows and
+/// keys leave remainders that do not fill a block.
 const MOST: [usize; 5] = [2, 2, 4, 71, 203];
-/// Draws of ordinary inputs.
+/// Number of draws of normal inputs.
 const SEEDS: u64 = 2;
 
-/// Inputs with their answers.
+/// Inputs with their references.
 pub(super) struct Cases(Vec<Case>);
 
 struct Case {
@@ -23,23 +23,24 @@ struct Case {
     problem: Problem,
     inputs: Inputs,
     references: References,
-    /// Times the error model.
+    /// Factor on the tolerances of the error model.
     slack: f64,
 }
 
 impl Cases {
-    /// Those for a problem.
+    /// The cases for a problem.
     pub(super) fn of(problem: &Problem) -> Result<Cases, CpuError> {
         let small = small(problem);
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
         let own = ordinary.chain(others).map(|(style, seed)| {
             let slack = match style {
-                // The error there is that of f32 sums of huge products, and as large as the order of summation makes it.
+                // The error is that of f32 sums of huge products and depends on the summation order.
                 Style::HugeLogits | Style::Outlier => 4.0,
-                // The heavy key's logit, rounded once, is in the weight of every other key.
+                // The heavy key's logit is rounded once, and this error enters the weight of every other key.
                 Style::Spike if small.dtype == DType::F32 => 4.0,
-                // Rows are nearly alike there, and sums in f32 round alike in all of them: a single rounding looks like a bias.
+                // Rows are nearly equal here, and f32 sums round equally in all of them, so a single rounding
+                // looks like a bias.
                 Style::Rising | Style::Falling if small.dtype == DType::F32 => 2.0,
                 _ => 1.0,
             };
@@ -52,7 +53,7 @@ impl Cases {
         own.chain(torture).collect::<Result<_, _>>().map(Cases)
     }
 
-    /// What is wrong, case by case, and the relative error of the worst.
+    /// The failures of all cases, and the relative error of the worst case.
     pub(super) fn judge(&self, plan: &CpuPlan) -> Result<(Vec<String>, f64), CpuError> {
         let (mut reasons, mut error) = (Vec::new(), 0.0f64);
         for case in &self.0 {
@@ -74,7 +75,7 @@ impl Case {
         Ok(Case { name, problem, inputs, references, slack: 1.0 })
     }
 
-    /// Runs the plan into poisoned outputs. Asked for an LSE, 16-bit inputs take another path.
+    /// Runs the plan into poisoned outputs. With an LSE requested, 16-bit inputs take a different path.
     fn judge(&self, plan: &CpuPlan, with_lse: bool) -> Result<(Vec<String>, f64), CpuError> {
         let p = &self.problem;
         let mut out = Values::zeros(p.dtype, p.span(Tensor::Out).map_or(0, |(elements, _)| elements));
@@ -95,7 +96,7 @@ impl Case {
     }
 }
 
-/// A problem of the same kind that takes a moment.
+/// A problem of the same kind that is computed quickly.
 fn small(problem: &Problem) -> Problem {
     let [batch, heads_kv, group, rows, keys] = MOST;
     let (heads_kv, group) = (problem.heads_kv.min(heads_kv), problem.group_size().min(group));
@@ -132,7 +133,7 @@ mod tests {
             let (reasons, error) = cases.judge(&plan).unwrap();
             assert_eq!(reasons, [""; 0], "{plan:?}");
             assert!(error > 0.0 && error < 1e-2, "{error}");
-            // The answer to other values.
+            // The references no longer belong to the inputs.
             cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
             assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
         }

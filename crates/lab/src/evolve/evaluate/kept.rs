@@ -1,4 +1,4 @@
-//! The evaluators of a process that takes tasks of any target.
+//! The evaluators of a process that accepts tasks for any target.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,15 +7,15 @@ use super::Evaluator;
 use crate::evolve::task::{Outcome, Target, Task};
 use crate::evolve::workers::is_lost;
 
-/// One for each target, made with the first task of it, and again after it lost its device.
+/// One evaluator per target. It is created with the target's first task, and again after it lost its device.
 #[derive(Default)]
 pub struct Evaluators(HashMap<Target, Box<dyn Evaluator>>);
 
 impl Evaluators {
-    /// The answer to a task; `make` gives an evaluator of a target.
+    /// The outcome of a task. `make` creates an evaluator for a target.
     ///
     /// # Errors
-    /// That of `make`.
+    /// The error of `make`.
     pub fn evaluate<E>(
         &mut self,
         task: &Task,
@@ -45,7 +45,7 @@ mod tests {
     use crate::evolve::{Candidate, Language, Source, Stage};
     use crate::ledger::{CandidateId, Environment, Rejection};
 
-    /// Ends each candidate for the reason that is its text.
+    /// Rejects each candidate with its text as the reason.
     struct Reason;
 
     impl Evaluator for Reason {

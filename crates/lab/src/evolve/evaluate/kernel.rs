@@ -1,5 +1,5 @@
-//! What is found out about a kernel on any machine: whether it can be built, what it is, how long a machine of the time model takes,
-//! and whether the emulator finds it right. Evaluators of GPUs begin with it, whether there is a GPU or not.
+//! The part of an evaluation that needs no device: building a kernel, describing it, predicting its time and
+//! checking it in the emulator. Evaluators of GPUs begin with it, with or without a GPU.
 
 use emu::model::{Gpu, Prediction};
 use emu::resources::{Ptxas, PtxasError, Resources, estimate};
@@ -18,31 +18,30 @@ use crate::ledger::{Judge, ProofFact, Rejection, Screening};
 use crate::provenance::hash;
 use crate::study;
 
-/// Multiprocessors of the device that persistent kernels are proven for: its few CTAs take several tiles each of a small problem.
+/// Number of SMs for which persistent kernels are checked. With few CTAs, each takes several tiles of a small
+/// problem.
 const FEW: u32 = 3;
-/// Hazards that a proof tells of.
+/// Maximum number of hazards that a stored verdict lists.
 const HAZARDS: usize = 8;
 
-/// Builds, predicts and proves kernels for one machine, without it.
+/// Builds, predicts and checks kernels for one machine without using it.
 #[derive(Clone, Debug)]
 pub struct Bench {
     /// The machine whose times are predicted.
     pub gpu: &'static Gpu,
-    /// What kernels are made for.
+    /// The architecture of the kernels.
     pub arch: Arch,
     /// NVIDIA's assembler, where it is present.
     pub ptxas: Option<Ptxas>,
 }
 
-/// A kernel that was built.
 pub struct Built {
-    /// With its launch contract.
+    /// The kernel with its launch contract.
     pub bound: Bound,
-    /// Its PTX.
     pub text: String,
-    /// What it takes of a multiprocessor.
+    /// Registers and shared memory.
     pub resources: Resources,
-    /// Of its machine code.
+    /// Hash of the machine code, if ptxas made it.
     pub sass_hash: Option<String>,
 }
 
@@ -57,18 +56,18 @@ impl Bench {
         Some(Bench { gpu, arch, ptxas: Ptxas::find().ok() })
     }
 
-    /// The kernel of a candidate, with its launch contract for the problem.
+    /// The kernel of a candidate with its launch contract for the problem.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The rejection, when there is no such kernel.
     pub fn bound(&self, candidate: &Candidate, problem: &Problem) -> Result<Bound, Rejection> {
         subject::bound(candidate, problem, &self.arch).map_err(|fault| fault.at(Stage::Screen))
     }
 
-    /// Builds it, with ptxas where that is present.
+    /// Builds the kernel of a candidate, with ptxas where it is present.
     ///
     /// # Errors
-    /// Why it cannot be built.
+    /// The rejection, when the kernel cannot be built.
     pub fn build(&self, candidate: &Candidate, problem: &Problem) -> Result<Built, Rejection> {
         let bound = self.bound(candidate, problem)?;
         let (text, entry) = (bound.kernel.module.to_string(), &bound.kernel.entry);
@@ -79,22 +78,22 @@ impl Bench {
             Some(Err(error @ PtxasError::Rejected { .. })) => {
                 return Err(reject(Stage::Screen, "ptxas", error));
             }
-            // No assembler: a kernel is not worse for that.
+            // Without a working assembler the resources are estimated, and the kernel is not rejected.
             Some(Err(_)) | None => (estimate(&bound.kernel.module, entry), None),
         };
         let resources = resources.ok_or_else(|| reject(Stage::Screen, "emit", "the kernel has no body"))?;
         Ok(Built { bound, text, resources, sass_hash })
     }
 
-    /// Everything but a proof: what it is, its predicted time, what slows it down.
+    /// Builds and describes a candidate without checking it: properties, predicted time, findings.
     ///
     /// # Errors
-    /// Why it cannot be built.
+    /// The rejection, when the kernel cannot be built.
     pub fn screen(&self, candidate: &Candidate, problem: &Problem) -> Result<Finding, Rejection> {
         Ok(self.describe(candidate, problem, &self.build(candidate, problem)?))
     }
 
-    /// What a kernel that was built is, with its predicted time and what slows it down.
+    /// The properties of a kernel that was built, its predicted time and the findings of the diagnosis.
     pub fn describe(&self, candidate: &Candidate, problem: &Problem, built: &Built) -> Finding {
         let kernel = &built.bound.kernel;
         let shared = built.resources.shared + kernel.launch.dynamic_shared;
@@ -117,8 +116,8 @@ impl Bench {
         Finding::Screened { screening, predicted_us, findings }
     }
 
-    /// The predicted time with what slows the kernel down, from `times` as many CTAs as a screening takes; `None` where the model
-    /// has no answer.
+    /// The predicted time and the findings, from `times` as many CTAs as a screening records; `None` when the
+    /// model fails.
     pub fn predict(
         &self,
         candidate: &Candidate,
@@ -153,10 +152,11 @@ impl Bench {
         }
     }
 
-    /// The gate in the emulator: of a plan on a small problem of the same kind, of someone else's kernel on the problem itself.
+    /// The gate in the emulator: a plan is checked on a small problem of the same kind, a kernel from another
+    /// source on the problem itself.
     ///
     /// # Errors
-    /// Why it could not even be judged.
+    /// The rejection, when the kernel cannot be checked.
     pub fn prove(&self, candidate: &Candidate, problem: &Problem) -> Result<ProofFact, Rejection> {
         let began = std::time::Instant::now();
         let bound = match candidate {
@@ -173,8 +173,8 @@ impl Bench {
         Ok(fact(Judge::Emulator, &proof, began.elapsed().as_secs_f64()))
     }
 
-    /// A problem of the same head_dim, mask and dtype, with more tiles than one of rows and of keys, and ragged ends; the problem
-    /// itself where the plan computes nothing smaller.
+    /// A problem with the same head_dim, mask and dtype, with more than one tile of rows and of keys, and
+    /// ragged ends. The problem itself where the plan supports nothing smaller.
     pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
         let (rows, keys) = extents(plan);
         let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
@@ -198,7 +198,7 @@ impl Bench {
     }
 }
 
-/// A proof as the ledger keeps it.
+/// A verdict in the ledger's form.
 pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
     let hazards: Vec<Value> =
         proof.hazards.iter().take(HAZARDS).map(|h| json!(crate::gate::HazardRow::from(h))).collect();
@@ -212,7 +212,7 @@ pub fn fact(judge: Judge, proof: &Proof, seconds: f64) -> ProofFact {
     }
 }
 
-/// What makes two kernels the same: their code and their launch.
+/// A hash that identifies a kernel: its code and its launch.
 pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
     let kernel = &bound.kernel;
     let contract = format!("{:?} {:?} {:?}", kernel.launch, kernel.args, kernel.tensor_maps);
@@ -230,7 +230,7 @@ fn extents(plan: &Plan) -> (usize, usize) {
     (rows as usize, keys as usize)
 }
 
-/// A tile's shape as a niche's coordinate.
+/// The tile's shape as a niche's coordinate.
 fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
     match candidate {
         Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),
@@ -242,7 +242,6 @@ fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
     }
 }
 
-/// A unit variant's name.
 fn word(value: Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }

@@ -1,5 +1,5 @@
-//! Whoever finds out about candidates: one implementation for each kind of target, behind one seam. An evaluator knows nothing of
-//! the search, and the search nothing of threads, devices and processes.
+//! Evaluators of candidates, one implementation per kind of target, behind one trait. An evaluator does not
+//! know the search, and the search does not know threads, devices and processes.
 
 pub mod cpu;
 mod cpu_proof;
@@ -18,7 +18,7 @@ pub use cuda::{Cuda, EmulatedCard, GpuCard};
 pub use kept::Evaluators;
 pub use subject::{Fault, bound};
 
-/// What a contestant that is out of a race is counted under: its answers are no good, or its times.
+/// The rejection reason for a disqualified contestant: its outputs are wrong, or its times do not count.
 const fn word_of(fault: &crate::bench::Fault) -> &'static str {
     use crate::bench::Fault::{
         Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong,
@@ -29,35 +29,34 @@ const fn word_of(fault: &crate::bench::Fault) -> &'static str {
     }
 }
 
-/// What came of a look at a candidate.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Look {
-    /// What is known now.
     pub finding: Finding,
-    /// Seconds that the device was held.
+    /// Seconds for which the device was held.
     pub device_seconds: f64,
 }
 
 impl Look {
-    /// A finding for which no device was needed.
+    /// A finding that needed no device.
     pub const fn without_device(finding: Finding) -> Look {
         Look { finding, device_seconds: 0.0 }
     }
 }
 
-/// Finds out about candidates for one target. Each worker has its own; what several share is behind an `Arc` inside.
+/// Evaluates candidates for one target. Each worker has its own; shared data is behind an `Arc`.
 pub trait Evaluator: Send {
-    /// Does what the task asks for. An `Err` is the candidate's end, with its reason; whatever is the evaluator's own trouble and
-    /// not the candidate's is a rejection too, with the reason `crashed`, so that the run goes on.
+    /// Carries out a task. An `Err` rejects the candidate. A failure of the evaluator itself is a rejection
+    /// too, with the reason `crashed`, so that the run continues.
     ///
     /// # Errors
-    /// Why the candidate goes no further.
+    /// The rejection of the candidate.
     fn look(&mut self, task: &Task) -> Result<Look, Rejection>;
 
-    /// Where its figures come from.
+    /// The environment of the figures.
     fn environment(&self) -> Environment;
 
-    /// The whole answer to a task: timed, and a panic inside is the candidate's end and nobody else's.
+    /// The timed outcome of a task. A panic rejects the candidate and affects nothing else.
     fn evaluate(&mut self, task: &Task) -> Outcome {
         let began = Instant::now();
         let look = match contain(|| self.look(task)) {

@@ -1,5 +1,6 @@
-//! A machine that is not at hand: kernels are built and proven here, and their times are the time model's. Every such time is marked
-//! as predicted, with the interval that the model states, so a difference smaller than what the model knows is undecided.
+//! Evaluations for a machine that is not available: kernels are built and checked here, and the time model
+//! predicts their times. Each such time is marked as predicted and has the model's interval. A difference
+//! within the model's uncertainty is undecided.
 
 use std::collections::HashMap;
 
@@ -12,9 +13,9 @@ use crate::bench::SpeedVerdict;
 use crate::evolve::{Candidate, Finding, Stage, Task};
 use crate::ledger::{Against, Environment, MeasurementFact, Rejection, TimeKind, Trial};
 
-/// How many times as many CTAs a prediction is made from as a screening's.
+/// Factor on the number of recorded CTAs, compared with a screening.
 const CLOSER: u64 = 2;
-/// Predictions that are remembered: an incumbent is raced against again and again.
+/// Number of cached predictions: an incumbent is raced many times.
 const REMEMBERED: usize = 64;
 
 /// Evaluates for a machine of the time model's table.
@@ -24,17 +25,17 @@ pub struct Model {
 }
 
 impl Model {
-    /// For a machine; `None` where no kernel is made for its architecture.
+    /// For a machine; `None` when its architecture has no kernels.
     pub fn of(gpu: &'static Gpu) -> Option<Model> {
         Some(Model { bench: Bench::of(gpu)?, known: HashMap::new() })
     }
 
-    /// What builds and proves.
+    /// The builder and checker.
     pub const fn bench(&self) -> &Bench {
         &self.bench
     }
 
-    /// The time of a candidate: low, expected, high, µs.
+    /// The predicted time of a candidate: low, expected, high, µs.
     fn time(&mut self, candidate: &Candidate, shape: &Shape) -> Result<[f64; 3], Rejection> {
         let key = (candidate.hash(), *shape);
         if let Some(known) = self.known.get(&key) {
@@ -73,8 +74,9 @@ impl Model {
     }
 }
 
-/// A race of predictions. What the model states for one kernel's time is taken for the ratio of two: constants that are off for both
-/// cancel, and what is left of two kernels' own errors is about one's (the forecasts' scatter over held-out plans says so).
+/// A race of predictions. The model's interval of one time is used for the ratio of two: errors of the
+/// model's constants cancel, and the remaining errors of two kernels are about as large as that of one (by
+/// the scatter of forecasts over held-out plans).
 fn compare(incumbent: crate::ledger::CandidateId, theirs: f64, ours: [f64; 3]) -> Against {
     let [low_us, us, high_us] = ours;
     let ratio = theirs / us;
@@ -202,7 +204,8 @@ mod tests {
         assert!(rejection.detail.contains("head_dim"), "{}", rejection.detail);
     }
 
-    /// The problem that a plan is proven on is small, of the same kind, and has ends that tiles do not fill.
+    /// The problem on which a plan is checked is small, of the same kind, and has ends that do not fill a
+    /// tile.
     #[test]
     fn proofs_are_of_small_problems() {
         let model = Model::of(&H200).unwrap();

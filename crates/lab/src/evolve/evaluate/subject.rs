@@ -1,4 +1,4 @@
-//! From a candidate to a kernel with the meaning of its buffers, or to the reason why not.
+//! Turns a candidate into a kernel with buffer roles, or into a fault.
 
 use kernels::select::Shape;
 use kernels::{Arch, KernelError, Plan, emit};
@@ -9,36 +9,35 @@ use crate::launchfile::{Bound, LaunchSpec, Role};
 use crate::ledger::Rejection;
 use crate::tools::{NvrtcError, compile_cuda};
 
-/// Why a candidate goes no further, before it is known at which stage.
+/// Why a candidate is rejected, without the stage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
 pub struct Fault {
-    /// In one word, as [`Rejection::reason`].
+    /// The reason in one word, as in [`Rejection::reason`].
     pub reason: &'static str,
-    /// In words.
+    /// The reason in words.
     pub detail: String,
 }
 
 impl Fault {
-    /// A reason with its words.
     pub fn new(reason: &'static str, detail: impl ToString) -> Fault {
         Fault { reason, detail: detail.to_string() }
     }
 
-    /// As the ledger keeps it.
+    /// The rejection at a stage.
     pub fn at(self, stage: Stage) -> Rejection {
         Rejection { stage, reason: self.reason.to_owned(), detail: self.detail }
     }
 }
 
-/// CTAs that any problem may be launched with.
+/// Number of CTAs that a launch for any problem may have.
 const FEW_CTAS: u64 = 4096;
 
-/// The kernel that a candidate is on a device of this architecture.
+/// The kernel of a candidate on a device of this architecture.
 ///
 /// # Errors
-/// The reason is `plan`, `emit`, `source` (it does not compile or breaks the rules of PTX), `launch` (its launch file), or `problem`
-/// (it computes another one).
+/// A fault with the reason `plan`, `emit`, `source` (it does not compile or is not valid PTX), `launch` (its
+/// launch file), or `problem` (it computes a different one).
 pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
     match candidate {
         Candidate::Gpu(plan) => of_plan(plan, problem, arch),
@@ -60,7 +59,7 @@ fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> 
 
 fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
     source.check_lengths().map_err(|error| Fault::new("source", error))?;
-    // The cheaper of the two first.
+    // The launch file is cheaper to parse, so it comes first.
     let launch: LaunchSpec = source.launch.parse().map_err(|error| Fault::new("launch", error))?;
     let found = launch.problem.as_ref().ok_or_else(|| {
         Fault::new("problem", "the launch file states none; accepted: [problem] with what is to be computed")
@@ -70,7 +69,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         let (found, accepted) = (shape(found), shape(problem));
         return Err(Fault::new("problem", format!("its launch file is for {found}; accepted: {accepted}")));
     }
-    // Four CTAs for each row of the output is more than any kernel has use for; counting through more takes minutes.
+    // No kernel needs more than four CTAs per output row, and running through more takes minutes.
     let rows = problem.batch * problem.heads_q * problem.seq_q;
     let (ctas, most) = (launch.grid.count(), FEW_CTAS.max(4 * rows as u64));
     if ctas > most {
@@ -99,11 +98,11 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             format!("its code is for {target}; accepted: what sm_{} runs", arch.sm),
         ));
     }
-    // The driver makes code of this device's architecture of it.
+    // The driver compiles the PTX for this device's architecture.
     module.target.sm = arch.sm;
     module.version = module.version.max(module.target.minimum_version());
     let bound = launch.bind(module).map_err(|error| Fault::new("launch", error))?;
-    // What a race feeds and reads.
+    // A race needs these tensors.
     if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Tensor(t))) {
         let detail =
             format!("no argument is {}; accepted: all of q, k, v and out, and lse or not", missing.name());
@@ -117,7 +116,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     Ok(bound)
 }
 
-/// What CUDA C++ is compiled for: with what only that architecture has, where there is such.
+/// The architecture for which CUDA C++ is compiled, with architecture-specific features where they exist.
 fn virtual_architecture(arch: &Arch) -> String {
     let suffix = if arch.sm == 90 { "a" } else { "" };
     format!("compute_{}{suffix}", arch.sm)
@@ -129,12 +128,12 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A problem small enough to be run a hundred times in the emulator.
+    /// A problem small enough for a hundred runs in the emulator.
     pub(crate) fn tiny() -> Problem {
         Problem::new(1, 1, 64, 64, DType::F16)
     }
 
-    /// The default kernel of a problem as a proposer would bring it: text and launch file.
+    /// The default kernel of a problem as a proposer would submit it: text and launch file.
     pub(crate) fn as_source(problem: &Problem) -> Source {
         let arch = Arch::SM_80;
         let plan = kernels::Family::Mma.default_for(problem, &arch).unwrap();
@@ -182,7 +181,7 @@ pub(crate) mod tests {
             let fault = of_source(&source, problem, &arch).unwrap_err();
             assert!(fault.reason == reason && fault.detail.contains(said), "{reason} {said}: {fault}");
         }
-        // A kernel that answers nothing, and one that does not look: nothing of them could be judged or raced.
+        // A kernel without an output, and one that reads no V: neither can be judged or raced.
         let nothing = ".version 7.4\n.target sm_80\n.address_size 64\n.visible .entry nothing(.param .u64 a, .param .u64 b, \
                        .param .u64 c)\n{\nret;\n}\n";
         let table = "[problem]\nheads_q = 1\nseq_q = 64\nhead_dim = 64\ndtype = \"f16\"\n[launch]\ngrid = [1]\nblock = [32]\n";

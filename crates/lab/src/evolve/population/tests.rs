@@ -1,4 +1,4 @@
-//! What the arms of a run know of each other, answer by answer.
+//! Tests of what the arms of a run share, outcome by outcome.
 
 use cpu::CpuPlan;
 use problem::Problem;
@@ -8,14 +8,14 @@ use super::*;
 use crate::evolve::report::random_arm;
 use crate::ledger::{MeasurementFact, RunId, Trial};
 
-/// A population that is told of candidates with known times.
+/// A population that receives candidates with given times.
 struct Tale {
     population: Population,
     insights: Insights,
 }
 
 impl Tale {
-    /// With a baseline of 10 µs.
+    /// A population with a baseline of 10 µs.
     fn new(draws: usize) -> Tale {
         let population = Population::new(Shape::of(&Problem::mission()), draws);
         let mut tale = Tale { population, insights: Insights::default() };
@@ -23,7 +23,7 @@ impl Tale {
         tale
     }
 
-    /// A candidate of plan number `plan` joins.
+    /// Adds a candidate of plan number `plan`.
     fn admit(&mut self, id: i64, arm: Arm, operator: &str, plan: usize) -> Option<Rejection> {
         let candidate =
             Candidate::Cpu(CpuPlan { block_q: 16 * (plan + 1), ..CpuPlan::for_problem(&Problem::mission()) });
@@ -75,14 +75,14 @@ impl Tale {
         self.tell(id, stage, Finding::Timed { proof: None, measurement });
     }
 
-    /// A candidate of plan and kernel number `plan` joins and is timed.
+    /// Adds a candidate of plan and kernel number `plan` and times it.
     fn timed(&mut self, id: i64, arm: Arm, plan: usize, us: f64) {
         self.admit(id, arm, "restart", plan);
         self.screen(id, plan);
         self.time(id, Trial::Microbench, us, None);
     }
 
-    /// One that is of a plan that is known joins, and dies of it.
+    /// Adds a candidate of a known plan, which is rejected.
     fn repeat(&mut self, id: i64, arm: Arm, plan: usize) {
         let rejection = self.admit(id, arm, "restart", plan).expect("known");
         assert_eq!(rejection.reason, "identical");
@@ -101,7 +101,8 @@ fn race(ratio: f64, verdict: SpeedVerdict) -> Option<Against> {
     Some(Against { incumbent, ratio, low: ratio * 0.99, high: ratio * 1.01, noise: 1.005, verdict })
 }
 
-/// What a blind draw found the search may make, too, and then it is the search's own; whichever of the two is known first.
+/// The search may make a plan that a random sample had before. The plan then also belongs to the search,
+/// whichever was timed first.
 #[test]
 fn the_search_may_find_what_a_blind_draw_had() {
     for is_timed_first in [true, false] {
@@ -119,7 +120,7 @@ fn the_search_may_find_what_a_blind_draw_had() {
         if !is_timed_first {
             drawn(&mut tale);
         }
-        // Again, which changes nothing.
+        // A further repeat changes nothing.
         tale.repeat(4, Arm::Evolution, 7);
         assert!(tale.population.knows(&plan));
         assert_eq!((tale.elites(), tale.population.best), (vec![2, 1], Some(CandidateId(2))));
@@ -131,7 +132,7 @@ fn the_search_may_find_what_a_blind_draw_had() {
     }
 }
 
-/// A repeat of a plan whose kernel turned out to be another's is that other's.
+/// A repeat resolves through a plan whose kernel equals that of an earlier candidate.
 #[test]
 fn repeats_lead_to_the_first() {
     let mut tale = Tale::new(0);
@@ -159,7 +160,8 @@ fn arms_are_compared_at_equal_budget() {
     assert_eq!(arm["at_equal_budget"], json!({ "candidates": 1, "evolution_us": 9.0, "random_us": 8.0 }));
 }
 
-/// Where nothing is faster than what ships, the evolution's best is that, and the control's race is its own.
+/// If nothing is faster than the shipped plan, the evolution's best is that plan, and the control's race is
+/// its race.
 #[test]
 fn the_default_may_be_the_best() {
     let mut tale = Tale::new(0);
@@ -176,7 +178,7 @@ fn the_default_may_be_the_best() {
     );
 }
 
-/// However the last of a draw ends, the model picks among the others.
+/// The model picks among the rest, whatever the reason for the last rejection in the draw.
 #[test]
 fn a_draw_is_whole_when_its_last_is_dead() {
     let no = |reason: &str| {
@@ -203,7 +205,7 @@ fn a_draw_is_whole_when_its_last_is_dead() {
     }
 }
 
-/// A time in turns with the baseline's is the baseline's own over the ratio, whatever the machine did meanwhile.
+/// A time in turns with the baseline is the baseline's own time over the ratio, whatever slowed the machine.
 #[test]
 fn a_slow_minute_is_nobodys_fault() {
     let mut tale = Tale::new(0);
@@ -212,7 +214,7 @@ fn a_slow_minute_is_nobodys_fault() {
     tale.time(2, Trial::Microbench, 160.0, race(1.25, SpeedVerdict::Undecided));
     let time = tale.population.members[&CandidateId(2)].time.unwrap();
     assert_eq!((time.us, time.low, time.high), (8.0, 10.0 / (1.25 * 1.01), 10.0 / (1.25 * 0.99)));
-    // Told once more, as when the ledger is read again, it is the same.
+    // Applying the stored outcome again, as when the ledger is read, gives the same time.
     tale.time(2, Trial::Microbench, 8.0, race(1.25, SpeedVerdict::Undecided));
     assert_eq!(tale.population.members[&CandidateId(2)].time.unwrap().us, 8.0);
 }

@@ -1,4 +1,4 @@
-//! What a proposer may answer.
+//! The answers of a proposer.
 
 use std::ops::RangeInclusive;
 
@@ -7,18 +7,16 @@ use serde_json::{Value, json};
 
 use crate::evolve::candidate::{Candidate, Language, Source, TooLong};
 
-/// A proposer's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
-    /// What is to be tried.
     pub candidate: Candidate,
     /// Why it should be faster, in the proposer's words.
     pub hypothesis: Option<String>,
-    /// What it should take, µs.
+    /// The forecast time, µs.
     pub predicted_us: Option<f64>,
 }
 
-/// The object as it is written.
+/// The JSON object as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
@@ -31,43 +29,40 @@ struct Raw {
     predicted_us: Option<f64>,
 }
 
-/// What a kernel can be said to take, µs: from a picosecond to some thirty years.
+/// Accepted forecast times, µs: from a picosecond to some thirty years.
 const TIMES: RangeInclusive<f64> = 1e-6..=1e15;
 
-/// Why an answer is none.
+/// Why an answer is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    /// Not an object of these.
     #[error(
         "its answer is not what it may be: {0}; accepted: one JSON object with plan, cpu_plan, or ptx or cuda with launch"
     )]
     Form(serde_json::Error),
-    /// Not a plan.
     #[error(
         "its plan is none: {0}; accepted: an object with the family and each of its genes, as the incumbent's"
     )]
     Plan(serde_json::Error),
-    /// None or several candidates.
+    /// The answer has no candidate or several.
     #[error(
         "its answer has {found}; accepted: one of plan, cpu_plan, ptx and cuda, and launch with the last two alone"
     )]
     Candidates {
-        /// What there is.
+        /// The members found.
         found: String,
     },
-    /// A time that is none.
     #[error("predicted_us = {0:e}; accepted: {low:e} to {high:e}", low = TIMES.start(), high = TIMES.end())]
     Time(f64),
-    /// A kernel of which nobody wants to read the end.
+    /// Source text over the size limit.
     #[error(transparent)]
     Long(#[from] TooLong),
 }
 
 impl Proposal {
-    /// The proposal that a text is.
+    /// Parses a proposal.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the text is not a valid proposal.
     pub fn parse(text: &str) -> Result<Proposal, AnswerError> {
         let raw: Raw = serde_json::from_str(text).map_err(AnswerError::Form)?;
         let source = |language, text, launch| Candidate::Kernel(Source { language, text, launch });
@@ -103,7 +98,7 @@ impl Proposal {
     }
 }
 
-/// How answers look, for the proposer.
+/// The description of answers in the brief.
 pub(super) fn help() -> Value {
     json!({
         "accepted": "one JSON object on standard output, with one of plan, cpu_plan, ptx or cuda",

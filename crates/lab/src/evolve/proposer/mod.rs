@@ -1,8 +1,9 @@
-//! Candidates from outside: a program that reads what is known on its standard input and answers with a plan or a whole kernel.
+//! Candidates from outside: a program reads the brief on its standard input and answers with a plan or a
+//! whole kernel.
 //!
-//! The program may be anything, a script or a client of a language model, and it may do anything wrong: it runs with limits, in a
-//! process group that ends with it, and what it answers is judged like every other candidate.
-//! `docs/src/reference/proposers.md` tells its author what it is given and what it may answer.
+//! The program may be a script or a client of a language model, and it may misbehave. It runs with limits in
+//! a process group that ends with it, and its answer is judged like every other candidate.
+//! `docs/src/reference/proposers.md` describes the brief and the answers for its author.
 
 mod answer;
 mod sandbox;
@@ -20,7 +21,7 @@ use crate::store::{Scratch, StoreError};
 pub use answer::Proposal;
 pub use sandbox::Sandbox;
 
-/// What a proposer may take unless its caller says otherwise: a model that is asked over a network needs minutes.
+/// Default limits of a proposer. A model that is queried over a network needs minutes.
 pub const LIMITS: Limits =
     Limits { wall: Duration::from_secs(300), cpu_seconds: 120, memory: 8 << 30, output: 16 << 20 };
 
@@ -30,47 +31,46 @@ const QUOTED: usize = 300;
 /// A program that proposes candidates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposer {
-    /// A line of the shell.
+    /// A shell command line.
     line: String,
     limits: Limits,
-    /// The program that restricts itself, and what it leaves.
+    /// The program that applies the sandbox, and what the sandbox permits.
     sandbox: Option<(PathBuf, Sandbox)>,
 }
 
-/// Why a program said nothing.
+/// Why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Unheard {
-    /// It broke a limit or never began.
     #[error(transparent)]
     Confinement(#[from] Confinement),
-    /// There is no folder for it.
+    /// The program's folder cannot be created.
     #[error("its folder cannot be made: {0}")]
     Folder(#[from] StoreError),
 }
 
 impl Proposer {
-    /// The program that a line of the shell runs, as in `python3 examples/proposer.py`.
+    /// A proposer that runs a shell command line, such as `python3 examples/proposer.py`.
     pub fn new(line: &str, limits: Limits) -> Proposer {
         Proposer { line: line.to_owned(), limits, sandbox: None }
     }
 
-    /// The same with other limits.
+    /// Replaces the limits.
     #[must_use]
     pub fn within(self, limits: Limits) -> Proposer {
         Proposer { limits, ..self }
     }
 
-    /// The same in a sandbox: `program` is `flashcore`, which restricts itself before it runs the line.
+    /// Runs the line in a sandbox. `program` is `flashcore`, which restricts itself before it runs the line.
     #[must_use]
     pub fn sandboxed(self, program: PathBuf, sandbox: Sandbox) -> Proposer {
         Proposer { sandbox: Some((program, sandbox)), ..self }
     }
 
-    /// Runs the line with an input, within its limits and in its sandbox. A sandbox comes with a folder of
-    /// its own, which goes with the program.
+    /// Runs the line with an input, within its limits and in its sandbox. A sandbox has its own folder, which
+    /// is removed when the program ends.
     ///
     /// # Errors
-    /// When the line cannot be started or breaks a limit.
+    /// When the line cannot be started or exceeds a limit.
     pub fn run(&self, input: Vec<u8>) -> Result<Said, Unheard> {
         let Some((program, sandbox)) = &self.sandbox else {
             return Ok(run(&self.line, input, &self.limits)?);
@@ -80,11 +80,12 @@ impl Proposer {
         Ok(run_command(&command, input, &self.limits)?)
     }
 
-    /// Asks it. `brief` is an object: what is to be made faster, where, and what is known of it. How answers look is added.
+    /// Asks the proposer. `brief` is an object with the problem, the device and the known results. The
+    /// description of answers is added to it.
     ///
     /// # Errors
-    /// Why there is no candidate: it hangs, crashes, says too much or nothing that is one. What is wrong with a candidate
-    /// itself shows when it is evaluated.
+    /// The rejection, when the program hangs, crashes, writes too much or gives no valid answer. Defects of a
+    /// candidate itself show in its evaluation.
     pub fn propose(&self, brief: &Value) -> Result<Proposal, Rejection> {
         let mut brief = brief.clone();
         if let Some(object) = brief.as_object_mut() {
@@ -109,8 +110,8 @@ impl Proposer {
     }
 }
 
-/// The program that a line of the shell begins with, where the shell finds none of that name. A line that begins with more than a plain
-/// word, quotes or an assignment say, is taken at its word.
+/// The program at the start of a command line, if the shell does not find it. A line that starts with more
+/// than a plain word, such as quotes or an assignment, is not checked.
 pub fn missing(line: &str) -> Option<&str> {
     let word = line.split_whitespace().next()?;
     let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | '+');
@@ -119,7 +120,7 @@ pub fn missing(line: &str) -> Option<&str> {
     }
     let mut shell = Command::new("sh");
     shell.args(["-c", "command -v \"$1\"", "sh", word]).stdin(Stdio::null()).stdout(Stdio::null());
-    // Without a shell it is told when it is asked.
+    // Without a shell, the error shows when the proposer is asked.
     let is_missing = shell.stderr(Stdio::null()).status().is_ok_and(|status| !status.success());
     is_missing.then_some(word)
 }
@@ -137,7 +138,7 @@ fn quoted(text: &str) -> String {
     begin
 }
 
-/// The end of a text, where a traceback says what is wrong.
+/// The end of a text, where a traceback has its message.
 fn end(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(QUOTED);
     let kept: String = text.chars().skip(skipped).collect();

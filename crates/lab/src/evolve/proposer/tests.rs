@@ -25,7 +25,7 @@ fn plan() -> Candidate {
     Candidate::Gpu(Family::Mma.default_for(&problem, &Arch::SM_90).unwrap())
 }
 
-/// A candidate as a proposer would answer with it.
+/// A candidate in the form of a proposer's answer.
 fn as_answer(candidate: &Candidate) -> serde_json::Value {
     match candidate {
         Candidate::Gpu(plan) => json!({ "plan": plan }),
@@ -68,7 +68,7 @@ fn a_program_that_the_shell_does_not_find_is_named() {
     assert_eq!(missing("./none.py"), Some("./none.py"));
 }
 
-/// The brief is on its standard input, with how answers look.
+/// The proposer gets the brief and the description of answers on its standard input.
 #[test]
 fn a_proposer_reads_the_brief() {
     let script = "import json, sys; b = json.load(sys.stdin); assert 'launch' in b['answers']; \

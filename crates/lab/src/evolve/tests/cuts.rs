@@ -1,8 +1,8 @@
-//! Runs that are cut, and that crash, come to the end that they would have come to.
+//! Interrupted runs end with the same result as uninterrupted ones.
 
 use super::*;
 
-/// Everything of a report but the ledger's own path and numbers of runs.
+/// A report without the ledger's path and run numbers.
 pub(super) fn essence(evolution: &Evolution) -> Value {
     let mut report = evolution.report();
     let object = report.as_object_mut().unwrap();
@@ -31,7 +31,7 @@ fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
         let mut told = 0;
         for cut in &cuts {
             told += drive(&mut evolution, &mut landscape, 0, cut - told);
-            // A task was given out and its answer is lost.
+            // A task is given out, and its outcome is lost.
             let _ = evolution.ask(0.0).unwrap();
             drop(evolution);
             evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
@@ -46,14 +46,14 @@ fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
         }
         assert_eq!(again.outcomes.len(), facts.outcomes.len(), "{cuts:?}");
         assert_eq!(again.decisions.len(), facts.decisions.len());
-        // Finished: resumed once more, it only reports.
+        // A finished run only reports when it is resumed.
         let mut done = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
         assert_eq!(done.ask(0.0).unwrap(), Ask::Done);
         assert_eq!(essence(&done), expected);
     }
 }
 
-/// With many tasks under way, some lost, in whatever order they are answered: nothing is lost, and nothing counts twice.
+/// Many open tasks, some lost, answered in any order: nothing is lost, and nothing counts twice.
 #[test]
 fn crashes_with_many_under_way_lose_nothing() {
     let config = config(&Problem::mission(), 80, 4);

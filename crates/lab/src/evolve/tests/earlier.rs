@@ -1,8 +1,8 @@
-//! What runs of one ledger take over from each other, and what the device costs.
+//! Tests of results taken over between runs of one ledger, and of the device's cost.
 
 use super::*;
 
-/// A run to its end, each task told to `see` first.
+/// Runs to the end and passes each task to `see` first.
 fn run(page: &Page, config: &Config, landscape: &mut Landscape, mut see: impl FnMut(&Task)) -> Evolution {
     let mut evolution = begin(page, config, Limits::beside_device(2));
     loop {
@@ -29,7 +29,7 @@ fn count(evolution: &Evolution, what: &str) -> u64 {
 fn no_kernel_is_gated_or_timed_twice_on_a_ledger() {
     let page = Page::new("twice");
     let config = by(Some("this"));
-    // Without a model nobody is too slow to be proven.
+    // Without a model no candidate is too slow for the gate.
     let mut landscape = Landscape { predicts: false, ..Landscape::new(3, &config) };
     let first = run(&page, &config, &mut landscape, |_| {});
     assert_eq!((count(&first, "verdicts"), count(&first, "times")), (0, 0));
@@ -48,7 +48,7 @@ fn no_kernel_is_gated_or_timed_twice_on_a_ledger() {
         "{}",
         second.report()["taken_over"]
     );
-    // Each says whose verdict and time it has, and stands where it stood beside the baseline.
+    // Each result names its origin and has the same ratio to the baseline.
     let ledger = page.open();
     let facts = ledger.resume(second.run()).unwrap();
     let dossiers: Vec<Dossier> =
@@ -89,7 +89,7 @@ fn what_another_program_found_is_not_taken_over() {
     }
 }
 
-/// Times are taken over as they stood beside the baseline's kernel: who was not timed beside it is timed.
+/// Times are taken over relative to the baseline's kernel. A kernel that was not timed beside it is timed.
 #[test]
 fn a_time_without_the_baselines_is_none() {
     let page = Page::new("beside");
@@ -133,7 +133,7 @@ fn a_run_that_takes_over_goes_on_as_if_it_had_not_stopped() {
     assert!(reports.iter().all(|report| *report == reports[0]));
 }
 
-/// The device is held from its first use to its last, whatever of that the tasks had; all of it costs.
+/// The device is held from its first use to its last. All of that time costs, whether tasks used it or not.
 #[test]
 fn held_time_is_kept_and_costs() {
     let page = Page::new("held");

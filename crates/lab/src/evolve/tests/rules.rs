@@ -1,10 +1,10 @@
-//! What keeps a run honest, and what keeps it going: races, budgets, proposers, faults.
+//! Tests of races, budgets, proposers and faults.
 
 use super::*;
 use crate::evolve::candidate::Source;
 use crate::evolve::engine::EvolveError;
 
-/// A landscape whose answers someone has a word in.
+/// A landscape whose findings a function may change.
 struct Meddled<F>(Landscape, F);
 
 impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
@@ -19,7 +19,7 @@ impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
     }
 }
 
-/// One task after the other to the end, each told to `see` first; proposers get `answer`. Ends early with an error.
+/// Runs one task after the other and passes each to `see` first. Proposers get `answer`. Stops at an error.
 fn run_out(
     evolution: &mut Evolution,
     evaluator: &mut dyn Evaluator,
@@ -57,7 +57,7 @@ fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
     }
 }
 
-/// The fastest of several races may be luck: what the second one says is what is said.
+/// The fastest of several races may be lucky, so the second race decides.
 #[test]
 fn who_wins_by_luck_is_not_promoted() {
     let page = Page::new("luck");
@@ -92,7 +92,7 @@ fn who_wins_by_luck_is_not_promoted() {
     );
 }
 
-/// A winner's second race is the one that is reported.
+/// The report has a winner's second race.
 #[test]
 fn who_wins_twice_is_promoted_by_the_second_race() {
     let page = Page::new("twice");
@@ -115,7 +115,7 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     assert_eq!((order.first(), order.iter().filter(|own| **own).count()), (Some(&true), 1), "{order:?}");
     assert_eq!((&report["promoted"]["id"], &report["speedup"]), (&report["best"]["id"], &json!(1.0625)));
     assert_eq!(report["promoted"]["race"]["ratio"], 1.0625);
-    // Its time is that race's, not the short one.
+    // The time comes from that race, not from the short timing.
     let us = |who: &str| report[who]["us"].as_f64().unwrap();
     assert_eq!(us("best"), us("baseline") / 1.0625);
     let decisions = page.open().decisions(evolution.run()).unwrap();
@@ -124,12 +124,13 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
 }
 
-/// A run from a plan that is slow: its seed is beaten easily, and what ships is raced at the end, coming out `shipped` times as fast.
+/// A run from a slow plan: its baseline is beaten easily, and the shipped plan races at the end with the
+/// ratio `shipped`.
 fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evolution {
     let mut config = config(&Problem::mission(), 60, 12);
     config.cases[0].seeds.clear();
     config.cases[0].draws = 0;
-    // None of the search's own: this landscape does not build a rung.
+    // Not a plan of the search itself: this landscape does not build a rung.
     let ships = Candidate::Gpu(Family::Small.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     config.cases[0].shipped = Some(ships.clone());
     let mut evolution = begin(page, &config, Limits::ALONE);
@@ -142,7 +143,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
     evolution
 }
 
-/// To beat a slow seed is not to beat what ships.
+/// Beating a slow seed does not mean beating the shipped plan.
 #[test]
 fn who_loses_to_what_ships_is_not_promoted() {
     let page = Page::new("shipped");
@@ -160,7 +161,7 @@ fn who_loses_to_what_ships_is_not_promoted() {
     assert_eq!(refused.why["shipped"]["ratio"], 1.58);
 }
 
-/// Who does not lose to it is promoted, and the race is told with it.
+/// A candidate that does not lose to the shipped plan is promoted, with that race in its report.
 #[test]
 fn who_does_not_lose_to_what_ships_is_promoted() {
     let page = Page::new("ships-even");
@@ -171,7 +172,8 @@ fn who_does_not_lose_to_what_ships_is_promoted() {
     assert_eq!(report["refused"], Value::Null);
 }
 
-/// What ships races once, so not before all who may yet win: the clock leaves some for the time that was kept for a winner.
+/// The shipped plan races once, after all candidates that may still win. The clock leaves some of them for
+/// the time reserved for a winner.
 #[test]
 fn what_ships_races_last() {
     let page = Page::new("ships-last");
@@ -199,7 +201,7 @@ fn what_ships_races_last() {
     assert!(raced.len() > 3 && raced[..raced.len() - 1].iter().all(|is_shipped| !is_shipped), "{raced:?}");
 }
 
-/// Who is promoted need not be the best: that one may lose on a problem that is held out.
+/// The promoted candidate need not be the best: the best one may lose on a held-out problem.
 #[test]
 fn the_promoted_one_is_described_where_it_is_not_the_best() {
     let page = Page::new("second-best");
@@ -209,7 +211,7 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
     let mut first = None;
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
-            // The first to come so far loses there.
+            // The first candidate to get here loses.
             match *first.get_or_insert(task.candidate) == task.candidate {
                 true => verdict_of(finding, 0.8, SpeedVerdict::Slower),
                 false => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
@@ -231,7 +233,7 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
     assert_eq!(ends(&report)[0], json!("SLOWER"));
 }
 
-/// Where the baseline beats itself, no race is worth anything.
+/// If the baseline beats itself, no race counts.
 #[test]
 fn a_control_that_is_off_promotes_nobody() {
     let page = Page::new("control");
@@ -256,14 +258,14 @@ fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Conf
     (begin(page, &config, limits), config)
 }
 
-/// A proposer's failure is its own, however often it comes, and is dead in a run that goes on, too.
+/// Each failure of a proposer is rejected on its own, also in a resumed run.
 #[test]
 fn failures_of_a_proposer_stay_dead() {
     let page = Page::new("failures");
     let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
     let mut landscape = Landscape::new(6, &config);
     let fails = |_: &Question| Err(no(Stage::Propose, "hangs"));
-    // Three times the same answer, and the question takes a while.
+    // Three equal answers, and each question takes a while.
     let (mut now, mut asked) = (0.0, 0);
     while asked < 3 {
         match evolution.ask(now).unwrap() {
@@ -272,7 +274,7 @@ fn failures_of_a_proposer_stay_dead() {
                 asked += 1;
                 assert_eq!(question.asked, now);
                 now += 2.5;
-                // Nothing is timed while a program is at work on this machine.
+                // Nothing is timed while a proposer runs on this machine.
                 assert_eq!(evolution.ask(now).unwrap(), Ask::Wait);
                 evolution.answer(&question, fails(&question)).unwrap();
             }
@@ -302,7 +304,7 @@ fn failures_of_a_proposer_stay_dead() {
     assert_eq!((propose.tasks, propose.seconds), (ends, 7.5));
 }
 
-/// What a proposer says of its candidate is kept, with an interval.
+/// A proposer's hypothesis is stored with its forecast and an interval.
 #[test]
 fn a_hypothesis_is_kept_with_its_forecast() {
     let page = Page::new("hypothesis");
@@ -323,7 +325,7 @@ fn a_hypothesis_is_kept_with_its_forecast() {
     assert!(forecast.candidate.is_some());
 }
 
-/// A question that is open is a candidate to be: answers that come late do not break the budget.
+/// An open question counts as a candidate: late answers do not exceed the budget.
 #[test]
 fn open_questions_are_of_the_budget() {
     for wait in [1, 5, 50] {
@@ -357,7 +359,7 @@ fn open_questions_are_of_the_budget() {
     }
 }
 
-/// Whoever names a proposer has it asked, whatever the other operators are.
+/// A proposer that the user names is asked in every configuration.
 #[test]
 fn every_configuration_asks_a_proposer() {
     for configuration in Configuration::ALL {
@@ -375,7 +377,7 @@ fn every_configuration_asks_a_proposer() {
     }
 }
 
-/// A kernel's text does not travel in every brief.
+/// The brief quotes only a few lines of each kernel.
 #[test]
 fn a_brief_tells_of_kernels_in_few_words() {
     let page = Page::new("brief");
@@ -409,7 +411,7 @@ fn a_run_without_blind_draws_is_refused() {
     assert!(begun.err().unwrap().to_string().contains("accepted: a share above 0"));
 }
 
-/// A device that is gone ends the run, not its candidates; and a run that goes on counts anew.
+/// A lost device stops the run and rejects no candidates. A resumed run counts failures from zero.
 #[test]
 fn a_lost_device_stops_the_run() {
     let page = Page::new("lost");
@@ -449,7 +451,7 @@ fn a_lost_device_stops_the_run() {
     assert_eq!(evolution.report()["candidates"]["total"], 200);
 }
 
-/// A device that is lost as the races begin ends nobody, however few race: whoever goes on runs them all.
+/// A device that is lost at the start of the races rejects no candidate. The resumed run runs all races.
 #[test]
 fn a_device_lost_before_the_races_ends_nobody() {
     for candidates in [1, 2, 60] {
@@ -475,7 +477,7 @@ fn a_device_lost_before_the_races_ends_nobody() {
     }
 }
 
-/// Who fails twice where others do not failed by itself; who fails once is tried again.
+/// A candidate that fails twice while others succeed is at fault. One that fails once is tried again.
 #[test]
 fn a_candidates_own_fault_is_its_own() {
     let page = Page::new("own-fault");
@@ -483,7 +485,7 @@ fn a_candidates_own_fault_is_its_own() {
     let mut evolution = begin(&page, &config, Limits::ALONE);
     let (mut bad, mut seen) = (None, HashSet::new());
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
-        // What is compared with comes first.
+        // Candidates 1 and 2 are baseline and control.
         if task.stage == Stage::Microbench && task.candidate > CandidateId(2) {
             let is_bad = *bad.get_or_insert(task.candidate) == task.candidate;
             if seen.insert(task.candidate) || is_bad {
@@ -499,7 +501,7 @@ fn a_candidates_own_fault_is_its_own() {
     assert_eq!(deaths.iter().filter(|d| d.reason == "crashed").map(|d| d.candidates).sum::<i64>(), 1);
 }
 
-/// A race that breaks down says nothing of who ran it, and what it says is told.
+/// A failed race is not a wrong output, and its message is reported.
 #[test]
 fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
     let page = Page::new("held-crash");
@@ -519,7 +521,7 @@ fn a_held_out_race_that_breaks_down_is_no_wrong_answer() {
     assert!(why.ends_with("was not run to its end (hangs)"), "{why}");
 }
 
-/// Where the incumbent was at fault, the race is run once more.
+/// After a fault of the incumbent, the race is repeated.
 #[test]
 fn an_incumbents_fault_is_not_the_candidates() {
     let page = Page::new("incumbent");
@@ -543,7 +545,8 @@ fn an_incumbents_fault_is_not_the_candidates() {
     assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
 }
 
-/// When the time is up only races are left: nothing is proven any more, nobody is waited for, and who was on the way says so.
+/// When the time is up only races remain: no checks run, open questions are dropped, and open candidates are
+/// rejected with that reason.
 #[test]
 fn the_time_is_kept() {
     let page = Page::new("time");
@@ -561,7 +564,7 @@ fn the_time_is_kept() {
             }
             Ask::Propose(_) => {}
             Ask::Wait => {
-                // Where nothing is under way the proposer is waited for.
+                // With no open task, the run waits for the proposer.
                 now += 1.0;
                 if let Some(task) = under_way.pop_front() {
                     evolution.tell(&Evaluator::evaluate(&mut landscape, &task)).unwrap();
@@ -583,7 +586,8 @@ fn the_time_is_kept() {
     assert!(evolution.report()["best"]["id"].as_i64().is_some());
 }
 
-/// On a processor a proposer would disturb the races: none begins before its program has ended, which has no longer than the search.
+/// On a CPU a proposer would disturb the races: none begins before its program has ended. Its time limit is
+/// the end of the search.
 #[test]
 fn no_race_runs_beside_a_proposer() {
     let page = Page::new("beside");
@@ -603,7 +607,7 @@ fn no_race_runs_beside_a_proposer() {
                 now += 0.3;
             }
             Ask::Propose(question) => asked = Some(*question),
-            // It takes all that it may.
+            // The proposer takes its whole time limit.
             Ask::Wait => {
                 let question = asked.take().unwrap();
                 now = question.asked + question.seconds.unwrap();
@@ -618,15 +622,16 @@ fn no_race_runs_beside_a_proposer() {
     assert!(raced > 0);
 }
 
-/// By a clock that goes with the tasks: when each problem's first race and control are run, the others are as many as there is time for.
+/// With a clock that follows the tasks: each problem's first race and control are run, and the others as time
+/// allows.
 #[test]
 fn races_for_which_there_is_no_time_are_not_run() {
-    // Several problems in a minute; one in 18 s; and races that take longer than they are to take.
+    // Several problems in a minute; one in 18 s; and races that take longer than planned.
     for (seconds, count, race) in [(60.0, 4, 2.2), (18.0, 1, 2.2), (60.0, 2, 4.5)] {
         let page = Page::new(&format!("fit-{count}-{race}"));
         let mut config = config(&Problem::mission(), 0, 2);
         for batch in 2..=count {
-            // Of another size, so that the landscape spares the baseline of each.
+            // A different batch size, so that the landscape spares the baseline of each.
             let case = config.cases[0].clone();
             config.cases.push(Case {
                 problem: Shape { batch, ..case.problem },
@@ -661,17 +666,17 @@ fn races_for_which_there_is_no_time_are_not_run() {
             assert!(is_told || case["verdict"] != "FASTER", "{case}");
         }
         if count == 1 {
-            continue; // Few have a time, and all of them race.
+            continue; // few candidates have a time, and all of them race
         }
         assert!(skipped > 0, "{report}");
-        // Who was to race ends for want of time, not for a lack of speed.
+        // A finalist without a race is rejected for lack of time, not of speed.
         let late = page.open().deaths(evolution.run()).unwrap();
         assert!(late.iter().any(|d| d.stage == Stage::Race && d.reason == "budget"), "{late:?}");
     }
 }
 
-/// Problems that the run itself searches are not held out, and what ships on one that several cases hold out is added once,
-/// in a run that was cut, too.
+/// Problems that the run itself searches are not held out. The shipped plan on a problem that several cases
+/// hold out is added once, also in an interrupted run.
 #[test]
 fn cases_share_what_is_held_out() {
     let page = Page::new("shared");
@@ -687,7 +692,7 @@ fn cases_share_what_is_held_out() {
     assert!(evolution.config().cases.iter().all(|case| case.held_out.len() == 1));
     let mut landscape = Landscape { noise: 0.0, ..Landscape::new(8, &config) };
     loop {
-        // Cut after every answer of the end.
+        // Interrupted after every outcome of the races.
         let told = drive(&mut evolution, &mut landscape, 0, 1);
         let at_the_end =
             evolution.searches.iter().any(|s| s.population.members.values().any(|m| m.race.is_some()));
@@ -696,7 +701,7 @@ fn cases_share_what_is_held_out() {
         }
         if at_the_end {
             let _ = evolution.ask(0.0).unwrap();
-            // A run is driven by one at a time.
+            // Only one process may drive a run.
             drop(evolution);
             evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
         }

@@ -5,7 +5,7 @@ use super::*;
 use crate::evolve::{Candidate, Language, Source, Target};
 use crate::ledger::CandidateId;
 
-/// A task that a scripted worker reads its orders from: they are the kernel's text.
+/// A task whose kernel text contains orders for a scripted worker.
 fn task(number: i64, stage: Stage, orders: &str) -> Task {
     let source = Source { language: Language::Ptx, text: orders.to_owned(), launch: String::new() };
     Task {
@@ -19,7 +19,7 @@ fn task(number: i64, stage: Stage, orders: &str) -> Task {
     }
 }
 
-/// A worker in the shell: it does what the kernel's text says, and knows what an outcome looks like.
+/// A worker as a shell script: it follows the orders in the kernel's text and writes outcomes.
 const SCRIPT: &str = r#"
 while read -r line; do
     number=${line#*\"candidate\":}; number=${number%%,*}
@@ -90,7 +90,7 @@ fn a_sound_worker_is_kept_and_one_that_left_is_replaced() {
     let (_, first) = rejected(&mut worker, "good");
     assert_eq!(rejected(&mut worker, "SLOW"), ("slow".to_owned(), first.clone()));
     assert_eq!(rejected(&mut worker, "LEAVE"), ("left".to_owned(), first.clone()));
-    // It ended after its answer: nobody's candidate dies of it.
+    // The worker ended after its outcome, so no candidate is rejected.
     std::thread::sleep(Duration::from_millis(100));
     let (reason, second) = rejected(&mut worker, "good");
     assert_eq!((reason.as_str(), worker.started()), ("fine", 2));
@@ -113,7 +113,7 @@ fn the_device_does_not_wait_for_the_host() {
     let boxed =
         |count: usize| -> Vec<Box<dyn Evaluator>> { (0..count).map(|_| Box::new(worker()) as _).collect() };
     let crew = Crew::start(boxed(2), boxed(1));
-    // Both workers of the host are busy, and one of them for ever.
+    // Both host workers are busy, one of them forever.
     crew.submit(task(1, Stage::Prove, "SLOW"));
     crew.submit(task(2, Stage::Screen, "HANG"));
     for number in 10..15 {

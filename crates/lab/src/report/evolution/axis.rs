@@ -1,4 +1,4 @@
-//! Axes of charts: where a value lies, and which values are worth a line.
+//! Axes of charts: positions of values, ticks and labels.
 
 /// An axis from `low` at pixel `from` to `high` at pixel `to`.
 #[derive(Clone, Copy, Debug)]
@@ -16,17 +16,18 @@ enum Scale {
     Log,
 }
 
-/// From which ratio of its ends on a range of times is drawn on a logarithmic axis.
+/// The ratio of a range's ends from which the axis is logarithmic.
 const WIDE: f64 = 4.0;
 
 impl Axis {
-    /// Linear, exactly from `low` to `high`.
+    /// A linear axis exactly from `low` to `high`.
     pub fn linear(low: f64, high: f64, from: f64, to: f64) -> Axis {
         let high = if high > low { high } else { low + 1.0 };
         Axis { low, high, from, to, scale: Scale::Linear }
     }
 
-    /// Over times, with a little room at both ends: linear where they are close together, logarithmic where they are not.
+    /// An axis over times with some margin at both ends: linear for a narrow range, logarithmic for a wide
+    /// one.
     pub fn over(times: impl Iterator<Item = f64>, from: f64, to: f64) -> Axis {
         let (low, high) = times
             .filter(|v| v.is_finite() && *v > 0.0)
@@ -40,7 +41,7 @@ impl Axis {
         Axis { low: low - room, high: high + room, from, to, scale: Scale::Linear }
     }
 
-    /// The pixel of a value; the nearer end's where it lies outside.
+    /// The pixel of a value. Values outside the axis are moved to its nearer end.
     pub fn at(&self, value: f64) -> f64 {
         let part = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -49,12 +50,12 @@ impl Axis {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Whether the value lies on the axis.
+    /// Whether the axis contains the value.
     pub fn holds(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
 
-    /// Round values on the axis, `about` of them.
+    /// About `about` round values on the axis.
     pub fn ticks(&self, about: usize) -> Vec<f64> {
         if self.scale == Scale::Log {
             let decades = (self.high / self.low).log10();
@@ -72,7 +73,7 @@ impl Axis {
         (first..=last).map(|i| i as f64 * step).collect()
     }
 
-    /// Digits after the point that tell ticks apart.
+    /// Decimals that distinguish the ticks.
     pub fn decimals(&self, about: usize) -> usize {
         match self.scale {
             Scale::Log => 0,
@@ -83,7 +84,7 @@ impl Axis {
         }
     }
 
-    /// A tick in words.
+    /// The label of a tick.
     pub fn label(&self, tick: f64, about: usize) -> String {
         match self.scale {
             Scale::Log => plain(tick),
@@ -92,20 +93,20 @@ impl Axis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, near `rough`.
+/// A step of 1, 2 or 5 times a power of ten, near `rough`.
 fn round_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.max(1e-12).log10().floor());
-    // A few lines more than asked for do no harm; two are too few.
+    // Some additional lines are acceptable; two lines are too few.
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= 0.7 * rough).unwrap_or(rough)
 }
 
-/// A round value without needless digits.
+/// A round value without trailing zeros.
 fn plain(value: f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A time, four digits: `6.042`, `151.3`, `2 345`.
+/// A time with four digits: `6.042`, `151.3`, `2 345`.
 pub(super) fn time(us: f64) -> String {
     match us {
         v if !v.is_finite() => "–".to_owned(),
@@ -117,7 +118,7 @@ pub(super) fn time(us: f64) -> String {
     }
 }
 
-/// A count, thousands apart by a thin space.
+/// A count with thin spaces between thousands.
 pub(super) fn grouped(count: impl Into<i128>) -> String {
     let digits = count.into().to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -130,7 +131,7 @@ pub(super) fn grouped(count: impl Into<i128>) -> String {
     text
 }
 
-/// A quotient of times: `1.14×`.
+/// A ratio of times: `1.14×`.
 pub(super) fn ratio(value: f64) -> String {
     match value {
         v if !v.is_finite() => "–".to_owned(),
@@ -141,7 +142,7 @@ pub(super) fn ratio(value: f64) -> String {
     }
 }
 
-/// A share, in per cent.
+/// A share in per cent.
 pub(super) fn percent(share: f64) -> String {
     match 100.0 * share {
         p if !p.is_finite() => "–".to_owned(),
@@ -169,7 +170,7 @@ mod tests {
             distant.ticks(5).iter().map(|t| distant.label(*t, 5)).collect::<Vec<_>>(),
             ["1", "3", "10", "30", "100", "300", "1000"]
         );
-        // Nothing to show, or one value: an axis all the same.
+        // No value or a single one still gives an axis.
         assert!(!Axis::over(std::iter::empty(), 0.0, 1.0).ticks(5).is_empty());
         assert!(!Axis::over([3.0, 3.0].into_iter(), 0.0, 1.0).ticks(5).is_empty());
     }

@@ -1,4 +1,4 @@
-//! The cascade: who passed each stage, why candidates died, what operators earned, what it cost.
+//! The cascade: passed candidates by stage, reasons of rejection, operators' gains and the cost.
 
 use maud::{Markup, html};
 
@@ -11,10 +11,10 @@ use crate::ledger::Earnings;
 
 const WIDTH: f64 = 520.0;
 const ROW: f64 = 24.0;
-/// Reasons that have a row of their own; the rest is summed.
+/// Reasons with a row of their own. The rest is summed.
 const REASONS: usize = 14;
 
-/// Of those who entered each stage, how many went on: counts, and shares as bars.
+/// The candidates that entered and passed each stage, as counts and bars.
 pub(super) fn funnel(view: &RunView) -> Markup {
     if view.funnel.iter().all(|passage| passage.entered == 0) {
         return html! { p.soft { "No candidate was evaluated yet." } };
@@ -46,7 +46,7 @@ pub(super) fn funnel(view: &RunView) -> Markup {
     }
 }
 
-/// Bars of why candidates died, stage by stage, with an example of each.
+/// The reasons of rejection by stage as bars, each with an example.
 pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
     if view.deaths.is_empty() {
         return html! { p.soft { "None died yet." } };
@@ -87,7 +87,7 @@ pub(super) fn deaths(view: &RunView, links: Links) -> Markup {
     }
 }
 
-/// What each operator earned.
+/// The results of each operator.
 pub(super) fn operators(view: &RunView) -> Markup {
     let tried: i64 = view.operators.iter().map(|o| o.candidates).sum();
     if tried == 0 {
@@ -118,7 +118,7 @@ fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
     }
 }
 
-/// What the device was held for, and what that cost.
+/// The device time and its cost.
 pub(super) fn cost(view: &RunView) -> Markup {
     let cost = &view.cost;
     if cost.items.is_empty() {
@@ -149,7 +149,7 @@ pub(super) fn cost(view: &RunView) -> Markup {
     }
 }
 
-/// `14 s`, `3 min 20 s`, `2 h 5 min`.
+/// A duration in words: `14 s`, `3 min 20 s`, `2 h 5 min`.
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         0.0 => "–".to_owned(),

@@ -1,4 +1,4 @@
-//! What was decided in a search, and what spoke for it, in words.
+//! The decisions of a search with their reasons.
 
 use kernels::select::Shape;
 use maud::{Markup, html};
@@ -8,7 +8,7 @@ use super::axis::{ratio, time};
 use super::{Links, shape, view};
 use crate::ledger::{Against, Decided};
 
-/// What was decided, with the figures behind it.
+/// The decisions with the figures behind them.
 pub fn decisions(decisions: &[Decided], links: Links) -> Markup {
     if decisions.is_empty() {
         return html! { p.soft { "Nothing was decided yet." } };
@@ -28,7 +28,7 @@ pub fn decisions(decisions: &[Decided], links: Links) -> Markup {
     }
 }
 
-/// Why something was decided: a sentence and a table of criteria, where it has them; else its figures.
+/// The reason of a decision: a sentence and a table of criteria if there is one, else the figures.
 fn because(why: &Value) -> Markup {
     let rows = why["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |value: &Value| value.as_str().map_or_else(|| in_line(value), str::to_owned);
@@ -42,7 +42,7 @@ fn because(why: &Value) -> Markup {
     }
 }
 
-/// What spoke for a decision, or against it.
+/// The evidence for or against a decision.
 fn evidence(why: &Value) -> Markup {
     let Value::Object(fields) = why else { return figures(why) };
     let name = |key: &str| match key {
@@ -54,7 +54,7 @@ fn evidence(why: &Value) -> Markup {
         "held_out" => "held-out problems".to_owned(),
         other => other.replace('_', " "),
     };
-    // Of a problem that was held out, the race or why there was none.
+    // For a held-out problem: the race, or why there was none.
     let held_out = |values: &[Value]| {
         let race = |v: &Value| in_line(if v["race"].is_null() { &v["end"] } else { &v["race"] });
         values
@@ -74,7 +74,7 @@ fn evidence(why: &Value) -> Markup {
     }
 }
 
-/// An object as a list of names and values; anything else as it is.
+/// An object as a list of names and values; any other value as it is.
 pub fn figures(value: &Value) -> Markup {
     html! {
         @match value {

@@ -1,4 +1,4 @@
-//! Kernels line by line: what each line costs, why a kernel is slow, and two of them side by side.
+//! Kernels line by line: line costs and root causes, and two kernels side by side.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,22 +16,20 @@ use crate::evolve::Candidate;
 use crate::ledger::{CandidateId, Ledger, LedgerError, TimeKind};
 use crate::panics;
 
-/// A candidate with its kernel taken apart.
+/// A candidate with the analysis of its kernel.
 #[derive(Clone, Debug)]
 pub struct Exhibit {
-    /// Its number.
     pub id: CandidateId,
-    /// In a few words.
+    /// A description in a few words.
     pub name: String,
-    /// What it is.
     pub candidate: Candidate,
-    /// Its time, µs, and whether that was measured.
+    /// The time, µs, and whether it was measured.
     pub time: Option<(f64, TimeKind)>,
-    /// Its kernel, or why there is none to see.
+    /// The analysis of the kernel, or why there is none.
     pub anatomy: Arc<Result<Anatomy, String>>,
 }
 
-/// What an anatomy follows from, whichever candidates of whichever ledger it is.
+/// The input of an analysis. It does not depend on the ledger and the candidate's number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
     candidate: Candidate,
@@ -40,7 +38,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Of a candidate of the ledger.
+    /// The work for a candidate of the ledger.
     ///
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read.
@@ -50,7 +48,7 @@ impl Work {
         Ok(Work { candidate: new.candidate, problem: new.problem, device })
     }
 
-    /// Its kernel taken apart, or why it cannot be.
+    /// The analysis of the kernel, or why it is not possible.
     pub fn anatomy(&self) -> Result<Anatomy, String> {
         match panics::contain(|| dissect(&self.candidate, &self.problem, &self.device)) {
             Ok(Ok(anatomy)) => Ok(anatomy),
@@ -61,17 +59,17 @@ impl Work {
 }
 
 impl Exhibit {
-    /// Of a candidate of the ledger: emits its kernel, runs a few of its CTAs, and says what it found. A second, about.
+    /// Analyses a candidate of the ledger: emits its kernel and runs a few of its CTAs. Takes about a second.
     ///
     /// # Errors
-    /// When there is no such candidate, or the ledger cannot be read. A kernel that cannot be taken apart is no error.
+    /// When there is no such candidate, or the ledger cannot be read. A failed analysis is not an error.
     pub fn of(ledger: &Ledger, id: CandidateId) -> Result<Exhibit, LedgerError> {
         let work = Work::of(ledger, id)?;
         let anatomy = Arc::new(work.anatomy());
         Exhibit::with(ledger, id, work, anatomy)
     }
 
-    /// Of a candidate whose kernel was taken apart before: what the ledger says of it is read now.
+    /// An exhibit with an existing analysis. The ledger's facts are read now.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -89,7 +87,7 @@ impl Exhibit {
         self.anatomy.as_ref().as_ref().ok()
     }
 
-    /// Genes in the order in which the plan writes them; of a whole kernel, its language.
+    /// The genes in the plan's order; for a whole kernel, its language.
     fn genes(&self) -> Vec<(String, String)> {
         let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let object = match &self.candidate {
@@ -102,14 +100,14 @@ impl Exhibit {
     }
 }
 
-/// Lines that are listed as the dearest.
+/// Number of lines in the list of the most expensive ones.
 const DEAREST: usize = 12;
-/// Equal lines that are shown around a difference.
+/// Number of equal lines shown around a difference.
 const AROUND: usize = 3;
-/// Longer than this, the search for the shortest difference is given up for a longer one.
+/// Time limit of the search for the shortest difference. After that a longer one is used.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// A kernel: what it is expected to take, why, and each line.
+/// A kernel: its predicted time, the root causes, and each line.
 pub fn heat(exhibit: &Exhibit) -> Markup {
     let anatomy = match exhibit.anatomy.as_ref() {
         Ok(anatomy) => anatomy,
@@ -143,7 +141,6 @@ pub fn heat(exhibit: &Exhibit) -> Markup {
     }
 }
 
-/// Root causes of a kernel.
 fn findings(findings: &[Finding]) -> Markup {
     if findings.is_empty() {
         return html! { p.soft { "No root cause stands out." } };
@@ -179,14 +176,12 @@ fn dearest(anatomy: &Anatomy) -> Markup {
     }
 }
 
-/// A plan's genes.
 fn genes(exhibit: &Exhibit) -> Markup {
     html! {
         ul.figures { @for (gene, value) in exhibit.genes() { li { span.soft { (gene.replace('_', " ")) } " " (value) } } }
     }
 }
 
-/// Shares of issue slots by line.
 struct Heat {
     shares: Vec<f64>,
     hottest: f64,
@@ -216,16 +211,15 @@ impl Heat {
     }
 }
 
-/// Whether the lines of two kernels are to be seen at once.
+/// Whether the lines of two kernels are visible at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lines {
-    /// They are folded away until someone asks.
+    /// Collapsed until the reader opens them.
     Folded,
-    /// They are to be seen.
     Shown,
 }
 
-/// Two kernels side by side: times, genes, findings, lines.
+/// Two kernels side by side: times, genes, findings and lines.
 pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
     html! {
         div.pair {
@@ -256,7 +250,7 @@ pub fn difference(a: &Exhibit, b: &Exhibit, shown: Lines) -> Markup {
     }
 }
 
-/// Genes that differ, and in a line those that do not.
+/// A table of the genes that differ, and one line with the others.
 fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
     let (left, right) = (a.genes(), b.genes());
     let mut names: Vec<&String> = left.iter().chain(&right).map(|(name, _)| name).collect();
@@ -283,10 +277,10 @@ fn gene_table(a: &Exhibit, b: &Exhibit) -> Markup {
     }
 }
 
-/// A line of a side, or none where the other side has one more.
+/// A line index on one side; `None` where only the other side has a line.
 type Side = Option<usize>;
 
-/// What stands beside what: pairs of lines, in runs that are alike or not.
+/// The alignment of two listings: pairs of lines, in runs that are equal or different.
 fn aligned(left: &[&str], right: &[&str]) -> Vec<(bool, Vec<(Side, Side)>)> {
     let plain = |lines: &[&str]| lines.iter().map(|line| unnumbered(line)).collect::<Vec<_>>();
     let deadline = Some(Instant::now() + PATIENCE);
@@ -314,7 +308,7 @@ fn aligned(left: &[&str], right: &[&str]) -> Vec<(bool, Vec<(Side, Side)>)> {
     runs.collect()
 }
 
-/// A line without the numbers of its registers and labels: they shift with every line that is added above.
+/// A line without register and label numbers, which shift with every line that is inserted above.
 fn unnumbered(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut name = false;

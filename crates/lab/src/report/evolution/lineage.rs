@@ -1,4 +1,4 @@
-//! Where the best comes from: its ancestors, and what changed at each step.
+//! The ancestry of the best candidate, with the changes of each step.
 
 use std::collections::HashMap;
 
@@ -15,13 +15,12 @@ use crate::ledger::{Ancestor, CandidateId};
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 26.0;
 const TOP: f64 = 26.0;
-/// Between lanes.
 const LANE: f64 = 16.0;
 const FIRST: f64 = 18.0;
-/// Lanes that are drawn apart; further ones share the last.
+/// Number of separate lanes. Further lines of descent share the last lane.
 const LANES: usize = 6;
 
-/// An ancestor in its place: the seeds above, the best below.
+/// An ancestor with its position: seeds at the top, the best at the bottom.
 struct Node<'a> {
     ancestor: &'a Ancestor,
     lane: usize,
@@ -38,7 +37,7 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
     let x = |lane: usize| FIRST + LANE * lane as f64;
     let y = |row: usize| TOP + ROW * (row as f64 + 0.5);
     let text = x(lanes - 1) + 18.0;
-    // Columns: number, operator, what changed; time and gain at the right edge.
+    // Columns: number, operator, changes; time and gain at the right edge.
     let (operator, changed) = (text + 56.0, text + 56.0 + 170.0);
     let room = ((WIDTH - 170.0 - changed) / 6.7) as usize;
     let height = TOP + ROW * rows as f64 + 8.0;
@@ -79,13 +78,13 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
-/// Time of the first parent over its own.
+/// Time of the first parent over the candidate's own.
 fn gain(ancestor: &Ancestor, nodes: &HashMap<CandidateId, Node>) -> Option<f64> {
     let parent = nodes.get(ancestor.parents.first()?)?;
     Some(parent.ancestor.us? / ancestor.us?)
 }
 
-/// `block_n 64 → 128, stages 2 → 3`.
+/// The changes in words: `block_n 64 → 128, stages 2 → 3`.
 pub(super) fn changes(changes: &Value) -> String {
     let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let one = |(gene, change): (&String, &Value)| match change.as_array().map(Vec::as_slice) {
@@ -95,8 +94,8 @@ pub(super) fn changes(changes: &Value) -> String {
     changes.as_object().map(|genes| genes.iter().map(one).collect::<Vec<_>>().join(", ")).unwrap_or_default()
 }
 
-/// A row for each of the nearest ancestors, oldest first, and a lane for each line of descent: a first parent keeps its child's
-/// lane, a second one opens another.
+/// Assigns a row to each of the nearest ancestors, oldest first, and a lane to each line of descent. A first
+/// parent keeps its child's lane, a second parent opens another.
 fn place(lineage: &[Ancestor]) -> HashMap<CandidateId, Node<'_>> {
     let kept: Vec<&Ancestor> = lineage.iter().take(ANCESTORS).collect();
     let mut lanes: HashMap<CandidateId, usize> = HashMap::new();
@@ -116,7 +115,7 @@ fn place(lineage: &[Ancestor]) -> HashMap<CandidateId, Node<'_>> {
             });
         }
     }
-    // Parents before children: numbers grow in the order of making.
+    // Parents come before children, because numbers grow in the order of creation.
     let mut order: Vec<&Ancestor> = kept;
     order.sort_by_key(|a| a.candidate);
     let nodes = order.into_iter().enumerate().map(|(row, ancestor)| {
@@ -130,7 +129,7 @@ fn edge((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> String {
     if x0 == x1 {
         return format!("M{x0} {y0}V{y1}");
     }
-    // Along its own lane, and into the child's just above it.
+    // Along its own lane, then into the child's lane just above the child.
     format!("M{x0} {y0}V{}C{x0} {} {x1} {} {x1} {y1}", y1 - ROW, y1 - 0.4 * ROW, y1 - 0.6 * ROW)
 }
 

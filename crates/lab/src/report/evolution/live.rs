@@ -1,4 +1,4 @@
-//! Pages that are served live: the list of runs, a run, a candidate, the best plans, forecasts, and what went wrong.
+//! The live pages: the list of runs, a run, a candidate, the best plans, forecasts, and errors.
 
 use kernels::select::Shape;
 use maud::{Markup, html};
@@ -16,16 +16,15 @@ use crate::ledger::{
     Screening, TimeKind, Trial,
 };
 
-/// Children of a candidate that are named.
+/// Number of children listed on a candidate's page.
 const CHILDREN: usize = 20;
 
-/// Where the script of live pages is.
+/// Address of the live pages' script.
 pub const SCRIPT: &str = "/live.js";
 
-/// The script of live pages.
 pub const SCRIPT_TEXT: &str = include_str!("live.js");
 
-/// A candidate's number, which leads to its page.
+/// A candidate's number as a link to its page.
 fn number(id: CandidateId) -> Markup {
     Links::Live.number(id)
 }
@@ -41,7 +40,7 @@ fn navigation(at: &str) -> Markup {
     }
 }
 
-/// The list of runs, the latest first; `before` leads to older ones.
+/// The list of runs, newest first; `before` leads to older ones.
 pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
     let body = html! {
         (navigation("/"))
@@ -89,7 +88,7 @@ fn run_row(row: &RunRow) -> Markup {
     }
 }
 
-/// A run, as it goes on: the script asks what is new, and replaces the sections that changed.
+/// A run in progress. The script polls for news and replaces the sections that changed.
 pub fn live_run(view: &RunView, sections: &[Section]) -> String {
     let pair =
         view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.candidate, p.best.as_ref()?.candidate)));
@@ -105,7 +104,7 @@ pub fn live_run(view: &RunView, sections: &[Section]) -> String {
     frame(&title(view), SCRIPT, body)
 }
 
-/// The candidates of a run, the latest first; `before` leads to older ones.
+/// The candidates of a run, newest first; `before` leads to older ones.
 pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
     let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
     let body = html! {
@@ -130,7 +129,7 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
     frame(&format!("Candidates of run {}", run.0), "", body)
 }
 
-/// A candidate: what it is, where it comes from, what became of it. Its kernel is shown by [`super::heat`] once it is taken apart.
+/// A candidate with its origin and its results. [`super::heat`] shows the kernel after its analysis.
 pub fn candidate(view: &Dossier, device: &str) -> String {
     let new = &view.known.new;
     let id = view.known.id.0;
@@ -172,12 +171,12 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
     frame(&format!("Candidate #{id}"), SCRIPT, body)
 }
 
-/// A part that takes a while, which the script fetches.
+/// A slow part, which the script loads later.
 fn part(from: &str, meanwhile: &str) -> Markup {
     html! { div.part data-part=(from) { p.soft { (meanwhile) " " noscript { a href=(from) { "show it" } } } } }
 }
 
-/// Two candidates side by side, as soon as both are taken apart.
+/// Two candidates side by side, after both are analysed.
 pub fn pair(a: CandidateId, b: CandidateId) -> String {
     let body = html! {
         (navigation("/diff"))
@@ -215,7 +214,7 @@ fn screened(s: &Screening) -> Markup {
     }
 }
 
-/// Findings as the screening noted them.
+/// The findings that the screening stored.
 fn noted(findings: &Value) -> Markup {
     let list = findings.as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |f: &Value, field: &str| f[field].as_str().unwrap_or_default().to_owned();
@@ -283,7 +282,7 @@ fn proofs(proofs: &[ProofFact]) -> Markup {
     }
 }
 
-/// The fastest plans of a problem and a device, and which others there are.
+/// The fastest plans for a problem and a device, with links to the other combinations.
 pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &[Ranked]) -> String {
     let body = html! {
         (navigation("/topk"))
@@ -321,19 +320,20 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
     frame("Fastest plans", "", body)
 }
 
-/// Where the fastest plans of a problem on a device are shown. It stays what it is while the ledger grows.
+/// The address of the fastest plans for a problem on a device. The address stays valid while the ledger
+/// grows.
 fn address(problem: &Shape, device: &str) -> String {
     format!("/topk?problem={}&device={}", encoded(&words(&problem.problem())), encoded(device))
 }
 
-/// As a part of a query (RFC 3986, section 2.1).
+/// Percent-encodes a query component (RFC 3986, section 2.1).
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~,/".contains(&byte);
     let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()
 }
 
-/// How good each forecaster is, and people's forecasts of ideas.
+/// The scores of all forecasters, and people's forecasts of ideas.
 pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[ByHand]) -> String {
     let body = html! {
         (navigation("/forecasts"))
@@ -375,7 +375,7 @@ fn told_row(told: &ByHand) -> Markup {
     }
 }
 
-/// A page that says what went wrong, and what would be right.
+/// An error page with the accepted values.
 pub fn failure(status: &str, what: &str, accepted: &str) -> String {
     let body = html! {
         (navigation(""))

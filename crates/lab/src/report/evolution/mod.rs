@@ -1,4 +1,4 @@
-//! Pages of a search: a run as one self-contained file, or section by section for whoever shows it live.
+//! Pages of a search: a run as one self-contained file, or its sections for a live page.
 
 mod axis;
 mod cascade;
@@ -26,20 +26,19 @@ pub use kernel::{Exhibit, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
 pub use view::{ProblemView, RunRow, RunView, State, in_words};
 
-/// From a text's baseline to the middle of its letters.
+/// Distance from a text's baseline to the middle of its letters, pixels.
 const AXIS_TEXT: f64 = 4.0;
 
-/// Where a candidate's name leads.
+/// The target of a link to a candidate.
 #[derive(Clone, Copy, Debug)]
 pub enum Links<'a> {
-    /// To its own page.
+    /// The candidate's own page.
     Live,
-    /// To its kernel on the same page, of these alone.
+    /// The candidate's kernel on the same page, for these candidates only.
     Within(&'a [CandidateId]),
 }
 
 impl Links<'_> {
-    /// Its number.
     fn number(self, id: CandidateId) -> Markup {
         self.candidate(id, html! { "#" (id.0) })
     }
@@ -54,13 +53,11 @@ impl Links<'_> {
     }
 }
 
-/// A part of a run's page that can be shown anew by itself.
+/// A section of a run's page, which can be updated separately.
 pub struct Section {
-    /// Its anchor.
     pub id: String,
-    /// Its title; none of the head.
+    /// The title; `None` for the head.
     pub title: Option<String>,
-    /// What it shows.
     pub body: Markup,
 }
 
@@ -69,23 +66,24 @@ impl Section {
         Section { id: id.into(), title: Some(title.to_owned()), body }
     }
 
-    /// What stands in it.
+    /// The inner markup, without the section element.
     pub fn inner(&self) -> Markup {
         html! { @if let Some(title) = &self.title { h2 { (title) } } (self.body) }
     }
 
-    /// What changes when it does.
+    /// A hash that changes with the section.
     pub fn hash(&self) -> String {
         crate::provenance::hash(self.inner().into_string().as_bytes())
     }
 
-    /// As it stands in the page.
+    /// The section element in the page.
     fn markup(&self) -> Markup {
         html! { section id=(self.id) data-hash=(self.hash()) { (self.inner()) } }
     }
 }
 
-/// The page of a run as one file: no script, no network. `exhibits` are the kernels to show line by line: what was to beat, and the best.
+/// The page of a run as one file without script or network. `exhibits` are the kernels to show line by line:
+/// the baseline and the best.
 pub fn page(view: &RunView, exhibits: &[Exhibit]) -> String {
     let shown: Vec<CandidateId> = exhibits.iter().map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
@@ -109,7 +107,7 @@ fn frame(title: &str, script: &str, body: Markup) -> String {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                // An icon of no bytes: no request for one.
+                // An empty icon avoids a request for one.
                 link rel="icon" href="data:,";
                 title { (title) " · FlashCore" }
                 style { (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
@@ -126,7 +124,7 @@ fn title(view: &RunView) -> String {
     format!("Run {}{problem}", view.id.0)
 }
 
-/// The head, where each section is, and the sections.
+/// The head, the table of contents, and the sections.
 fn with_contents(sections: &[Section]) -> Markup {
     let (head, rest) = sections.split_at(sections.len().min(1));
     html! { @for section in head { (section.markup()) } (contents(rest)) @for section in rest { (section.markup()) } }
@@ -142,11 +140,10 @@ fn contents(sections: &[Section]) -> Markup {
     }
 }
 
-/// All sections of a run.
 pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
     let mut sections = vec![Section { id: "summary".into(), title: None, body: summary(view, links) }];
     for (i, problem) in view.problems.iter().enumerate() {
-        // One problem needs no name in every title.
+        // With a single problem, titles do not name it.
         let named = |title: &str| match view.problems.len() {
             1 => title.to_owned(),
             _ => format!("{title}: {}", shape(&problem.problem)),
@@ -186,7 +183,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         "operators",
         "What operators earned, and what it cost",
         html! {
-            // Below each other: names of operators are long, and no table is to be scrolled sideways.
+            // One below the other: operator names are long, and the tables should not scroll sideways.
             (cascade::operators(view)) (cascade::cost(view))
         },
     ));
@@ -194,7 +191,7 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
     sections
 }
 
-/// Who, where, how far; the figures that matter most.
+/// The summary: run, device, progress and the main figures.
 fn summary(view: &RunView, links: Links) -> Markup {
     let environment = &view.run.environment;
     html! {
@@ -262,7 +259,7 @@ fn kind_badge(kind: Option<TimeKind>) -> Markup {
     }
 }
 
-/// What the evolution gained over its random arm and its control.
+/// What the evolution arm gained over the random arm and the control.
 fn gains(view: &ProblemView) -> Markup {
     let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
     html! {
@@ -309,7 +306,7 @@ fn raced_ratio(race: &Against) -> Markup {
     html! { (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ")" }
 }
 
-/// time(random) / time(evolution) of the best of the first `tried` of each.
+/// time(random) / time(evolution) for the best of the first `tried` candidates of each.
 fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
     let best = |arm| {
         let steps = &view.curve(arm)?.steps;
@@ -468,7 +465,8 @@ mod tests {
         assert!(RunView::of(&ledger, RunId(9)).is_err());
     }
 
-    /// They pass the stages as candidates do, and are none: neither the funnel nor the operators' table counts them; the cost does.
+    /// Baseline and control pass the stages but are not candidates: the funnel and the operators' table do
+    /// not count them, the cost does.
     #[test]
     fn the_baseline_and_the_control_are_not_counted_as_candidates() {
         let (_folder, ledger) = ledger();
@@ -503,7 +501,7 @@ mod tests {
         assert_eq!(view.cost.items[0].tasks, 5);
     }
 
-    /// The faster of two has the smaller ratio, over a faster incumbent: which one stands beside it.
+    /// The faster plan has the smaller ratio, because its incumbent was faster. The page names the incumbent.
     #[test]
     fn the_fastest_plans_say_what_their_ratios_are_over() {
         let (_folder, ledger) = ledger();

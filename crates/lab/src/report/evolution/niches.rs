@@ -1,4 +1,4 @@
-//! The map of niches: what bounds a kernel across, its tile down; the darker, the faster.
+//! The map of niches: bounds across, tiles down; darker cells are faster.
 
 use maud::{Markup, html};
 
@@ -7,15 +7,15 @@ use super::axis::{grouped, ratio, time};
 use super::view::ProblemView;
 use crate::ledger::Niche;
 
-/// A cell's least width, and its height.
+/// Minimum width of a cell, and its height.
 const CELL: (f64, f64) = (104.0, 44.0);
-/// The chart's least width.
+/// Minimum width of the chart.
 const WIDTH: f64 = 520.0;
 const LEFT: f64 = 96.0;
 const TOP: f64 = 36.0;
-/// Times this factor above the best are as pale as can be.
+/// Times at least this factor above the best have the palest shade.
 const PALE: f64 = 3.0;
-/// Steps of the legend.
+/// Ratios in the legend.
 const STEPS: [f64; 4] = [1.0, 1.25, 1.7, 3.0];
 
 pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
@@ -81,14 +81,14 @@ fn elite(niche: &Niche, best: f64, (x, y, wide): (f64, f64, f64), links: Links) 
     )
 }
 
-/// One of nine shades: `h8` is the best, `h0` a time [`PALE`] times as long or longer.
+/// One of nine shades: `h8` is the best, `h0` a time at least [`PALE`] times as long.
 fn shade(over: f64) -> &'static str {
     const SHADES: [&str; 9] = ["h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"];
     let part = 1.0 - over.max(1.0).ln() / PALE.ln();
     SHADES[(part.clamp(0.0, 1.0) * 8.0).round() as usize]
 }
 
-/// Tiles in the order of their area, then of their rows: `64×128`.
+/// Sort key of tiles: area, then rows, of `64×128`.
 fn extent(tile: &str) -> (u64, u64, String) {
     let mut sides = tile.split(|c: char| !c.is_ascii_digit()).filter_map(|s| s.parse::<u64>().ok());
     let (rows, keys) = (sides.next().unwrap_or(0), sides.next().unwrap_or(1));

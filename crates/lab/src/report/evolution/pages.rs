@@ -1,4 +1,4 @@
-//! What each address of `flashcore serve` shows, made of a ledger.
+//! Builds the pages of `flashcore serve` from a ledger.
 
 use std::collections::HashMap;
 
@@ -11,25 +11,24 @@ use crate::ledger::{CandidateId, Ledger, LedgerError, RunId};
 
 /// Rows of a list on one page.
 const ROWS: usize = 50;
-/// Plans in the list of the fastest.
+/// Number of plans in the list of the fastest.
 const PLANS: usize = 40;
-/// Forecasts by hand that are listed.
+/// Number of people's forecasts in the list.
 const BY_HAND: usize = 200;
 
-/// A run's page, the same section by section, and what its script asks for: what changed, and the figures that matter.
+/// A run's page, its sections, and the data that its script polls.
 pub struct RunPage {
-    /// The page.
     pub page: String,
     /// Counts, times, and a hash of each section.
     pub news: Value,
-    /// The sections by their anchors.
+    /// The sections by anchor.
     pub parts: HashMap<String, String>,
 }
 
-/// The list of runs, or of those older than one.
+/// The list of runs, or of those older than `before`.
 ///
 /// # Errors
-/// When the ledger cannot be read, as of each of these functions.
+/// When the ledger cannot be read.
 pub fn runs(ledger: &Ledger, before: Option<RunId>) -> Result<String, LedgerError> {
     let mut lines = ledger.runs()?;
     lines.retain(|line| before.is_none_or(|before| line.id < before));
@@ -39,10 +38,8 @@ pub fn runs(ledger: &Ledger, before: Option<RunId>) -> Result<String, LedgerErro
     Ok(live::runs(&ledger.path().display().to_string(), &rows, older))
 }
 
-/// A run.
-///
 /// # Errors
-/// Also when there is no such run.
+/// When there is no such run, or the ledger cannot be read.
 pub fn run(ledger: &Ledger, run: RunId) -> Result<RunPage, LedgerError> {
     let view = RunView::of(ledger, run)?;
     let sections = sections(&view, Links::Live);
@@ -65,7 +62,7 @@ fn news(view: &RunView, sections: &[Section]) -> Value {
     });
     json!({
         "run": view.id,
-        // What a browser's window is to be named.
+        // The title of the browser window.
         "title": format!("{} · FlashCore", title(view)),
         "state": view.state.name(),
         "kind": view.kind(),
@@ -76,10 +73,10 @@ fn news(view: &RunView, sections: &[Section]) -> Value {
     })
 }
 
-/// The candidates of a run, or those older than one.
+/// The candidates of a run, or those older than `before`.
 ///
 /// # Errors
-/// Also when there is no such run.
+/// When there is no such run, or the ledger cannot be read.
 pub fn candidates(ledger: &Ledger, run: RunId, before: Option<CandidateId>) -> Result<String, LedgerError> {
     ledger.run(run)?;
     let mut lines = ledger.lines(run, before, ROWS + 1)?;
@@ -88,27 +85,28 @@ pub fn candidates(ledger: &Ledger, run: RunId, before: Option<CandidateId>) -> R
     Ok(live::candidates(run, &lines, older))
 }
 
-/// A candidate; its kernel is a part that is fetched later.
+/// The page of a candidate. Its kernel is a part that is loaded later.
 ///
 /// # Errors
-/// Also when there is no such candidate.
+/// When there is no such candidate, or the ledger cannot be read.
 pub fn candidate(ledger: &Ledger, candidate: CandidateId) -> Result<String, LedgerError> {
     let dossier = ledger.candidate(candidate)?;
     let device = ledger.run(dossier.known.new.run)?.device;
     Ok(live::candidate(&dossier, &device))
 }
 
-/// Two candidates; their kernels are a part that is fetched later.
+/// The page of two candidates. Their kernels are a part that is loaded later.
 ///
 /// # Errors
-/// Also when one of them is not there.
+/// When one of the candidates does not exist, or the ledger cannot be read.
 pub fn pair(ledger: &Ledger, a: CandidateId, b: CandidateId) -> Result<String, LedgerError> {
     ledger.candidate(a)?;
     ledger.candidate(b)?;
     Ok(live::pair(a, b))
 }
 
-/// The fastest plans of a problem in words and a device, or of the first that have a time; `None` where those asked for have none.
+/// The fastest plans for a problem in words and a device, or by default for the first pair with a time.
+/// `None` when the requested pair has no times.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -119,7 +117,7 @@ pub fn top(
 ) -> Result<Option<String>, LedgerError> {
     let mut all = Vec::new();
     for device in ledger.devices()? {
-        // A name finds the devices that have it in theirs, too.
+        // A device's name also matches devices whose names contain it.
         for best in ledger.best_of_problems(&device)? {
             if !all.contains(&(best.problem, best.device.clone())) {
                 all.push((best.problem, best.device));
@@ -137,7 +135,7 @@ pub fn top(
     Ok(Some(live::top(&all, chosen.map(|(problem, device)| (problem, device.as_str())), &best)))
 }
 
-/// How good each forecaster is, and people's forecasts.
+/// The scores of all forecasters, and people's forecasts.
 ///
 /// # Errors
 /// When the ledger cannot be read.

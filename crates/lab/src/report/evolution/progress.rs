@@ -1,4 +1,4 @@
-//! The best so far over the candidates tried, arm by arm.
+//! The best time so far over the number of candidates, for each arm.
 
 use maud::{Markup, html};
 
@@ -10,11 +10,11 @@ use crate::ledger::Arm;
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 62.0;
-/// Room for the lines' names.
+/// Right edge of the curves, with room for their names.
 const RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = HEIGHT - 40.0;
-/// Names of lines keep this distance.
+/// Minimum distance of curve names.
 const APART: f64 = 15.0;
 const TICKS: usize = 5;
 
@@ -99,12 +99,12 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
     }
 }
 
-/// A pixel, to a tenth.
+/// A pixel coordinate, rounded to a tenth.
 pub(super) fn px(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// A line that falls where a candidate was better, and goes on to the arm's last candidate.
+/// A step line that falls at each improvement and ends at the arm's last candidate.
 fn steps(curve: &Curve, x: &Axis, y: &Axis) -> String {
     let mut path = String::new();
     for (i, step) in curve.steps.iter().enumerate() {
@@ -114,7 +114,7 @@ fn steps(curve: &Curve, x: &Axis, y: &Axis) -> String {
     path + &format!("H{}", px(x.at(curve.tried as f64)))
 }
 
-/// Moves names apart, in their order, within the chart.
+/// Moves names apart within the chart, keeping their order.
 fn spread(names: &mut [Name], top: f64, bottom: f64) {
     names.sort_by(|a, b| a.y.total_cmp(&b.y));
     let mut least = top;

@@ -15,14 +15,14 @@ const LEFT: f64 = 330.0;
 const RIGHT: f64 = WIDTH - 170.0;
 const TICKS: usize = 5;
 
-/// A row of the chart: who, and what distinguishes it.
+/// A row of the chart.
 struct Row<'a> {
     timed: &'a Ranked,
     class: &'static str,
     name: String,
 }
 
-/// The fastest, and below them what they were to beat and the control.
+/// The fastest candidates, and below them the baseline and the control.
 pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     let top = view.top.iter().map(|timed| Row {
         timed,
@@ -30,7 +30,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
         name: in_words(&timed.subject),
     });
     let mut rows: Vec<Row> = top.collect();
-    // What is compared with stands below, unless it is among the fastest.
+    // Baseline and control stand below, unless they are among the fastest.
     let shown = |timed: &Ranked| view.top.iter().any(|t| t.candidate == timed.candidate);
     let also = |timed: &'_ Option<Ranked>| timed.as_ref().is_some_and(|t| !shown(t));
     if let (true, Some(timed)) = (also(&view.baseline), &view.baseline) {
@@ -73,7 +73,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                     text.value x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
                         @match speedup(view.baseline.as_ref(), Some(row.timed)) {
                             Some((raced, Some(_))) => (ratio(raced)),
-                            // Not of a race of the two.
+                            // The quotient of two separate times, not a race.
                             Some((quotient, None)) => { "~" (ratio(quotient)) }
                             None => "–",
                         }
@@ -89,7 +89,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
-/// Arms are told apart by shape too, for those who do not see the colours.
+/// Arms have different shapes, for readers who do not see the colours.
 fn mark(class: &str, x: f64, y: f64) -> Markup {
     let (x0, x1) = (px(x - 4.5), px(x + 4.5));
     html! {
@@ -101,7 +101,7 @@ fn mark(class: &str, x: f64, y: f64) -> Markup {
     }
 }
 
-/// The first characters, with an ellipsis where some are left out.
+/// The first characters, with an ellipsis where the text is cut.
 pub(super) fn clip(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();

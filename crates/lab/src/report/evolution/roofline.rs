@@ -1,4 +1,4 @@
-//! Under the roofline: what was attained, and what the device's peaks allow.
+//! The roofline: the attained rates under the device's peaks.
 
 use maud::{Markup, html};
 
@@ -16,12 +16,12 @@ const TOP: f64 = 24.0;
 const BOTTOM: f64 = SIZE.1 - 44.0;
 const TICKS: usize = 4;
 
-/// The least time of one call of the problem with inputs in L2 as far as they fit, µs.
+/// The least time of one call of the problem with as much of the inputs in L2 as fits, µs.
 pub(super) fn floor_us(device: &str, view: &ProblemView) -> Option<f64> {
     Some(Peaks::of(device)?.floor(&view.problem.problem(), Mode::Warm).us())
 }
 
-/// The three that matter: what was to beat, the best of the random arm where it is another, and the best.
+/// The points shown: the baseline, the best of the random arm if it is another one, and the best.
 fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
     let random = view.curve(crate::ledger::Arm::Random).and_then(|c| c.best_us()).map(|us| ("random", us));
     let of = |timed: &Option<Ranked>, class| timed.as_ref().map(|t| (class, t.us));
@@ -48,7 +48,7 @@ pub(super) fn chart(device: &str, view: &ProblemView) -> Markup {
     let rates = rows.iter().map(|(_, us)| tflops(*us)).chain(niches.iter().copied());
     let least = rates.fold(peak / 10.0, f64::min);
     let y = Axis::over([least, peak * 1.2].into_iter(), BOTTOM, TOP);
-    // The slope enters at the left edge or at the lower one.
+    // The slope starts at the left edge or at the lower edge.
     let bandwidth = peaks.bandwidth * 1e-12;
     let entry = (intensity.min(ridge) / 4.0).max(least / bandwidth);
     html! {

@@ -1,4 +1,4 @@
-//! Forecasts against what was measured.
+//! A scatter plot of forecasts and measured times.
 
 use maud::{Markup, html};
 
@@ -14,7 +14,7 @@ const RIGHT: f64 = SIZE.0 - 16.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = SIZE.1 - 44.0;
 const TICKS: usize = 5;
-/// Above so many points, their intervals are not drawn.
+/// Maximum number of points whose intervals are drawn.
 const BARS: usize = 60;
 
 pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
@@ -55,7 +55,7 @@ fn class(point: &Pair) -> &'static str {
     if within(point) { "inside" } else { "outside" }
 }
 
-/// A disc where the forecast's interval held, a ring where it did not.
+/// A disc where the forecast's interval contains the measured time, a ring otherwise.
 fn dot(p: &Pair, x: f64, y: f64) -> Markup {
     html! {
         circle class=(format!("dot {}", class(p))) cx=(px(x)) cy=(px(y)) r="3.4" {
@@ -67,7 +67,7 @@ fn dot(p: &Pair, x: f64, y: f64) -> Markup {
     }
 }
 
-/// The figures by which the forecaster is judged.
+/// The forecaster's score.
 pub(super) fn score(pairs: &[Pair]) -> Markup {
     if pairs.is_empty() {
         return html! {};

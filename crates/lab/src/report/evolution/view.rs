@@ -1,4 +1,4 @@
-//! What the pages of a search show: plain data from the ledger's summaries, small however long the search was.
+//! The data of a search's pages, from the ledger's summaries. Their size does not grow with the search.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -12,64 +12,57 @@ use crate::ledger::{
 };
 use crate::provenance::iso8601;
 
-/// Candidates of a run's ranking.
+/// Number of candidates in a run's ranking.
 const TOP: usize = 12;
-/// Of the best and its ancestors, so many are drawn, the nearest.
+/// Number of ancestors of the best that are drawn, the nearest ones.
 pub const ANCESTORS: usize = 40;
-/// Forecasts that are drawn and scored, the newest.
+/// Number of newest forecasts that are drawn and scored.
 pub const POINTS: usize = 1500;
-/// Operators that are listed.
+/// Number of operators in the list.
 const OPERATORS: usize = 30;
-/// Decisions that are listed, the newest.
+/// Number of newest decisions in the list.
 const DECISIONS: usize = 50;
-/// Who forecasts candidates.
+/// The author of forecasts for candidates.
 const MODEL: &str = "model";
 
 /// The stages in their order.
 const STAGES: [Stage; 6] =
     [Stage::Propose, Stage::Screen, Stage::Prove, Stage::Microbench, Stage::Race, Stage::HeldOut];
 
-/// A run, as its page shows it.
+/// The data of a run's page.
 #[derive(Clone, Debug)]
 pub struct RunView {
-    /// Its number.
     pub id: RunId,
-    /// As it was begun.
     pub run: Run,
-    /// When, UTC.
+    /// Start time, UTC.
     pub begun: String,
-    /// When something was last added, UTC.
+    /// Time of the latest fact, UTC.
     pub latest: String,
-    /// Where it stands.
     pub state: State,
-    /// Candidates in all; what they are compared with does not count.
+    /// Number of candidates, without baselines and controls.
     pub candidates: i64,
-    /// Of these, with a time.
+    /// Number of candidates with a time.
     pub timed: i64,
-    /// How many candidates entered each stage and how many died of it, in the cascade's order.
+    /// Entered and rejected candidates of each stage, in the cascade's order.
     pub funnel: Vec<Passage>,
-    /// Problem by problem.
     pub problems: Vec<ProblemView>,
-    /// Why candidates died, the most frequent first.
+    /// Reasons of rejection, the most frequent first.
     pub deaths: Vec<Reason>,
-    /// What each operator earned, the most first.
+    /// Results of the operators, the largest gain first.
     pub operators: Vec<Earnings>,
-    /// The model's forecasts with an outcome, the newest.
+    /// The model's newest forecasts with an outcome.
     pub forecasts: Vec<Pair>,
-    /// What it cost.
     pub cost: Cost,
-    /// What was decided, in order.
+    /// The decisions in order.
     pub decisions: Vec<Decided>,
 }
 
-/// Where a run stands, by its latest event.
+/// The state of a run, by its latest event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Begun or resumed: it runs, or it was killed.
+    /// Begun or resumed: the run is active, or its process was killed.
     Open,
-    /// Someone stopped it.
     Stopped,
-    /// It came to its end.
     Finished,
 }
 
@@ -82,7 +75,7 @@ impl State {
         }
     }
 
-    /// For people.
+    /// The name on the page.
     pub const fn name(self) -> &'static str {
         match self {
             State::Open => "open",
@@ -92,84 +85,77 @@ impl State {
     }
 }
 
-/// A stage of the cascade and who passed it.
+/// A stage of the cascade with its counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
-    /// The stage.
     pub stage: Stage,
-    /// How often it was done.
+    /// How often the stage was carried out.
     pub entered: i64,
-    /// How many died of it.
+    /// Number of candidates that the stage rejected.
     pub died: i64,
 }
 
-/// Why candidates died.
+/// A reason of rejection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reason {
-    /// At which stage.
     pub stage: Stage,
-    /// The reason, in one word.
+    /// The reason in one word.
     pub reason: String,
-    /// How many.
     pub count: i64,
-    /// The latest of them, and what was said of it.
+    /// The latest such candidate, with the details of its rejection.
     pub example: (CandidateId, String),
 }
 
-/// A problem of a run.
+/// The data of one problem of a run.
 #[derive(Clone, Debug)]
 pub struct ProblemView {
-    /// The problem.
     pub problem: Shape,
-    /// What was to beat.
+    /// The candidate to beat.
     pub baseline: Option<Ranked>,
-    /// What else the run compares with: the shipped plan, where that was not its baseline.
+    /// The shipped plan, if it was not the baseline.
     pub reference: Option<Ranked>,
     /// The first of the ranking.
     pub best: Option<Ranked>,
-    /// The first blind draw of the ranking.
+    /// The first random sample of the ranking.
     pub drawn: Option<Ranked>,
-    /// The best so far, arm by arm.
+    /// The best times so far, one curve per arm.
     pub curves: Vec<Curve>,
-    /// The best and its ancestors, the nearest first: one more than are drawn, where there are.
+    /// The best and its ancestors, nearest first: up to one more than are drawn.
     pub lineage: Vec<Ancestor>,
     /// The fastest of each niche.
     pub niches: Vec<Niche>,
-    /// The best candidates, in the ledger's order: those that raced before the others.
+    /// The best candidates in the ledger's order: those that raced come first.
     pub top: Vec<Ranked>,
-    /// The baseline again, as if it were new.
+    /// The baseline treated as a new candidate.
     pub control: Option<Ranked>,
 }
 
-/// The best so far of one arm.
+/// The best times so far of one arm.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// The arm.
     pub arm: Arm,
-    /// Candidates that it had in all.
+    /// Number of the arm's candidates.
     pub tried: i64,
-    /// Each candidate that was faster than all before it in its arm, all by the same trial.
+    /// Each candidate that was faster than all earlier ones of its arm, by one trial.
     pub steps: Vec<Corner>,
 }
 
 /// A run in the list of runs.
 #[derive(Clone, Debug)]
 pub struct RunRow {
-    /// Its number, device and counts.
+    /// The run's number, device and counts.
     pub line: RunLine,
-    /// When it was begun, UTC.
+    /// Start time, UTC.
     pub begun: String,
-    /// Where it stands.
     pub state: State,
-    /// Its problems.
     pub problems: Vec<Shape>,
-    /// Of its first problem: what was to beat.
+    /// The baseline of its first problem.
     pub baseline: Option<Ranked>,
-    /// Of its first problem: the best.
+    /// The best candidate of its first problem.
     pub best: Option<Ranked>,
 }
 
-/// Whether a forecast's interval held.
+/// Whether the forecast's interval contains the measured time.
 pub fn within(pair: &Pair) -> bool {
     (pair.low_us..=pair.high_us).contains(&pair.measured_us)
 }
@@ -202,14 +188,14 @@ pub fn in_words(candidate: &Candidate) -> String {
     std::iter::once(&kind).chain(rest.iter().flatten()).map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Milliseconds since 1970 as UTC.
+/// Formats milliseconds since 1970 as UTC.
 pub fn moment(at: i64) -> String {
     let iso = iso8601(u64::try_from(at).unwrap_or(0) / 1000);
     format!("{} UTC", iso.trim_end_matches('Z').replacen('T', " ", 1))
 }
 
 impl RunView {
-    /// Of a run of the ledger.
+    /// The view of a run in the ledger.
     ///
     /// # Errors
     /// When there is no such run, or the ledger cannot be read.
@@ -242,13 +228,13 @@ impl RunView {
         })
     }
 
-    /// Whether its times are the time model's: of a run with none yet, that is not known.
+    /// Whether times are measured or predicted; `None` while the run has no time.
     pub fn kind(&self) -> Option<TimeKind> {
         self.problems.iter().find_map(|p| p.best.as_ref().or(p.baseline.as_ref())).map(|ranked| ranked.kind)
     }
 }
 
-/// Whether an arm's are candidates, not what these are compared with.
+/// Whether an arm's members are candidates: baselines and controls are not.
 fn is_candidate(arm: Arm) -> bool {
     matches!(arm, Arm::Evolution | Arm::Random)
 }
@@ -280,10 +266,10 @@ fn funnel(entered: &[Entered], deaths: &[Reason]) -> Vec<Passage> {
     let passage = |stage: Stage| {
         let counted = entered.iter().filter(|e| e.stage == stage && is_candidate(e.arm));
         let died = deaths.iter().filter(|d| d.stage == stage).map(|d| d.count).sum();
-        // A rejection may be written without a task's answer, too.
+        // A rejection may be written without an outcome.
         Passage { stage, entered: counted.map(|e| e.count).sum::<i64>().max(died), died }
     };
-    // Runs without a proposer do not have its stage.
+    // Runs without a proposer do not show its stage.
     STAGES.into_iter().map(passage).filter(|p| p.stage != Stage::Propose || p.entered > 0).collect()
 }
 
@@ -297,7 +283,7 @@ impl ProblemView {
         let corners = ledger.progress(run, shape)?;
         let leader = |arm| leader(ledger, &corners, arm);
         let curve = |&(arm, tried): &(Arm, i64)| {
-            // One curve shows one trial: the one that all candidates pass.
+            // A curve shows a single trial: the one that all candidates pass.
             let of = |trial: Trial| corners.iter().filter(move |c| c.arm == arm && c.trial == trial);
             let trial = if of(Trial::Microbench).next().is_some() { Trial::Microbench } else { Trial::Race };
             Curve { arm, tried, steps: of(trial).cloned().collect() }
@@ -323,26 +309,26 @@ impl ProblemView {
         })
     }
 
-    /// The curve of an arm.
     pub fn curve(&self, arm: Arm) -> Option<&Curve> {
         self.curves.iter().find(|curve| curve.arm == arm)
     }
 
-    /// The baseline's time in the race against the best, whose own time is of that race. The machine may have been another one when the
-    /// baseline was timed alone.
+    /// The baseline's time in the race against the best, to which the best's own time refers. When the
+    /// baseline was timed alone, the machine's state may have differed.
     pub fn beside_best(&self) -> Option<f64> {
         let (baseline, best) = (self.baseline.as_ref()?, self.best.as_ref()?);
         best.against.filter(|race| race.incumbent == baseline.candidate)?;
         best.incumbent_us
     }
 
-    /// time(baseline) / time(best): a race of the two where there was one, with its interval, else the quotient of their times.
+    /// time(baseline) / time(best): from a race of the two with its interval, else the quotient of their
+    /// times.
     pub fn speedup(&self) -> Option<(f64, Option<(f64, f64)>)> {
         speedup(self.baseline.as_ref(), self.best.as_ref())
     }
 }
 
-/// time(baseline) / time(best), and its interval where the two were raced.
+/// time(baseline) / time(best), with its interval if the two raced.
 pub(super) fn speedup(baseline: Option<&Ranked>, best: Option<&Ranked>) -> Option<(f64, Option<(f64, f64)>)> {
     let (baseline, best) = (baseline?, best?);
     let race = best.against.filter(|race| race.incumbent == baseline.candidate);
@@ -352,7 +338,7 @@ pub(super) fn speedup(baseline: Option<&Ranked>, best: Option<&Ranked>) -> Optio
     })
 }
 
-/// The problems that a run searches. Those it holds out have baselines alone.
+/// The problems that a run searches. Held-out problems have only baselines.
 fn searched(tallies: &[Tally]) -> Vec<Shape> {
     let mut shapes: Vec<Shape> = Vec::new();
     for tally in tallies.iter().filter(|t| t.arm != Arm::Baseline) {
@@ -360,14 +346,14 @@ fn searched(tallies: &[Tally]) -> Vec<Shape> {
             shapes.push(tally.problem);
         }
     }
-    // Just begun.
+    // The run has just begun.
     if shapes.is_empty() {
         shapes.extend(tallies.first().map(|t| t.problem));
     }
     shapes
 }
 
-/// What was to beat, where it has a time.
+/// The baseline, if it has a time.
 fn baseline(ledger: &Ledger, run: RunId, shape: &Shape) -> Result<Option<Ranked>, LedgerError> {
     match ledger.baseline(run, shape)? {
         Some(id) => ledger.standing(id),
@@ -375,7 +361,7 @@ fn baseline(ledger: &Ledger, run: RunId, shape: &Shape) -> Result<Option<Ranked>
     }
 }
 
-/// The fastest of an arm, by races where there were some.
+/// The fastest of an arm, by races if there are any.
 fn leader(ledger: &Ledger, corners: &[Corner], arm: Arm) -> Result<Option<Ranked>, LedgerError> {
     let last = |trial| corners.iter().rfind(|c| c.arm == arm && c.trial == trial);
     match last(Trial::Race).or_else(|| last(Trial::Microbench)) {
@@ -384,7 +370,7 @@ fn leader(ledger: &Ledger, corners: &[Corner], arm: Arm) -> Result<Option<Ranked
     }
 }
 
-/// A candidate and its ancestors, the nearest first: its line, then those of the second parents in it.
+/// A candidate and its ancestors, nearest first: the line of first parents, then the second parents' lines.
 fn lineage(ledger: &Ledger, candidate: CandidateId) -> Result<Vec<Ancestor>, LedgerError> {
     let (mut found, mut seen): (Vec<Ancestor>, HashSet<CandidateId>) = (Vec::new(), HashSet::new());
     let mut next = VecDeque::from([candidate]);
@@ -403,14 +389,14 @@ fn lineage(ledger: &Ledger, candidate: CandidateId) -> Result<Vec<Ancestor>, Led
 }
 
 impl Curve {
-    /// The last and best.
+    /// The best time, which is the last one.
     pub fn best_us(&self) -> Option<f64> {
         self.steps.last().map(|step| step.us)
     }
 }
 
 impl RunRow {
-    /// Of a line of the list of runs.
+    /// The row for an entry of the list of runs.
     ///
     /// # Errors
     /// When the ledger cannot be read.

@@ -1,4 +1,4 @@
-//! What is asked of a GPU.
+//! The interface to a GPU that evaluations need.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,55 +19,56 @@ use crate::launchfile::Bound;
 use crate::ledger::{Environment, TimeKind};
 use crate::provenance::Provenance;
 
-/// What came of building a kernel.
+/// The resources of a compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
-    /// A thread's registers.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of local memory of a thread: spills, and arrays that are its own.
+    /// Local memory per thread, bytes: spills and private arrays.
     pub local_bytes: u32,
-    /// Bytes of static shared memory of a CTA.
+    /// Static shared memory per CTA, bytes.
     pub static_shared: u32,
-    /// The machine code, where it is at hand.
+    /// The machine code, if it is available.
     pub code: Option<Vec<u8>>,
 }
 
-/// A GPU, or what stands for one. After a fault with the reason `hangs` or `crashed` it is of no use to this process any more.
+/// A GPU or a substitute. After a fault with the reason `hangs` or `crashed`, this process cannot use the
+/// device any more.
 pub trait Card: Send {
-    /// How the gate runs kernels on it.
+    /// The machine on which the gate runs kernels.
     type Machine: Machine;
 
-    /// What plans are checked against.
+    /// The architecture that plans are checked against.
     fn arch(&self) -> Arch;
 
-    /// Where figures come from.
+    /// The environment of the figures.
     fn environment(&self) -> Environment;
 
-    /// Whether its times are measured.
+    /// Whether times are measured or predicted.
     fn kind(&self) -> TimeKind;
 
-    /// The machine.
     fn machine(&mut self) -> &mut Self::Machine;
 
-    /// What a machine's error says of the kernel that ran.
+    /// The fault of a kernel from a machine's error.
     fn fault(error: <Self::Machine as Machine>::Error) -> Fault;
 
-    /// Compiles a kernel, or takes it from a cache, so that it is at hand when it is to run.
+    /// Compiles a kernel or loads it from a cache, so that it is ready to run.
     ///
     /// # Errors
-    /// When its compiler refuses it, or it takes more than there is.
+    /// When the compiler rejects the kernel, or it needs more resources than the device has.
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault>;
 
-    /// Times of a call, µs, one for each sample, in about as many seconds; `contents` is what its buffers hold.
+    /// Times of a call, µs, one per sample, for about `seconds`. `contents` are the contents of the kernel's
+    /// buffers.
     ///
     /// # Errors
     /// When the kernel fails.
     fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault>;
 
-    /// Races a candidate, which comes first, against an incumbent, and says before each turn that one begins.
+    /// Races a candidate, which comes first, against an incumbent. Calls `turn` before each turn.
     ///
     /// # Errors
-    /// When the device breaks down, or one of the two cannot race.
+    /// When the device fails, or one of the two cannot race.
     fn race(
         &mut self,
         deck: &Deck,
@@ -77,14 +78,14 @@ pub trait Card: Send {
     ) -> Result<Race, Fault>;
 }
 
-/// Work of one sample, µs: enough for the timer, whatever the kernel takes.
+/// Target duration of one sample, µs: long enough for the timer.
 const SAMPLE_US: f64 = 150.0;
-/// Most calls of one sample.
+/// Maximum number of calls in one sample.
 const MOST_CALLS: f64 = 40.0;
-/// Samples: no interval without the least, no use of more than the most.
+/// Number of samples: fewer give no interval, more are of no use.
 const SAMPLES: std::ops::RangeInclusive<usize> = 7..=60;
 
-/// Functions that stay loaded.
+/// Number of functions after which loaded modules are unloaded.
 const KEPT: u32 = 32;
 
 /// A GPU through its driver.
@@ -93,7 +94,7 @@ pub struct GpuCard {
     arch: Arch,
     stream: Stream,
     events: [Event; 2],
-    /// Functions that were asked for since modules were unloaded.
+    /// Number of functions requested since modules were last unloaded.
     built: u32,
 }
 
@@ -101,7 +102,7 @@ impl GpuCard {
     /// Opens a device; 0 is the first.
     ///
     /// # Errors
-    /// When there is none, or it is not one that kernels are made for.
+    /// When there is no such device, or no kernel supports its architecture.
     pub fn open(ordinal: i32) -> Result<GpuCard, Fault> {
         let gpu = Gpu::open(ordinal).map_err(|error| Fault::new("device", error))?;
         let (context, info) = (gpu.context().clone(), gpu.info().clone());
@@ -119,13 +120,12 @@ impl GpuCard {
         })
     }
 
-    /// What the device is.
     pub fn info(&self) -> &DeviceInfo {
         self.gpu.info()
     }
 
     fn function(&mut self, kernel: &Kernel) -> Result<Function, DriverError> {
-        // A search makes thousands, and each takes memory of the device.
+        // A search builds thousands of kernels, and each takes device memory.
         self.built += 1;
         if self.built > KEPT {
             self.gpu.unload();
@@ -134,10 +134,10 @@ impl GpuCard {
         self.gpu.function(kernel)
     }
 
-    /// µs of a graph's launch.
+    /// Time of one launch of a graph, µs.
     fn sample(&self, graph: &GraphExec) -> Result<f64, DriverError> {
         let [start, end] = &self.events;
-        // Warms L2, and keeps the device busy while the host puts the rest in line.
+        // Warms L2, and keeps the device busy while the host queues the rest.
         graph.launch(&self.stream)?;
         start.record(&self.stream)?;
         graph.launch(&self.stream)?;
@@ -181,7 +181,7 @@ impl GpuCard {
     }
 }
 
-/// A driver's error as a candidate's fate.
+/// Translates a driver's error into a candidate's fault.
 pub(super) fn told(error: DriverError) -> Fault {
     let reason = match &error {
         error if error.is_hang() => "hangs",
@@ -228,7 +228,7 @@ impl Card for GpuCard {
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
         let resources = self.function(kernel).map_err(told)?.resources();
         let info = self.gpu.info();
-        // What the driver's linker made is in the cache; what its loader makes it keeps to itself.
+        // The cache holds code from the driver's linker. Code from the driver's loader is not accessible.
         let key = Key::new(&kernel.module.to_string(), info.sm(), &info.compiler());
         Ok(Built {
             registers: resources.registers,
@@ -272,7 +272,7 @@ impl Card for GpuCard {
     }
 }
 
-/// Device memory for a problem's inputs.
+/// Allocates device memory for a problem's inputs.
 fn inputs(context: &Arc<Context>, problem: &Problem) -> Result<[Buffer; 3], DriverError> {
     let buffer = |tensor: Tensor| {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);

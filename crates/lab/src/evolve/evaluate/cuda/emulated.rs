@@ -1,5 +1,6 @@
-//! The emulator in a GPU's place: everything of the cascade but a driver's own behaviour, on any machine. Its time is the number of
-//! warp instructions, which is no forecast of anything; it says only that a kernel that does less is faster.
+//! The emulator as a substitute for a GPU, so that the whole cascade except the driver's behaviour is tested
+//! on any machine. Its time is the number of warp instructions. This is no forecast; it only ranks a kernel
+//! with fewer instructions as faster.
 
 use emu::{Buffer, Checks, EmuError, Emulator, HazardKind, Options};
 use kernels::Arch;
@@ -14,14 +15,14 @@ use crate::launchfile::{Bound, Role};
 use crate::ledger::{Environment, TimeKind};
 use crate::values::{Inputs, Values};
 
-/// Warp instructions of a made-up µs.
+/// Warp instructions per simulated µs.
 const A_MICROSECOND: f64 = 1000.0;
-/// What runs longer than this runs for ever, CTA by CTA.
+/// Warp instructions per CTA above which a kernel counts as hanging.
 const STEP_LIMIT: u64 = 2_000_000;
-/// Samples, all alike.
+/// Number of samples, all equal.
 const SAMPLES: usize = 7;
 
-/// The emulator as a card.
+/// The emulator as a [`Card`].
 pub struct EmulatedCard {
     arch: Arch,
     emulator: Emulator,
@@ -29,16 +30,15 @@ pub struct EmulatedCard {
 }
 
 impl EmulatedCard {
-    /// Of an architecture.
     pub fn new(arch: Arch) -> EmulatedCard {
-        // A GPU sees no races; it does see accesses that are nobody's.
+        // A GPU detects no races, but it does detect accesses outside of all buffers.
         let checks = Checks { races: false, uninitialised: false, unwritten: false };
         let options = Options { checks, sm: Some(arch.sm), step_limit: STEP_LIMIT, ..Options::default() };
         EmulatedCard { arch, emulator: Emulator::new(options.clone()), options }
     }
 }
 
-/// An error of the emulator as a GPU would give it.
+/// Translates an error of the emulator into the fault that a GPU would give.
 fn told(error: EmuError) -> Fault {
     let reason = match &error {
         EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => "hangs",
@@ -51,7 +51,7 @@ fn told(error: EmuError) -> Fault {
     Fault::new(reason, error)
 }
 
-/// Warp instructions of a launch, as µs.
+/// Warp instructions of a launch, scaled to µs.
 fn clock(kernel: &Kernel, buffers: &mut [Buffer], options: &Options) -> Result<f64, EmuError> {
     let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), options)?;
     if let Some(first) = report.hazards.first() {
@@ -290,7 +290,8 @@ mod tests {
         assert_eq!(found.reason, "crashed");
     }
 
-    /// A race takes as many turns as it needs, each as long as a call does: none of them is taken for hung because of the others.
+    /// A race has as many turns as it needs, each as long as a call. The time of other turns does not make a
+    /// turn count as hanging.
     #[test]
     fn each_turn_of_a_race_has_its_own_time() {
         let allowed = Arc::new(Mutex::new(Vec::new()));
@@ -303,7 +304,7 @@ mod tests {
         assert!(allowed.len() > turns && allowed.iter().all(|time| *time >= HANGS), "{allowed:?}");
     }
 
-    /// The kernel as text, spoilt by a replacement in it.
+    /// The kernel as text with one replacement that breaks it.
     fn spoilt(from: &str, to: &str) -> Candidate {
         let good = as_source(&tiny());
         assert!(good.text.contains(from), "{from} is not in:\n{}", good.text);
@@ -319,7 +320,7 @@ mod tests {
         let (reason, detail) =
             rejected(Step::Microbench, spoilt("\tret;", "\tst.global.u32 [0], 7;\n\tret;"));
         assert_eq!(reason, "crashed", "{detail}");
-        // It answers, but not to the question.
+        // The kernel runs, but Q and K are swapped.
         let source = as_source(&tiny());
         let (q, k) = ("role = \"q\"", "role = \"k\"");
         let swapped =

@@ -1,4 +1,5 @@
-//! The gate on a card: right answers on several draws, every element written and none beside them, the same bits each time.
+//! The gate on a device: correct outputs on several draws, every element written and nothing beside them, and
+//! bit-identical repetitions.
 
 use problem::{Problem, Tensor};
 use rayon::prelude::*;
@@ -12,17 +13,17 @@ use crate::gate::{Feed, Launched, References, Trial, TrialError, launch};
 use crate::launchfile::{Bound, Role};
 use crate::values::Values;
 
-/// Draws of a small problem: normal ones, and ones whose maximum moves along the keys.
+/// Draws of a small problem: normal inputs, inputs whose row max moves along the keys, and outliers.
 const DRAWS: [(Style, u64); 4] =
     [(Style::Normal, 1), (Style::Rising, 2), (Style::Falling, 3), (Style::Outlier, 3)];
-/// Seeds of a large one, of which some rows are judged.
+/// Seeds of a large problem, of which some rows are judged.
 const SEEDS: [u64; 2] = [1, 2];
-/// Launches that must not differ from the first by a bit.
+/// Number of repeated launches that must equal the first one bit for bit.
 const REPEATS: usize = 2;
-/// Problems whose inputs and answers are kept.
+/// Number of problems whose inputs and references are kept.
 const KEPT: usize = 3;
 
-/// What kernels are fed and what they must answer, drawn once for each problem.
+/// Inputs and references, drawn once per problem.
 #[derive(Default)]
 pub(super) struct Gate {
     known: Vec<(Problem, Vec<Case>)>,
@@ -34,22 +35,22 @@ struct Case {
 }
 
 enum Truth {
-    /// Of every row.
+    /// References of all rows.
     Whole(References),
-    /// Of some.
+    /// References of some rows.
     Rows(Answer),
 }
 
-/// What the gate found of a kernel that passed.
+/// The gate's result for a kernel that passed.
 pub(super) struct Judged {
-    /// Of the worst draw.
+    /// The error of the worst draw.
     pub error: Option<ErrorFigures>,
-    /// What the buffers hold before a launch.
+    /// The buffers before a launch.
     pub contents: Vec<Vec<u8>>,
 }
 
 impl Gate {
-    /// Draws what a kernel is fed, unless that was done for another kernel of the same problem.
+    /// Draws inputs for a kernel's problem, unless they exist already.
     pub(super) fn prepare(&mut self, bound: &Bound) -> Result<(), Fault> {
         let problem = problem_of(bound)?;
         if self.known.iter().any(|(known, _)| known == problem) {
@@ -84,7 +85,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Judges a kernel whose problem is prepared; a fault is why it does not pass.
+    /// Judges a kernel whose problem is prepared. A fault is the reason why the kernel fails.
     pub(super) fn judge<C: Card>(&mut self, card: &mut C, bound: &Bound) -> Result<Judged, Fault> {
         let problem = problem_of(bound)?;
         let cases = self.known.iter().find(|(known, _)| known == problem).map(|(_, cases)| cases.as_slice());
@@ -96,7 +97,7 @@ impl Gate {
         let runs = feeds.map(|feed| launch(card.machine(), bound, feed).map_err(lost::<C>));
         let mut runs = runs.collect::<Result<Vec<Launched>, Fault>>()?;
         let repeats = runs.split_off(cases.len());
-        // The card has done its part.
+        // The remaining work is the host's.
         let judged: Vec<_> = cases.par_iter().zip(runs).map(|(case, run)| case.judge(bound, run)).collect();
         let (mut error, mut outputs) = (None::<ErrorFigures>, Vec::new());
         for judged in judged {
@@ -135,7 +136,7 @@ fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> Faul
 }
 
 impl Case {
-    /// What a run left; a fault where it is wrong.
+    /// Judges the result of one run; a fault when it is wrong.
     fn judge(&self, bound: &Bound, run: Launched) -> Result<(Trial, Option<ErrorFigures>), Fault> {
         let references = match &self.truth {
             Truth::Whole(references) => Some(references),

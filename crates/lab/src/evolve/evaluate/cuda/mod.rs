@@ -1,10 +1,12 @@
-//! Candidates on a GPU: built by its driver, proven by its answers, timed in graphs, raced by the law of time.
+//! Evaluates candidates on a GPU: the driver compiles them, the gate checks their outputs, and they are timed
+//! and raced as graphs.
 //!
-//! What is asked of a GPU is a [`Card`], of which the driver's GPUs ([`GpuCard`]) are one implementation and the emulator is
-//! another ([`EmulatedCard`]): all but a driver's own behaviour is tested without a GPU.
+//! The GPU is behind the trait [`Card`]. The driver's GPUs ([`GpuCard`]) implement it, and so does the
+//! emulator ([`EmulatedCard`]), so that everything except the driver's behaviour is tested without a GPU.
 //!
-//! A kernel that hangs or breaks its context leaves a process without its GPU. The evaluator says so (`hangs`, `crashed`) and is
-//! of no use any more; that is why it lives in a [worker](crate::evolve::workers), which is started anew.
+//! A kernel that hangs or breaks its context makes the GPU unusable for the process. The evaluator reports
+//! this (`hangs`, `crashed`) and cannot continue. It therefore runs in a [worker](crate::evolve::workers),
+//! which is restarted.
 
 mod card;
 mod emulated;
@@ -35,26 +37,28 @@ pub use card::{Built, Card, GpuCard};
 pub use emulated::EmulatedCard;
 use gate::Gate;
 
-/// What is waiting for an answer, and how long it may take at most: who watches the process may end it after that.
+/// Called with the time limit of the next piece of work. After that time, the supervisor may kill the
+/// process.
 pub type Allow = Box<dyn FnMut(Duration) + Send>;
 
-/// Compiling, drawing inputs and computing the right answers to them: the host's work, which ends.
+/// Time limit for host work that always ends: compiling, drawing inputs, computing references.
 const HOST_WORK: Duration = Duration::from_secs(120);
-/// The emulator's own limits end a proof; someone else's kernel is proven on the whole problem.
+/// Time limit of a check. The emulator has its own limits; a kernel from another source is checked on the
+/// whole problem.
 const PROOF: Duration = Duration::from_secs(900);
-/// What runs longer than this in one go runs for ever.
+/// A single piece of work that takes longer counts as hanging.
 const HANGS: Duration = Duration::from_secs(8);
-/// Bytes of a kernel's buffers that the host draws, moves and judges in a second, at least.
+/// Minimum rate at which the host draws, copies and judges a kernel's buffers, bytes per second.
 const BYTES_A_SECOND: f64 = 16e6;
-/// Decks that are kept: of the problem and of those held out.
+/// Number of decks kept: that of the problem and those of held-out problems.
 const DECKS: usize = 4;
 
 /// An evaluator for one card.
 pub struct Cuda<C> {
     card: C,
-    /// What needs no card.
+    /// Host-side work: building, predicting and checking.
     bench: Bench,
-    /// Whether the time model knows the card, and not only one of its kind.
+    /// Whether the time model has this very device, not only one of the same architecture.
     predicts: bool,
     gate: Gate,
     decks: Vec<(Problem, Deck)>,
@@ -62,7 +66,7 @@ pub struct Cuda<C> {
 }
 
 impl<C: Card> Cuda<C> {
-    /// On a card; `model` is what predicts its times.
+    /// An evaluator on a card; `model` is the device of the time model that predicts its times.
     pub fn new(card: C, model: Option<&'static Gpu>) -> Cuda<C> {
         let arch = card.arch();
         let alike = MACHINES.into_iter().find(|gpu| gpu.sm == arch.sm).unwrap_or(&L4);
@@ -71,7 +75,7 @@ impl<C: Card> Cuda<C> {
         Cuda { card, bench, predicts: model.is_some(), gate, decks, allow: Box::new(|_| {}) }
     }
 
-    /// The same, with someone told before each piece of work how long it may take.
+    /// Calls `allow` with the time limit before each piece of work.
     #[must_use]
     pub fn watched(self, allow: Allow) -> Cuda<C> {
         Cuda { allow, ..self }
@@ -93,7 +97,8 @@ impl<C: Card> Cuda<C> {
         let sass_hash = built.code.map(|code| kernel::identity(&bound, &code));
         let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
         Ok(match self.bench.describe(&task.subject, &problem, &built) {
-            // What bounds it decides its niche, whichever machine says so; times are another matter.
+            // The predicted bound gives the niche even for another device of the architecture. The predicted
+            // time would not hold.
             Finding::Screened { screening, findings, .. } if !self.predicts => {
                 Finding::Screened { screening, predicted_us: None, findings }
             }
@@ -101,7 +106,7 @@ impl<C: Card> Cuda<C> {
         })
     }
 
-    /// The gate on the card, and a short timing.
+    /// The gate on the card, then a short timing.
     fn microbench(&mut self, task: &Task, held: &mut Held) -> Result<Finding, Fault> {
         let bound = bound(&task.subject, &task.problem.problem(), &self.card.arch())?;
         (self.allow)(HOST_WORK);
@@ -130,7 +135,8 @@ impl<C: Card> Cuda<C> {
             trial: Trial::Microbench,
             kind: self.card.kind(),
             problem: task.problem,
-            // Of a single sample there is no interval, and of equal ones logarithms make one that is upside down.
+            // A single sample has no interval, and for equal samples rounding of the logarithms could reverse
+            // the interval.
             us: found.middle.exp().clamp(least, most),
             low_us: found.low.exp().clamp(least, most),
             high_us: found.high.exp().clamp(least, most),
@@ -160,7 +166,7 @@ impl<C: Card> Cuda<C> {
         outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
     }
 
-    /// The number of the problem's deck.
+    /// The index of the problem's deck.
     fn deck(&mut self, problem: &Problem) -> Result<usize, Fault> {
         if let Some(known) = self.decks.iter().position(|(of, _)| of == problem) {
             return Ok(known);
@@ -174,19 +180,19 @@ impl<C: Card> Cuda<C> {
     }
 }
 
-/// How long one piece of work with a kernel may take: to feed it, run it and judge it.
+/// Time limit for one piece of work with a kernel: filling its buffers, running it and judging it.
 fn patience(bound: &Bound) -> Duration {
     let bytes: usize = bound.kernel.buffers.iter().map(|buffer| buffer.bytes).sum();
     HANGS + Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND)
 }
 
-/// Since when the card is held.
+/// The time since which the card is held.
 #[derive(Default)]
 struct Held {
     since: Option<Instant>,
 }
 
-/// The race as the ledger keeps it. The candidate comes first, the incumbent second.
+/// The race in the ledger's form. The candidate comes first, the incumbent second.
 fn outcome(
     race: &Race,
     incumbent: CandidateId,
@@ -240,7 +246,7 @@ impl<C: Card> Evaluator for Cuda<C> {
             Stage::Race => self.race(task, Trial::Race, &mut held),
             Stage::HeldOut => self.race(task, Trial::HeldOut, &mut held),
         };
-        // What a candidate cost counts, too, where it came to nothing.
+        // A candidate's device time counts even when it fails.
         let finding = found.unwrap_or_else(|fault| Finding::Rejected(fault.at(task.stage)));
         Ok(Look { finding, device_seconds: held.since.map_or(0.0, |since| since.elapsed().as_secs_f64()) })
     }

@@ -1,10 +1,10 @@
-//! A race under the eyes of someone who ends what hangs: what hangs is one turn, and a race is as many turns as it needs, however long
-//! a call takes.
+//! A race under a supervisor that kills hanging processes. Each turn has its own time limit, because a race
+//! takes as many turns as it needs.
 
 use crate::bench::{Reading, Slot, Stage, Timing, Work};
 use crate::values::{Inputs, Values};
 
-/// A stage that says when a turn begins, while the device has nothing to do.
+/// A stage that announces each turn while the device is idle.
 pub(super) struct Watched<'a, S> {
     pub stage: S,
     pub turn: &'a mut dyn FnMut(),
@@ -22,7 +22,7 @@ impl<S: Stage> Stage for Watched<'_, S> {
         self.stage.load(slot)
     }
 
-    /// The first that is done in a turn.
+    /// A turn begins with the flush.
     fn flush(&mut self) -> Result<(), S::Error> {
         (self.turn)();
         self.stage.flush()
