@@ -3,7 +3,7 @@ use ptx::{Kernel, Machine};
 use crate::report::{Options, Report};
 use crate::{Buffer, EmuError, run};
 
-/// The emulator as a [`Machine`]. A launch with hazards is an error; its report is kept.
+/// The emulator as a [`Machine`]. A launch with hazards returns an error; its report is kept.
 #[derive(Clone, Debug, Default)]
 pub struct Emulator {
     options: Options,
