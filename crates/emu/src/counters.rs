@@ -29,7 +29,7 @@ pub struct Counter {
     pub global_bytes: u64,
     /// Bulk copies (TMA) issued. A copy counts once for each thread that issues it.
     pub bulk_copies: u64,
-    /// Bytes that each bulk copy moves to or from shared memory of one CTA.
+    /// Bytes that these copies move to or from the shared memory of one CTA, summed over the copies.
     pub bulk_bytes: u64,
     /// Bytes moved to or from local memory.
     pub local_bytes: u64,

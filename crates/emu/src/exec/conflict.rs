@@ -1,4 +1,4 @@
-//! Two accesses that nothing orders, in words.
+//! Reports of two accesses that are not ordered.
 
 use super::Env;
 use crate::decode::Inst;
@@ -8,7 +8,7 @@ use crate::report::{HazardKind, ThreadId};
 use ptx::Space;
 
 impl Env<'_> {
-    /// The thread that stands for an agent.
+    /// The thread that a finding names for an agent.
     pub(super) fn thread_of(&self, agent: Agent, lane: u32) -> ThreadId {
         let total = self.actors.total() as u32;
         let cluster = u64::from(agent / total);
@@ -21,7 +21,7 @@ impl Env<'_> {
         ThreadId { cta, warp: (warp % warps) as u32, lane }
     }
 
-    /// Whether an asynchronous read has not been waited for by its own warps.
+    /// Whether the warps that issued an asynchronous read have not waited for it yet.
     fn reads_still(&self, c: &Conflict) -> bool {
         match (c.touch, self.actors.name(c.agent)) {
             (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.wgmma_waited[self.actors.warpgroup(warp)],
@@ -29,7 +29,7 @@ impl Env<'_> {
         }
     }
 
-    /// An access that an earlier one is not ordered with.
+    /// Reports an access that is not ordered with an earlier one.
     pub(super) fn report_conflict(
         &mut self,
         inst: &Inst,

@@ -1,4 +1,4 @@
-//! Nobody can go on: who waits for what, and in which circle.
+//! The report of a deadlock: what each warp waits for, and a cycle of waits.
 
 use ptx::Space;
 
@@ -8,7 +8,7 @@ use super::warp::{Split, Warp};
 use crate::report::{HazardKind, ThreadId};
 
 impl Env<'_> {
-    /// Nobody can go on, or only in circles: says who waits for what, and for whom.
+    /// Reports a deadlock or a livelock: what each warp waits for, and which warps could end the wait.
     pub(super) fn report_deadlock(&mut self, warps: &[Warp]) {
         let waiters = self.waiters(warps);
         let helpers = self.helpers(&waiters);
@@ -59,7 +59,7 @@ impl Env<'_> {
         self.line(waiter.split.pc - u32::from(polls && waiter.split.pc > 0))
     }
 
-    /// Warps of one CTA, in words.
+    /// A list of warps of one CTA as text.
     fn names(&self, warps: &[usize]) -> String {
         let number = |warp: &usize| (warp % self.actors.warps).to_string();
         let listed = match warps {
@@ -97,11 +97,12 @@ impl Env<'_> {
         }
     }
 
-    /// Nobody who waits could end this wait: those who might have are gone.
+    /// Describes a wait that no waiting warp can end: the warps that could have ended it have exited.
     fn describe_absent(&self, waiter: &Waiter, warps: &[Warp]) -> String {
         let own = self.warpgroup_of(waiter.warp);
         let missed = |warp: &&Warp| match waiter.awaited {
-            // A barrier of the whole CTA does not wait for those that have exited, nor does that of the cluster.
+            // A barrier of the whole CTA does not wait for exited warps, and neither does the cluster
+            // barrier.
             Awaited::Barrier(at) => {
                 self.is_counted(at) && self.same_cta(warp.index, waiter) && !self.has_arrived(at, warp.index)
             }
@@ -143,7 +144,7 @@ impl Env<'_> {
         format!("the circle: {}", steps.join(" → "))
     }
 
-    /// A phase whose arrivals have all come, but whose bytes never will.
+    /// Reports a phase whose arrivals are complete but whose bytes will never arrive.
     fn report_bytes(&mut self, warp: &Warp, split: &Split) {
         let Some(address) = self.polled(warp, split) else { return };
         let Some((_, _, bytes)) = self.mbarriers.unbalanced().find(|(at, ..)| *at == address) else { return };
