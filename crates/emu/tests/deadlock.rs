@@ -1,9 +1,10 @@
-//! What is said of kernels that nobody can bring to an end: who waits for what, and for whom.
+//! The reports of kernels that cannot end: what each warp waits for, and which warps could end the wait.
 
 use flashcore_emu::{Buffer, HazardKind, Options, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 
-/// The message for a kernel of so many warps; `%r0` is the thread, `%r1` the warp, `%r2` an mbarrier. The body begins at line 12.
+/// The message for a kernel of `warps` warps. `%r0` is the thread, `%r1` the warp, `%r2` an mbarrier. The
+/// body begins at line 12.
 fn deadlock(warps: u32, body: &str) -> String {
     let text = format!(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n\
@@ -52,7 +53,8 @@ fn barriers_in_opposite_order_are_a_circle() {
     );
 }
 
-/// Barriers in registers, as ptxas and people have them, and a bystander who waits for one of the circle.
+/// Barrier numbers in registers, as in code of ptxas and of programmers, and a further warp that waits for
+/// one of the cycle.
 #[test]
 fn a_circle_of_three_leaves_the_bystander_out() {
     let message = deadlock(
@@ -95,7 +97,7 @@ fn warps_that_have_exited_are_named() {
     );
 }
 
-/// The producer waits for a free stage, the consumer for a full one, and each would arrive only then.
+/// The producer waits for a free stage and the consumer for a full one. Each arrives only after its own wait.
 #[test]
 fn a_pipeline_that_nobody_primes_is_a_circle_of_mbarriers() {
     let message = deadlock(
