@@ -11,12 +11,12 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Runs with these options.
+    /// An emulator that runs with these options.
     pub fn new(options: Options) -> Emulator {
         Emulator { options, last: None }
     }
 
-    /// What the last launch that ran said.
+    /// The report of the last launch that ran.
     pub fn last_report(&self) -> Option<&Report> {
         self.last.as_ref()
     }

@@ -6,7 +6,8 @@
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
-//! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or u32/i32/f32 and a value)
+//! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or
+//! //                                             u32/i32/f32 and a value)
 //! // expect: out u32 0 1 2                      (first words after the run; f32 too)
 //! st.shared.u32 [%r1], %r2;  // hazard: race    (on the line of either access)
 //! // hazard: unwritten_output                   (on a line of its own: for the whole kernel)

@@ -134,7 +134,8 @@ fn passes_on(op: &Op) -> bool {
     )
 }
 
-/// Finds the registers that may be undefined where they are read, and the instructions that read or write them.
+/// Finds the registers that may be undefined where they are read, and the instructions that read or write
+/// them.
 pub(super) fn watch(program: &mut Program) {
     let constant: HashSet<Slot> = program
         .constants

@@ -1,5 +1,5 @@
 //! Lane-wise arithmetic. The operations that dominate attention kernels run on whole registers. All other
-//! operations run lane by lane through [`scalar`](super::scalar), which implements every operation and is the
+//! operations run lane by lane through [`scalar`], which implements every operation and is the
 //! reference for the fast paths.
 
 use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};

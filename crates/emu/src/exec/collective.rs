@@ -1,4 +1,5 @@
-//! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`, `elect`.
+//! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`,
+//! `elect`.
 
 use ptx::{BinaryOp, FloatMods, MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
 use smallvec::SmallVec;

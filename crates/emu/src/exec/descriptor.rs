@@ -22,8 +22,8 @@ pub(super) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16; base offset in
-    /// 49–51; swizzle mode in 62–63.
+    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16;
+    /// base offset in 49–51; swizzle mode in 62–63.
     pub fn new(bits: u64, transposed: bool) -> Descriptor {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         let swizzle = match bits >> 62 {
@@ -82,7 +82,8 @@ mod tests {
         };
         let at =
             |bits, transposed, major, minor| Descriptor::new(bits, transposed).chunk(major, minor) - 1024;
-        // K-major, 128 bytes: rows of 128 bytes, groups of 8 rows 1024 bytes apart, chunks xored with the row.
+        // K-major, 128 bytes: rows of 128 bytes, groups of 8 rows 1024 bytes apart, chunks xored with the
+        // row.
         assert_eq!(at(bits(1, 0, 1024), false, 11, 1), 1024 + 3 * 128 + 16 * (1 ^ 3));
         assert_eq!(at(bits(2, 0, 512), false, 5, 1), 5 * 64 + 16 * (1 ^ 2));
         assert_eq!(at(bits(3, 0, 256), false, 5, 1), 5 * 32);

@@ -1,4 +1,5 @@
-//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix
+//! Instructions").
 //!
 //! A product is computed when it is issued; each warp computes its 16 rows. The operands and registers are in
 //! flight until a `wgmma.wait_group`. On the hardware a product starts only after all four warps have issued

@@ -45,7 +45,9 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
 pub struct MachineError {
     /// The machine's name.
     pub machine: Name,
+    /// Path of the field in the description.
     pub field: &'static str,
+    /// The value of the field.
     pub value: f64,
 }
 

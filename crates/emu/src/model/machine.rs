@@ -2,17 +2,18 @@
 //!
 //! Sources, with the letter that stands beside a figure:
 //! - **D** data sheets and architecture white papers (A100, H100, H200, L4, Ada GPU architecture).
-//! - **G** CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock and SM) and "Compute Capabilities".
-//! - **P** the stall counts that ptxas 13 writes into the control fields of the code it emits for sm_80, sm_89, sm_90:
-//!   the compiler's own statement of fixed latencies.
-//! - **L** Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv 2402.13499): memory
-//!   latencies and mma rates of A100, RTX 4090 and H100.
-//! - **S** Sun et al., "Dissecting Tensor Cores via Microbenchmarks" (TPDS 2022): mma and ldmatrix latencies, cost of bank
-//!   conflicts.
-//! - **A** Abdelkhalik et al., "Demystifying the Nvidia Ampere Architecture through Microbenchmarking and Instruction-level
-//!   Analysis" (HPEC 2022): latencies of special functions and shuffles.
-//! - **Z** Zhang et al., "A Study of Single and Multi-device Synchronization Methods in Nvidia GPUs" (IPDPS 2020): barriers
-//!   and launches.
+//! - **G** CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock and SM) and "Compute
+//!   Capabilities".
+//! - **P** the stall counts that ptxas 13 writes into the control fields of the code it emits for sm_80,
+//!   sm_89, sm_90: the compiler's own statement of fixed latencies.
+//! - **L** Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv 2402.13499):
+//!   memory latencies and mma rates of A100, RTX 4090 and H100.
+//! - **S** Sun et al., "Dissecting Tensor Cores via Microbenchmarks" (TPDS 2022): mma and ldmatrix latencies,
+//!   cost of bank conflicts.
+//! - **A** Abdelkhalik et al., "Demystifying the Nvidia Ampere Architecture through Microbenchmarking and
+//!   Instruction-level Analysis" (HPEC 2022): latencies of special functions and shuffles.
+//! - **Z** Zhang et al., "A Study of Single and Multi-device Synchronization Methods in Nvidia GPUs" (IPDPS
+//!   2020): barriers and launches.
 //! - **M** measured by this project: `evidence/model.jsonl`, suite `model`, each probe with the model's
 //!   earlier value.
 //! - **C** Chips and Cheese, microbenchmarks of RTX 4090, H100 and L4-class parts: L2 bandwidth.

@@ -68,8 +68,8 @@ pub(super) struct At {
 /// The units that an access holds.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
-    /// Passes over the banks, or lines looked up. Each holds the unit for one clock, and delays the warp's next
-    /// access by `shared_pass` clocks.
+    /// Passes over the banks, or lines looked up. Each holds the unit for one clock, and delays the warp's
+    /// next access by `shared_pass` clocks.
     passes: u64,
     /// Clocks for which the port of the sub-partition is held.
     port: u64,

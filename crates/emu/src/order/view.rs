@@ -90,7 +90,8 @@ impl WarpView {
         self.base.warp(warp)
     }
 
-    /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does now.
+    /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does
+    /// now.
     #[inline(always)]
     pub fn knows(&self, lane: usize, warp: usize, lanes: u32, epoch: Epoch) -> bool {
         epoch <= self.base.warp(warp)

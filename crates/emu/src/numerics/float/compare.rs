@@ -65,6 +65,7 @@ pub enum Property {
     Subnormal,
 }
 
+/// The result of `testp`: whether `a` has the property.
 pub fn test(property: Property, format: Format, a: u64) -> bool {
     let decoded = format.decode(a);
     let magnitude = a & format.canonical_nan();

@@ -128,7 +128,8 @@ fn sum(format: Format, rounding: Rounding, a: Decoded, b: Decoded) -> u64 {
     if total.magnitude != 0 {
         return total.round_to(format, rounding);
     }
-    // IEEE 754 §6.3: an exact zero is −0 if both addends are negative, or if they cancel and rounding is down.
+    // IEEE 754 §6.3: an exact zero is −0 if both addends are negative, or if they cancel and rounding is
+    // down.
     let both_zero = x.magnitude == 0 && y.magnitude == 0;
     let negative =
         if both_zero && x.negative == y.negative { x.negative } else { rounding == Rounding::Down };

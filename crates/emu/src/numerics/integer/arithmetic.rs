@@ -117,7 +117,8 @@ pub fn add_carry(ty: IntType, a: u64, b: u64, carry: u64) -> Carried {
     Carried { value: sum as u64 & mask, carry: (sum >> ty.bits()) as u64 }
 }
 
-/// `sub.cc` (`borrow` = 0) and `subc.cc`: a − (b + borrow). CC.CF then holds the borrow-out (PTX ISA, "sub.cc").
+/// `sub.cc` (`borrow` = 0) and `subc.cc`: a − (b + borrow). CC.CF then holds the borrow-out (PTX ISA,
+/// "sub.cc").
 pub fn sub_borrow(ty: IntType, a: u64, b: u64, borrow: u64) -> Carried {
     let mask = u64::MAX >> (64 - ty.bits());
     let difference = i128::from(a & mask) - i128::from(b & mask) - i128::from(borrow & 1);

@@ -16,7 +16,7 @@ pub fn format(input: Input) -> Format {
     }
 }
 
-/// Element `k` of the run of elements that a register holds, as bits of [`format`].
+/// Element `k` of the run of elements that a register holds, as bits of [`format()`].
 #[inline(always)]
 pub fn element(input: Input, register: u32, k: usize) -> u32 {
     match input {

@@ -94,7 +94,8 @@ pub enum TensorRules {
     HopperAsync,
     /// sm_100, sm_103: like Hopper. fp8 `mma.sync` also runs as f16.
     Blackwell,
-    /// sm_120, sm_121: 25 bits kept; fp8 is native with 32 products in one sum (MMA-Sim; not re-measured here).
+    /// sm_120, sm_121: 25 bits kept; fp8 is native with 32 products in one sum (MMA-Sim; not re-measured
+    /// here).
     RtxBlackwell,
 }
 

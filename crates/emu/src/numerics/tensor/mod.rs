@@ -7,9 +7,9 @@
 //! alignment, and a zero sum is +0. NaN results are 0x7FFFFFFF or 0x7FFF. The number of products in one such
 //! sum and the number of bits kept depend on the architecture: see [`TensorRules`] and [`recipe`].
 //!
-//! Sources: Fasi et al. (PeerJ CS 7:e330, 2021), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv 2511.10909),
-//! the machine code of each target, and, for Hopper, comparison with an H200. The rules of the other architectures
-//! have not been compared with hardware here.
+//! Sources: Fasi et al. (PeerJ CS 7:e330, 2021), Khattak and Mikaitis (arXiv 2512.07004), MMA-Sim (arXiv
+//! 2511.10909), the machine code of each target, and, for Hopper, comparison with an H200. The rules of the
+//! other architectures have not been compared with hardware here.
 
 mod decode;
 mod fast;

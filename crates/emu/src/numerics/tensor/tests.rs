@@ -219,8 +219,8 @@ fn bits_are_combined_and_counted() {
             let kind = kind(m, k, bits, bits, Accumulator::S32 { saturate: false });
             let [na, nb, nc] = kind.registers();
             let (mut a, mut b) = (vec![[0; 32]; na], vec![[0; 32]; nb]);
-            // Row 3 of A has ones in the first 64 k. Column 5 of B has 1, 2, 32 and 30 ones in the four runs of 32 k.
-            // And: 1 + 2 ones. Xor: 31 + 30 + 32 + 30 ones.
+            // Row 3 of A has ones in the first 64 k. Column 5 of B has 1, 2, 32 and 30 ones in the four runs
+            // of 32 k. And: 1 + 2 ones. Xor: 31 + 30 + 32 + 30 ones.
             for (place, word) in [(0, !0), (1, !0)] {
                 let (register, lane) = layout::locate_a(kind.shape(), 32, 3, 32 * place);
                 a[register][lane] = word;

@@ -35,6 +35,7 @@ impl WmmaKind {
         Some(WmmaKind { shape, tile })
     }
 
+    /// All kinds that exist, for tests.
     pub fn all() -> Vec<WmmaKind> {
         use Input::{Bf16, F16, F64, S8, Tf32, U8};
         let shapes = [(16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8), (8, 8, 4)];
@@ -49,6 +50,7 @@ impl WmmaKind {
         kinds
     }
 
+    /// The shape M×N×K.
     pub const fn shape(self) -> Shape {
         self.shape
     }
