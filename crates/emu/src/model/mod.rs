@@ -5,12 +5,12 @@
 //! on an SM ([`crate::resources`]). The steps are:
 //!
 //! 1. `lower`: each PTX instruction is mapped to what ptxas generates for it: slots, pipe, latency,
-//! registers.
+//!    registers.
 //! 2. `schedule`: blocks are unrolled, renamed and ordered as ptxas would order them.
 //! 3. `replay`: one SM, the busiest, issues its CTAs at their occupancy through four schedulers, with a
-//! scoreboard, pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
+//!    scoreboard, pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.
 //! 4. `predict`: instructions that were not replayed take the mean rate of those that were. Clock, launch and
-//! uncertainty are added.
+//!    uncertainty are added.
 //!
 //! On sm_90a the replay also models the asynchronous units: tensor cores that execute a warpgroup's products
 //! group by group, bulk copies that signal an mbarrier, stores that are waited for by groups, and the

@@ -10,7 +10,7 @@ const WARPGROUP: usize = 4;
 /// - the warps;
 /// - the wgmma of each warpgroup, whose epochs are its groups;
 /// - the reads, then the writes, of each warp's bulk copies, whose epochs are their groups;
-/// - for each warp, what is known to be ordered for the asynchronous proxy;
+/// - the fenced actor of each warp: what of the warp is known to be ordered for the asynchronous proxy;
 /// - for each warp, the mbarriers that are known to be initialised;
 /// - the mbarriers that copies complete on, whose epochs are their phases;
 /// - the previous grid (programmatic dependent launch), all of whose accesses have one epoch.
@@ -86,8 +86,8 @@ impl Actors {
         self.slots() + self.threads() + warp
     }
 
-    /// The offset from the index of a warp to the index of the actor that stands for what of this warp is
-    /// ordered for the asynchronous proxy.
+    /// The offset from the index of a warp to the index of its fenced actor. The epochs of that actor say how
+    /// much of the warp is known to be ordered for the asynchronous proxy.
     pub const fn fenced(self) -> usize {
         self.slots() + 2 * self.threads()
     }
@@ -125,7 +125,7 @@ impl Actors {
         }
     }
 
-    /// For a warp, the agent that stands for what of this warp is ordered for the asynchronous proxy.
+    /// The fenced actor of an agent, if the agent is a warp and the kernel uses the asynchronous proxy.
     pub fn fenced_agent(self, agent: Agent) -> Option<Agent> {
         let local = agent as usize % self.total();
         (self.asynchronous && local < self.threads()).then(|| agent + self.fenced() as Agent)
