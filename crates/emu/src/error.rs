@@ -96,7 +96,7 @@ pub enum EmuError {
         what: String,
     },
     /// A CTA did not end within its instruction budget. There is no verdict.
-    #[error("CTA {cta} issued {steps} warp instructions without an end, last at line {line}")]
+    #[error("CTA {cta} issued {steps} warp instructions without ending; the last one is at line {line}")]
     StepLimit {
         /// The CTA.
         cta: u64,
@@ -122,7 +122,7 @@ pub enum EmuError {
     },
     /// The fixed cost of starting all CTAs alone exceeds the budget. Nothing was run.
     #[error(
-        "the grid has {ctas} CTAs, and to start them counts as {least} warp instructions, beyond the budget of {limit} \
+        "the grid has {ctas} CTAs; starting them costs {least} warp instructions, beyond the budget of {limit} \
          for a grid; launch a smaller grid, or a smaller problem of the same kind"
     )]
     GridSize {
@@ -142,7 +142,7 @@ pub enum EmuError {
     /// In a grid whose CTAs communicate, the race check needs more memory for the record of reads than its
     /// limit. There is no verdict.
     #[error(
-        "after {done} of {ctas} CTAs, to remember which of them read what takes more than {limit} bytes; \
+        "after {done} of {ctas} CTAs, the race check needs more than {limit} bytes for its records of reads; \
          launch a smaller grid, or a smaller problem of the same kind"
     )]
     MemoryLimit {

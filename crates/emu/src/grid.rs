@@ -566,7 +566,7 @@ fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings:
         findings.report(HazardKind::Race, line(writer.pc), Some(line(reader.pc)), || {
             let place = Place { space: ptx::Space::Global, name: region.name.clone(), offset };
             let threads = [thread(writer.cta), thread(reader.cta)].into_iter().flatten().collect();
-            (threads, Some(place), "writes what another CTA reads, and nothing orders CTAs".into())
+            (threads, Some(place), "writes memory that another CTA reads; the CTAs are not ordered".into())
         });
     }
     if options.checks.unwritten && options.only.is_none() {

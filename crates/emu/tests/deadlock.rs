@@ -49,7 +49,7 @@ fn barriers_in_opposite_order_are_a_circle() {
         message,
         "warp 0 waits at line 18 for barrier 2, where 32 of 64 threads have arrived; \
          warp 1 waits at line 14 for barrier 1, where 32 of 64 threads have arrived; \
-         the circle: warp 0 (line 18, barrier 2) → warp 1 (line 14, barrier 1) → warp 0"
+         the cycle: warp 0 (line 18, barrier 2) → warp 1 (line 14, barrier 1) → warp 0"
     );
 }
 
@@ -75,7 +75,7 @@ fn a_circle_of_three_leaves_the_bystander_out() {
     assert!(message.starts_with("warp 0 waits at line 18 for barrier 1, where 32 of 64"), "{message}");
     assert!(
         message.ends_with(
-            "; warp 3 waits at line 23 for barrier 8, where 32 of 64 threads have arrived; the circle: \
+            "; warp 3 waits at line 23 for barrier 8, where 32 of 64 threads have arrived; the cycle: \
              warp 0 (line 18, barrier 1) → warp 2 (line 18, barrier 3) → warp 1 (line 18, barrier 2) → warp 0"
         ),
         "{message}"
@@ -93,7 +93,7 @@ fn warps_that_have_exited_are_named() {
     assert_eq!(
         message,
         "warps 0 and 1 wait at line 14 for barrier 1, where 64 of 128 threads have arrived, \
-         and nobody is left to come: warps 2 and 3 have exited"
+         and no running warp can end the wait: warps 2 and 3 have exited"
     );
 }
 
@@ -121,7 +121,7 @@ fn a_pipeline_that_nobody_primes_is_a_circle_of_mbarriers() {
         message,
         "warp 0 waits at line 23 for the mbarrier bars[0x8], phase 0: 32 of 32 arrivals and 0 bytes are missing, \
          0 copies are on their way; warp 1 waits at line 18 for the mbarrier bars[0x0], phase 0: 32 of 32 arrivals \
-         and 0 bytes are missing, 0 copies are on their way; the circle: warp 0 (line 23, mbarrier bars[0x8]) → \
+         and 0 bytes are missing, 0 copies are on their way; the cycle: warp 0 (line 23, mbarrier bars[0x8]) → \
          warp 1 (line 18, mbarrier bars[0x0]) → warp 0"
     );
 }
@@ -142,6 +142,6 @@ fn bytes_that_never_come_are_counted() {
     assert_eq!(
         message,
         "warp 1 waits at line 18 for the mbarrier bars[0x0], phase 0: 0 of 1 arrivals and 4096 bytes are missing, \
-         0 copies are on their way, and nobody is left to come: warp 0 has exited"
+         0 copies are on their way, and no running warp can end the wait: warp 0 has exited"
     );
 }

@@ -37,7 +37,8 @@ impl Decoder<'_> {
             32 => Type::B32,
             64 => Type::B64,
             _ => {
-                return self.malformed("a register is packed from a number of parts that does not divide it");
+                return self
+                    .malformed("the number of packed parts does not divide the width of the register");
             }
         };
         let start = self.pool.len() as u32;

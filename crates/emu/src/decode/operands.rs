@@ -197,7 +197,9 @@ impl Decoder<'_> {
         match self.registers[self.current].get(reg.0 as usize) {
             Some(slot) if slot.class == class => Ok(*slot),
             Some(slot) if !slot.is_some() => self.unsupported("128-bit registers"),
-            Some(_) => self.malformed("an operand's register has another width than the instruction"),
+            Some(_) => {
+                self.malformed("the width of an operand's register differs from that of the instruction")
+            }
             None => self.malformed("an operand is a register that the function does not declare"),
         }
     }
@@ -259,7 +261,7 @@ impl Decoder<'_> {
         // Thread and CTA indices may be read with 16 bits (PTX ISA 1.x code). 64-bit reads are allowed only
         // for 64-bit special registers.
         if Class::of(special.ty()) != class {
-            return self.malformed(format!("{} is read at another width", special.name()));
+            return self.malformed(format!("{} is read with a width that it does not have", special.name()));
         }
         if let Some(slot) = self.specials.get(&special) {
             return Ok(*slot);

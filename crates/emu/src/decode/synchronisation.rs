@@ -23,7 +23,7 @@ impl Decoder<'_> {
                 self.note_access(Space::Global, bytes);
                 let least = 3 + usize::from(c.cache_hint);
                 let Some(rest) = o.list.len().checked_sub(least) else {
-                    return self.malformed("cp.async lacks an operand that its modifiers announce");
+                    return self.malformed("cp.async lacks an operand that its modifiers require");
                 };
                 if rest == 0 {
                     Ok(())

@@ -190,7 +190,7 @@ impl<'a> Env<'a> {
                 let program = self.context.program;
                 if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
                     self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
-                        "reads a tensor map: what it holds is not defined".into()
+                        "reads the bytes of a tensor map, whose contents are not defined".into()
                     });
                 }
                 let memory = if space == Space::Const { &program.layout.constants } else { &program.params };
@@ -254,7 +254,7 @@ impl<'a> Env<'a> {
         let place = (Space::Global, address);
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some(place), || {
-                "reads global memory that nothing was written to".into()
+                "reads global memory that was never written".into()
             });
         }
         if context.apart && context.options.checks.races && region.writable() {
@@ -284,7 +284,7 @@ impl<'a> Env<'a> {
         }));
         let place = self.place(Space::Global, address);
         self.findings.report(HazardKind::Race, inst.line, other_line, || {
-            let message = format!("{verb} what another CTA accesses, and nothing orders CTAs");
+            let message = format!("{verb} memory that another CTA accesses; the CTAs are not ordered");
             (threads, Some(place), message)
         });
     }
@@ -365,7 +365,7 @@ impl<'a> Env<'a> {
 
     pub(super) fn report_read_only(&mut self, inst: &Inst, warp: usize, lane: usize, address: u64) {
         self.report(HazardKind::OutOfBounds, inst, warp, lane, Some((Space::Global, address)), || {
-            "stores to a buffer that the launch contract only lets it read".into()
+            "stores to a buffer that is read-only in the launch contract".into()
         });
     }
 
@@ -460,9 +460,9 @@ impl<'a> Env<'a> {
         let (rank, ctas, own) = (address >> RANK_SHIFT, self.ctas.len(), self.rank(warp));
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, Some((Space::Shared, address)), || {
             if rank < ctas as u64 {
-                format!("an address of the CTA of rank {rank} in that of rank {own}: only .shared::cluster reaches it")
+                format!("the CTA of rank {own} uses a shared address of the CTA of rank {rank}: that needs .shared::cluster")
             } else {
-                format!("accesses {} bytes outside of shared memory, at {address:#x}", site.bytes)
+                format!("accesses {} bytes outside shared memory, at {address:#x}", site.bytes)
             }
         });
     }
@@ -473,9 +473,9 @@ impl<'a> Env<'a> {
         let bytes = site.bytes;
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
             if size == 0 {
-                format!("accesses {bytes} bytes at {address:#x}, where nothing is")
+                format!("accesses {bytes} bytes at {address:#x}, where no buffer or variable is")
             } else {
-                format!("accesses {bytes} bytes outside of {size}")
+                format!("accesses {bytes} bytes beyond the bounds of {size} bytes")
             }
         });
     }
@@ -485,7 +485,7 @@ impl<'a> Env<'a> {
         let place = Some((site.space, address));
         let bytes = site.bytes;
         self.report(HazardKind::Misaligned, site.inst, warp.index, lane, place, || {
-            format!("accesses {bytes} bytes at address {address:#x}, which is no multiple of {bytes}")
+            format!("accesses {bytes} bytes at address {address:#x}, which is not a multiple of {bytes}")
         });
     }
 }

@@ -170,7 +170,7 @@ impl<'a> Env<'a> {
         if checks.uninitialised && !written {
             let place = Some((site.space, address));
             self.report(HazardKind::UninitialisedRead, site.inst, warp.index, lane, place, || {
-                "an atomic on memory that nothing was written to".into()
+                "an atomic on memory that was never written".into()
             });
         }
         if let Some((c, at)) = conflict.filter(|_| checks.races) {

@@ -67,7 +67,7 @@ impl Env<'_> {
         let (id, count) = named(warp, inst, lane);
         if id >= 16 {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("barrier {id}: there are 16, 0 to 15")
+                format!("barrier {id} does not exist: a CTA has barriers 0 to 15")
             });
             return Flow::Next;
         }
@@ -100,8 +100,11 @@ impl Env<'_> {
             let thread = self.thread(warp, lane);
             let all = |n: Option<u32>| n.map_or("all".into(), |n: u32| n.to_string());
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
-                let message =
-                    format!("barrier {id} is waited for with {} threads and with {}", all(count), all(first));
+                let message = format!(
+                    "warps use barrier {id} with different thread counts: {} and {}",
+                    all(count),
+                    all(first)
+                );
                 (vec![thread], None, message)
             });
         }

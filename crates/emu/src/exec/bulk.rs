@@ -83,7 +83,7 @@ impl<'a> Env<'a> {
         if mask == 0 || mask & !present != 0 {
             let ctas = self.ctas.len();
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                format!("a multicast to the CTAs of {mask:#06x}, of a cluster of {ctas}")
+                format!("the multicast mask {mask:#06x} does not fit a cluster of {ctas} CTAs")
             });
         }
         Some(mask & present)
@@ -141,7 +141,7 @@ impl<'a> Env<'a> {
             return bytes > 0;
         }
         self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-            format!("a bulk copy of {bytes} bytes, which is no multiple of 16")
+            format!("a bulk copy of {bytes} bytes, which is not a multiple of 16")
         });
         false
     }
@@ -165,7 +165,7 @@ impl<'a> Env<'a> {
                 warp.index,
                 lane,
                 Some((Space::Shared, address)),
-                || format!("a bulk copy to or from address {address:#x}, which is no multiple of {align}"),
+                || format!("a bulk copy to or from address {address:#x}, which is not a multiple of {align}"),
             );
             return None;
         }
@@ -175,7 +175,7 @@ impl<'a> Env<'a> {
         if offset % self.span + bytes as usize > size {
             let place = Some((Space::Shared, address));
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, place, || {
-                format!("a bulk copy of {bytes} bytes to or from {address:#x}, outside of {size}")
+                format!("a bulk copy of {bytes} bytes to or from {address:#x}, beyond the {size} bytes of shared memory")
             });
             return None;
         }
@@ -318,7 +318,8 @@ impl<'a> Env<'a> {
             if proxy && !self.knows_initialisation(warp, lane, mbarrier) {
                 let cause = Cause { inst, warp: warp.index, lane };
                 self.report_at(HazardKind::MissingProxyFence, cause, mbarrier, || {
-                    "a bulk copy completes on an mbarrier that no fence.mbarrier_init or fence.proxy.async has shown to the asynchronous proxy".into()
+                    "a bulk copy completes on an mbarrier whose initialisation the asynchronous proxy may not see: \
+                     no fence.mbarrier_init or fence.proxy.async follows it".into()
                 });
             }
             self.check_source(warp, inst, lane, (actor, phase), &payload, bytes);
@@ -454,7 +455,7 @@ impl<'a> Env<'a> {
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
             let place = Some((Space::Global, GlobalMemory::base(index) + offset as u64));
             self.report(HazardKind::UninitialisedRead, cause.inst, cause.warp, cause.lane, place, || {
-                "copies global memory that nothing was written to".into()
+                "copies global memory that was never written".into()
             });
         }
         if context.apart && context.options.checks.races && region.writable() {
@@ -477,7 +478,7 @@ impl<'a> Env<'a> {
         for (pc, warp, lane, address) in late {
             let inst = &self.context.program.code[pc as usize];
             self.report(HazardKind::AsyncNotWaited, inst, warp, lane, Some((Space::Shared, address)), || {
-                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: nobody waited for it")
+                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: no thread waited")
             });
         }
     }
@@ -491,8 +492,7 @@ impl<'a> Env<'a> {
         for (address, line, bytes) in surplus {
             let place = Some(self.place(Space::Shared, address));
             self.findings.report(HazardKind::TransactionMismatch, line, None, || {
-                let message =
-                    format!("{} bytes more have come to this mbarrier than it was told to expect", -bytes);
+                let message = format!("{} more bytes arrived at this mbarrier than it expected", -bytes);
                 (Vec::new(), place, message)
             });
         }

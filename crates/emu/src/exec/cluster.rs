@@ -155,7 +155,7 @@ impl Env<'_> {
                 vec![self.thread(other, lanes.trailing_zeros() as usize), self.thread(warp.index, 0)];
             self.findings.report(HazardKind::Race, self.line(pc), None, || {
                 let message =
-                    "accesses the shared memory of another CTA, and nothing orders that before its exit";
+                    "accesses the shared memory of another CTA, and the access is not ordered before that CTA's exit";
                 (threads, None, message.into())
             });
         }
@@ -238,7 +238,7 @@ impl Env<'_> {
             if ranks[lane] >= self.ctas.len() as u64 {
                 let (rank, ctas) = (ranks[lane], self.ctas.len());
                 self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                    format!("the address in the CTA of rank {rank}: the cluster has {ctas}")
+                    format!("an address in the CTA of rank {rank}: the cluster has {ctas} CTAs")
                 });
             }
         });
@@ -282,7 +282,7 @@ impl Env<'_> {
         if not_waited != 0 {
             let lane = not_waited.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                "arrives at the cluster's barrier again without having waited for it".into()
+                "arrives at the cluster barrier again without a wait in between".into()
             });
             return;
         }
@@ -330,7 +330,7 @@ impl Env<'_> {
         if absent != 0 {
             let lane = absent.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                "waits for the cluster's barrier without having arrived at it".into()
+                "waits at the cluster barrier without an earlier arrival".into()
             });
             return Flow::Next;
         }
@@ -348,7 +348,7 @@ impl Env<'_> {
         let expected: u32 = self.live.iter().map(|lanes| lanes.count_ones()).sum();
         let (arrived, line) = (self.rendezvous.arrived, self.rendezvous.line);
         format!(
-            "for the cluster's barrier, where {arrived} of {expected} threads have arrived, the last at line {line}"
+            "for the cluster barrier, where {arrived} of {expected} threads have arrived, the last at line {line}"
         )
     }
 }

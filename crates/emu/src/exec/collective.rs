@@ -139,7 +139,7 @@ impl Env<'_> {
         if split.mask & !members != 0 {
             let lane = (split.mask & !members).trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("the lane executes it with a member mask {members:#010x} that does not name it")
+                format!("the lane's member mask {members:#010x} does not include the lane itself")
             });
             return None;
         }
@@ -183,7 +183,7 @@ impl Env<'_> {
             if absent != 0 {
                 let lane = absent.trailing_zeros() as usize;
                 self.report(HazardKind::UninitialisedRead, part.inst, warp.index, lane, None, || {
-                    "the lane shuffles from a lane that does not take part: the value is undefined".into()
+                    "the lane shuffles from a lane that does not participate: the value is undefined".into()
                 });
             }
         }

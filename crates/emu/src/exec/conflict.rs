@@ -72,45 +72,50 @@ fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
     let verb = if writes { "writes" } else { "reads" };
     if c.unfenced {
         return format!(
-            "the asynchronous proxy {verb} what a thread wrote: no fence.proxy.async stands between the two"
+            "the asynchronous proxy {verb} memory that a thread wrote, without a fence.proxy.async in between"
         );
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
     match (c.touch, c.in_flight, c.wrote) {
         (Touch::Mbarrier, _, true) => {
-            format!("{verb} where an mbarrier is: only its instructions may, until an mbarrier.inval that comes before")
+            format!("{verb} the memory of an mbarrier: before mbarrier.inval, only mbarrier instructions may")
         }
         (Touch::Mbarrier, _, false) => {
-            format!("{verb} an mbarrier that another thread arrives at or waits for, and nothing orders the two")
+            format!("{verb} an mbarrier that another thread arrives at or waits for, without ordering")
         }
         (Touch::Bulk | Touch::Reduce, true, true) => {
-            format!("{verb} what a bulk copy is still writing: nobody has waited on its mbarrier")
+            format!("{verb} memory that a bulk copy is still writing: no thread has waited on its mbarrier")
         }
         (Touch::Bulk | Touch::Reduce, _, true) => format!(
-            "{verb} what a bulk copy wrote, and has not seen the phase of its mbarrier complete"
+            "{verb} memory that a bulk copy wrote, but has not seen the phase of its mbarrier complete"
         ),
         (Touch::Bulk, _, false) if matches!(actor, Actor::Mbarrier(_)) => {
-            format!("{verb} what a bulk copy reads, and has not seen the phase of its mbarrier complete")
+            format!(
+                "{verb} memory that a bulk copy reads, but has not seen the phase of its mbarrier complete"
+            )
         }
-        (Touch::Bulk, _, false) => format!("{verb} what a bulk copy reads: no cp.async.bulk.wait_group covers it"),
+        (Touch::Bulk, _, false) => {
+            format!("{verb} memory that a bulk copy reads: no cp.async.bulk.wait_group covers it")
+        }
         (Touch::Wgmma, ..) if still => {
-            format!("{verb} what a wgmma in flight reads: no wgmma.wait_group covers it")
+            format!("{verb} memory that a wgmma in flight reads: no wgmma.wait_group covers it")
         }
-        (Touch::Wgmma, ..) => format!("{verb} what a wgmma reads, and nothing orders the two"),
+        (Touch::Wgmma, ..) => format!("{verb} memory that a wgmma reads, without ordering"),
         (_, true, true) if copies => {
-            format!("{verb} what an asynchronous copy is still writing: no wait_group covers it")
+            format!("{verb} memory that an asynchronous copy is still writing: no wait_group covers it")
         }
         (_, true, false) if copies => {
-            format!("{verb} what an asynchronous copy is still reading: no wait_group covers it")
+            format!("{verb} memory that an asynchronous copy is still reading: no wait_group covers it")
         }
         (_, false, true) if copies && !writes => {
-            "reads what another thread's asynchronous copy wrote: that thread waited for it, but no barrier stands between"
+            "reads memory that another thread's asynchronous copy wrote: that thread waited for the copy, \
+             but no barrier orders the read after the wait"
                 .into()
         }
         (_, false, false) if copies => {
-            format!("{verb} what an asynchronous copy reads, and nothing orders the two")
+            format!("{verb} memory that an asynchronous copy reads, without ordering")
         }
-        (_, _, true) => format!("{verb} what another thread wrote, and nothing orders the two"),
-        (_, _, false) => format!("{verb} what another thread reads, and nothing orders the two"),
+        (_, _, true) => format!("{verb} memory that another thread wrote, without ordering"),
+        (_, _, false) => format!("{verb} memory that another thread reads, without ordering"),
     }
 }

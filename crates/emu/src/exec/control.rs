@@ -78,7 +78,7 @@ impl Env<'_> {
             Some(target) => split.pc = *target,
             None => {
                 self.report(HazardKind::OutOfBounds, inst, warp.index, first, None, || {
-                    format!("branch index {} of a list of {} targets", indices[first], targets.len())
+                    format!("branch index {} is beyond a list of {} targets", indices[first], targets.len())
                 });
                 split.pc += 1;
             }

@@ -118,7 +118,7 @@ impl Env<'_> {
         if taken > 0 && !from.is_multiple_of(u64::from(inst.target)) {
             let (size, place) = (inst.target, Some((Space::Global, from)));
             self.report(HazardKind::Misaligned, inst, warp.index, lane, place, || {
-                format!("copies {size} bytes from address {from:#x}, which is no multiple of {size}")
+                format!("copies {size} bytes from address {from:#x}, which is not a multiple of {size}")
             });
             return None;
         }

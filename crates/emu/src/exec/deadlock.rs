@@ -91,7 +91,7 @@ impl Env<'_> {
             Awaited::Products => "for the other warps of its warpgroup to issue the same wgmma".into(),
             Awaited::Registers => self.describe_pool(waiter.warp, inst),
             Awaited::Memory => {
-                format!("for memory to change that lanes {:#010x} read again and again", waiter.split.mask)
+                format!("for a change of the memory that lanes {:#010x} poll", waiter.split.mask)
             }
             Awaited::Lanes => "for its other lanes".into(),
         }
@@ -113,9 +113,9 @@ impl Env<'_> {
         let gone: Vec<usize> =
             warps.iter().filter(|w| w.splits.is_empty()).filter(missed).map(|w| w.index).collect();
         let nobody = match waiter.awaited {
-            Awaited::Memory => "nothing is left to change it",
-            Awaited::Registers => "nobody is left to give any back",
-            _ => "nobody is left to come",
+            Awaited::Memory => "no running thread can change it",
+            Awaited::Registers => "no running warp can release registers",
+            _ => "no running warp can end the wait",
         };
         match &gone[..] {
             [] => format!(", and {nobody}"),
@@ -131,7 +131,7 @@ impl Env<'_> {
             let awaited = match waiter.awaited {
                 Awaited::Barrier(at) => format!("barrier {}", at % 16),
                 Awaited::Mbarrier(address) => format!("mbarrier {}", self.place(Space::Shared, address)),
-                Awaited::Cluster => "the cluster's barrier".into(),
+                Awaited::Cluster => "the cluster barrier".into(),
                 Awaited::Products => "products".into(),
                 Awaited::Registers => "registers".into(),
                 Awaited::Memory => "memory".into(),
@@ -141,7 +141,7 @@ impl Env<'_> {
         };
         let first = self.names(&[waiters[circle[0]].warp.index]);
         let steps: Vec<String> = circle.iter().map(step).chain([first]).collect();
-        format!("the circle: {}", steps.join(" → "))
+        format!("the cycle: {}", steps.join(" → "))
     }
 
     /// Reports a phase whose arrivals are complete but whose bytes will never arrive.
@@ -158,12 +158,9 @@ impl Env<'_> {
             Some((Space::Shared, address)),
             || {
                 if bytes > 0 {
-                    format!("waits for {bytes} bytes that the mbarrier was told to expect and no copy brings")
+                    format!("waits for {bytes} bytes that the mbarrier expects and no copy delivers")
                 } else {
-                    format!(
-                        "waits for an mbarrier to which {} bytes more have come than it was told to expect",
-                        -bytes
-                    )
+                    format!("waits for an mbarrier at which {} more bytes arrived than it expected", -bytes)
                 }
             },
         );

@@ -22,7 +22,8 @@ impl Env<'_> {
     pub(super) fn check_grid_wait(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) {
         if self.actors.overlapping && self.context.options.checks.races && !warp.view.is_behind_grid(lane) {
             self.report(HazardKind::BeforeGridWait, inst, warp.index, lane, Some((Space::Global, address)), || {
-                "accesses global memory, which the grid before may still write or read: the launch overlaps with it, and no griddepcontrol.wait came before"
+                "accesses global memory before griddepcontrol.wait: the launch overlaps with the previous grid, \
+                 which may still read or write that memory"
                     .into()
             });
         }

@@ -64,7 +64,7 @@ impl Env<'_> {
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("only lanes {mask:#010x} execute it: the whole warp must")
+                format!("only lanes {mask:#010x} execute the instruction: the whole warp must")
             });
         }
         split.forced = false;

@@ -99,7 +99,9 @@ impl Env<'_> {
             },
             _ => {
                 self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
-                    format!("goes from {has} registers to {target}, in the direction that the instruction does not have")
+                    format!(
+                        "changes from {has} to {target} registers: .inc only increases, .dec only decreases"
+                    )
                 });
                 return Flow::Next;
             }
@@ -114,7 +116,7 @@ impl Env<'_> {
         let (group, warpgroup) = (self.warpgroup_of(warp), self.actors.warpgroup(warp.index));
         if group.len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
-                "a warpgroup has four warps, and this one fewer".into()
+                "the warpgroup has fewer than four warps".into()
             });
         }
         let number = self.pool.owners[warp.index].changes.len();
@@ -126,7 +128,7 @@ impl Env<'_> {
         if expected != inst.pc {
             let (thread, other) = (self.thread(warp.index, 0), self.line(expected));
             self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(other), || {
-                let message = "the warps of a warpgroup execute different setmaxnreg";
+                let message = "the warps of a warpgroup execute different setmaxnreg instructions";
                 (vec![thread], None, message.into())
             });
         }
@@ -136,7 +138,7 @@ impl Env<'_> {
         };
         if !group.filter(|other| *other != warp.index).all(met) {
             self.report(HazardKind::RegisterPool, inst, warp.index, 0, None, || {
-                "nothing orders it after the setmaxnreg before it of another warp of the warpgroup".into()
+                "is not ordered after the previous setmaxnreg of another warp of the warpgroup".into()
             });
         }
         self.pool.owners[warp.index].changes.push(warp.view.now());
@@ -161,7 +163,7 @@ impl Env<'_> {
         let (has, free) = (self.pool.owners[warp.index].registers, self.pool.free[self.rank(warp)]);
         let target = warp.registers.lane(inst.s[0], 0);
         format!(
-            "for {target} registers a thread: it has {has}, and the pool of its CTA has {free} more for one warp"
+            "for {target} registers per thread: it has {has}, and its CTA's pool has {free} more for one warp"
         )
     }
 }

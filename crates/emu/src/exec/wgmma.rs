@@ -92,7 +92,7 @@ impl Env<'_> {
             }
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::BarrierDivergence, inst, warp.index, lane, None, || {
-                format!("only lanes {mask:#010x} execute it: all threads of the warpgroup must")
+                format!("only lanes {mask:#010x} execute the instruction: all threads of the warpgroup must")
             });
         }
         split.forced = false;
@@ -140,7 +140,7 @@ impl Env<'_> {
         let Some(kind) = kind(w) else { return };
         if self.warpgroup_of(warp).len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
-                "a warpgroup has four warps, and this one fewer".into()
+                "the warpgroup has fewer than four warps".into()
             });
             return;
         }
@@ -305,12 +305,12 @@ impl Env<'_> {
         }
         if busy {
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
-                "works on registers of a wgmma of another shape or role that no wait_group covers".into()
+                "uses registers of a wgmma with another shape or role that no wait_group covers".into()
             });
         }
         if unfenced {
             self.report(HazardKind::MissingWgmmaFence, inst, warp.index, 0, None, || {
-                "works on registers that other instructions accessed since the last wgmma.fence".into()
+                "uses registers that other instructions accessed since the last wgmma.fence".into()
             });
         }
     }
@@ -332,7 +332,7 @@ impl Env<'_> {
         if busy {
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
-                "accesses a register that a wgmma works on: no wgmma.wait_group covers it".into()
+                "accesses a register of a wgmma in flight: no wgmma.wait_group covers it".into()
             });
         }
     }

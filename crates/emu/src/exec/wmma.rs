@@ -128,20 +128,20 @@ impl Env<'_> {
         if let Some(other) = (0..32).find(differs) {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, other, None, || {
                 format!(
-                    "its address or stride is not that of lane {lane}: the whole warp must name one matrix"
+                    "the address or stride differs from that of lane {lane}: all lanes must give the same matrix"
                 )
             });
         }
         let wanted = u64::from(fragment.access.address_alignment());
         if base % wanted != 0 {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-                format!("a matrix at address {base:#x}, which is no multiple of {wanted}")
+                format!("a matrix at address {base:#x}, which is not a multiple of {wanted}")
             });
         }
         let wanted = u64::from(fragment.access.stride_alignment());
         if stride % wanted != 0 {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, None, || {
-                format!("a stride of {stride} bytes, which is no multiple of {wanted}")
+                format!("a stride of {stride} bytes, which is not a multiple of {wanted}")
             });
         }
     }

@@ -50,7 +50,7 @@ pub struct Subject<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ModelError {
     /// The kernel does not fit the machine.
-    #[error("{machine} cannot run it: {reason}")]
+    #[error("{machine} cannot run the kernel: {reason}")]
     DoesNotFit {
         /// The machine's name.
         machine: &'static str,
@@ -58,7 +58,7 @@ pub enum ModelError {
         reason: OccupancyError,
     },
     /// No CTA was recorded.
-    #[error("no CTA was traced, of a grid of {grid}: at least one trace is needed")]
+    #[error("none of the {grid} CTAs was traced: at least one trace is needed")]
     NoTrace {
         /// Number of CTAs of the grid.
         grid: u64,

@@ -24,30 +24,30 @@ macro_rules! causes {
 }
 
 causes! {
-    Issue = "issuing", "It issues: the only time that is work.";
-    NotSelected = "issue slots", "It could issue, but another warp of its scheduler did.";
+    Issue = "issuing", "The warp issues.";
+    NotSelected = "issue slots", "The warp could issue, but its scheduler chose another warp.";
     Arithmetic = "arithmetic latency", "Waits for the result of an arithmetic instruction.";
-    FmaPipe = "FMA pipe", "The f32 pipe is taken.";
-    AluPipe = "ALU pipe", "The integer and logic pipe is taken.";
-    HalfPipe = "f16 pipe", "The half-precision and conversion pipe is taken.";
-    DoublePipe = "f64 pipe", "The f64 pipe is taken.";
+    FmaPipe = "FMA pipe", "The f32 pipe is busy.";
+    AluPipe = "ALU pipe", "The integer and logic pipe is busy.";
+    HalfPipe = "f16 pipe", "The half-precision and conversion pipe is busy.";
+    DoublePipe = "f64 pipe", "The f64 pipe is busy.";
     Mufu = "special functions", "Waits for a special-function result, or for that pipe.";
-    TensorPipe = "tensor pipe", "The tensor core is taken.";
+    TensorPipe = "tensor pipe", "The tensor core is busy.";
     TensorLatency = "tensor latency", "Waits for the result of an mma.";
-    SharedLatency = "shared latency", "Waits for shared memory that was free to answer.";
-    SharedBandwidth = "shared bandwidth", "Waits for shared memory that is busy: conflicts, or too many accesses.";
+    SharedLatency = "shared latency", "Waits for the latency of shared memory that is not saturated.";
+    SharedBandwidth = "shared bandwidth", "Waits for saturated shared memory: bank conflicts, or too many accesses.";
     Exchange = "shuffles", "Waits for a shuffle.";
     L1 = "L1", "Waits for L1, or for its tags.";
     L2 = "L2 latency", "Waits for L2.";
-    L2Bandwidth = "L2 bandwidth", "Waits for L2, which has more to do than it can.";
+    L2Bandwidth = "L2 bandwidth", "Waits for L2, whose bandwidth is exhausted.";
     Dram = "DRAM latency", "Waits for DRAM.";
-    DramBandwidth = "DRAM bandwidth", "Waits for DRAM, which has more to do than it can.";
+    DramBandwidth = "DRAM bandwidth", "Waits for DRAM, whose bandwidth is exhausted.";
     AsyncCopy = "asynchronous copies", "Waits for groups of cp.async.";
     Mbarrier = "mbarriers", "Waits for a phase of an mbarrier: for bytes of bulk copies, or for other warps.";
-    Cluster = "clusters", "Waits for the other CTAs of its cluster.";
+    Cluster = "clusters", "Waits for the other CTAs of the cluster.";
     Barrier = "barriers", "Waits at a barrier for other warps.";
     Branch = "branches", "Refills after a branch.";
-    Launch = "launch", "Before the first instruction and after the last: what an empty kernel takes.";
+    Launch = "launch", "Before the first instruction and after the last: the time of an empty kernel.";
 }
 
 /// The resource that limits a kernel, which an optimisation should address first.

@@ -40,9 +40,9 @@ pub struct Occupancy {
 pub enum OccupancyError {
     #[error("a CTA of {threads} threads: 1 to {limit} are accepted")]
     Threads { threads: u64, limit: u32 },
-    #[error("{registers} registers a thread for {threads} threads: the SM has {limit} registers")]
+    #[error("{registers} registers per thread for {threads} threads: the SM has {limit} registers")]
     Registers { registers: u32, threads: u32, limit: u32 },
-    #[error("{bytes} bytes of shared memory a CTA: the machine gives at most {limit}")]
+    #[error("{bytes} bytes of shared memory per CTA: the machine has at most {limit}")]
     Shared { bytes: u32, limit: u32 },
 }
 

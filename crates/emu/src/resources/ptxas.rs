@@ -24,7 +24,7 @@ pub enum PtxasError {
     NotUsable { path: PathBuf, reason: String },
     #[error("ptxas cannot assemble for {arch}:\n{message}")]
     Rejected { arch: String, message: String },
-    #[error("ptxas says nothing of an entry `{0}`")]
+    #[error("the output of ptxas has no entry `{0}`")]
     NoSuchEntry(String),
 }
 
