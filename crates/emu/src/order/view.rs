@@ -16,12 +16,12 @@ pub(crate) struct WarpView {
     base: Clock,
     /// What some lanes know beyond that.
     groups: Vec<(u32, Clock)>,
-    /// The own accesses that lanes have ordered for another proxy.
+    /// Accesses that lanes made themselves and have ordered for another proxy.
     shown: Vec<Shown>,
 }
 
-/// The accesses of some lanes up to an epoch. Each lane's own accesses are ordered for another proxy, for
-/// that lane.
+/// Accesses of some lanes up to an epoch that are ordered for another proxy. Each lane knows this of its own
+/// accesses alone.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     /// The agent that stands for these accesses in the other proxy.
